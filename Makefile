@@ -327,7 +327,7 @@ test: $(TESTED)
 # Imports, commands, the API and its document, the bill of materials and the server on the newest
 # Python of this machine: what a new version of Python has broken so far.
 NEWEST_TESTS := tests/test_imports.py tests/container/test_sbom.py tests/handler/api/test_document.py \
-  tests/cli/test_main.py tests/cli/arguments tests/cli/commands tests/batch tests/protocol tests/server
+  tests/cli/test_main.py tests/cli/commands tests/offline/arguments tests/batch tests/protocol tests/server
 NEWEST = $(shell $(BIN)/python -m tests.newest_python)
 NEWEST_VENV := .venv-newest
 INSTALLED_NEWEST := $(NEWEST_VENV)/.installed

@@ -10,7 +10,7 @@ import sys
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 
-from .console.signals import end_process, install_early_handlers
+from tidemill.offline.console.signals import end_process, install_early_handlers
 
 # Before anything that takes time to load.
 install_early_handlers()

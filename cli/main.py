@@ -6,8 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from .arguments.parser import Parser, expand_help
-from .arguments.unknown_flags import expand_positional_model, sort_unknown
+from tidemill.offline.arguments.parser import Parser, expand_help
+from tidemill.offline.arguments.unknown_flags import (
+    expand_positional_model,
+    sort_unknown,
+)
+from tidemill.offline.console.errors import CliError, Refused, Stopped
+from tidemill.offline.console.terminal import log, print_details
+
 from .commands import (
     cache,
     cancel,
@@ -35,8 +41,6 @@ from .commands import (
     worker,
     workers,
 )
-from .console.errors import CliError, Refused, Stopped
-from .console.terminal import log, print_details
 
 
 class _Version(argparse.Action):

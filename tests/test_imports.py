@@ -182,7 +182,9 @@ def test_the_command_line_starts_without_a_model_library() -> None:
 
 def test_a_run_reads_its_files_before_torch_is_loaded() -> None:
     """What it cannot run it says in half a second; it is loaded with the model."""
-    loaded = modules_loaded_by("import tidemill.cli.run.job, tidemill.engine.model.endpoint_names")
+    loaded = modules_loaded_by(
+        "import tidemill.offline.run.job, tidemill.engine.model.endpoint_names"
+    )
     assert "tidemill" in loaded
     assert loaded & {"torch", "transformers", "triton", "numba"} == set()
 

@@ -30,9 +30,9 @@ DATA = (
     "demo/speech/model.safetensors",
     "engine/model/transformers_fields.json",
     "handler/dashboard/static/app.js",
-    "cli/rows/page/page.css",
-    "cli/rows/page/page.html",
-    "cli/rows/page/page.js",
+    "offline/rows/page/page.css",
+    "offline/rows/page/page.html",
+    "offline/rows/page/page.js",
     "handler/dashboard/templates/page.html",
 )
 

@@ -5,7 +5,7 @@
 
 Each file runs to its end through the engine's own plan and scheduler; steps take the time that
 `bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is what
-the engine does by itself for what waits; *plan* is the order of `engine/plan`. *Full* is the mean
+the engine does by itself for what waits; *plan* is the order of `offline/plan`. *Full* is the mean
 use of the KV cache, *prefilled* the tokens of prompts that were computed, over the least there are.
 Nothing here was measured on a card.
 """
@@ -29,8 +29,6 @@ from bench.gpu.simulator import PAGE_SIZE, Forecast, Setting, add_step
 from bench.gpu.supply import land, spans_of
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
-from tidemill.engine.plan.line_index import LineIndex
-from tidemill.engine.plan.plan import Plan
 from tidemill.engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
 from tidemill.engine.scheduling.kv_forecast import KVForecast
 from tidemill.engine.scheduling.scheduler import Scheduler
@@ -40,6 +38,8 @@ from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
 from tidemill.engine.state.pages import PagePool
 from tidemill.handler.worker.shard.line_order import LineOrder, Rank, block_hashes
+from tidemill.offline.plan.line_index import LineIndex
+from tidemill.offline.plan.plan import Plan
 
 GREEDY = Sampling(temperature=0)
 WAITING_A_SEQUENCE = 4

@@ -146,8 +146,8 @@ def _asked(number: int, rows: str) -> tuple[str, dict[str, Any]]:
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
     """Run the file in this process and return what it took, from the first check to the end."""
-    from tidemill.cli.run.job import run_job
-    from tidemill.cli.run.run_options import RunOptions
+    from tidemill.offline.run.job import run_job
+    from tidemill.offline.run.run_options import RunOptions
 
     def load(config: EngineConfig, **_: object) -> NullEngine:
         del config

@@ -86,8 +86,8 @@ def write_lines(path: Path, count: int, rows: str) -> None:
 
 def measure(engines: int, rows: str, folder: Path) -> float:
     """Return the rows/s of a run over so many engines, without their start."""
-    from tidemill.cli.run import job, replicas
-    from tidemill.cli.run.run_options import RunOptions
+    from tidemill.offline.run import job, replicas
+    from tidemill.offline.run.run_options import RunOptions
 
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     count = _LINES_PER_ENGINE * engines

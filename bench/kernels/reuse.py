@@ -27,8 +27,8 @@ from bench.kernels.host_path import NullEngine, peak_bytes
 from localstack.ministack import environment_for, running_ministack
 from localstack.resources import create_resources
 from tidemill import demo
-from tidemill.cli.arguments.argument_types import S3Folder, local_or_s3_folder
-from tidemill.cli.run.result_folders import result_folder
+from tidemill.offline.arguments.argument_types import S3Folder, local_or_s3_folder
+from tidemill.offline.run.result_folders import result_folder
 from tidemill.protocol.contract import Reply
 
 ANSWER = " ".join(f"word{number}" for number in range(128))
@@ -60,8 +60,8 @@ def write_lines(path: Path, count: int, edit: str = "") -> None:
 
 def run_here(path: Path, folder: Path | S3Folder | None) -> None:
     """Run a file in this process; print the seconds and the peak of resident memory."""
-    from tidemill.cli.run.job import run_job
-    from tidemill.cli.run.run_options import RunOptions
+    from tidemill.offline.run.job import run_job
+    from tidemill.offline.run.run_options import RunOptions
 
     started = time.perf_counter()
     options = RunOptions(str(path), str(path.with_suffix(".out")), force=True, reuse=folder)

@@ -86,8 +86,8 @@ def seconds_of(run: Callable[[], float]) -> list[float]:
 def run_product(source: Path, rows: Path, target: Path, kind: str) -> float:
     """Render the requests and write the table."""
     from tidemill.batch.table.recipe import parse_recipe
-    from tidemill.cli.files.table_output import write_table
-    from tidemill.cli.files.table_requests import open_requests
+    from tidemill.offline.files.table_output import write_table
+    from tidemill.offline.files.table_requests import open_requests
 
     given: dict[str, Any] = {"prompt": _PROMPTS.get(kind, "{{ text }}"), "id": "id"}
     given |= {"url": "/v1/embeddings"} if kind == "vectors" else {"system": _SYSTEM}

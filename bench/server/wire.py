@@ -23,10 +23,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidemill.cli.console.signals import StopSignals
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.engine.loop.engine import Engine
+from tidemill.offline.console.signals import StopSignals
 from tidemill.server.app import make_app, make_context
 from tidemill.server.settings import ServerSettings
 from tidemill.server.uvicorn_server import make_server, raise_file_limit

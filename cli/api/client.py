@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import httpx
 
-from .backoff import SHORT_SECONDS
+from tidemill.offline.console.backoff import SHORT_SECONDS
+
 from .http import TIMEOUT, Http
 from .objects import Batch, File, RowPage, Upload
 from .server import Server

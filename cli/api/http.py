@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ..console.errors import KeyRefused, ServerRefused
-from .backoff import SHORT_SECONDS, Backoff
+from tidemill.offline.console.backoff import SHORT_SECONDS, Backoff
+from tidemill.offline.console.errors import KeyRefused, ServerRefused
+
 from .server import API_KEY, BASE_URL, Server
 
 TIMEOUT = httpx.Timeout(60.0, connect=15.0)

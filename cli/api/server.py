@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..console.errors import Refused
-from ..console.terminal import log
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.terminal import log
 
 BASE_URL = "TIDEMILL_BASE_URL"
 API_KEY = "TIDEMILL_API_KEY"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console.errors import Refused
+from tidemill.offline.console.errors import Refused
 
 if TYPE_CHECKING:
     from tidemill.batch.errors import InvalidOption

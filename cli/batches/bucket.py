@@ -24,15 +24,15 @@ from tidemill.batch.object_keys import (
     outputs_of_drop,
     recipe_key,
 )
+from tidemill.offline.console import backoff
+from tidemill.offline.console.backoff import LONG_SECONDS, Backoff
+from tidemill.offline.console.errors import Refused, Stopped, Unreachable
+from tidemill.offline.console.terminal import log, print_output
+from tidemill.offline.files.source import Source
+from tidemill.offline.files.table_options import TableOptions
 
-from ..api import backoff
-from ..api.backoff import LONG_SECONDS, Backoff
 from ..api.objects import Batch
-from ..console.errors import Refused, Stopped, Unreachable
-from ..console.terminal import log, print_output
 from ..deployment.aws import aws_call, make_client
-from ..files.source import Source
-from ..files.table_options import TableOptions
 from ..transfer.download import Interrupted, fetch
 from ..transfer.progress_bar import byte_progress
 from .batch_flags import NAMES

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tidemill.offline.console.errors import CliError
+from tidemill.offline.console.terminal import log
+
 from ..api.client import Client
 from ..api.server import API_KEY, BASE_URL, server_of
-from ..console.errors import CliError
-from ..console.terminal import log
 from .follow import Show, batch_progress
 
 # The batch of a drop is searched among this many of the newest.

@@ -10,10 +10,9 @@ import httpx
 from pydantic_core import from_json
 
 from tidemill.batch.file.rows import row_error_message
-
-from ..console.error_summary import ErrorSummary
-from ..console.errors import CliError
-from ..console.terminal import amount, log
+from tidemill.offline.console.error_summary import ErrorSummary
+from tidemill.offline.console.errors import CliError
+from tidemill.offline.console.terminal import amount, log
 
 if TYPE_CHECKING:
     from ..api.client import Client

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.files.table_options import FORMATS_BY_SUFFIX, check_rows_names
+
 from ..api.objects import Batch
-from ..console.errors import Refused
-from ..files.table_options import FORMATS_BY_SUFFIX, check_rows_names
 from ..transfer.download import check_target
 from .wait import Targets
 

@@ -26,13 +26,12 @@ from tidemill.batch.validation import (
     judge,
     refuse,
 )
+from tidemill.offline.console.error_summary import ErrorSummary
 from tidemill.protocol.constraints import asks_for_automaton
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
-
-from ..console.error_summary import ErrorSummary
 
 if TYPE_CHECKING:
     from tidemill.engine.structured_output.constraint_check import ConstraintCheck

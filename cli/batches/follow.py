@@ -9,10 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidemill.batch.file.throughput import Rates
+from tidemill.offline.console import backoff
+from tidemill.offline.console.backoff import LONG_SECONDS
+from tidemill.offline.console.terminal import (
+    amount,
+    bar_width,
+    duration,
+    fit_words,
+    log,
+    without_control_chars,
+)
 
-from ..api import backoff
-from ..api.backoff import LONG_SECONDS
-from ..console.terminal import amount, bar_width, duration, fit_words, log, without_control_chars
 from .outcome import cost_words
 
 if TYPE_CHECKING:

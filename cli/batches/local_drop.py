@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.batch.file.rows import SEPARATOR_ESCAPES
+from tidemill.offline.console.errors import BadInput
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.files.paths import path_beside
+from tidemill.offline.files.table_options import check_rows_names, table_options
 
-from ..console.errors import BadInput
-from ..console.terminal import amount, log
-from ..files.paths import path_beside
-from ..files.table_options import check_rows_names, table_options
 from ..transfer.download import check_target
 from .batch_flags import check_file
 from .opened_input import open_batch_input

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..console.errors import BadInput, ServerRefused
+from tidemill.offline.console.errors import BadInput, ServerRefused
 
 if TYPE_CHECKING:
     from ..api.client import Client

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.batch.file.lines import MAX_LINE_BYTES
-
-from ..console.terminal import print_output
-from ..files.input_file import InputFile
-from ..files.source import Source, open_source
-from ..files.table_options import TableOptions
+from tidemill.offline.console.terminal import print_output
+from tidemill.offline.files.input_file import InputFile
+from tidemill.offline.files.source import Source, open_source
+from tidemill.offline.files.table_options import TableOptions
 
 NUM_SHOWN: Final = 3
 
@@ -29,7 +28,7 @@ def open_batch_input(
             yield source, None
         return
     # A late import: pyarrow takes a while.
-    from ..files.table_requests import open_requests
+    from tidemill.offline.files.table_requests import open_requests
 
     with ExitStack() as stack:
         requests = open_requests(

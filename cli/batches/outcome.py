@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..console.errors import ROWS_FAILED
-from ..console.terminal import amount, duration, log, print_output, without_control_chars
+from tidemill.offline.console.errors import ROWS_FAILED
+from tidemill.offline.console.terminal import (
+    amount,
+    duration,
+    log,
+    print_output,
+    without_control_chars,
+)
 
 if TYPE_CHECKING:
     from ..api.objects import Batch

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from tidemill.batch.batch_request import MAX_METADATA_PAIRS
+from tidemill.offline.console.errors import BadInput, CliError, ServerRefused
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.files.new_file import NewFile
+from tidemill.offline.files.request_lines import copy_requests
+from tidemill.offline.files.row_file import RowFile
+from tidemill.offline.files.row_index import RowIndex
+from tidemill.offline.files.source import Source
 
 from ..api.client import Client
 from ..api.objects import Batch
-from ..console.errors import BadInput, CliError, ServerRefused
-from ..console.terminal import amount, log
-from ..files.new_file import NewFile
-from ..files.request_lines import copy_requests
-from ..files.row_file import RowFile
-from ..files.row_index import RowIndex
-from ..files.source import Source
 from ..transfer.download import FileContent, fetch_into
 from .batch_flags import WINDOW
 from .outcome import errors_of

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidemill.batch.file.rows import row_error_message
+from tidemill.offline.console import backoff
+from tidemill.offline.console.backoff import LONG_SECONDS
+from tidemill.offline.console.error_summary import ErrorSummary
 
-from ..api import backoff
-from ..api.backoff import LONG_SECONDS
 from ..api.client import Client
 from ..api.objects import Batch
-from ..console.error_summary import ErrorSummary
 from .follow import poll_delays
 from .outcome import print_json
 

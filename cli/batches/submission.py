@@ -10,15 +10,20 @@ from typing import Any
 
 from tidemill.batch.file.lines import EXAMPLE_LINE
 from tidemill.batch.file.unknown_parameters import sentences
+from tidemill.offline.console.error_summary import sentences_by_line
+from tidemill.offline.console.errors import BadInput, OutputLost, Stopped
+from tidemill.offline.console.terminal import (
+    amount,
+    log,
+    print_output,
+    without_control_chars,
+)
+from tidemill.offline.extras import not_installed
+from tidemill.offline.files.source import Source
 
 from ..api.client import Client
 from ..api.objects import Batch
 from ..api.server import Server
-from ..console.error_summary import sentences_by_line
-from ..console.errors import BadInput, OutputLost, Stopped
-from ..console.terminal import amount, log, print_output, without_control_chars
-from ..extras import not_installed
-from ..files.source import Source
 from ..transfer.progress_bar import byte_progress
 from ..transfer.submission_state import StateFile, open_state_file
 from ..transfer.upload import upload_file

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..api import backoff
-from ..console.errors import ServerRefused
-from ..console.tables import columns
-from ..console.terminal import (
+from tidemill.offline.console import backoff
+from tidemill.offline.console.errors import ServerRefused
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import (
     Colour,
     amount,
     coloured,
@@ -20,13 +20,15 @@ from ..console.terminal import (
     print_output,
     without_control_chars,
 )
+
 from .follow import rates
 from .outcome import cost_words, errors_of, tokens_of, unknown_parameters_of
 
 if TYPE_CHECKING:
+    from tidemill.offline.console.error_summary import ErrorSummary
+
     from ..api.client import Client
     from ..api.objects import Batch
-    from ..console.error_summary import ErrorSummary
 
 _HEADS = ("ID", "FILE", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
 _WATCH_SECONDS = 5.0

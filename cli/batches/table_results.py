@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tidemill.batch.table.result_rows import in_order
+from tidemill.offline.console.terminal import log
+from tidemill.offline.files.input_file import InputFile
+from tidemill.offline.files.table_options import TableOptions
+from tidemill.offline.files.table_output import write_table
 
-from ..console.terminal import log
-from ..files.input_file import InputFile
-from ..files.table_options import TableOptions
-from ..files.table_output import write_table
 from .table_targets import fetched_files
 
 

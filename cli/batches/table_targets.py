@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from ..console.errors import Refused
-from ..files.table_options import TableOptions
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.files.table_options import TableOptions
 
 ROWS_SUFFIX: Final = ".rows.jsonl"
 ERRORS_SUFFIX: Final = ".errors.jsonl"

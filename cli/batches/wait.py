@@ -8,12 +8,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill.offline.console.errors import CliError, Refused, Stopped
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.files.paths import path_beside
+from tidemill.offline.files.table_options import check_rows_names
+
 from ..api.client import Client
 from ..api.objects import Batch
-from ..console.errors import CliError, Refused, Stopped
-from ..console.terminal import amount, log
-from ..files.paths import path_beside
-from ..files.table_options import check_rows_names
 from ..transfer.download import STANDARD_OUTPUT, check_target, fetch_results
 from .failures import failures_in, log_failures
 from .follow import batch_progress, follow

@@ -6,9 +6,12 @@ import argparse
 import time
 from datetime import UTC, datetime
 
-from ..arguments.argument_types import local_or_s3_folder, positive_number
-from ..console.tables import columns
-from ..console.terminal import amount, log, print_output, size_words
+from tidemill.offline.arguments.argument_types import (
+    local_or_s3_folder,
+    positive_number,
+)
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import amount, log, print_output, size_words
 
 _DAY_SECONDS = 24 * 3600
 _HEADS = ("RESULTS", "SIZE", "USED", "MODEL")
@@ -49,7 +52,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command_list(arguments: argparse.Namespace) -> int:
     """Print a table of the results by model on standard output."""
-    from ..run.result_folders import result_folder
+    from tidemill.offline.run.result_folders import result_folder
 
     found = result_folder(arguments.folder).totals()
     rows = [
@@ -70,7 +73,7 @@ def command_list(arguments: argparse.Namespace) -> int:
 
 def command_stats(arguments: argparse.Namespace) -> int:
     """Print how many results there are, and what they take."""
-    from ..run.result_folders import result_folder
+    from tidemill.offline.run.result_folders import result_folder
 
     folder = result_folder(arguments.folder)
     found = folder.totals()
@@ -85,7 +88,7 @@ def command_stats(arguments: argparse.Namespace) -> int:
 
 def command_remove(arguments: argparse.Namespace) -> int:
     """Remove results; say how many."""
-    from ..run.result_folders import result_folder
+    from tidemill.offline.run.result_folders import result_folder
 
     days = arguments.older_than
     before = None if days is None else int(time.time() - days * _DAY_SECONDS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from tidemill.offline.console.errors import Stopped
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import log
+
 from ..api.server import add_server_flags, server_of
 from ..batches.lookup import ID_HELP
 from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end, print_json
-from ..console.errors import Stopped
-from ..console.signals import StopSignals
-from ..console.terminal import log
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

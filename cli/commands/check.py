@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..arguments.dataset_id import add_dataset_flags
-from ..arguments.recipe_flags import add_recipe_flags, has_recipe
+from tidemill.offline.arguments.dataset_id import add_dataset_flags
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import print_output
+from tidemill.offline.files.table_options import table_options
+
 from ..batches.batch_flags import file_of
-from ..console.signals import StopSignals
-from ..console.terminal import print_output
-from ..files.table_options import table_options
 
 if TYPE_CHECKING:
-    from ..files.source import Source
+    from tidemill.offline.files.source import Source
 
 _EPILOG = """\
 examples:
@@ -81,8 +82,9 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _check_output(source: Source, arguments: argparse.Namespace) -> int | None:
     """Print the counts of an output and return the exit status; None for another file."""
+    from tidemill.offline.rows.output_check import check_output, output_rows
+
     from ..batches.outcome import print_json
-    from ..rows.output_check import check_output, output_rows
 
     with output_rows(source, arguments.output_tmp_dir) as rows:
         if rows is None:

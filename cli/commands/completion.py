@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..console.terminal import print_output
+from tidemill.offline.console.terminal import print_output
 
 _DESCRIPTION = """\
 Prints a script that lets a shell complete tidemill's commands and flags:

@@ -6,11 +6,11 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from ..arguments.argument_types import positive_int
-from ..console.errors import Refused
-from ..console.signals import StopSignals
-from ..console.terminal import print_output
-from ..files.paths import STANDARD_STREAM, check_input_path
+from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import print_output
+from tidemill.offline.files.paths import STANDARD_STREAM, check_input_path
 
 _EPILOG = """\
 examples:
@@ -70,9 +70,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the comparison and return the exit status."""
-    from ..rows.comparison import compare
-    from ..rows.report import json_of, lines_of
-    from ..rows.table_outputs import open_outputs
+    from tidemill.offline.rows.comparison import compare
+    from tidemill.offline.rows.report import json_of, lines_of
+    from tidemill.offline.rows.table_outputs import open_outputs
+
     from ..transfer.progress_bar import byte_progress
 
     if arguments.a == arguments.b == STANDARD_STREAM:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..arguments.dataset_id import is_dataset
-from ..arguments.recipe_flags import add_recipe_flags
+from tidemill.offline.arguments.dataset_id import is_dataset
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.files.table_options import table_options
+
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
 from ..batches.table_targets import name_fetched_rows
-from ..console.errors import Refused
-from ..console.signals import StopSignals
 from ..deployment.resources import add_deployment_flags, require_cloud, resource_name
-from ..files.table_options import table_options
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import log
+
 from ..api.server import add_server_flags, server_of
 from ..batches.outcome import print_json
-from ..console.errors import Refused
-from ..console.signals import StopSignals
-from ..console.terminal import log
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

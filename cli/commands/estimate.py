@@ -8,21 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..arguments.argument_types import positive_int, positive_number, size_in_bytes
-from ..arguments.dataset_id import add_dataset_flags
-from ..arguments.default_flags import add_default_flags, defaults_of
-from ..arguments.recipe_flags import add_recipe_flags
-from ..console.tables import columns
-from ..console.terminal import amount, duration, print_output
-from ..engine.engine import require_engine
-from ..engine.options import add_engine_flags, engine_fields
-from ..files.paths import STANDARD_STREAM, name_files
-from ..files.shard import add_shard_flag
-from ..files.table_options import table_options
-from ..run.reuse_flags import add_reuse_flags
+from tidemill.offline.arguments.argument_types import (
+    positive_int,
+    positive_number,
+    size_in_bytes,
+)
+from tidemill.offline.arguments.dataset_id import add_dataset_flags
+from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import amount, duration, print_output
+from tidemill.offline.engine.engine import require_engine
+from tidemill.offline.engine.options import add_engine_flags, engine_fields
+from tidemill.offline.files.paths import STANDARD_STREAM, name_files
+from tidemill.offline.files.shard import add_shard_flag
+from tidemill.offline.files.table_options import table_options
+from tidemill.offline.run.reuse_flags import add_reuse_flags
 
 if TYPE_CHECKING:
-    from ..estimate.estimate import Estimate
+    from tidemill.offline.estimate.estimate import Estimate
 
 _EPILOG = """\
 examples:
@@ -78,8 +82,8 @@ def command(arguments: argparse.Namespace) -> int:
     table = table_options(arguments, source, None, is_written=False, more_extras=("engine",))
     require_engine("an estimate", arguments.model)
     # Late imports: torch would slow down `--help`.
-    from ..estimate.estimate import estimate
-    from ..run.run_options import RunOptions
+    from tidemill.offline.estimate.estimate import estimate
+    from tidemill.offline.run.run_options import RunOptions
 
     options = RunOptions(
         **engine_fields(arguments),

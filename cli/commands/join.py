@@ -6,10 +6,10 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from ..arguments.argument_types import positive_int
-from ..console.errors import unexpected_in_words
-from ..console.signals import StopSignals
-from ..console.terminal import amount, log
+from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.console.errors import unexpected_in_words
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import amount, log
 
 _DESCRIPTION = """\
 Puts the rows of `tidemill run --shard I/N -o OUTPUT` together in OUTPUT: those of OUTPUT.1-of-N
@@ -78,10 +78,9 @@ def command(arguments: argparse.Namespace) -> int:
 def _join(arguments: argparse.Namespace) -> int:
     # Late imports: JSON libraries would slow down `--help`.
     from tidemill.batch.file.lines import MAX_LINE_BYTES
-
-    from ..files.input_file import InputFile
-    from ..files.shard_join import check_outputs, join_shards
-    from ..files.source import open_source
+    from tidemill.offline.files.input_file import InputFile
+    from tidemill.offline.files.shard_join import check_outputs, join_shards
+    from tidemill.offline.files.source import open_source
 
     output, errors = arguments.output_file, arguments.error_file
     check_outputs(output, errors, input_file=arguments.input_file, force=arguments.force)

@@ -7,9 +7,10 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ..console.errors import Refused
-from ..console.tables import columns
-from ..console.terminal import log, print_output
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import log, print_output
+
 from ..deployment.resources import add_deployment_flags, require_cloud, run, table_name, tenant_name
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..arguments.argument_types import positive_int
-from ..console.errors import CliError, Refused, Stopped
-from ..console.signals import StopSignals
-from ..console.terminal import log
+from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.console.errors import CliError, Refused, Stopped
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import log
+
 from ..deployment.kubernetes import (
     add_cluster_flags,
     connect_clouds,

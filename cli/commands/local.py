@@ -13,15 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..arguments.argument_types import positive_int
-from ..arguments.recipe_flags import add_recipe_flags
-from ..console.errors import BadInput, CliError, Refused
-from ..console.signals import StopSignals
-from ..console.terminal import amount, log
-from ..engine.adapters import lora_modules
-from ..engine.demo_model import VARIABLE, demo_model
-from ..engine.engine import check_model, served_names
-from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags
+from tidemill.offline.console.errors import BadInput, CliError, Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.engine.adapters import lora_modules
+from tidemill.offline.engine.demo_model import VARIABLE, demo_model
+from tidemill.offline.engine.engine import check_model, served_names
+from tidemill.offline.engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_arguments,
+    engine_fields,
+)
 
 if TYPE_CHECKING:
     from localstack.local import LocalCloud

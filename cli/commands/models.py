@@ -7,14 +7,18 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..console.errors import Refused
-from ..console.signals import interruptible
-from ..console.spinner import spinner
-from ..console.tables import columns
-from ..console.terminal import log, print_output, size_words
-from ..engine.engine import chat_template, engine_config, require_engine
-from ..engine.options import EngineOptions, add_engine_flags, engine_fields
-from ..engine.weights import s3_addresses
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.signals import interruptible
+from tidemill.offline.console.spinner import spinner
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import log, print_output, size_words
+from tidemill.offline.engine.engine import chat_template, engine_config, require_engine
+from tidemill.offline.engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_fields,
+)
+from tidemill.offline.engine.weights import s3_addresses
 
 if TYPE_CHECKING:
     from tidemill.engine.inspection import ModelReport

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tidemill.offline.console.errors import CliError, Refused, Stopped
+from tidemill.offline.console.signals import StopSignals
+
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_file_flags
 from ..batches.lookup import ID_HELP
 from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end
-from ..console.errors import CliError, Refused, Stopped
-from ..console.signals import StopSignals
 
 if TYPE_CHECKING:
     from ..api.client import Client
@@ -64,9 +65,10 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _follow(client: Client, batch: Batch) -> int:
+    from tidemill.offline.console.error_summary import ErrorSummary
+
     from ..batches.failures import log_failures
     from ..batches.rows import print_rows
-    from ..console.error_summary import ErrorSummary
 
     failures = ErrorSummary()
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.files.table_options import check_rows_names
+
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_file_flags
 from ..batches.lookup import ID_HELP
 from ..batches.outcome import EXIT_STATUSES
-from ..console.signals import StopSignals
-from ..files.table_options import check_rows_names
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,15 +8,16 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from tidemill.offline.console.errors import ROWS_FAILED, Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.files.paths import STANDARD_STREAM, check_input_path
+from tidemill.offline.files.recorded_run import ROWS_SUFFIX, RecordedRun
+from tidemill.offline.files.table_options import format_of
+
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_batch_flags, add_file_flags, options_of
 from ..batches.outcome import EXIT_STATUSES
-from ..console.errors import ROWS_FAILED, Refused
-from ..console.signals import StopSignals
-from ..console.terminal import amount, log
-from ..files.paths import STANDARD_STREAM, check_input_path
-from ..files.recorded_run import ROWS_SUFFIX, RecordedRun
-from ..files.table_options import format_of
 
 _DESCRIPTION = """\
 Runs what failed or was not run once more.
@@ -143,11 +144,11 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _write_failed(arguments: argparse.Namespace) -> int:
     """Write the requests that have no good row."""
-    from ..files.new_file import check_new_file, open_new_file
-    from ..files.request_lines import copy_requests
-    from ..files.row_file import open_rows
-    from ..files.row_index import RowIndex
-    from ..files.source import open_source
+    from tidemill.offline.files.new_file import check_new_file, open_new_file
+    from tidemill.offline.files.request_lines import copy_requests
+    from tidemill.offline.files.row_file import open_rows
+    from tidemill.offline.files.row_index import RowIndex
+    from tidemill.offline.files.source import open_source
 
     rows_name, output, tmp_dir = arguments.id, arguments.output_file, arguments.output_tmp_dir
     if output is None:

@@ -7,26 +7,26 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from ..arguments.argument_types import (
+from tidemill.offline.arguments.argument_types import (
     port_number,
     positive_int,
     positive_number,
     size_in_bytes,
 )
-from ..arguments.dataset_id import add_dataset_flags
-from ..arguments.default_flags import add_default_flags, defaults_of
-from ..arguments.recipe_flags import add_recipe_flags
-from ..arguments.typed_flags import repeated_flags
-from ..console.errors import OVER_LIMIT, ROWS_FAILED
-from ..console.terminal import log
-from ..engine.data_parallel import add_data_parallel_flag
-from ..engine.engine import load_engine, require_engine
-from ..engine.options import add_engine_flags, engine_fields
-from ..files.paths import is_path, name_files, name_shard_files
-from ..files.shard import add_shard_flag
-from ..files.table_options import check_rows_names, table_options
-from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
-from ..run.run_options import RunOptions
+from tidemill.offline.arguments.dataset_id import add_dataset_flags
+from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags
+from tidemill.offline.arguments.typed_flags import repeated_flags
+from tidemill.offline.console.errors import OVER_LIMIT, ROWS_FAILED
+from tidemill.offline.console.terminal import log
+from tidemill.offline.engine.data_parallel import add_data_parallel_flag
+from tidemill.offline.engine.engine import load_engine, require_engine
+from tidemill.offline.engine.options import add_engine_flags, engine_fields
+from tidemill.offline.files.paths import is_path, name_files, name_shard_files
+from tidemill.offline.files.shard import add_shard_flag
+from tidemill.offline.files.table_options import check_rows_names, table_options
+from tidemill.offline.run.reuse_flags import add_reuse_flags, add_reuse_size_flag
+from tidemill.offline.run.run_options import RunOptions
 
 _EPILOG = """\
 examples:
@@ -228,7 +228,7 @@ def command(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     require_engine("a run", options.model)
     # A late import: JSON libraries would slow down `--help`.
-    from ..run.job import run_job
+    from tidemill.offline.run.job import run_job
 
     load = partial(load_engine, weights_cache=options.weights_cache)
     status = run_job(options, load=load, has_guard=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..arguments.argument_types import positive_int, seed_number
-from ..console.signals import StopSignals
-from ..console.terminal import amount, log
-from ..extras import require_extras
-from ..files.paths import STANDARD_STREAM
+from tidemill.offline.arguments.argument_types import positive_int, seed_number
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import amount, log
+from tidemill.offline.extras import require_extras
+from tidemill.offline.files.paths import STANDARD_STREAM
 
 _EPILOG = """\
 examples:
@@ -72,22 +72,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Write the sample and return the exit status."""
-    from ..files.new_file import check_new_file, open_new_file
-    from ..files.request_lines import (
+    from tidemill.offline.files.new_file import check_new_file, open_new_file
+    from tidemill.offline.files.request_lines import (
         choose_sample,
         copy_lines,
         count_lines,
         detect_source,
         is_table,
     )
-    from ..files.source import open_source
+    from tidemill.offline.files.source import open_source
 
     name, output = arguments.file, arguments.output_file
     check_new_file(output, [name], force=arguments.force)
     with StopSignals(), open_source(name, tmp_dir=arguments.output_tmp_dir) as source:
         if is_table(source):
             require_extras("a sample of a table", "tables")
-            from ..files.table_sample import sample_table
+            from tidemill.offline.files.table_sample import sample_table
 
             num_picked, num_all = sample_table(source, arguments.num_lines, arguments.seed, output)
             unit = "row"

@@ -22,12 +22,21 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..arguments.argument_types import S3Folder, port_number, positive_int, size_in_bytes
-from ..console.errors import EngineFailed, Refused
-from ..console.signals import StopSignals
-from ..console.terminal import log
-from ..engine.data_parallel import DataParallelSize, add_data_parallel_flag, num_replicas
-from ..engine.engine import (
+from tidemill.offline.arguments.argument_types import (
+    S3Folder,
+    port_number,
+    positive_int,
+    size_in_bytes,
+)
+from tidemill.offline.console.errors import EngineFailed, Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import log
+from tidemill.offline.engine.data_parallel import (
+    DataParallelSize,
+    add_data_parallel_flag,
+    num_replicas,
+)
+from tidemill.offline.engine.engine import (
     Load,
     chat_template,
     engine_config,
@@ -38,19 +47,27 @@ from ..engine.engine import (
     results_digests,
     served_names,
 )
-from ..engine.options import EngineOptions, add_engine_flags, engine_fields, stall_limit
-from ..extras import not_installed
-from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag, check_reuse
+from tidemill.offline.engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_fields,
+    stall_limit,
+)
+from tidemill.offline.extras import not_installed
+from tidemill.offline.run.reuse_flags import (
+    add_reuse_flags,
+    add_reuse_size_flag,
+    check_reuse,
+)
 
 if TYPE_CHECKING:
     from tidemill.engine.config import EngineConfig
+    from tidemill.offline.engine.watched_engine import Watch
     from tidemill.protocol.contract import Online, Responder
     from tidemill.server.context import ServerContext
     from tidemill.server.local.setup import LocalBatches
     from tidemill.server.local.store import Store
     from tidemill.server.settings import ServerSettings
-
-    from ..engine.watched_engine import Watch
 
 _EPILOG = """\
 examples:
@@ -221,10 +238,10 @@ def command(arguments: argparse.Namespace) -> int:
     require_engine("a server", options.model, "serve")
     count = num_replicas(options, options.data_parallel_size)
     if count > 1:
-        from ..engine.served_replicas import load_replicas
+        from tidemill.offline.engine.served_replicas import load_replicas
 
         return run_server(options, load=partial(load_replicas, options=options, count=count))
-    from ..engine.watched_engine import Watch
+    from tidemill.offline.engine.watched_engine import Watch
 
     load = partial(load_engine, weights_cache=options.weights_cache)
     watch = Watch(stall_seconds=stall_limit(options), advice=_START_AGAIN, has_guard=True)
@@ -317,8 +334,7 @@ def _responder(
         yield None
         return
     from tidemill.batch.result_key import ResultKeys
-
-    from ..run.reuse import ReusingResponder, all_names, daily_results
+    from tidemill.offline.run.reuse import ReusingResponder, all_names, daily_results
 
     name = options.model or config.model
     keys = ResultKeys(all_names(config, names), options.reuse_sampled)

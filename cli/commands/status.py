@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import print_output
+
 from ..api.server import add_server_flags, server_of
-from ..arguments.argument_types import positive_int
 from ..batches.lookup import ID_HELP
 from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end, print_json
-from ..console.errors import Refused
-from ..console.signals import StopSignals
-from ..console.terminal import print_output
 
 if TYPE_CHECKING:
     from ..api.client import Client

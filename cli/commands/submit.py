@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 
+from tidemill.offline.arguments.dataset_id import add_dataset_flags
+from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.files.table_options import table_options
+
 from ..api.server import BASE_URL, add_server_flags, server_of
-from ..arguments.dataset_id import add_dataset_flags
-from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
 from ..batches.table_targets import name_fetched_rows
-from ..console.signals import StopSignals
-from ..files.table_options import table_options
 
 _DESCRIPTION = """\
 Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from ..arguments.argument_types import nonblank_text, port_number, positive_int
-from ..console.errors import Refused, Stopped
-from ..console.signals import StopSignals
-from ..console.terminal import log, print_output
-from ..files.paths import STANDARD_STREAM, check_input_path
+from tidemill.offline.arguments.argument_types import (
+    nonblank_text,
+    port_number,
+    positive_int,
+)
+from tidemill.offline.console.errors import Refused, Stopped
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.console.terminal import log, print_output
+from tidemill.offline.files.paths import STANDARD_STREAM, check_input_path
 
 if TYPE_CHECKING:
-    from ..rows.view import ViewedRow
+    from tidemill.offline.rows.view import ViewedRow
 
 _MAX_CHARS = 1_000
 _PRINTED_ROWS = 20
@@ -101,8 +105,8 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _print_rows(arguments: argparse.Namespace) -> int:
-    from ..files.source import open_source
-    from ..rows.view import matching_rows, render_row, with_requests
+    from tidemill.offline.files.source import open_source
+    from tidemill.offline.rows.view import matching_rows, render_row, with_requests
 
     name, requests = arguments.rows, arguments.input_file
     tmp_dir, max_chars = arguments.output_tmp_dir, None if arguments.full else _MAX_CHARS
@@ -127,10 +131,10 @@ def _open_viewed(
     name: str, requests: str | None, tmp_dir: Path | None
 ) -> Iterator[Iterator[ViewedRow]]:
     """Open the rows of a file of JSONL, or of a table, whose kept columns are the requests."""
-    from ..files.row_file import RowFile, plain_copy
-    from ..files.source import open_source
-    from ..rows.page.open_pages import table_rows
-    from ..rows.view import viewed_lines
+    from tidemill.offline.files.row_file import RowFile, plain_copy
+    from tidemill.offline.files.source import open_source
+    from tidemill.offline.rows.page.open_pages import table_rows
+    from tidemill.offline.rows.view import viewed_lines
 
     with open_source(name, tmp_dir=tmp_dir) as source:
         table = table_rows(source, name, requests)
@@ -142,8 +146,8 @@ def _open_viewed(
 
 
 def _serve_page(arguments: argparse.Namespace) -> int:
-    from ..rows.page.open_pages import open_pages
-    from ..rows.page.page_server import PageServer
+    from tidemill.offline.rows.page.open_pages import open_pages
+    from tidemill.offline.rows.page.page_server import PageServer
 
     name, page_rows = arguments.rows, min(arguments.num_rows or _PAGE_ROWS, _MAX_PAGE_ROWS)
     if arguments.full:

@@ -14,27 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..arguments.argument_types import positive_int, size_in_bytes
-from ..console.errors import CliError, Refused, Stopped
-from ..console.signals import StopSignals
-from ..engine.adapters import lora_modules
-from ..engine.data_parallel import (
+from tidemill.offline.arguments.argument_types import positive_int, size_in_bytes
+from tidemill.offline.console.errors import CliError, Refused, Stopped
+from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.engine.adapters import lora_modules
+from tidemill.offline.engine.data_parallel import (
     DataParallelSize,
     add_data_parallel_flag,
     num_replicas,
     replica_commands,
 )
-from ..engine.demo_model import with_demo_model
-from ..engine.engine import served_names
-from ..engine.options import (
+from tidemill.offline.engine.demo_model import with_demo_model
+from tidemill.offline.engine.engine import served_names
+from tidemill.offline.engine.options import (
     EngineOptions,
     add_engine_flags,
     engine_command,
     engine_fields,
     stall_limit,
 )
-from ..engine.weights import local_model, s3_addresses, throttled
-from ..extras import not_installed, require_extras
+from tidemill.offline.engine.weights import local_model, s3_addresses, throttled
+from tidemill.offline.extras import not_installed, require_extras
 
 FOLDER: Final = Path("/opt/ml/output")
 _MAX_CHARS: Final = 1000
@@ -355,9 +355,8 @@ async def _work(
     from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker
     from tidemill.net.open_tracing import open_tracing
-
-    from ..engine.engine import chat_template, engine_config, results_digests
-    from ..engine.parity_cache import ParityCache
+    from tidemill.offline.engine.engine import chat_template, engine_config, results_digests
+    from tidemill.offline.engine.parity_cache import ParityCache
 
     names = served_names(options)
     wanted = s3_addresses(options.model, lora_modules(options, names))

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..console.errors import Refused
-from ..console.tables import columns
-from ..console.terminal import log, print_output
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.console.tables import columns
+from tidemill.offline.console.terminal import log, print_output
+
 from ..deployment.kubernetes import (
     add_cluster_flags,
     connect_clouds,

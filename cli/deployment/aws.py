@@ -22,8 +22,7 @@ from botocore.exceptions import (
 )
 
 from tidemill.handler.aws.sync import aws_client
-
-from ..console.errors import CliError, KeyRefused, Refused, Unreachable
+from tidemill.offline.console.errors import CliError, KeyRefused, Refused, Unreachable
 
 _NO_CREDENTIALS = (
     NoCredentialsError,

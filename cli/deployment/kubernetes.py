@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console.errors import Refused
+from tidemill.offline.console.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

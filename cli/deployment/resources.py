@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from ..console.errors import CliError, KeyRefused, Refused, Unreachable
-from ..extras import not_installed, require_extras
+from tidemill.offline.console.errors import CliError, KeyRefused, Refused, Unreachable
+from tidemill.offline.extras import not_installed, require_extras
 
 if TYPE_CHECKING:
     from tidemill.handler.aws.calls import Operation, T

@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from tidemill.batch.table.recipe import RECIPE_KEYS
+from tidemill.offline.console.errors import CliError
+from tidemill.offline.engine.options import EngineOptions
+from tidemill.offline.extras import require_extras
 
-from ..console.errors import CliError
-from ..engine.options import EngineOptions
-from ..extras import require_extras
 from ..python.engine import options_of
 from ..python.errors import TidemillError
 

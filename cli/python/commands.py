@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from tidemill.engine.child_command import module_command
+from tidemill.offline.console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, CliError
+from tidemill.offline.files.paths import card_path, is_path
+from tidemill.offline.run.progress import PROGRESS_FD
 
 from ..commands.run import options_from
-from ..console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, CliError
-from ..files.paths import card_path, is_path
 from ..main import parse
-from ..run.progress import PROGRESS_FD
 from .errors import TidemillError
 from .progress import progress_of_run
 

@@ -22,14 +22,11 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from tidemill.protocol.contract import EngineInfo, EngineStats
-from tidemill.protocol.validation import short_repr
-
-from ..arguments.parser import Parser
-from ..console.errors import CliError, Refused
-from ..engine.demo_model import with_demo_model
-from ..engine.engine import require_engine
-from ..engine.options import (
+from tidemill.offline.arguments.parser import Parser
+from tidemill.offline.console.errors import CliError, Refused
+from tidemill.offline.engine.demo_model import with_demo_model
+from tidemill.offline.engine.engine import require_engine
+from tidemill.offline.engine.options import (
     EngineOptions,
     add_engine_flags,
     engine_arguments,
@@ -37,6 +34,9 @@ from ..engine.options import (
     engine_fields,
     stall_limit,
 )
+from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.validation import short_repr
+
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
 from .in_flight import InFlight, Sent, answers_to

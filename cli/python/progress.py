@@ -13,9 +13,8 @@ from html import escape
 from typing import IO, Any, Final, Protocol
 
 from tidemill.batch.file.throughput import Countdown, seconds_left
-
-from ..console.progress_bar import TerminalBar
-from ..console.terminal import duration
+from tidemill.offline.console.progress_bar import TerminalBar
+from tidemill.offline.console.terminal import duration
 
 _SECONDS: Final = 0.25
 

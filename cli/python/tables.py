@@ -16,11 +16,11 @@ from tidemill.batch.table.recipe import Recipe, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import checked_template
+from tidemill.offline.console.errors import CliError
+from tidemill.offline.files.constant_prompt import warn_of_constant_prompt
+from tidemill.offline.files.dataset_table import arrow_table_of
+from tidemill.offline.files.table_input import TableInput
 
-from ..console.errors import CliError
-from ..files.constant_prompt import warn_of_constant_prompt
-from ..files.dataset_table import arrow_table_of
-from ..files.table_input import TableInput
 from .engine_process import AnsweredRow, EngineProcess
 from .errors import TidemillError
 from .in_flight import answers_to

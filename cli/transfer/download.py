@@ -14,13 +14,14 @@ from typing import IO, Protocol
 
 import httpx
 
-from ..api.backoff import LONG_SECONDS, Backoff
+from tidemill.offline.console.backoff import LONG_SECONDS, Backoff
+from tidemill.offline.console.errors import CliError, OutputLost, Refused, ServerRefused
+from tidemill.offline.console.terminal import log
+from tidemill.offline.files.paths import is_regular_or_new
+
 from ..api.client import Client
 from ..api.http import fault_of, is_transient, retry_after
 from ..api.objects import Batch
-from ..console.errors import CliError, OutputLost, Refused, ServerRefused
-from ..console.terminal import log
-from ..files.paths import is_regular_or_new
 from .progress_bar import Advance, byte_progress
 
 STANDARD_OUTPUT = "-"

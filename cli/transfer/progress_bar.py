@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..console.terminal import log
+from tidemill.offline.console.terminal import log
 
 Advance = Callable[[int], None]
 

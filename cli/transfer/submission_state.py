@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tidemill.offline.console.terminal import log
+
 from ..api.server import Server
-from ..console.terminal import log
 
 # The server deletes incomplete uploads after about this time.
 _MAX_AGE_SECONDS = 20 * 3600

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import IO
 
+from tidemill.offline.console.errors import BadInput, ServerRefused
+from tidemill.offline.console.terminal import log
+
 from ..api.client import Client
 from ..api.objects import Upload
-from ..console.errors import BadInput, ServerRefused
-from ..console.terminal import log
 from .progress_bar import byte_progress
 from .submission_state import StateFile
 from .upload_parts import PartsSender, bytes_there

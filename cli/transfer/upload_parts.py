@@ -10,11 +10,12 @@ from typing import IO
 
 import httpx
 
-from ..api.backoff import Backoff
+from tidemill.offline.console.backoff import Backoff
+from tidemill.offline.console.errors import BadInput, ServerRefused
+
 from ..api.client import Client
 from ..api.http import fault_of, is_transient, retry_after
 from ..api.objects import Upload
-from ..console.errors import BadInput, ServerRefused
 
 _NUM_THREADS = 4
 _URLS_AT_ONCE = 16

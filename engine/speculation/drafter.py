@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.cpu.ngram import MOST_MATCH, FinishedRows, find_matches, write_drafts
-from ..plan.cost_model import CostModel, Work
 from ..scheduling.sequence import Sequence
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
+from .cost_model import CostModel, Work
 
 MOST_DRAFTS = 15
 """Of one sequence in one step: with the token before them they fill tiles of attention."""

@@ -43,7 +43,7 @@ LEASE_SECONDS = 3
 LOST_SECONDS = 10
 FAULT_RATE = 0.02
 MODEL = "scripted"
-ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "engine_process/scripted_engine.py"
 SETTINGS = {
     "TIDEMILL_SHARD_LINES": str(SHARD_LINES),
     "TIDEMILL_LEASE_SECONDS": str(LEASE_SECONDS),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 NUM_LINES = 600
 MODEL = "scripted"
-ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "engine_process/scripted_engine.py"
 SETTINGS = {
     "TIDEMILL_SHARD_LINES": "40",
     "TIDEMILL_LEASE_SECONDS": "3",

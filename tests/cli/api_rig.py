@@ -71,7 +71,7 @@ def shell_in(
     """Yield a shell with an API and its key in the environment; nobody sleeps in it."""
     pauses: list[float] = []
     with fake_api() as api:
-        monkeypatch.setattr("tidemill.cli.api.backoff.sleep", pauses.append)
+        monkeypatch.setattr("tidemill.offline.console.backoff.sleep", pauses.append)
         monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
         monkeypatch.setenv("TIDEMILL_API_KEY", KEY)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

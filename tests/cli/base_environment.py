@@ -85,7 +85,7 @@ def result_of(arguments: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     commands = json.load(sys.stdin)
     hide_extras()
-    from tidemill.cli.api import backoff
+    from tidemill.offline.console import backoff
 
     backoff.sleep = lambda _seconds: None
     for command in commands:

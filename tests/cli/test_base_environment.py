@@ -20,9 +20,9 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import print_not_run
 from tidemill.batch.result_cache import ResultCache
 from tidemill.batch.result_key import Scope
-from tidemill.cli.files.shard import Shard, find_shard_lines
-from tidemill.cli.files.shard_mark import mark_finished
 from tidemill.cli.main import make_parser
+from tidemill.offline.files.shard import Shard, find_shard_lines
+from tidemill.offline.files.shard_mark import mark_finished
 
 WORKING = """
 check in.jsonl

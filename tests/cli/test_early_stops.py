@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.given import line
+from tests.offline.given import line
 
 ROOT = Path(__file__).parents[2]
 # Sends itself a signal when a module is imported, in the middle of whatever imports it.
@@ -45,7 +45,7 @@ def trapped(number: int, trap: str, *typed: str) -> tuple[int, str]:
     ("trap", "typed"),
     [
         ("argparse", RUN),
-        ("tidemill.cli.run.job", RUN),
+        ("tidemill.offline.run.job", RUN),
         ("pydantic", RUN),
         ("torch", RUN),
         ("tidemill.cli.commands.status", STATUS),
@@ -83,7 +83,7 @@ def test_a_signal_that_is_lost_in_a_destructor_ends_the_command() -> None:
     code = """
 import os, signal
 import tidemill.cli.__main__
-from tidemill.cli.console.signals import StopSignals
+from tidemill.offline.console.signals import StopSignals
 class Trap:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)

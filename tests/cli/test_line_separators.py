@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from tests.cli.conftest import Runner
-from tests.cli.given import line
+from tests.offline.conftest import Runner
+from tests.offline.given import line
 from tidemill.batch.file.lines import Line, LineError, RawLine
 from tidemill.batch.file.rows import (
     print_cached,

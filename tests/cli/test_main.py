@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.arguments.argument_types import size_in_bytes
-from tidemill.cli.arguments.defaults import Defaults
 from tidemill.cli.commands.run import options_from
-from tidemill.cli.console.errors import BadInput, Refused, Stopped
 from tidemill.cli.main import exit_status_of, main, parse
-from tidemill.cli.run.run_options import RunOptions
+from tidemill.offline.arguments.argument_types import size_in_bytes
+from tidemill.offline.arguments.defaults import Defaults
+from tidemill.offline.console.errors import BadInput, Refused, Stopped
+from tidemill.offline.run.run_options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 FILES = ["run", "-i", "in", "-o", "out"]
@@ -34,7 +34,8 @@ try:
     main({arguments})
 except SystemExit as exc:
     assert exc.code == 0
-others = {{name for name in sys.modules if not (name + ".").startswith("tidemill.cli.")}}
+own = ("tidemill.cli.", "tidemill.offline.")
+others = {{name for name in sys.modules if not (name + ".").startswith(own)}}
 loaded = {{name if "tidemill." in name else name.partition(".")[0] for name in others}}
 print("loaded:", loaded - set(sys.stdlib_module_names) - {{"tidemill", "__main__"}})
 """

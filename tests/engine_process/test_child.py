@@ -31,7 +31,7 @@ from tidemill.engine_process.frames import (
 )
 from tidemill.protocol.contract import Usage
 
-SCRIPT = Path(__file__).parents[1] / "scripted_engine.py"
+SCRIPT = Path(__file__).parent / "scripted_engine.py"
 PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 
 _Found = TypeVar("_Found", bound=Frame)

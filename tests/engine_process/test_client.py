@@ -24,7 +24,7 @@ from tidemill.engine_process.client import EngineClient, EngineDied, EngineFaile
 from tidemill.engine_process.frames import FrameError, Row, Stats
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripted_engine.py"
 PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 FAST_STATS = ("--stats-seconds", 0.05)

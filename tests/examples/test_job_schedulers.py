@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tidemill.cli.files.shard import Shard
 from tidemill.cli.main import parse
+from tidemill.offline.files.shard import Shard
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 

@@ -19,7 +19,7 @@ from tests.emulators import Emulator
 from tidemill.batch.fleet import FleetPlan, FleetState, WorkerRate
 
 MODEL = "scripted"
-ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "engine_process/scripted_engine.py"
 SETTINGS = {
     "TIDEMILL_SHARD_LINES": "10",
     "TIDEMILL_LEASE_SECONDS": "4",

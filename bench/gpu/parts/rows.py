@@ -44,7 +44,7 @@ MODEL = Path(__file__).parents[3] / "demo" / "model"
 # The command, and on a last line: seconds of each step of its load, processor time, graphs.
 RUN = """
 import json, sys, time
-from tidemill.cli.console.signals import end_process
+from tidemill.offline.console.signals import end_process
 from tidemill.cli.main import main
 from tidemill.engine.loop.cuda_graphs import CudaCapture
 from tidemill.engine.model.load_timing import step_seconds

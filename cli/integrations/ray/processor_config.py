@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...arguments.vllm_flags import is_ignored, replacement_for
+from tidemill.offline.arguments.vllm_flags import is_ignored, replacement_for
+
 from ...python.errors import TidemillError
 from ..options import ENGINE_OPTIONS
 from .engine_pool import EnginePool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.gpu.wheels import CONSTRAINTS, HELD, LEFT_OUT, needed, pinned
-from tidemill.cli.extras import MODULES
+from tidemill.offline.extras import MODULES
 
 # Packages by the modules that a run looks for, where they are called otherwise.
 PACKAGES = {"PIL": "pillow", "huggingface_hub": "huggingface-hub"}

@@ -34,7 +34,7 @@ def test_a_batch_that_moves_is_polled_every_two_seconds(monkeypatch: pytest.Monk
         for number, count in enumerate(counts)
     ]
     pauses: list[float] = []
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", pauses.append)
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", pauses.append)
     coming = iter(batches[1:])
     client = SimpleNamespace(batch=lambda *_, **__: next(coming))
     shown: list[Batch] = []
@@ -52,7 +52,7 @@ def test_the_expected_end_stays_while_no_row_ends(monkeypatch: pytest.MonkeyPatc
         now += seconds
 
     monkeypatch.setattr("tidemill.cli.batches.follow.time.time", lambda: now)
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", sleep)
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", sleep)
 
     def batch(completed: int) -> Batch:
         counts = {"total": 3, "completed": completed, "failed": 0}

@@ -71,7 +71,7 @@ def report_of(status: str = "completed", **fields: Any) -> dict[str, Any]:
 def at_first_pause(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
     """Let things happen while a command waits, one each time; it waits no further than that."""
     left = iter(acts)
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", lambda _: next(left)())
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", lambda _: next(left)())
 
 
 def test_a_file_and_its_options_are_put_where_intake_looks(

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.given import line, rows
-from tidemill.cli.estimate import sample
+from tests.offline.given import line, rows
 from tidemill.cli.main import main
-from tidemill.cli.run.run_options import RunOptions
 from tidemill.demo import MODEL_PATH, NAME
-from tidemill.engine.plan.cost_model import CostModel, Work
+from tidemill.engine.speculation.cost_model import CostModel, Work
+from tidemill.offline.estimate import sample
+from tidemill.offline.run.run_options import RunOptions
 
 Write = Callable[..., Path]
 

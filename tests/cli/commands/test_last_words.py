@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.commands.worker import write_failure_file
-from tidemill.cli.console.errors import CliError, Refused
 from tidemill.handler.observability import logger
+from tidemill.offline.console.errors import CliError, Refused
 
 
 def said(status: int, *words: str) -> Callable[[], int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.commands.local import _model_names, _with_absolute_paths
-from tidemill.cli.engine.options import EngineOptions
 from tidemill.cli.main import main
+from tidemill.offline.engine.options import EngineOptions
 
 
 def test_an_input_that_is_not_there_is_refused_before_anything_starts(

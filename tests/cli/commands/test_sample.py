@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.given import line
-from tidemill.cli.files import request_lines
-from tidemill.cli.files.request_lines import choose_sample
+from tests.offline.given import line
 from tidemill.cli.main import main
+from tidemill.offline.files import request_lines
+from tidemill.offline.files.request_lines import choose_sample
 
 LINES = [line(str(number)) for number in range(100)]
 Type = Callable[..., bytes]

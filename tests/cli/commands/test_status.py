@@ -138,7 +138,7 @@ def test_a_watched_table_is_for_people(shell: Shell, monkeypatch: pytest.MonkeyP
     def stop(_: float) -> None:
         os.kill(os.getpid(), 2)
 
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", stop)
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", stop)
     assert shell.type("status", "--watch").status == 130
 
 

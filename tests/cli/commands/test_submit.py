@@ -363,7 +363,7 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(
 
 def test_ctrl_c_leaves_the_batch_running(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit status is a signal's, and the command that goes on is said."""
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", lambda _: os.kill(os.getpid(), 2))
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", lambda _: os.kill(os.getpid(), 2))
     said = shell.type("submit", shell.file(line("a b")), "--wait", "-o", "my rows")
     [batch_id] = shell.api.batches
     assert (said.status, said.out) == (130, f"{batch_id}\n")

@@ -12,8 +12,8 @@ import pytest
 
 from tests.test_docs import DOCS, flags_of
 from tidemill.cli.commands.worker import _engine_command, _read, options_from
-from tidemill.cli.console.errors import Refused
 from tidemill.cli.main import main, make_parser
+from tidemill.offline.console.errors import Refused
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -171,7 +171,7 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
     )
     started = _engine_command(options, {})
     assert started[0] == sys.executable
-    assert "tidemill.cli.engine.process" in started
+    assert "tidemill.offline.engine.process" in started
     assert {"--model=m", "--max-num-seqs=3"} <= set(started)
     assert not any("queue" in word for word in started)
     other = ["python", "x.py"]

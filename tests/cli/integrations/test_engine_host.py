@@ -25,7 +25,7 @@ from tidemill.cli.python.errors import EngineDied
 from tidemill.cli.python.in_flight import Sent
 
 WAIT_SECONDS = 60
-SCRIPT = Path(__file__).parents[2] / "handler/worker/scripted_engine.py"
+SCRIPT = Path(__file__).parents[2] / "engine_process/scripted_engine.py"
 HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
 
 

@@ -14,7 +14,7 @@ import pytest
 from tidemill import EngineDied
 from tidemill.cli.python.engine_process import EngineProcess
 
-SCRIPT = Path(__file__).parents[2] / "handler/worker/scripted_engine.py"
+SCRIPT = Path(__file__).parents[2] / "engine_process/scripted_engine.py"
 HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
 DIES = """
 import sys

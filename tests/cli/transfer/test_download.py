@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.console.errors import CliError, OutputLost, Refused, Unreachable
 from tidemill.cli.transfer.download import Interrupted, fetch
+from tidemill.offline.console.errors import CliError, OutputLost, Refused, Unreachable
 
 BYTES = bytes(range(256)) * 40
 
@@ -39,7 +39,7 @@ class Content:
 def pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     """Return how long was waited; nobody does."""
     found: list[float] = []
-    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", found.append)
+    monkeypatch.setattr("tidemill.offline.console.backoff.sleep", found.append)
     monkeypatch.chdir(tmp_path)
     return found
 

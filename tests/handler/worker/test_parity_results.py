@@ -9,11 +9,11 @@ import pytest
 
 from tests.handler.worker.rig import Rig, until
 from tidemill.batch.object_keys import parity_prefix
-from tidemill.cli.engine.parity_cache import ParityCache
 from tidemill.engine.storage.disk_cache import CacheEntry
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.worker import parity_results
 from tidemill.handler.worker.parity_results import ParityResults
+from tidemill.offline.engine.parity_cache import ParityCache
 
 A, B, C = (CacheEntry("proof", letter * 40) for letter in "abc")
 MODEL = "owner/name"

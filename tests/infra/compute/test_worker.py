@@ -17,7 +17,6 @@ from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
 from tidemill.cli.commands.worker import WorkerOptions, options_from
-from tidemill.cli.engine.weights import _aws_in
 from tidemill.cli.main import make_parser
 from tidemill.engine_process import client
 from tidemill.handler.aws.sync import Aws
@@ -25,6 +24,7 @@ from tidemill.handler.fleet.ecs import EcsConfig
 from tidemill.handler.settings import read_settings
 from tidemill.handler.worker import heartbeat, worker
 from tidemill.handler.worker.context.config import WorkerConfig, read_config
+from tidemill.offline.engine.weights import _aws_in
 
 ROOT = Path(__file__).parents[3]
 MODELS = {"orgbig": BIG, "small": SMALL}
@@ -409,8 +409,8 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     context = tmp_path / asset["source"]["directory"]
     assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
         *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
-        *("batch", "cli", "container", "demo", "engine", "handler", "net", "protocol", "server"),
-        "tidemill",
+        *("batch", "cli", "container", "demo", "engine", "engine_process", "handler", "net"),
+        *("offline", "protocol", "server", "tidemill"),
     }
 
 

@@ -104,7 +104,7 @@ def kill_engine(_: Any, rng: random.Random) -> None:
     """
     del rng
     actors = processes("ray::MapWorker(MapBatches(TableActor")
-    engines = processes("tidemill.cli.engine.process")
+    engines = processes("tidemill.offline.engine.process")
     oldest = min((pid for pid in engines if parent_of(pid) in actors), key=start_of)
     actor = parent_of(oldest)
     os.kill(oldest, signal.SIGKILL)

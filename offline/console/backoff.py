@@ -1,0 +1,65 @@
+"""Retry with exponential backoff, honouring `Retry-After`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .errors import Unreachable
+from .terminal import duration, log
+
+# Retry time of an interactive request, and of a batch that runs for hours.
+SHORT_SECONDS = 15.0
+LONG_SECONDS = 900.0
+
+_FIRST_SECONDS = 0.5
+_MOST_SECONDS = 15.0
+_LOGGED_SECONDS = 2.0
+
+Pause = Callable[[float], object]
+
+
+def sleep(seconds: float) -> None:
+    """Sleep; replaced in tests."""
+    time.sleep(seconds)
+
+
+class Backoff:
+    """Exponential backoff between attempts, `seconds` in total.
+
+    A `Retry-After` of the server replaces the delay, within its own limit.
+    """
+
+    def __init__(self, seconds: float, wait: Pause | None = None) -> None:
+        self._seconds = seconds
+        self._wait = wait or sleep
+        self._waited = 0.0
+        self._next = _FIRST_SECONDS
+
+    def reset(self) -> None:
+        """Start over, after a success."""
+        self._waited, self._next = 0.0, _FIRST_SECONDS
+
+    def wait(self, fault: str, retry_after: float | None = None) -> None:
+        """Wait before the next attempt; raises Unreachable when the time is used up."""
+        fault = fault.rstrip(".")  # the message goes on after it
+        if retry_after is not None:
+            self._wait_as_asked(fault, retry_after)
+            return
+        if self._waited + self._next > self._seconds:
+            raise Unreachable(fault)
+        self._pause(fault, self._next)
+        self._waited += self._next
+        self._next = min(2 * self._next, _MOST_SECONDS)
+
+    def _wait_as_asked(self, fault: str, seconds: float) -> None:
+        """Wait as `Retry-After` says, for up to `LONG_SECONDS`: the server is alive."""
+        if self._waited + seconds > max(self._seconds, LONG_SECONDS):
+            raise Unreachable(f"{fault}; it asks to come back in {duration(seconds)}")
+        self._pause(fault, max(seconds, _FIRST_SECONDS))
+        self._waited += seconds
+
+    def _pause(self, fault: str, seconds: float) -> None:
+        if seconds >= _LOGGED_SECONDS:
+            log(f"{fault}; trying again in {seconds:g} s")
+        self._wait(seconds)

@@ -1,0 +1,318 @@
+"""Input check: a pass over the whole input before a model is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
+from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
+from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
+from tidemill.protocol.errors import ModelNotFound, RequestError
+from tidemill.protocol.names import own_names
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.routes import ENDPOINTS
+
+from ..arguments.defaults import Defaults
+from ..console.error_summary import ErrorSummary, sentences_by_line
+from ..console.errors import BadInput
+from ..console.terminal import amount, log, without_control_chars
+from ..plan.line_index import LineIndex
+from .input_file import InputFile, LineSpan
+
+MAX_NAMED = 100
+
+_NO_DEFAULTS = Defaults()
+_MAX_NAMED_DUPLICATES = 5
+_MAX_NAMED_MODELS = 5
+_MAX_MODELS = 1_000
+_MAX_NAME_CHARS = 100
+_LINES_PER_CLOCK = 10_000
+_SECONDS_PER_WORD = 5.0
+
+
+@dataclass(slots=True)
+class InputReport:
+    """Findings of the check; `num_rows` lines get a row.
+
+    `num_bad` lines are malformed; the first of them are in `bad`, by number and message, and all
+    are counted by their kind in `malformed`. `failing`
+    are requests that the engine will refuse; `models` counts the unserved model names that they ask
+    for. `without_effect` counts, for each default flag, the lines without such a parameter, and
+    `kinds` requests by url and model. `others_run` says of a shard none of whose lines can run that
+    a line of another shard can. `unknown` are parameters that no request has.
+    """
+
+    requests: InputFile
+    served_names: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+    num_rows: int = 0
+    num_bad: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    malformed: ErrorSummary = field(default_factory=ErrorSummary)
+    lacks_parts: bool = False
+    failing: ErrorSummary = field(default_factory=ErrorSummary)
+    models: Counter[str] = field(default_factory=Counter)
+    duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
+    without_effect: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    others_run: bool = False
+    unknown: UnknownParameters = field(default_factory=UnknownParameters)
+
+    @property
+    def name(self) -> str:
+        """The display name of the input."""
+        return self.requests.name
+
+    @property
+    def unit(self) -> str:
+        """The unit of its numbers, such as `line`."""
+        return self.requests.form.unit
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether there are lines, and none of them can run."""
+        return 0 < self.num_rows <= self.failing.count + self.num_bad
+
+    def count_kind(self, url: str, model: str) -> None:
+        """Count a request; of very many names the last are left out."""
+        kind = url, model[:_MAX_NAME_CHARS]
+        if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
+            self.kinds[kind] += 1
+
+
+def _add_to(index: LineIndex | None, span: LineSpan, body: Mapping[str, Any] | None = None) -> None:
+    if index is not None:
+        index.add(*span, body)
+
+
+def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
+    """Look nothing up."""
+    return False
+
+
+def check_lines(
+    requests: InputFile,
+    served_names: Sequence[str],
+    *,
+    adapters: Sequence[str] = (),
+    endpoints: Sequence[str] = ENDPOINTS,
+    defaults: Defaults = _NO_DEFAULTS,
+    tmp_dir: Path | None,
+    index: LineIndex | None = None,
+    look_up: Callable[[Line | None, Mapping[str, Any] | None], bool] = no_row,
+) -> InputReport:
+    """Read the whole input once, fill its index and return the findings; memory stays flat.
+
+    Lines may also ask for `adapters`; the model serves `endpoints`. `look_up` is called with each
+    request and its body with the defaults, with None for any other line, and says whether it has a
+    row already.
+    """
+    served_names = (*served_names, *adapters)
+    has_defaults = bool(defaults.flags)
+    report = InputReport(requests, served_names, tuple(adapters))
+    next_word = time.monotonic() + _SECONDS_PER_WORD
+    with DuplicateFinder(tmp_dir) as finder:
+        for raw, span in requests.spans():
+            report.num_rows += 1
+            try:
+                line = parse_line(raw)
+            except LineError as exc:
+                _add_to(index, span)
+                look_up(None, None)
+                report.num_bad += 1
+                report.malformed.add(exc.message, exc.line)
+                report.lacks_parts |= exc.code == "missing_required_parameter"
+                if len(report.bad) < MAX_NAMED:
+                    # Not the exception, which holds its line.
+                    report.bad.append((exc.line, exc.message))
+                continue
+            finder.add(line.custom_id, line.number)
+            body = line.body
+            report.count_kind(line.url, str(body.get("model") or ""))
+            report.unknown.add(line.url, body, line.number)
+            if has_defaults:
+                report.without_effect.update(defaults.without_effect(line.url))
+                body = defaults.apply(line.url, body)
+            has_row = look_up(line, body)
+            _add_to(index, span, None if has_row else body)
+            try:
+                if not has_row:  # else it could run before
+                    check_request(line.url, body, served_names, endpoints)
+            except RequestError as exc:
+                report.failing.add(exc.message, line.number)
+                if isinstance(exc, ModelNotFound) and len(report.models) < _MAX_MODELS:
+                    report.models[line.body["model"][:_MAX_NAME_CHARS]] += 1
+            if report.num_rows % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
+                log(f"checking {report.name}: {amount(report.num_rows, report.unit)}")
+                next_word = time.monotonic() + _SECONDS_PER_WORD
+        report.duplicates = finder.find(_MAX_NAMED_DUPLICATES)
+    if requests.part is not None and report.is_hopeless:
+        report.others_run = _can_any_run(
+            replace(requests, part=None), served_names, endpoints, defaults
+        )
+    return report
+
+
+def _can_any_run(
+    requests: InputFile, served_names: Sequence[str], endpoints: Sequence[str], defaults: Defaults
+) -> bool:
+    for raw in requests.lines():
+        with suppress(LineError, RequestError):
+            line = parse_line(raw)
+            body = defaults.apply(line.url, line.body)
+            check_request(line.url, body, served_names, endpoints)
+            return True
+    return False
+
+
+def refuse_bad_lines(report: InputReport) -> None:
+    """Raise BadInput that names the malformed lines, the first `MAX_NAMED` one by one.
+
+    For a file without any request the message says what it looks like.
+    """
+    if not report.num_bad:
+        return
+    suspicion = report.requests.form.suspicion
+    if report.num_bad == report.num_rows and suspicion is not None:
+        raise BadInput(f"{report.name} cannot be run. {suspicion}\n{_example()}")
+    named = sentences_by_line(report.bad, report.unit)
+    if num_more := report.num_bad - len(report.bad):
+        named.append(f"  and {amount(num_more, f'more {report.unit}')}")
+    if report.lacks_parts:
+        named.append(_example())
+    bad = _bad(report)
+    raise BadInput(
+        "\n".join(
+            (
+                f"{report.name} has {bad}; nothing was run:",
+                *named,
+                "Mend them, or give them an error row and run the rest: --on-invalid-line skip",
+            )
+        )
+    )
+
+
+def refuse_hopeless(report: InputReport) -> None:
+    """Raise BadInput with the reasons when none of the lines can run.
+
+    A shard runs all the same if lines of other shards can: the whole file would run, too.
+    """
+    num_failing = report.failing.count
+    if not report.is_hopeless or report.others_run:
+        return
+    if num_failing and report.models.total() == num_failing:
+        raise BadInput(f"{_asked_for(report)}; {_ways(report)} runs them. Nothing was run")
+    lines = amount(report.num_rows, report.unit)
+    raise BadInput(
+        "\n".join(
+            (
+                f"none of the {lines} of {report.name} can run; nothing was run:",
+                *_reasons(report),
+            )
+        )
+    )
+
+
+def warn_of_failing(report: InputReport) -> None:
+    """Warn about lines that will get an error row."""
+    num_failing = report.failing.count + report.num_bad
+    if num_failing:
+        lines = f"{num_failing:,} of {amount(report.num_rows, report.unit)}"
+        log("\n".join((f"warning: {lines} will get an error row:", *_reasons(report))))
+
+
+def warn_of_unknown_parameters(report: InputReport, *, is_strict: bool = False) -> None:
+    """Warn about unknown parameters, which have no effect; BadInput where that is strict."""
+    unknown = sentences(report.unknown, report.unit)
+    if unknown and is_strict:
+        words = f"{report.name} has unknown parameters; nothing was run:"
+        raise BadInput("\n".join((words, *unknown, "Mend them, or leave out --strict-parameters")))
+    if unknown:
+        log("\n".join(("warning: unknown parameters have no effect:", *unknown)))
+
+
+def warn_of_defaults(report: InputReport) -> None:
+    """Warn about defaults without effect on some lines; BadInput if on all lines of a file."""
+    num_lines = report.num_rows - report.num_bad
+    for flag, count in sorted(report.without_effect.items()):
+        if count == num_lines and report.requests.part is None:
+            raise BadInput(
+                f"no {report.unit} of {report.name} has a url that {flag} is for: leave it out. "
+                "Nothing was run"
+            )
+        lines = f"{count:,} of {amount(report.num_rows, report.unit)}"
+        log(f"warning: {flag} has no effect on {lines}, whose url has no such parameter")
+
+
+def warn_of_duplicates(duplicates: Duplicates, unit: str) -> None:
+    """Warn about duplicate custom_ids; only the order distinguishes their rows."""
+    if not duplicates.count:
+        return
+    named = ", ".join(f"{line} (as {unit} {first})" for line, first in duplicates.first)
+    more = ", …" if duplicates.count > len(duplicates.first) else ""
+    repeat = "repeats" if duplicates.count == 1 else "repeat"
+    log(f"warning: {amount(duplicates.count, unit)} {repeat} a custom_id: {named}{more}")
+
+
+def refuse_repeated_ids(report: InputReport) -> None:
+    """Raise BadInput for a table whose column of ids does not tell its rows apart."""
+    duplicates = report.duplicates
+    if duplicates.count:
+        named = ", ".join(f"{row} (as row {first})" for row, first in duplicates.first)
+        more = ", …" if duplicates.count > len(duplicates.first) else ""
+        raise BadInput(
+            f"{amount(duplicates.count, 'row')} of {report.name} repeat an id: {named}{more}. Name "
+            "another column with --id, or none, and rows are numbered. Nothing was run"
+        )
+
+
+def _bad(report: InputReport) -> str:
+    if report.requests.form.is_table:
+        return f"{amount(report.num_bad, 'row')} without a request"
+    return amount(report.num_bad, f"malformed {report.unit}")
+
+
+def _reasons(report: InputReport) -> list[str]:
+    own = [name for name in own_names(report.served_names) if name not in report.adapters]
+    ways = _ways(report, own)
+    hint = [f"{ways} runs those that ask for other models"] if report.models else []
+    reasons = (report.failing, report.malformed)
+    return [*(each for some in reasons for each in some.sentences(report.unit)), *hint]
+
+
+def _asked_for(report: InputReport) -> str:
+    """Return `20 of 20 lines ask for gpt-4o-mini, served is tidemill-demo`."""
+    count = report.models.total()
+    names = [
+        f"{without_control_chars(name)} ({number:,})"
+        if len(report.models) > 1
+        else without_control_chars(name)
+        for name, number in report.models.most_common(_MAX_NAMED_MODELS)
+    ]
+    more = len(report.models) - len(names)
+    served = own_names(report.served_names)
+    return (
+        f"{count:,} of {amount(report.num_rows, report.unit)} ask for {', '.join(names)}"
+        f"{f' and {more:,} more' if more else ''}, served {'are' if len(served) > 1 else 'is'} "
+        f"{', '.join(served)}"
+    )
+
+
+def _ways(report: InputReport, others: Sequence[str] = ()) -> str:
+    """Return the flags that serve the model under the requested names and `others`."""
+    if len(report.models) > _MAX_NAMED_MODELS:
+        return "`--any-model`"
+    import shlex
+
+    names = [*others, *(name for name, _ in report.models.most_common())]
+    return f"`{shlex.join(['--served-model-name', *names])}` or `--any-model`"
+
+
+def _example() -> str:
+    return f"A line looks like this:\n{EXAMPLE_LINE}"

@@ -1,0 +1,205 @@
+"""Input file: the request lines of a source, in any supported format, in any order."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple, Self
+
+from tidemill.batch.file.formats import (
+    BinaryFile,
+    FileFormat,
+    detect_file,
+    open_lines,
+)
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines
+
+from ..console.errors import BadInput
+from ..console.terminal import log
+from .shard import Shard, ShardLines, find_shard_lines
+from .source import Source
+
+if TYPE_CHECKING:
+    from ..plan.line_index import LineIndex
+    from .table_input import TableInput
+
+_COPIED_BYTES = 2**20
+
+
+class PlacedLine(NamedTuple):
+    """A line and its place among all lines that get a row, from 0."""
+
+    place: int
+    raw: RawLine
+
+
+class LineSpan(NamedTuple):
+    """Where a line lies among the bytes of the plain JSONL, and its number."""
+
+    start: int
+    num_bytes: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none.
+
+    Its lines may be the requests of a `table`.
+    With `part` its lines are those of a shard, with the numbers that they have in the whole file.
+    """
+
+    source: Source
+    form: FileFormat
+    max_line_bytes: int
+    unpacked: IO[bytes] | None = None
+    table: TableInput | None = None
+    part: ShardLines | None = None
+
+    @classmethod
+    def from_source(cls, source: Source, max_line_bytes: int) -> Self:
+        """Detect the format of a source; raises BadInput for an unsupported file."""
+        try:
+            form = detect_file(source.file)
+        except FormatError as exc:
+            raise BadInput(f"{source.name} cannot be run. {exc.message}") from exc
+        return cls(source, form, max_line_bytes)
+
+    def unpack(self, tmp_dir: Path | None, stack: ExitStack) -> InputFile:
+        """Return the input with a plain temporary copy if it is compressed or an array.
+
+        Where the disk has no room for one, a note says so, and the input stays as it is.
+        """
+        if self.form.is_plain:
+            return self
+        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
+        stack.callback(copy.close)
+        try:
+            stream = self._stream()
+            while data := stream.read(_COPIED_BYTES):
+                copy.write(data)
+            copy.flush()
+        except FormatError as exc:
+            raise self._damaged(exc) from exc
+        except OSError as exc:
+            folder = tmp_dir or tempfile.gettempdir()
+            log(
+                f"note: {self.source.name} cannot be unpacked to {folder} ({exc.strerror}): its "
+                "lines run in the order of the file; --output-tmp-dir names another folder"
+            )
+            return self
+        return replace(self, unpacked=copy)
+
+    def select(self, shard: Shard) -> InputFile:
+        """Return the input with the lines of a shard alone; those before are counted, not parsed.
+
+        Raises BadInput for an input that is not seekable.
+        """
+        num_bytes = self.num_bytes
+        return replace(self, part=find_shard_lines(self._plain, num_bytes, shard))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the plain JSONL; raises BadInput for an input that is not seekable."""
+        if not self.is_seekable:
+            raise BadInput(
+                f"{self.source.name} is compressed, and its shards are known by a plain copy: "
+                "name a folder with room for it by --output-tmp-dir"
+            )
+        return os.fstat(self._plain.fileno()).st_size
+
+    @property
+    def name(self) -> str:
+        """The display name of the input, or of its shard."""
+        return self.source.name + ("" if self.part is None else f" ({self.part.shard})")
+
+    @property
+    def is_seekable(self) -> bool:
+        """Say whether lines can be read in any order."""
+        return self.form.is_plain or self.unpacked is not None
+
+    def lines(self) -> Iterator[RawLine]:
+        """Yield the non-blank lines; raises BadInput for a damaged file."""
+        for raw, _ in self.spans():
+            yield raw
+
+    def spans(self) -> Iterator[tuple[RawLine, LineSpan]]:
+        """Yield the non-blank lines with their spans; raises BadInput for a damaged file."""
+        try:
+            stream, first_number = _Counted(self._stream()), 1
+            if (part := self.part) is not None:
+                stream.seek(part.first.start, part.end.start)
+                first_number = part.first.number
+            for raw in read_lines(
+                stream, max_line_bytes=self.max_line_bytes, first_number=first_number
+            ):
+                num_bytes = len(raw.data) if raw.overlong is None else raw.overlong.num_bytes
+                start = stream.num_bytes - stream.ends_line - num_bytes
+                yield raw, LineSpan(start, num_bytes, raw.number)
+        except FormatError as exc:
+            raise self._damaged(exc) from exc
+
+    def read(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
+        """Yield the lines at these places; raises InputChanged for a file that was modified.
+
+        Where the input is not seekable, the places must be in the order of the file.
+        """
+        if self.is_seekable:
+            for place in places:
+                yield PlacedLine(place, self._read(LineSpan(*index.span(place))))
+            return
+        numbered = enumerate(self.lines())
+        for wanted in places:
+            yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
+
+    def _read(self, span: LineSpan) -> RawLine:
+        file = self._plain
+        if self.unpacked is None:
+            self.source.check()
+        if span.num_bytes <= self.max_line_bytes:
+            return RawLine(span.number, os.pread(file.fileno(), span.num_bytes, span.start))
+        file.seek(span.start)
+        return next(read_lines(file, max_line_bytes=self.max_line_bytes, first_number=span.number))
+
+    @property
+    def _plain(self) -> IO[bytes]:
+        """The file of a seekable input's plain JSONL."""
+        return self.source.file if self.unpacked is None else self.unpacked
+
+    def _stream(self) -> BinaryFile:
+        if self.unpacked is None:
+            return open_lines(self.form, self.source.file)
+        self.unpacked.seek(0)
+        return self.unpacked
+
+    def _damaged(self, exc: FormatError) -> BadInput:
+        return BadInput(f"{self.source.name} cannot be run. {exc.message}")
+
+
+class _Counted:
+    """A stream by lines that counts its bytes."""
+
+    def __init__(self, stream: BinaryFile) -> None:
+        self._stream = stream
+        self._end: int | None = None
+        self.num_bytes = 0
+        self.ends_line = False
+
+    def seek(self, start: int, end: int) -> None:
+        """Go to the start of a line; `end`, where another begins, is then that of the stream."""
+        self._stream.seek(start)
+        self.num_bytes, self._end = start, end
+
+    def readline(self, size: int) -> bytes:
+        """Return the next bytes up to a newline."""
+        if self.num_bytes == self._end:
+            return b""
+        data = self._stream.readline(size)
+        if data:
+            self.num_bytes += len(data)
+            self.ends_line = data.endswith(b"\n")
+        return data

@@ -1,0 +1,259 @@
+"""Join of shards: the rows of all shards of an output, in one file, none missing and none twice.
+
+The rows are copied to a file beside the output, which takes the output's name once all of them are
+on the disk. Before that there is no output, whenever the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidemill.batch.file.rows import row_id_of
+
+from ..console.errors import BadInput, Refused
+from ..console.terminal import log
+from .input_file import InputFile
+from .kept_rows import RowReader, index_of
+from .output import LocalFile
+from .paths import check_paths, is_path
+from .row_settings import RowSettings, joined_settings, settings_path
+from .shard_files import (
+    ShardFiles,
+    check_same_settings,
+    check_shards,
+    find_shards,
+    locked,
+)
+from .shard_mark import ShardMark, new_digest
+
+_COPIED_BYTES: Final = 2**20
+_GROWING: Final = ".joining"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Counts of what was joined."""
+
+    num_shards: int
+    num_rows: int
+    num_errors: int
+
+
+class LineCheck:
+    """Compares the rows of shards, in order, with the lines of the whole input."""
+
+    def __init__(self, requests: InputFile, count: int) -> None:
+        self._name = requests.name
+        # Each shard's range, though not its lines, is known from the size.
+        self._num_bytes = requests.num_bytes
+        self._count = count
+        self._spans = requests.spans()
+        self._next = next(self._spans, None)
+        self.num_errors = 0
+
+    def check(self, files: ShardFiles) -> None:
+        """Raise BadInput unless the next lines have their rows in the files of the next shard."""
+        _, end = files.shard.byte_range(self._num_bytes)
+        with ExitStack() as stack:
+            readers = [
+                RowReader(path, stack.enter_context(path.open("rb")))
+                for path in files.paths
+                if path.exists()
+            ]
+            while self._next is not None and self._next_start < end:
+                raw, _ = self._next
+                index = index_of(row_id_of(raw.digest), readers)
+                if index is None:
+                    raise BadInput(
+                        f"line {raw.number} of {self._name} has no row where it should be in "
+                        f"{' or '.join(map(str, files.paths))}: run {files.shard} with --resume"
+                    )
+                self.num_errors += readers[index].pop().status_code != 200
+                self._next = next(self._spans, None)
+            for reader in readers:
+                if reader.head is not None:
+                    raise BadInput(
+                        f"row {reader.num_rows + 1} of {reader.path} is not of a line of "
+                        f"{files.shard} of {self._name}"
+                    )
+
+    @property
+    def _next_start(self) -> int:
+        assert self._next is not None
+        raw, span = self._next
+        return 0 if raw.number == 1 else span.start  # before its byte order mark
+
+
+class _JoinedFile(LocalFile):
+    """File that grows beside the output and takes its name at the end."""
+
+    def __init__(self, whole: Path) -> None:
+        target = Path(os.path.realpath(whole))
+        super().__init__(target.with_name(target.name + _GROWING))
+        self._whole = target
+        self.num_rows = 0
+
+    def append(self, path: Path) -> str:
+        """Copy all rows of a file, which need not exist; return their digest."""
+        digest = new_digest()
+        if not path.exists():
+            return digest.hexdigest()
+        end = b"\n"
+        with path.open("rb", buffering=0) as rows:
+            while data := rows.read(_COPIED_BYTES):
+                self.write(data)
+                digest.update(data)
+                self.num_rows += data.count(b"\n")
+                end = data[-1:]
+        if end != b"\n":
+            raise BadInput(f"the last row of {path} is torn: run its shard with --resume")
+        return digest.hexdigest()
+
+    def finish(self) -> None:
+        """Write the rows to the disk (fsync)."""
+        super().finish()
+        os.fsync(self._fd)
+
+    def place(self, *, only_if_rows: bool = False) -> None:
+        """Give it the name of the output; with `only_if_rows` an empty one has no file."""
+        if only_if_rows and self.is_empty:
+            self._whole.unlink(missing_ok=True)
+            return
+        if self._whole.exists():
+            shutil.copymode(self._whole, self.path)
+        self.path.replace(self._whole)
+        _sync_folder(self._whole.parent)
+
+    def close(self) -> None:
+        """Unlock the file; remove it unless it is the output now."""
+        if self._is_in_place():
+            self.path.unlink()
+        super().close()
+
+    def resume_hint(self) -> str:
+        """Return how to go on."""
+        return "The shards are as they were: join them again"
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # not every file system can
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def check_outputs(
+    output_file: str, error_file: str | None, *, input_file: str | None, force: bool
+) -> None:
+    """Raise Refused for an output that cannot be written, or that is there without `force`."""
+    if not is_path(output_file):
+        raise Refused("a join writes a file: name the output that the shards were made for")
+    check_paths(input_file, output_file, error_file)
+    for name in (output_file, error_file):
+        if name is not None:
+            refuse_existing(Path(name), force=force)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise Refused for a file that is there, without `force`."""
+    if path.exists() and not force:
+        raise Refused(f"{path} is there already: --force replaces it")
+
+
+def join_shards(
+    output: Path,
+    errors: Path | None,
+    *,
+    count: int | None = None,
+    requests: InputFile | None = None,
+    force: bool = False,
+    remove: bool = False,
+    allow_other_settings: bool = False,
+) -> Joined:
+    """Write the rows of all shards to the output, and count them; raises CliError.
+
+    That each shard has all its rows is known from its mark, or by comparing them with the lines of
+    `requests`. With `remove` the shards go once the output is on the disk.
+    """
+    shards = find_shards(output, errors, count)
+    marks = check_shards(shards, output, by_marks=requests is None)
+    settings = [each.settings() for each in shards]
+    if not allow_other_settings:
+        check_same_settings(output, shards, settings)
+    check = None if requests is None else LineCheck(requests, len(shards))
+    wholes = [output] if errors is None else [output, errors]
+    with ExitStack() as stack:
+        files = _open_files(wholes, stack)
+        num_rows = [
+            _append(files, each, marks[place] if check is None else check)
+            for place, each in enumerate(shards)
+        ]
+        for file in files:
+            file.finish()
+        for whole in wholes:
+            refuse_existing(whole, force=force)
+        # The output comes last: where it is, all is there.
+        for file in reversed(files):
+            file.place(only_if_rows=file is not files[0])
+        _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
+    num_errors = sum(mark.num_errors for mark in marks) if check is None else check.num_errors
+    if remove:
+        for each in shards:
+            each.remove()
+    return Joined(len(shards), sum(num_rows), num_errors)
+
+
+def _save_settings(output: Path, found: RowSettings | None) -> None:
+    """Save the settings of joined rows next to them, for a retry and for a table's card."""
+    path = settings_path(output)
+    try:
+        if found is None:
+            path.unlink(missing_ok=True)
+        else:
+            found.save(path)
+    except OSError as exc:
+        log(f"note: {path} cannot be written ({exc.strerror}): it has the settings of the rows")
+
+
+def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:
+    """Open the new files; raises Refused while a run writes one that they would replace."""
+    for whole in wholes:
+        if whole.exists():
+            stack.enter_context(locked(whole))
+    files = []
+    for whole in wholes:
+        file = _JoinedFile(whole)
+        stack.callback(file.close)
+        file.start(0)
+        files.append(file)
+    return files
+
+
+def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | LineCheck) -> int:
+    """Copy the rows of a shard and count them; raises CliError if they are not of its lines."""
+    num_before = sum(file.num_rows for file in files)
+    with locked(shard.output):
+        shard.check_ended()
+        if isinstance(proof, LineCheck):
+            proof.check(shard)
+        digests = [file.append(path) for file, path in zip(files, shard.paths, strict=True)]
+        num_rows = sum(file.num_rows for file in files) - num_before
+        if isinstance(proof, ShardMark) and (proof, proof.num_rows) != (
+            shard.load_mark(),
+            num_rows,
+        ):
+            raise BadInput(f"{shard.output} was changed after its run ended")
+        if isinstance(proof, ShardMark) and proof.digests not in {None, tuple(digests)}:
+            raise BadInput(
+                f"{shard.output} was changed after its run ended, or copied with errors: copy it "
+                "again, or run its shard with --force"
+            )
+        return num_rows

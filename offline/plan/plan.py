@@ -1,0 +1,160 @@
+"""Plan: the order that the lines of a file start in, and how much work is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.engine.speculation.cost_model import Work
+
+from .line_index import LineIndex
+from .order import PrefixTree
+from .output_lengths import OutputLengths
+
+_MAX_REORDERED: Final = 2**14
+"""The order of so many lines is made again in some 20 ms."""
+
+_MIN_REORDERED: Final = 64
+_PAGE_TOKENS: Final = 16
+_SHARED_BYTES: Final = 64
+_CHANGE: Final = 0.25
+
+
+class Plan:
+    """Plan of the lines of `index` that have no row yet; made again where lengths turn out others.
+
+    With `is_ordered` off, lines start in the order of the file.
+    """
+
+    def __init__(
+        self, index: LineIndex, has_row: Callable[[int], bool], *, is_ordered: bool = True
+    ) -> None:
+        records = index.records
+        self.lengths = OutputLengths(records)
+        self._is_ordered = is_ordered
+        places = np.arange(len(records))
+        is_left = np.array([not has_row(place) for place in range(len(records))], np.bool_)
+        self._tree = PrefixTree.from_index(index, places[is_left])
+        self._is_waiting, self._is_unfinished = is_left.copy(), is_left.copy()
+        self.is_repeat = _repeats(records["body_hash"], is_left & is_ordered)
+        self.num_lines = self.num_waiting = len(self._tree.places)
+        self._started = np.empty(self.num_lines, np.int64)
+        self._prompt_bytes = records["prompt_bytes"]
+        is_computed = ~self.is_repeat[self._tree.places]
+        lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
+        shared = self._tree.shared
+        self.num_own_bytes = int((lengths - shared)[is_computed].sum())
+        # What two share is found in whole pages: of its last one half is computed again.
+        num_sharing = int((is_computed & (shared >= _SHARED_BYTES)).sum())
+        self.num_page_tokens = num_sharing * _PAGE_TOKENS // 2
+        self.total_prompt_bytes = int(lengths.sum())
+        self.finished_prompt_bytes = 0
+        self._expected = self.lengths.expected()
+        self._order = self._tree.ordered(self._expected) if is_ordered else places[is_left]
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the places of the lines to run, each once, when it is to start."""
+        for place in self.lengths.probes(self._is_waiting) if self._is_ordered else ():
+            yield self._start(place)
+        order = self._order[self._is_waiting[self._order]]
+        while len(order):
+            # Of a long file the order is made again once few lines are left.
+            num_next = len(order) - _MAX_REORDERED
+            if num_next < _MAX_REORDERED:
+                num_next = max(_MIN_REORDERED, len(order) // 8)
+            for place in order[:num_next].tolist():
+                yield self._start(place)
+            order = self._order = self._renewed(order[num_next:])
+
+    def finish(self, place: int, output_tokens: int) -> None:
+        """Learn from a finished row; one without output tokens has failed, or has none."""
+        self._is_unfinished[place] = False
+        self.finished_prompt_bytes += int(self._prompt_bytes[place])
+        if output_tokens and not self.is_repeat[place]:
+            self.lengths.add(place, output_tokens)
+
+    def unfinished(self) -> list[int]:
+        """Return the places of the lines without a row, in the order of the file."""
+        places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
+        return places
+
+    def own_tokens(self, tokens_a_byte: float) -> float:
+        """Return the tokens of prompts that are computed if no prefix is evicted too early."""
+        return tokens_a_byte * self.num_own_bytes + self.num_page_tokens
+
+    def work_left(self, tokens_a_byte: float, begun: float = 0.0, num_running: float = 0.0) -> Work:
+        """Return the expected work, but for its steps, of all lines without a row.
+
+        The `num_running` lines that run have `begun` tokens. Prompts are counted as if none had
+        begun.
+        """
+        is_counted = self._is_unfinished & ~self.is_repeat
+        outputs = self._outputs(begun, num_running)[is_counted]
+        prompts = tokens_a_byte * self._prompt_bytes[is_counted]
+        total = float(outputs.sum())
+        decoded = max(0.0, total - begun)
+        return Work(
+            prefilled=self.own_tokens(tokens_a_byte),
+            decoded=decoded,
+            attended=float(outputs @ (prompts + outputs / 2)) * decoded / max(1.0, total),
+        )
+
+    def expected_steps(
+        self, max_num_seqs: int, begun: float = 0.0, num_running: float = 0.0
+    ) -> float:
+        """Return the steps that decode all lines of the plan, from the first to the last."""
+        left = self._order[self._is_waiting[self._order]]
+        places = np.concatenate([self._started[: self.num_lines - len(left)], left])
+        outputs = self._outputs(begun, num_running)[places[~self.is_repeat[places]]]
+        # A line starts when those before it leave it a place, and of those some half is decoded.
+        before = np.append(0.0, np.cumsum(outputs))
+        starts = np.zeros(len(outputs))
+        num_later = len(starts[max_num_seqs:])
+        starts[max_num_seqs:] = before[max_num_seqs:-1] + before[1 : num_later + 1]
+        return float((starts / (2 * max_num_seqs) + outputs).max(initial=0.0))
+
+    def _outputs(self, begun: float, num_running: float) -> NDArray[np.float64]:
+        """Return the expected output tokens of each line.
+
+        Where the lines that run have more tokens than was expected of them, those that ended
+        were the short ones, and say nothing of these.
+        """
+        expected = self.lengths.expected()
+        places = self._started[: self.num_lines - self.num_waiting]
+        places = places[self._is_unfinished[places] & ~self.is_repeat[places]][: int(num_running)]
+        if len(places) and begun > expected[places].sum():
+            expected[places] = self.lengths.after(places, begun / len(places))
+        return expected
+
+    def _start(self, place: int) -> int:
+        self._started[self.num_lines - self.num_waiting] = place
+        self._is_waiting[place] = False
+        self.num_waiting -= 1
+        return place
+
+    def _renewed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the order of the lines that are left, another one if lengths turned out others."""
+        if not self._is_ordered or len(order) > _MAX_REORDERED:
+            return order
+        expected = self.lengths.expected()
+        if not _have_changed(self._expected[order], expected[order]):
+            return order
+        self._expected = expected
+        return self._tree.only(self._is_waiting).ordered(expected)
+
+
+def _have_changed(expected: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
+    """Say whether lengths turned out so different that another order is worth its while."""
+    return bool((np.abs(now - expected) > _CHANGE * (1 + expected)).any())
+
+
+def _repeats(hashes: NDArray[np.uint64], is_left: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which lines give the result of a line before them."""
+    _, first = np.unique(hashes, return_index=True)
+    is_repeat = np.ones(len(hashes), np.bool_)
+    is_repeat[first] = False
+    is_repeat &= (hashes != 0) & is_left
+    return is_repeat

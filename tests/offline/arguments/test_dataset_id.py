@@ -1,0 +1,73 @@
+"""Datasets of Hugging Face as a command line names them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.cli.api_rig import Shell
+from tidemill.offline.arguments.dataset_id import DatasetId
+from tidemill.offline.console.errors import Refused
+
+PROMPT = ("--prompt", "{{ text }}")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hf://datasets/openai/gsm8k", DatasetId("openai/gsm8k")),
+        ("hf://datasets/squad/", DatasetId("squad")),
+        ("hf://datasets/a/b@v1.0", DatasetId("a/b", "v1.0")),
+        ("hf://datasets/a/b/data/train-*.parquet", DatasetId("a/b", None, "data/train-*.parquet")),
+        (
+            "hf://datasets/a/b@refs/convert/parquet/x/0.parquet",
+            DatasetId("a/b", "refs/convert/parquet", "x/0.parquet"),
+        ),
+        (
+            "hf://datasets/a/b@refs%2Fconvert%2Fparquet/x/*",
+            DatasetId("a/b", "refs/convert/parquet", "x/*"),
+        ),
+    ],
+)
+def test_a_url_names_a_dataset(name: str, expected: DatasetId) -> None:
+    """With a revision and files in it, as for DuckDB and fsspec."""
+    assert DatasetId.parse(name) == expected
+
+
+@pytest.mark.parametrize("name", ["hf://datasets/", "hf://datasets/a b", "hf://a/b", "hf://"])
+def test_other_urls_of_the_hub_are_refused(name: str) -> None:
+    """With the form that a dataset's has."""
+    with pytest.raises(Refused, match="names no dataset: write hf://datasets/ORG/NAME"):
+        DatasetId.parse(name)
+
+
+@pytest.mark.parametrize("command", ["run", "check", "estimate", "submit"])
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["hf://datasets/a/b"], "is a table: say by --prompt"),
+        (["hf://a/b", *PROMPT], "names no dataset"),
+        (["x.csv", *PROMPT, "--split", "train"], "--split is for datasets"),
+        (["x.csv", *PROMPT, "--subset", "main"], "--subset is for datasets"),
+    ],
+)
+def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], words: str) -> None:
+    """By each command that takes tables, before anything is read."""
+    said = shell.type(command, *typed)
+    assert (said.status, words in said.err) == (2, True), said.err
+
+
+def test_a_dataset_is_not_dropped(shell: Shell) -> None:
+    """There is no file that could be put into the bucket."""
+    said = shell.type("drop", "hf://datasets/a/b", *PROMPT)
+    assert (said.status, "`tidemill submit`" in said.err) == (2, True), said.err
+
+
+def test_a_missing_extra_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    said = shell.type("check", "hf://datasets/a/b", *PROMPT)
+    assert said.status == 1
+    assert "a dataset of Hugging Face needs datasets, which is not installed" in said.err
+    assert "[tables,datasets]" in said.err

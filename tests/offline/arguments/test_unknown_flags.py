@@ -1,0 +1,115 @@
+"""Flags that no command has: vLLM's are passed over or explained, others told the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.cli.main import main, make_parser, parse
+from tidemill.offline.arguments import vllm_flags
+from tidemill.offline.arguments.unknown_flags import sort_unknown
+from tidemill.offline.console.errors import Refused
+
+RUN = ["run", "-i", "/no/such/file", "-o", "out"]
+
+
+def words_on(*typed: str) -> str:
+    """Return what is said of what was typed."""
+    parser = make_parser()
+    _, unknown = parser.parse_known_args(typed)
+    with pytest.raises(Refused) as refused:
+        sort_unknown(parser, typed, unknown)
+    return str(refused.value)
+
+
+def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With or without a value, in whatever spelling; then the command does what it was told."""
+    flags = "--gpu-memory-utilization 0.9 --enforce-eager --no-enable-prefix-caching".split()
+    flags += "--max-num-queued-reqs 64 --max-num-queued-tokens=9".split()
+    flags += "--swap_space=4 -pp 1 --seed 3 -O3 --disable-log-stats --load-format auto".split()
+    assert main([*RUN, *flags]) == 2
+    assert capsys.readouterr().err == (
+        "tidemill: warning: --gpu-memory-utilization, --enforce-eager, --no-enable-prefix-caching, "
+        "--max-num-queued-reqs, --max-num-queued-tokens, --swap_space, -pp, -O3, "
+        "--disable-log-stats, --load-format: vLLM's, and without effect here\n"
+        "tidemill: the input /no/such/file does not exist\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("-pp 2", "-pp is vLLM's, and not taken here: GPUs share every layer of a model here"),
+        ("--rope-scaling {}", "here it is --hf-overrides '{\"rope_scaling\": …}'"),
+        ("--hf-token x", "HF_TOKEN in the environment holds it"),
+        ("--default-chat-template-kwargs {}", "write `chat_template_kwargs` into the lines"),
+        ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),
+    ],
+)
+def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, words: str) -> None:
+    """Nothing that would give another answer is passed over."""
+    assert words in words_on(*RUN, *flags.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            [*RUN, "--max-model-length", "9"],
+            "has no --max-model-length: did you mean --max-model-len?",
+        ),
+        ([*RUN, "--served_model_name", "x"], "did you mean --served-model-name?"),
+        ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
+        ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
+        (["status", "x", "y"], "'y' belongs to no flag: see `tidemill status --help`"),
+        (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
+        (
+            ["local", "up", "--worker", "2"],
+            "`tidemill local up` has no --worker: did you mean --work",
+        ),
+        (["submit", "f", "--enforce-eager"], "`tidemill submit` has no --enforce-eager: see "),
+    ],
+)
+def test_other_flags_are_told_the_nearest(typed: list[str], words: str) -> None:
+    """Of the command that was typed."""
+    assert words in words_on(*typed)
+
+
+def test_no_flag_of_ours_is_taken_for_one_of_vllms() -> None:
+    """Both tables are about flags that we do not have, and none is in both of them."""
+    parser = make_parser()
+    [commands] = [action for action in parser._actions if action.dest == "==SUPPRESS=="]
+    ours = {
+        name.removeprefix("--")
+        for action in commands.choices["run"]._actions  # type: ignore[union-attr, call-overload]
+        for name in action.option_strings
+    }
+    ours.remove("data-parallel-size")  # which other commands have not
+    assert not ours & (vllm_flags._PASSED_OVER | vllm_flags._INSTEAD.keys())
+    assert not vllm_flags._PASSED_OVER & vllm_flags._INSTEAD.keys()
+    assert vllm_flags._NEUTRAL_VALUES.keys() <= vllm_flags._INSTEAD.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("x.jsonl --seed 3", ["x.jsonl"]),
+        ("--seed 3 x.jsonl", ["x.jsonl"]),
+        ("--gpu-memory-utilization 0.9 x.jsonl", ["x.jsonl"]),
+        ("--enforce-eager x.jsonl --swap-space=4", ["x.jsonl"]),
+        ("--disable-log-stats -", ["-"]),
+        ("--kv-cache-metrics-sample 0.1 x.jsonl", ["x.jsonl"]),
+        ("-- a.jsonl b.jsonl", ["a.jsonl", "b.jsonl"]),
+    ],
+)
+def test_files_stand_wherever_they_are_typed(typed: str, files: list[str]) -> None:
+    """Values of vLLM's flags are none, and what follows a switch of vLLM's is one."""
+    assert parse(["run", *typed.split()]).files == files
+
+
+@pytest.mark.parametrize("flag", sorted(vllm_flags._OTHER_SWITCHES))
+def test_a_file_stands_behind_a_switch_by_whatever_name(flag: str) -> None:
+    """Those whose names do not begin as switches do are known one by one."""
+    assert parse(["run", f"--{flag}", "x.jsonl"]).files == ["x.jsonl"]
+    assert flag in vllm_flags._PASSED_OVER

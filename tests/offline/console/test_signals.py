@@ -1,0 +1,46 @@
+"""Signals while a command runs: they raise, or somebody listens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from tidemill.offline.console.errors import Stopped
+from tidemill.offline.console.signals import StopSignals
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """A run in the background of a script does not end with the script's Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_raises_until_somebody_listens() -> None:
+    """Outside of the listener's time it ends what is going on, and handlers are put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    heard = []
+    with StopSignals() as signals:
+        with signals.on_signal(lambda: heard.append(1)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (heard, signals.received) == ([1], signal.SIGTERM)
+    with pytest.raises(Stopped), StopSignals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Before anything is taken down, which may take its time."""
+    said: list[str] = []
+    with StopSignals("all is down", answer="stopping"), ExitStack() as taken_down:
+        taken_down.callback(lambda: said.append(capfd.readouterr().err))
+        with pytest.raises(Stopped, match="all is down"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert said == ["tidemill: stopping\n"]

@@ -1,0 +1,77 @@
+"""`--lora-modules`: what is understood of it, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from tidemill.engine.config import LoraModule
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.engine.adapters import local_adapters
+from tidemill.offline.engine.engine import engine_config
+from tidemill.offline.engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_fields,
+)
+
+
+def modules(*typed: str, **options: Any) -> tuple[LoraModule, ...]:
+    """Return the adapters that somebody asked for beside a model `gpt2` that is called `m`."""
+    asked = EngineOptions(model="gpt2", served_model_names=("m",), lora_modules=typed, **options)
+    return engine_config(asked).lora_modules
+
+
+def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
+    """A path may hold an equals sign, and the model may be named for which it was trained."""
+    assert modules(
+        "a=./x",
+        "b=owner/name=1",
+        '{"name": "c", "path": "s3://bucket/c"}',
+        '{"name": "d", "path": "x", "base_model_name": "m"}',
+    ) == (("a", "./x"), ("b", "owner/name=1"), ("c", "s3://bucket/c"), ("d", "x"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["a"], "write name=path"),
+        (["=x"], "write name=path"),
+        (["a="], "write name=path"),
+        (["{"], "is no JSON"),
+        (['{"name": "a"}'], "says no path"),
+        (['{"name": "", "path": "x"}'], "says no name"),
+        (['{"name": 7, "path": "x"}'], "says no name"),
+        (['{"name": "a=b", "path": "x"}'], "no name holds ="),
+        (['{"name": "a", "path": "x", "rank": 4}'], "says rank, which is none of its keys"),
+        (['{"name": "a", "path": "x", "base_model_name": "n"}'], "is for 'n'; this model is"),
+        (["a=x", "a=y"], "names two adapters a"),
+        (["m=x"], "names an adapter m, as the model itself is"),
+        (["*=x"], r"names an adapter \*, as the model itself is"),
+    ],
+)
+def test_what_names_no_adapter_is_refused(typed: list[str], words: str) -> None:
+    """With what was typed."""
+    with pytest.raises(Refused, match=words):
+        modules(*typed)
+
+
+def test_their_number_may_be_bounded() -> None:
+    """By vLLM's flag; its other one is taken without a word."""
+    assert len(modules("a=x", "b=y", max_loras=2)) == 2
+    with pytest.raises(Refused, match="names 2 adapters, above --max-loras 1"):
+        modules("a=x", "b=y", max_loras=1)
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    typed = ["--enable-lora", "--max-lora-rank", "64", "--lora-modules", "a=x", "b=y"]
+    options = EngineOptions(**engine_fields(parser.parse_args(typed)))
+    assert (options.lora_modules, options.max_lora_rank) == (("a=x", "b=y"), 64)
+
+
+def test_what_lies_on_this_machine_stays_where_it_is() -> None:
+    """Only what is in S3 is fetched."""
+    asked = modules("a=./x", "b=owner/name")
+    with local_adapters(asked, None, lambda _: None) as here:
+        assert here == asked

@@ -1,0 +1,39 @@
+"""What `--model` can be is looked at before any library of models is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.engine.engine import engine_config
+from tidemill.offline.engine.options import EngineOptions
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written; what may be the hub's is left to the hub."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("./nothere", str(tmp_path / "none"), "../x", "~/models/x", "a/b/c", "models/"):
+        with pytest.raises(Refused, match=f"--model {name}: there is no such folder"):
+            engine_config(EngineOptions(model=name))
+    for name in ("gpt2", "Qwen/Qwen3-0.6B", str(tmp_path)):
+        assert engine_config(EngineOptions(model=name)).model == name
+
+
+def test_a_gguf_file_is_a_model_where_there_is_one(tmp_path: Path) -> None:
+    """However it is written, and in a folder by itself."""
+    file = tmp_path / "model-Q4_K_M.GGUF"
+    with pytest.raises(Refused, match=f"--model {file}: there is no such file"):
+        engine_config(EngineOptions(model=str(file)))
+    file.touch()
+    for name in (str(tmp_path), str(file)):
+        assert engine_config(EngineOptions(model=name)).model == name
+
+
+def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
+    """Config and tokenizer lie beside it."""
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(Refused, match="is a file: name the folder that it lies in"):
+        engine_config(EngineOptions(model=str(file)))

@@ -1,0 +1,154 @@
+"""Rows that wait for their order: kept beside the output, and found again by their lines."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import row_id_of
+from tidemill.offline.console.errors import BadInput, OutputLost
+from tidemill.offline.files import spool as spool_module
+from tidemill.offline.files.input_file import PlacedLine
+from tidemill.offline.files.paths import spool_path
+from tidemill.offline.files.spool import Row, Spool
+
+
+def lines(*texts: str) -> list[RawLine]:
+    """Return lines with blank ones between, as an input may have."""
+    return [RawLine(2 * place + 1, text.encode()) for place, text in enumerate(texts)]
+
+
+def row_of(line: RawLine, status_code: int = 200) -> bytes:
+    """Return the row of a line."""
+    response = {"status_code": status_code, "body": {"created": 7}}
+    row = {"id": row_id_of(line.digest), "custom_id": "c", "response": response}
+    return f"{json.dumps(row)}\n".encode()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where rows are spooled."""
+    return spool_path(tmp_path / "out")
+
+
+def add(spool: Spool, given: list[RawLine], *places: int) -> None:
+    """Spool the rows of lines."""
+    for place in places:
+        spool.add(PlacedLine(place, given[place]), Row(row_of(given[place]), is_success=True))
+
+
+@contextmanager
+def loaded(path: Path, given: list[RawLine], num_done: int = 0) -> Iterator[Spool]:
+    """Yield what another run finds."""
+    with closing(Spool(path, len(given))) as spool:
+        spool.load(given, num_done)
+        yield spool
+
+
+def found(path: Path, given: list[RawLine], num_done: int = 0) -> dict[int, bytes]:
+    """Return the rows that another run finds, by place."""
+    with loaded(path, given, num_done) as spool:
+        return {place: spool.pop(place).data for place in spool.places}
+
+
+def save(path: Path, given: list[RawLine], *places: int) -> None:
+    """Leave what a run leaves that is stopped."""
+    with loaded(path, given) as spool:
+        add(spool, given, *places)
+        spool.flush()
+
+
+def test_rows_are_found_by_their_lines(path: Path) -> None:
+    """Not those that are in the output by then, nor what is torn or of a line that has changed."""
+    given = lines("a", "b", "c", "d")
+    save(path, given, 0, 1, 2, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert found(path, given, 1) == {1: row_of(given[1]), 2: row_of(given[2])}
+    assert found(path, lines("a", "b", "C", "d"), 1) == {1: row_of(given[1])}
+
+
+def test_what_else_stands_in_the_file_is_passed_over(path: Path) -> None:
+    """Whatever that is."""
+    [line] = lines("a")
+    noise = b"\n\xff\nx\ty\n1\t{}\n1\tno row\n" + b"9" * 5000 + b"\t" + row_of(line)
+    path.write_bytes(noise + b"1\t" + row_of(line))
+    assert found(path, [line]) == {0: row_of(line)}
+
+
+def test_a_second_stop_keeps_the_rows_of_the_first(path: Path) -> None:
+    """Behind a torn end, too; the last row of a line counts."""
+    given = lines("a", "b", "c", "d")
+    save(path, given, 1, 2)
+    path.write_bytes(path.read_bytes() + b"7\ttorn")
+    with loaded(path, given) as again:
+        again.pop(1)
+        add(again, given, 3)
+        assert "2 finished rows that wait" in again.words()
+        again.flush()
+    failed = row_of(given[3], 500)
+    path.write_bytes(path.read_bytes() + b"%d\t" % given[3].number + failed)
+    assert found(path, given, 2) == {2: row_of(given[2]), 3: failed}
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_rows_come_back_in_any_order(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, is_durable: bool
+) -> None:
+    """From the buffer and from the file, which stays as small as what waits."""
+    monkeypatch.setattr(spool_module, "_BUFFER_BYTES", 2_000)
+    monkeypatch.setattr(spool_module, "_MAX_STALE_BYTES", 10_000)
+    rng, given = random.Random(5), lines(*map(str, range(2_000)))
+    with closing(Spool(path if is_durable else None, len(given))) as spool:
+        todo, waiting, largest = [*range(len(given))], list[int](), 0
+        while todo or waiting:
+            if todo and len(waiting) < rng.randrange(20, 60):
+                waiting.append(todo.pop())
+                add(spool, given, waiting[-1])
+            else:
+                place = waiting.pop(rng.randrange(len(waiting)))
+                assert spool.pop(place) == (row_of(given[place]), True)
+                spool.reclaim()
+            assert spool.num_waiting == spool.num_ok == len(waiting)
+            largest = max(largest, spool._end - spool._live_bytes - spool._live_bytes)
+        assert largest < 12_000
+        spool.flush()
+        spool.remove()
+    assert not [*path.parent.iterdir()]
+
+
+def test_a_folder_that_takes_no_file_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows wait in a temporary file, which ends with the run."""
+    given = lines("a", "b")
+    with closing(Spool(tmp_path / "gone" / "out.spool", 2)) as spool:
+        for place in range(2):
+            add(spool, given, place)
+            spool.flush()
+        assert [spool.pop(place).data for place in range(2)] == [row_of(line) for line in given]
+        assert spool.words() == ""
+        assert not spool.is_durable
+    assert capsys.readouterr().err.count("cannot be made") == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    """Its rows are finished: they are not thrown away unasked."""
+    path.mkdir()
+    with pytest.raises(BadInput, match="holds finished rows and cannot be read"):
+        Spool(path, 0).load([], 0)
+
+
+def test_a_file_that_somebody_cuts_ends_the_run(path: Path) -> None:
+    """Nothing but whole rows goes into an output."""
+    given = lines("a", "b")
+    save(path, given, 0, 1)
+    with loaded(path, given) as spool:
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(OutputLost, match="was changed while the job ran"):
+            spool.pop(1)

@@ -1,0 +1,60 @@
+"""Every call of a join fails in turn: there is the whole output, or none and the shards stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import Call, Fault, faults_of, in_process, profiled
+from tests.offline.given import line
+from tidemill.cli.main import exit_status_of, main, parse
+
+FOLDERS = ("offline/files", "batch/file")
+ONE_IN = 61
+
+
+@pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("flags", [[], ["-i", "in.jsonl"], ["--remove"]])
+def test_a_join_that_fails_leaves_the_shards(  # noqa: PLR0917 - fixtures and cases
+    run: Any,
+    write_input: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    one_in: int,
+) -> None:
+    """The same command then joins them."""
+    monkeypatch.chdir(tmp_path)
+    write_input(*(line(str(number)) for number in range(8)))
+    assert run("-i", "in.jsonl", "-o", "whole") == 0
+    shards = ("out.1-of-2", "out.2-of-2")
+    for number in (1, 2):
+        assert run("-i", "in.jsonl", "-o", "out", "--shard", f"{number}/2") == 0
+    kept = {path: path.read_bytes() for path in tmp_path.glob("out.*")}
+    whole, out = (tmp_path / "whole").read_bytes(), tmp_path / "out"
+    counts = Counter[Call]()
+
+    arguments = parse(["join", "out", *flags])  # where an exit with 0 is that of `--help`
+
+    def join(fault: Fault | None) -> int:
+        with profiled(FOLDERS, fault) as found:
+            status = exit_status_of(lambda: int(arguments.command(arguments)))
+        counts.update(found)
+        return status
+
+    assert join(None) == 0
+    for fault in [*faults_of(Counter(counts), one_in=one_in)]:
+        out.unlink(missing_ok=True)
+        for path, data in kept.items():
+            path.write_bytes(data)
+        status = in_process(lambda fault=fault: join(fault), tmp_path / "stderr")  # type: ignore[misc]
+        if status == 0 or out.exists():
+            assert out.read_bytes() == whole, fault
+        if not out.exists():
+            assert all((tmp_path / name).exists() for name in shards), fault
+            assert main(["join", "out", *flags]) == 0, fault
+            assert out.read_bytes() == whole, fault

@@ -1,0 +1,335 @@
+"""`tidemill run --shard` and `tidemill join`: together they write what one run writes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.place import typed
+from tests.offline.given import CHAT, line, rows
+from tidemill.cli.main import main
+from tidemill.offline.console.errors import BadInput, EngineLost, Refused
+from tidemill.offline.files import input_check
+
+Write = Callable[..., Path]
+COUNT = 3
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An input with a mark, blank lines, a malformed one, failures, a long line and no end."""
+    bodies: list[dict[str, Any]] = [{}, {"status": 400}, {"say": "x" * 200}, {}, {"raise": "x"}]
+    lines = [line(f"c{number}", **body) for number, body in enumerate([*bodies, {}, {}])]
+    path = tmp_path / "in.jsonl"
+    text = "\n".join([*lines[:2], "", "{", *lines[2:5], "  ", *lines[5:]])
+    path.write_text(f"\ufeff{text}", encoding="utf-8")
+    os.utime(path, (1, 1_700_000_000))
+    return path
+
+
+@pytest.fixture
+def shards(run: Any, source: Path, tmp_path: Path) -> Callable[..., list[int]]:
+    """Return a function that runs shards, all of them by default, and gives their statuses."""
+
+    def run_shards(*flags: object, numbers: Any = None, count: int = COUNT) -> list[int]:
+        given = ["-i", source, "-o", tmp_path / "rows", "--on-invalid-line", "skip"]
+        numbers = numbers or range(1, count + 1)
+        return [run(*given, "--shard", f"{number}/{count}", *flags) for number in numbers]
+
+    return run_shards
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
+@pytest.mark.parametrize("errors", [None, "errors"])
+def test_joined_shards_are_the_bytes_of_one_run(  # noqa: PLR0917 - fixtures and cases
+    run: Any, shards: Any, source: Path, tmp_path: Path, count: int, errors: str | None
+) -> None:
+    """For any count, shards without a line among them; by their marks, and by the input."""
+    whole, joined = tmp_path / "whole", tmp_path / "rows"
+    given = ["-i", source, "-o", whole, "--on-invalid-line", "skip"]
+    assert run(*given, *(["-e", tmp_path / "bad"] if errors else [])) == 0
+    flags = ["-e", tmp_path / "errors"] if errors else []
+    shards(*flags, count=count)
+    for more in ([], ["-i", source, "--force"], ["--force", "--remove"]):
+        assert main(["join", str(joined), *map(str, [*flags, *more])]) == 0
+        assert joined.read_bytes() == whole.read_bytes()
+        if errors:
+            assert (tmp_path / "errors").read_bytes() == (tmp_path / "bad").read_bytes()
+    left = {path.name for path in tmp_path.iterdir()} - {"whole.settings", "rows.settings"}
+    assert left == {"in.jsonl", "whole", "rows"} | ({"bad", "errors"} if errors else set())
+
+
+@pytest.mark.parametrize("form", ["gzip", "array", "pipe"])
+def test_inputs_that_are_no_plain_file_are_shared(
+    run: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run cuts a plain copy; a join reads the input in any form, too."""
+    lines = [line(f"c{number}") for number in range(5)]
+    data = "".join(f"{each}\n" for each in lines).encode()
+    forms = {"gzip": gzip.compress(data), "array": f"[{', '.join(lines)}]".encode(), "pipe": data}
+    source, out = tmp_path / "in", tmp_path / "rows"
+    source.write_bytes(forms[form])
+    for number in (1, 2):
+        with source.open() as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            name = "-" if form == "pipe" else source
+            assert run("-i", name, "-o", out, "--shard", f"{number}/2") == 0
+    assert main(["join", str(out), "-i", str(source)]) == 0
+    assert [row["custom_id"] for row in rows(out)] == [f"c{number}" for number in range(5)]
+
+
+def test_a_shard_parses_its_own_lines_alone(
+    run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is before and behind it is not read as JSON."""
+    parsed = []
+    parse_line = input_check.parse_line
+    monkeypatch.setattr(
+        input_check, "parse_line", lambda raw: parsed.append(raw.number) or parse_line(raw)
+    )
+    source = write_input(*(line(f"c{number}") for number in range(8)))
+    assert run("-i", source, "-o", tmp_path / "rows", "--shard", "2/4") == 0
+    assert parsed == [3, 4]
+
+
+def test_messages_name_the_shard(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines at the start, its rows at the end, and what is wrong with it."""
+    shards(numbers=[1])
+    said = capsys.readouterr().err
+    assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in said
+    assert "tidemill: shard 1 of 3: 4 rows in " in said
+    with pytest.raises(BadInput, match=r"in.jsonl \(shard 1 of 3\) has 1 malformed line"):
+        shards("--force", "--on-invalid-line", "fail", numbers=[1])
+    shards("--resume", numbers=[1])
+    assert "shard 1 of 3: every line has its row already (4)" in capsys.readouterr().err
+
+
+def test_a_shard_is_resumed_and_no_other(run: Any, shards: Any, tmp_path: Path) -> None:
+    """What is missing is run; rows of another count, or of another file, are refused."""
+    shards()
+    last = tmp_path / "rows.3-of-3"
+    whole, mark = last.read_bytes(), (tmp_path / "rows.3-of-3.done").read_bytes()
+    last.write_bytes(whole[:-1])
+    run.engine = None
+    shards("--resume", numbers=[3])
+    assert (run.engine.asked, last.read_bytes()) == (1, whole)
+    assert (tmp_path / "rows.3-of-3.done").read_bytes() == mark
+    last.rename(tmp_path / "rows.4-of-5")
+    with pytest.raises(BadInput, match="was made from another input"):
+        shards("--resume", numbers=[4], count=5)
+
+
+def test_failed_rows_of_a_shard_are_run_again_in_their_places(
+    run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """The mark of the shard is that of the new rows."""
+    source, out = write_input(line("a"), line("b", name="b"), line("c")), tmp_path / "rows"
+    given = ["-i", source, "-o", out]
+    run.fails_at = {"b"}
+    for number in (1, 2):
+        run(*given, "--shard", f"{number}/2")
+    run.fails_at = set()
+    assert run(*given, "--shard", "1/2", "--resume", "--retry-failed") == 0
+    assert main(["join", str(out)]) == 0
+    assert [row["response"]["status_code"] for row in rows(out)] == [200] * 3
+
+
+def test_a_shard_none_of_whose_lines_can_run_has_their_error_rows(
+    run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """As in a run of the whole file; if no line of the file can run it is refused."""
+    other = line("b", model="other", status=404)
+    source, out = write_input(line("a"), line("a"), other), tmp_path / "rows"
+    assert run("-i", source, "-o", out, "--shard", "2/2") == 3
+    assert [row["custom_id"] for row in rows(tmp_path / "rows.2-of-2")] == ["b"]
+    source = write_input(other, other)
+    with pytest.raises(BadInput, match=r"1 of 1 line ask for other, served is m"):
+        run("-i", source, "-o", out, "--shard", "1/2")
+
+
+def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Path) -> None:
+    """Beside the output; a stream stays one, a url and the input itself are refused."""
+    source = write_input(line("a"))
+    assert run(source, "--shard", "1/1") == 0
+    assert len(rows(tmp_path / "in.output.jsonl.1-of-1")) == 1
+    assert run(source, "-o", "-", "--shard", "1/1") == 0
+    with pytest.raises(Refused, match="is a url: name a path with -o"):
+        run(source, "-o", "http://127.0.0.1:1/rows", "--shard", "1/1")
+    with pytest.raises(Refused, match="the input and the output are the same file"):
+        run(source, "-o", source, "--shard", "1/1")
+
+
+def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Join shards; return the exit status and what was said."""
+    capsys.readouterr()
+    status, _, said = typed(capsys, "join", *map(str, arguments))
+    return status, said
+
+
+def test_unfinished_shards_are_named(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing, cut off, waiting, or changed: nothing is written until all are whole."""
+    out = tmp_path / "rows"
+    assert join(capsys, out) == (
+        2,
+        f"tidemill: there is no {out}.1-of-2, nor any other shard of it\n",
+    )
+    shards(numbers=[1, 3])
+    assert join(capsys, out)[1].endswith(f"cannot be joined yet:\n  {out}.2-of-3 is missing\n")
+    shards(numbers=[2])
+    spool = tmp_path / "rows.1-of-3.spool"
+    spool.touch()
+    (tmp_path / "rows.2-of-3.done").unlink()
+    third = tmp_path / "rows.3-of-3"
+    third.write_bytes(third.read_bytes() * 2)
+    status, said = join(capsys, out)
+    assert status == 2
+    assert "1-of-3 is not finished: run its shard with --resume" in said
+    assert "2-of-3 has no rows.2-of-3.done, so its run has not finished" in said
+    assert "when its run ended" in said
+    assert not out.exists()
+    shards("--force")
+    out.touch()
+    assert join(capsys, out) == (2, f"tidemill: {out} is there already: --force replaces it\n")
+    assert join(capsys, out, "--force")[0] == 0
+    assert not spool.exists()
+
+
+def test_rows_are_compared_with_the_input(
+    shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With -i no mark is asked for, and a row that is missing or too many is named."""
+    shards()
+    out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
+    good = second.read_bytes()
+    first_row = good.index(b"\n") + 1
+    for bad, words in (
+        (good[:-first_row], "has no row where it should be in"),
+        (good[first_row:], "line 6 of"),
+        (good + good[:first_row], "is not of a line of shard 2 of 3"),
+        (good + b"{", "is torn"),
+        (b"", "run shard 2 of 3 with --resume"),
+    ):
+        second.write_bytes(bad)
+        status, said = join(capsys, out, "-i", source)
+        assert (status, words in said) == (1, True), said
+    second.write_bytes(good)
+    for mark in tmp_path.glob("*.done"):
+        mark.unlink()
+    assert join(capsys, out, "-i", source) == (
+        0,
+        (
+            "tidemill: note: the settings of 3 shards are unknown, so they were not compared\n"
+            f"tidemill: 8 rows, 3 of them failed, of 3 shards are in {out}\n"
+        ),
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("in.jsonl", "rows", "rows.1-of-3", "rows.2-of-3", "rows.3-of-3")
+    }
+
+
+def test_a_shard_whose_bytes_changed_is_not_joined(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mark holds a digest: a damaged copy of the same length is refused; an old mark has none."""
+    shards()
+    out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
+    good = second.read_bytes()
+    second.write_bytes(good.replace(b"custom_id", b"custom-id", 1))
+    assert "2-of-3 was changed after its run ended, or copied with errors" in join(capsys, out)[1]
+    assert not out.exists()
+    second.write_bytes(good)
+    mark = tmp_path / "rows.2-of-3.done"
+    mark.write_text(json.dumps({**json.loads(mark.read_bytes()), "digests": None}))
+    assert join(capsys, out)[0] == 0
+
+
+def test_shards_of_different_runs_are_not_joined(
+    shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another count they need -n; of an input that was changed meanwhile they do not fit."""
+    out = tmp_path / "rows"
+    shards()
+    shards(numbers=[1], count=2)
+    assert "has shards of several runs, by the number of all (2, 3)" in join(capsys, out)[1]
+    assert join(capsys, out, "-n", 3)[0] == 0
+    out.unlink()
+    source.write_bytes(source.read_bytes().replace(b'"c0"', b'"d0"'))
+    shards("--force", numbers=[1])
+    assert "1-of-3 and " in (said := join(capsys, out, "-n", 3)[1])
+    assert "are of different inputs" in said
+    assert not out.exists()
+
+
+def test_a_shard_that_is_being_written_is_not_joined(
+    spawn: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a kill leave one that looks finished."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "rows"
+    source.write_text(f"{line('a')}\n{line('b', wait=60)}\n")
+    process = spawn("-i", source, "-o", out, "--shard", "1/1")
+    part = tmp_path / "rows.1-of-1"
+    while not part.exists() or not part.read_bytes():
+        assert process.poll() is None
+    assert f"a run is writing {part}" in join(capsys, out)[1]
+    process.kill()
+    process.wait()
+    assert f"{part} has no rows.1-of-1.done" in join(capsys, out)[1]
+    assert "line 2 of" in join(capsys, out, "-i", source)[1]
+    assert not out.exists()
+
+
+def test_a_run_that_starts_over_removes_the_mark_first(
+    run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it ends amid the lines there is none; a refused run leaves all as it was."""
+    source, out = write_input(line("a"), line("b", name="b")), tmp_path / "rows"
+    given = ["-i", source, "-o", out, "--shard", "1/1"]
+    run(*given)
+    with pytest.raises(Refused, match="holds rows already"):
+        run(*given)
+    assert join(capsys, out)[0] == 0
+    run.dies_at = "b"
+    with pytest.raises(EngineLost):
+        run(*given, "--force", "--max-inflight", 1)
+    assert "so its run has not finished" in join(capsys, out, "--force")[1]
+
+
+def test_an_error_file_is_joined_where_there_was_one(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A join that leaves it out, or names one that no run had, is refused."""
+    out, errors = tmp_path / "rows", tmp_path / "errors"
+    shards("-e", errors)
+    assert "had an error file: name it with -e" in join(capsys, out)[1]
+    assert json.loads((tmp_path / "rows.1-of-3.done").read_text())["error_bytes"] > 0
+    shards("--force")
+    assert "had no error file: leave -e away" in join(capsys, out, "-e", errors)[1]
+
+
+def test_a_failed_join_leaves_no_output(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """However late it fails; the shards stay, and the next join is whole."""
+    shards()
+    out = tmp_path / "rows"
+
+    def fail(_: int) -> None:
+        raise OSError(5, "no disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        assert join(capsys, out, "--remove")[0] == 1
+    assert not [*tmp_path.glob("rows"), *tmp_path.glob("*.joining")]
+    (tmp_path / "rows.joining").write_text("of a join that was killed")
+    assert join(capsys, out)[0] == 0
+    assert CHAT not in out.read_text()[:10]
