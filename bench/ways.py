@@ -34,7 +34,6 @@ import tidemill
 from tests.emulators import running
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill import demo
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import make_parser
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
@@ -45,6 +44,7 @@ from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.handler.intake.control_messages import Drop, drop_message
 from tidemill.handler.lambdas.control import handle_message
 from tidemill.offline.run.job import run_job
+from tidemill.offline.run.run_flags import options_from
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 from tidemill.server.app import make_app, make_context
 from tidemill.server.settings import ServerSettings

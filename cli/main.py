@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from tidemill.offline.arguments.parser import Parser, expand_help
 from tidemill.offline.arguments.unknown_flags import (
     expand_positional_model,
-    sort_unknown,
+    parse_known,
 )
 from tidemill.offline.console.errors import CliError, Refused, Stopped
 from tidemill.offline.console.terminal import log, print_details
@@ -102,10 +102,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     typed = expand_positional_model(retry.expand_rows(expand_help(arguments)))
     typed = serve.add_environment_flags(typed)
-    parsed, unknown = parser.parse_known_args(typed)
-    parsed.files = sort_unknown(parser, typed, unknown)
-    parsed.typed = typed
-    return parsed
+    return parse_known(parser, typed)
 
 
 def exit_status_of(command: Callable[[], int]) -> int:

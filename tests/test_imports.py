@@ -180,6 +180,19 @@ def test_the_command_line_starts_without_a_model_library() -> None:
     assert loaded & MODEL_LIBRARIES == set()
 
 
+def test_a_program_that_runs_a_file_loads_no_command() -> None:
+    """`tidemill.run` needs the flags of `tidemill run` and no other command's."""
+    script = (
+        "import sys, tidemill; tidemill.run\n"
+        "found = [name for name in sys.modules if name.startswith('tidemill.cli')]\n"
+        "names = [getattr(tidemill, name).__module__ for name in tidemill.__all__]\n"
+        "print(found, set(names), tidemill.Engine.__name__)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, text=True)
+    assert done.stdout == "[] {'tidemill'} Engine\n"
+
+
 def test_a_run_reads_its_files_before_torch_is_loaded() -> None:
     """What it cannot run it says in half a second; it is loaded with the model."""
     loaded = modules_loaded_by(

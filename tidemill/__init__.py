@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .cli.python.commands import RunResult, run, submit
-    from .cli.python.engine import Engine
-    from .cli.python.errors import EngineDied, RequestFailed, TidemillError
+    from .sdk.commands import RunResult, run, submit
+    from .sdk.engine import Engine
+    from .sdk.errors import EngineDied, RequestFailed, TidemillError
 
     __version__: str
 
@@ -36,4 +36,4 @@ def __getattr__(name: str) -> object:
             return "(not installed)"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".cli.python.{_MODULES[name]}", __name__), name)
+    return getattr(import_module(f".sdk.{_MODULES[name]}", __name__), name)

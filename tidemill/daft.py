@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cli.integrations.daft import answer
-from .cli.integrations.daft_provider import Provider
+from .sdk.integrations.daft import answer
+from .sdk.integrations.daft_provider import Provider
 
 __all__ = ["Provider", "answer"]

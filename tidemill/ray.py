@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .cli.integrations.ray.answer import answer
-from .cli.integrations.ray.processor import Processor, build_processor
-from .cli.integrations.ray.processor_config import vLLMEngineProcessorConfig
+from .sdk.integrations.ray.answer import answer
+from .sdk.integrations.ray.processor import Processor, build_processor
+from .sdk.integrations.ray.processor_config import vLLMEngineProcessorConfig
 
 __all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"]

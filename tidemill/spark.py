@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .cli.integrations.spark import answer
+from .sdk.integrations.spark import answer
 
 __all__ = ["answer"]

@@ -14,7 +14,15 @@ _TAKE_VLLM_FLAGS = (*_TAKE_FILES, "tidemill serve")
 _LIKENESS = 0.7
 
 
-def sort_unknown(
+def parse_known(parser: argparse.ArgumentParser, typed: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
+    parsed, unknown = parser.parse_known_args(typed)
+    parsed.files = _sort_unknown(parser, typed, unknown)
+    parsed.typed = typed
+    return parsed
+
+
+def _sort_unknown(
     parser: argparse.ArgumentParser, typed: Sequence[str], unknown: Sequence[str]
 ) -> list[str]:
     """Return the files among the unknown arguments, and warn about ignored flags.

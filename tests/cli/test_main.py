@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import exit_status_of, main, parse
 from tidemill.offline.arguments.argument_types import size_in_bytes
 from tidemill.offline.arguments.defaults import Defaults
 from tidemill.offline.console.errors import BadInput, Refused, Stopped
+from tidemill.offline.run.run_flags import options_from
 from tidemill.offline.run.run_options import RunOptions
 
 ROOT = Path(__file__).parents[2]

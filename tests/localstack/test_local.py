@@ -45,12 +45,12 @@ from tests.localstack.conftest import replaced_workers
 from tidemill.batch.fleet import CircuitBreaker
 from tidemill.cli.commands.local import _guide
 from tidemill.cli.main import main
-from tidemill.cli.python.engine import Engine
 from tidemill.handler.aws.calls import Operation, T
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.errors import AwsError
 from tidemill.handler.fleet.circuit_breaker import close_breaker
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
+from tidemill.sdk.engine import Engine
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"

@@ -17,10 +17,10 @@ import pytest
 from tests.cli.api_rig import Shell, shell_in
 from tests.offline.given import Answer
 from tests.offline.scripted import ScriptedEngine
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import parse
 from tidemill.engine.config import EngineConfig
 from tidemill.offline.run.job import run_job
+from tidemill.offline.run.run_flags import options_from
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/offline/scripted.py"

@@ -22,13 +22,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import exit_status_of, make_parser
 from tidemill.engine.config import EngineConfig
 from tidemill.offline.console.signals import end_process, install_early_handlers
 from tidemill.offline.engine import watched_engine
 from tidemill.offline.run import feed
 from tidemill.offline.run.job import run_job
+from tidemill.offline.run.run_flags import options_from
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, Usage
 
 

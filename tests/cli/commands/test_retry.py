@@ -12,10 +12,10 @@ import pytest
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import row_of
 from tidemill.cli.commands.retry import expand_rows
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import main, parse
 from tidemill.offline.arguments.typed_flags import repeated_flags, without_flag
 from tidemill.offline.console.errors import Refused
+from tidemill.offline.run.run_flags import options_from
 
 LINES = [line("a"), line("b", fail="busy"), line("c"), line("d", fail="`n` is 4")]
 

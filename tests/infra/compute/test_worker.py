@@ -410,7 +410,7 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
         *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
         *("batch", "cli", "container", "demo", "engine", "engine_process", "handler", "net"),
-        *("offline", "protocol", "server", "tidemill"),
+        *("offline", "protocol", "sdk", "server", "tidemill"),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.cli.main import main, make_parser, parse
 from tidemill.offline.arguments import vllm_flags
-from tidemill.offline.arguments.unknown_flags import sort_unknown
+from tidemill.offline.arguments.unknown_flags import parse_known
 from tidemill.offline.console.errors import Refused
 
 RUN = ["run", "-i", "/no/such/file", "-o", "out"]
@@ -14,10 +14,8 @@ RUN = ["run", "-i", "/no/such/file", "-o", "out"]
 
 def words_on(*typed: str) -> str:
     """Return what is said of what was typed."""
-    parser = make_parser()
-    _, unknown = parser.parse_known_args(typed)
     with pytest.raises(Refused) as refused:
-        sort_unknown(parser, typed, unknown)
+        parse_known(make_parser(), typed)
     return str(refused.value)
 
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.api_rig import Shell
-from tidemill.cli.python.tables import _arrow_table
 from tidemill.offline.console.errors import BadInput
+from tidemill.sdk.tables import _arrow_table
 
 datasets = pytest.importorskip("datasets")
 

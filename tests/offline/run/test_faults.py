@@ -25,7 +25,6 @@ from tests.offline.given import line
 from tests.offline.scripted import ScriptedEngine
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import run_line
-from tidemill.cli.commands.run import options_from
 from tidemill.cli.main import exit_status_of, parse
 from tidemill.engine_process.frames import Row
 from tidemill.offline.engine import replicas
@@ -34,6 +33,7 @@ from tidemill.offline.run import feed, job, progress
 from tidemill.offline.run import run as run_module
 from tidemill.offline.run.job import run_job
 from tidemill.offline.run.replicas import EngineReplicas
+from tidemill.offline.run.run_flags import options_from
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 FOLDERS: Final = (

@@ -1,0 +1,226 @@
+"""Flags of `tidemill run`, and the options that they give."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
+from ..arguments.dataset_id import add_dataset_flags
+from ..arguments.default_flags import add_default_flags, defaults_of
+from ..arguments.parser import Parser
+from ..arguments.recipe_flags import add_recipe_flags
+from ..arguments.typed_flags import repeated_flags
+from ..arguments.unknown_flags import parse_known
+from ..engine.data_parallel import add_data_parallel_flag
+from ..engine.options import add_engine_flags, engine_fields
+from ..files.paths import name_files, name_shard_files
+from ..files.shard import add_shard_flag
+from ..files.table_options import check_rows_names, table_options
+from .reuse_flags import add_reuse_flags, add_reuse_size_flag
+from .run_options import RunOptions
+
+_EPILOG = """\
+examples:
+  tidemill run requests.jsonl                            (rows in requests.output.jsonl)
+  tidemill run requests.jsonl -o rows.jsonl --model ./model
+  tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
+  tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --resume --retry-truncated --max-tokens 400
+  tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
+  tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
+  tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
+  cat requests.jsonl | tidemill run - > rows.jsonl
+
+exit status:
+  0  every line has its row, and a row is ok (or there was no line)
+  1  a bad input, or a failure on the way
+  2  arguments or paths that cannot work; nothing was read or written
+  3  every line has its row, but none is ok; with --fail-on-error: not all are ok
+  4  the engine ended or hung amid the lines, as its device or machine failed; --resume goes on
+  5  --max-seconds or --max-cost was reached; --resume --retry-failed runs the lines left
+  6  an unexpected failure ended the run, and lines have no row yet; --resume goes on
+  128 + n  stopped by signal n (130: Ctrl-C); --resume goes on
+"""
+
+
+def add_run_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add `run` to the commands, and return its parser."""
+    parser = commands.add_parser(
+        "run",
+        usage="tidemill run [FILE | -i FILE] [-o FILE] [--model MODEL] [flags]",
+        help="run a batch file on this machine",
+        description="Runs every line of a batch file through a model and writes one row for each, "
+        "in the same order.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_file_flags(parser.add_argument_group("files"))
+    _add_limit_flags(parser.add_argument_group("limits of the whole run"))
+    add_recipe_flags(parser)
+    add_dataset_flags(parser)
+    add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
+    add_engine_flags(parser)
+    _add_metrics_flags(parser.add_argument_group("metrics"))
+    parser.set_defaults(files=(), typed=())
+    return parser
+
+
+def parse_run(flags: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed flags of a `tidemill run`, without any other command; raises Refused."""
+    parser = Parser(prog="tidemill", allow_abbrev=False)
+    add_run_parser(parser.add_subparsers())
+    return parse_known(parser, ["run", *flags])
+
+
+def _add_file_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "-i",
+        "--input-file",
+        metavar="FILE",
+        help="a path, -, an http(s) URL or s3://bucket/key; -i may be left out",
+    )
+    add(
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        help="a path (it grows while the job runs), -, an http(s) URL that takes a PUT, or "
+        "s3://bucket/key (default: FILE.output.jsonl beside the input)",
+    )
+    add("-e", "--error-file", metavar="FILE", help="a path for the rows of failed lines")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where downloads and rows to upload lie meanwhile (default: the system's)",
+    )
+    add_shard_flag(
+        group,
+        "run part I of N of the file, such as 3/8, with the rows in FILE.3-of-8: `tidemill join` "
+        "puts all together",
+    )
+    _add_rows_flags(group)
+    card = group.add_mutually_exclusive_group()
+    card.add_argument("--no-card", action="store_true", help="write no run card (OUTPUT.card.json)")
+    card.add_argument(
+        "--card-markdown", action="store_true", help="write the run card as OUTPUT.card.md too"
+    )
+    add(
+        "--dialect",
+        choices=("openai", "vllm"),
+        default="openai",
+        help="how error rows are printed (default: openai)",
+    )
+    add(
+        "--on-invalid-line",
+        choices=("fail", "skip"),
+        default="fail",
+        help="refuse a file with malformed lines, or give those an error row (default: fail)",
+    )
+    add(
+        "--strict-parameters",
+        action="store_true",
+        help="refuse a file with unknown parameters (default: they have no effect, with a warning)",
+    )
+    add(
+        "--max-inflight",
+        type=positive_int,
+        metavar="N",
+        help="requests in the engine at once (default: 4 times --max-num-seqs)",
+    )
+    add(
+        "--no-plan",
+        action="store_true",
+        help="start lines in the order of the file, each computed by itself (default: lines that "
+        "begin alike together, the longest outputs first)",
+    )
+    add_data_parallel_flag(group, "lines")
+    add_reuse_flags(group)
+    add_reuse_size_flag(group)
+    add(
+        "--max-line-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="a longer line is malformed (default: 36M)",
+    )
+
+
+def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the rows that are in the output and run the lines that have none",
+    )
+    either.add_argument(
+        "--force", action="store_true", help="start over where the output holds rows already"
+    )
+    add = group.add_argument
+    add(
+        "--retry-failed",
+        action="store_true",
+        help="with --resume: run failed rows again, in their places",
+    )
+    add(
+        "--retry-truncated",
+        action="store_true",
+        help="with --resume: run failed rows again, and those whose answer ended at its limit "
+        "(finish_reason length); --max-tokens may be higher than before",
+    )
+    add(
+        "--allow-other-settings",
+        action="store_true",
+        help="with --resume: keep rows that were made with other settings, such as another model "
+        "or --temperature (default: refuse)",
+    )
+    add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
+
+
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--max-seconds",
+        type=positive_number,
+        metavar="N",
+        help="end after so long, loading included, with an error row for lines that have not run",
+    )
+    add(
+        "--max-cost",
+        type=positive_number,
+        metavar="COST",
+        help="end likewise once the machine has cost so much (needs --price-per-hour)",
+    )
+    add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
+
+
+def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--enable-metrics", action="store_true", help="serve Prometheus metrics at /metrics")
+    add("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
+    add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
+
+
+def options_from(arguments: argparse.Namespace) -> RunOptions:
+    """Return the options of the parsed arguments."""
+    named = arguments.output_file
+    names = name_files(arguments.input_file, named, arguments.files)
+    arguments.input_file, arguments.output_file = names
+    arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
+    if arguments.table is not None:
+        arguments.output_file = str(arguments.table.output)
+    else:
+        check_rows_names(names[1], arguments.error_file, input_file=names[0])
+        if arguments.shard is not None:
+            arguments.output_file, arguments.error_file = name_shard_files(
+                arguments.shard, *names, arguments.error_file
+            )
+    arguments.defaults = defaults_of(arguments)
+    arguments.typed_flags = repeated_flags(arguments.typed, arguments.files)
+    given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
+    return RunOptions(**given | engine_fields(arguments))

@@ -1,0 +1,201 @@
+"""Batch answers: record batches of one schema, answered in columns that are declared beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+from pyarrow import compute
+
+from tidemill.batch.table.cells import cells_of
+from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.recipe import Recipe
+from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.table_check import check_cells
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
+
+from ..engine_process import AnsweredRow
+from ..errors import TidemillError
+from ..in_flight import Sent, answers_to
+from ..tables import compile_recipe
+
+_BATCH_ROWS = 1024
+_SAMPLED: Final = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
+_MAX_NUMBER: Final = 2**63
+_LONE_COLUMN: Final = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
+# A row of a distributed table has no number of its own.
+_ROW_NUMBER: Final = r"^Row \d+: "
+
+
+class LineSender(Protocol):
+    """An engine that lines are sent to; its futures have a row, or raise EngineDied."""
+
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Send a line; `number` and the bytes key the randomness of one that names no seed."""
+
+    def max_inflight(self) -> int:
+        """Wait for the model, and return how many requests keep the engine busy."""
+
+
+class BatchAnswers:
+    """Answers to the rows of tables of one schema, by a recipe; raises TidemillError for a bad one.
+
+    `columns` are those that the requests are rendered from, `keep` those in the output, and
+    `fields` those of the answers. Wherever a row is answered it is the same: the `id` column keys
+    the randomness of requests that are sampled.
+    """
+
+    def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
+        self._given = (dict(recipe), schema)
+        self._checked: pa.Schema | None = None
+        self._recipe, self._template, self.keep = compile_recipe(recipe, schema)
+        try:
+            check_ids(self._recipe)
+        except RecipeError as exc:
+            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+        self.columns: tuple[str, ...] = self._template.columns
+        # What `run` reads off all rows is declared here before there is one.
+        self._facts = ResultFacts(
+            has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
+            has_tool_calls="tools" in self._recipe.params,
+            has_many_vectors=self._recipe.route is EMBEDDINGS and self._has_lists(schema),
+        )
+        kept = pa.schema([schema.field(name) for name in self.keep])
+        declared = ResultColumns(self._recipe, kept, self._facts).schema
+        self.fields: list[pa.Field] = list(declared)[len(self.keep) :]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchAnswers, self._given
+
+    def answered(
+        self, engine: LineSender, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the kept columns of batches with the answers; raises EngineDied."""
+        waiting: deque[pa.RecordBatch] = deque()
+        rows: list[bytes] = []
+        sent = (
+            engine.send_line(number, line)
+            for batch, lines in self._rendered(batches, waiting)
+            for number, line in lines
+        )
+        for _, row in answers_to(sent, engine.max_inflight(), in_order=True):
+            assert isinstance(row, AnsweredRow)
+            rows.append(row.data)
+            if len(rows) == waiting[0].num_rows:
+                batch = waiting.popleft()
+                kept = [batch.column(name) for name in self.keep]
+                names = [*self.keep, *(field.name for field in self.fields)]
+                yield pa.RecordBatch.from_arrays([*kept, *self._arrays(rows)], names)
+                rows = []
+        if waiting or rows:
+            raise TidemillError("the engine has answered fewer rows than there are")
+
+    async def answer_columns(self, engine: LineSender, batch: pa.RecordBatch) -> pa.StructArray:
+        """Return the answers to the rows of a batch of `columns`; raises EngineDied."""
+        lines = list(self._lines(batch, 1))
+        if len(lines) != batch.num_rows:
+            raise TidemillError(f"{batch.num_rows} rows gave {len(lines)} requests")
+        sent = [engine.send_line(number, line).future for number, line in lines]
+        try:
+            rows = await asyncio.gather(*map(asyncio.wrap_future, sent))
+        finally:
+            for future in sent:
+                future.cancel()
+        return pa.StructArray.from_arrays(
+            self._arrays([row.data for row in rows]), fields=self.fields
+        )
+
+    def _rendered(
+        self, batches: Iterable[pa.RecordBatch], waiting: deque[pa.RecordBatch]
+    ) -> Iterator[tuple[pa.RecordBatch, Iterator[tuple[int, bytes]]]]:
+        first_number = 1
+        for whole in batches:
+            for start in range(0, whole.num_rows, _BATCH_ROWS):
+                batch = whole.slice(start, _BATCH_ROWS)
+                waiting.append(batch)
+                yield batch, self._lines(batch, first_number)
+                first_number += batch.num_rows
+
+    def _lines(self, batch: pa.RecordBatch, first_number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the line of each row with the number that is part of its seed.
+
+        By an `id` column it is that id if it is a whole number, so that where rows are numbered
+        from 1 they are those of `tidemill run`; by another it is 0, and the line has the id.
+        """
+        self._check_types(batch)
+        cells = {name: cells_of(batch.column(name)) for name in self.columns}
+        lines = self._template.lines(cells, batch.num_rows, first_number)
+        numbers: Iterable[int] = range(first_number, first_number + batch.num_rows)
+        if self._recipe.id is not None:
+            numbers = map(_number_of, cells[self._recipe.id])
+        for number, line in zip(numbers, lines, strict=True):
+            yield number, line.removesuffix(b"\n")
+
+    def _check_types(self, batch: pa.RecordBatch) -> None:
+        """Raise TidemillError for a type that only the rows show, as those of Spark do."""
+        if self._checked is not None and self._checked.equals(batch.schema):
+            return
+        try:
+            check_cells(self._template, batch.schema)
+        except RecipeError as exc:
+            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+        self._checked = batch.schema
+
+    def _arrays(self, rows: Sequence[bytes]) -> list[pa.Array]:
+        """Return the columns of the answers, in their declared types."""
+        facts = self._facts
+        if self._recipe.route is EMBEDDINGS:
+            found = ResultFacts.of_rows(rows, self._recipe)
+            facts = replace(found, has_many_vectors=facts.has_many_vectors)
+        batch = ResultColumns(self._recipe, pa.schema([]), facts).batch([], rows)
+        arrays: list[pa.Array] = []
+        for name, column, field in zip(batch.schema.names, batch.columns, self.fields, strict=True):
+            array = column.cast(field.type)
+            if name == "error":
+                array = compute.replace_substring_regex(array, _ROW_NUMBER, "")
+            arrays.append(array)
+        return arrays
+
+    def _has_lists(self, schema: pa.Schema) -> bool:
+        """Say whether the input of a request is a list of texts, which has a vector each."""
+        given = self._recipe.fields.get("input", self._recipe.params.get("input"))
+        if not isinstance(given, str):
+            return isinstance(given, list)
+        column = _LONE_COLUMN.fullmatch(given)
+        return column is not None and _is_list(schema.field(column[1]).type)
+
+
+def check_ids(recipe: Recipe) -> None:
+    """Raise RecipeError for sampled requests of rows that have no ID.
+
+    Rows in equal places of two partitions would draw equal samples.
+    """
+    is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
+    if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:
+        raise RecipeError(
+            "sampled requests need an ID per row, because rows of a dataset have no number: name a "
+            'column of unique values, such as id="review_id", or set params={"temperature": 0} '
+            'or params={"seed": 1}'
+        )
+
+
+def _number_of(value: Any) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_NUMBER
+    return value if is_number else 0
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

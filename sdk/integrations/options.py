@@ -1,0 +1,49 @@
+"""Keywords of integrations: options of an engine and keys of a recipe, told apart and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, Final
+
+from tidemill.batch.table.recipe import RECIPE_KEYS
+from tidemill.offline.console.errors import CliError
+from tidemill.offline.engine.options import EngineOptions
+from tidemill.offline.extras import require_extras
+
+from ..engine import options_of
+from ..errors import TidemillError
+
+ENGINE_OPTIONS: Final = tuple(option.name for option in fields(EngineOptions))
+
+
+def require(what: str, *extras: str) -> None:
+    """Raise TidemillError when a module of these extras is missing."""
+    try:
+        require_extras(what, *extras)
+    except CliError as exc:
+        raise TidemillError(str(exc)) from exc
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of an engine and the keys of a recipe; raises TidemillError."""
+    for name in given:
+        if name not in ENGINE_OPTIONS and name not in RECIPE_KEYS:
+            near = get_close_matches(name, (*RECIPE_KEYS, *ENGINE_OPTIONS), n=1)
+            hint = f": did you mean `{near[0]}`?" if near else ""
+            raise TidemillError(
+                f"`{name}` is neither a key of a recipe nor an option of an engine{hint}"
+            )
+    options = {name: value for name, value in given.items() if name in ENGINE_OPTIONS}
+    check_options(options)
+    recipe = {name: value for name, value in given.items() if name in RECIPE_KEYS}
+    return options, {name: value for name, value in recipe.items() if value is not None}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TidemillError for what is no option of an engine, or not its value."""
+    try:
+        options_of(options)
+    except CliError as exc:
+        raise TidemillError(str(exc)) from exc

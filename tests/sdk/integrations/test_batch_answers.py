@@ -1,0 +1,226 @@
+"""Batch answers: columns are declared before there is an answer, and rows keyed by their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill import TidemillError
+from tidemill.sdk.engine_process import AnsweredRow
+from tidemill.sdk.in_flight import Sent
+from tidemill.sdk.integrations.batch_answers import BatchAnswers
+from tidemill.sdk.integrations.options import split_options
+
+ROOT = Path(__file__).parents[3]
+NAMES = pa.table({"name": [f"row {number}" for number in range(2_500)]}).append_column(
+    "id", pa.array([f"a{number}" for number in range(2_500)])
+)
+
+
+class Echo:
+    """Answers each line with its number and custom id, as the text of a chat."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bytes]] = []
+
+    def max_inflight(self) -> int:
+        """Return some number."""
+        return 7
+
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Answer at once."""
+        self.sent.append((number, data))
+        line = json.loads(data)
+        choice = {"message": {"content": f"{number} {line['custom_id']}"}, "finish_reason": "stop"}
+        body = {"choices": [choice], "usage": {"total_tokens": 1}}
+        row: dict[str, Any] = {"response": {"status_code": 200, "body": body}, "error": None}
+        if "body" not in line:
+            error = {"message": f"Row {number}: no luck"}
+            row = {"response": None, "error": error}
+        future: Future[AnsweredRow] = Future()
+        future.set_result(AnsweredRow(is_success=True, data=json.dumps(row).encode()))
+        return Sent(future, len(data))
+
+
+def answers_of(table: pa.Table, rows: int = 10_000, **recipe: Any) -> tuple[pa.Table, Echo]:
+    """Return a table with its answers, and the engine that gave them."""
+    engine, answers = Echo(), BatchAnswers(recipe, table.schema)
+    again = pickle.loads(pickle.dumps(answers))  # noqa: S301 - as Spark sends it
+    found = pa.Table.from_batches(again.answered(engine, table.to_batches(max_chunksize=rows)))
+    return found, engine
+
+
+def test_rows_are_the_same_in_whichever_batches_they_come() -> None:
+    """Their lines and numbers are by the ids; each is answered once, beside its columns."""
+    whole, engine = answers_of(NAMES, prompt="{{ name }}", id="id")
+    parts, other = answers_of(NAMES, rows=3, prompt="{{ name }}", id="id")
+    assert whole.equals(parts)
+    assert engine.sent == other.sent
+    assert whole.select(["name", "id"]).equals(NAMES)
+    assert whole.column("text").to_pylist() == [f"0 a{number}" for number in range(2_500)]
+
+
+def test_whole_numbers_as_ids_are_the_numbers_of_lines() -> None:
+    """So that rows numbered from 1 have the seeds of `tidemill run`; others have their bytes."""
+    table = pa.table({"n": [3, 0, -1, 2**70 // 2**8, None]})
+    found, engine = answers_of(table, prompt="Hi", id="n")
+    assert [number for number, _ in engine.sent] == [3, 0, 0, 2**62, 0]
+    assert found.column("error").to_pylist() == [None] * 4 + ["no luck"]
+
+
+def test_rows_without_ids_are_numbered_on_and_on() -> None:
+    """Over all batches, as those of a file; empty batches have none."""
+    table = pa.concat_tables([NAMES.slice(0, 2), NAMES.slice(0, 0), NAMES.slice(2, 2)])
+    found, _ = answers_of(table, prompt="{{ name }}", keep=["name"], params={"temperature": 0})
+    assert found.column("text").to_pylist() == ["1 1", "2 2", "3 3", "4 4"]
+    assert found.column_names[0] == "name"
+
+
+def test_an_event_loop_has_the_answers_alone() -> None:
+    """As one struct a row, of the columns that a recipe needs."""
+    answers = BatchAnswers({"prompt": "{{ name }}", "id": "id"}, NAMES.schema)
+    assert answers.columns == ("name", "id")
+    batch = NAMES.slice(0, 2).to_batches()[0]
+    found = asyncio.run(answers.answer_columns(Echo(), batch))
+    assert found.type == pa.struct(answers.fields)
+    assert [row["text"] for row in found.to_pylist()] == ["0 a0", "0 a1"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        (
+            {"prompt": "{{ name }}", "id": "id"},
+            ["text", "reasoning", "finish_reason", "usage", "error"],
+        ),
+        (
+            {"prompt": "x", "id": "id", "params": {"tools": []}, "keep": ["id"]},
+            ["text", "reasoning", "tool_calls", "finish_reason", "usage", "error"],
+        ),
+        (
+            {"prompt": "{{ name }}", "id": "id", "url": "/v1/completions"},
+            ["text", "finish_reason", "usage", "error"],
+        ),
+        (
+            {"input": "{{ name }}", "url": "/v1/embeddings"},
+            ["embedding: list<item: float>", "usage", "error"],
+        ),
+        (
+            {"input": ["{{ name }}", "x"], "url": "/v1/embeddings", "vectors": "int8"},
+            ["embedding: list<item: list<item: int8>>", "usage", "error"],
+        ),
+        (
+            {"input": "{{ names }}", "url": "/v1/embeddings"},
+            ["embedding: list<item: list<item: float>>", "usage", "error"],
+        ),
+    ],
+)
+def test_the_columns_of_answers_are_known_beforehand(
+    recipe: dict[str, Any], names: list[str]
+) -> None:
+    """Whatever a row will say."""
+    schema = NAMES.schema.append(pa.field("names", pa.list_(pa.string())))
+    fields = BatchAnswers(recipe, schema).fields
+    assert [field.name for field in fields] == [name.partition(":")[0] for name in names]
+    shown = {f"{field.name}: {field.type}" for field in fields}
+    assert shown >= {name for name in names if ":" in name}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": "{{ nam }}"}, "did you mean `name`"),
+        ({"prompt": "x", "id": "key"}, "names `key`, which is no column"),
+        ({"prompt": "x", "keep": ["nothing"]}, "names `nothing`, which is no column"),
+        ({"promt": "x"}, "`promt` is neither a key of a recipe nor an option of an engine"),
+        ({}, "it has no template"),
+        ({"prompt": "x", "max_num_seqs": "many"}, "--max-num-seqs"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_model_loads(given: dict[str, Any], words: str) -> None:
+    """In a sentence each."""
+    with pytest.raises(TidemillError, match=words):
+        BatchAnswers(split_options(given)[1], NAMES.schema)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_refused"),
+    [
+        ({}, True),
+        ({"url": "/v1/completions"}, True),
+        ({"params": {"temperature": 0.7}}, True),
+        ({"params": {"seed": None}}, True),
+        ({"params": {"temperature": 0}}, False),
+        ({"params": {"temperature": 0.0}}, False),
+        ({"params": {"seed": 0}}, False),
+        ({"id": "id"}, False),
+        ({"id": "id", "params": {"temperature": 0.7}}, False),
+    ],
+)
+def test_sampled_requests_without_ids_are_refused(recipe: dict[str, Any], is_refused: bool) -> None:  # noqa: FBT001
+    """Rows in equal places of two partitions would draw equal samples."""
+    keys = split_options({"prompt": "{{ name }}", **recipe})[1]
+    if is_refused:
+        with pytest.raises(
+            TidemillError, match=r'such as id="review_id", or set params=\{'
+        ) as refused:
+            BatchAnswers(keys, NAMES.schema)
+        advice = str(refused.value)
+        assert "sampled requests need an ID per row" in advice
+    else:
+        assert BatchAnswers(keys, NAMES.schema).fields
+
+
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
+def test_requests_that_are_not_sampled_need_no_ids(url: str) -> None:
+    """Vectors and scores do not depend on a seed."""
+    fields = {
+        "/v1/embeddings": {"input": "{{ name }}"},
+        "/v1/score": {"text_1": "{{ name }}", "text_2": "x"},
+        "/v1/rerank": {"query": "{{ name }}", "documents": ["x"]},
+    }
+    assert BatchAnswers({"url": url, **fields[url]}, NAMES.schema).fields
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    """As a template could mean either."""
+    twice = pa.schema([("a", pa.string()), ("a", pa.int64())])
+    with pytest.raises(TidemillError, match="more than one column named `a`"):
+        BatchAnswers({"prompt": "x"}, twice)
+
+
+def test_types_without_a_value_are_refused() -> None:
+    """Columns with types are checked at once, and those of Spark when their rows come."""
+    kind = pa.timestamp("us", "Mars/Phobos")
+    table = pa.table({"at": pa.array([1], pa.int64()).view(kind)})
+    words = "column `at` is timestamp.us, tz=Mars/Phobos., and this machine does not know"
+    with pytest.raises(TidemillError, match=words):
+        BatchAnswers({"prompt": "{{ at }}", "params": {"temperature": 0}}, table.schema)
+    fixed = {"prompt": "{{ at }}", "params": {"temperature": 0}}
+    untyped = BatchAnswers(fixed, pa.schema([("at", pa.null())]))
+    with pytest.raises(TidemillError, match=words):
+        list(untyped.answered(Echo(), table.to_batches()))
+    found, _ = answers_of(table, prompt="x", params={"temperature": 0})
+    assert found.column("at").type == kind
+
+
+@pytest.mark.parametrize("name", ["daft", "spark"])
+def test_a_package_that_is_missing_is_named(name: str) -> None:
+    """With the command that installs it."""
+    package = {"daft": "daft", "spark": "pyspark"}[name]
+    program = f"import sys; sys.modules[{package!r}] = None; import tidemill.{name}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "TidemillError" in done.stderr.splitlines()[-1]
+    assert f"tidemill.{name} needs " in done.stderr
+    assert "pip install" in done.stderr.splitlines()[-1]

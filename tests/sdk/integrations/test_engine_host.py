@@ -1,0 +1,153 @@
+"""Engine host: several connections share one engine, and learn when it has died."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.sdk.hosting import accepting_host
+from tidemill.sdk.engine_process import AnsweredRow, EngineProcess
+from tidemill.sdk.errors import EngineDied
+from tidemill.sdk.in_flight import Sent
+from tidemill.sdk.integrations import sockets
+from tidemill.sdk.integrations.engine_host import EngineHost
+from tidemill.sdk.integrations.hosted_engine import HostedEngine
+from tidemill.sdk.integrations.sockets import socket_address
+
+WAIT_SECONDS = 60
+SCRIPT = Path(__file__).parents[2] / "engine_process/scripted_engine.py"
+HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
+
+
+class Process:
+    """An engine's process whose answers come when the test gives them."""
+
+    def __init__(self) -> None:
+        self.sent: dict[tuple[int, bytes], Future[AnsweredRow]] = {}
+        self.arrived = threading.Semaphore(0)
+
+    def max_inflight(self) -> int:
+        """Return some number."""
+        return 12
+
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Keep the line."""
+        future = self.sent[number, data] = Future[AnsweredRow]()
+        self.arrived.release()
+        return Sent(future, len(data))
+
+    def wait(self, count: int) -> None:
+        """Return once so many lines have come."""
+        for _ in range(count):
+            assert self.arrived.acquire(timeout=WAIT_SECONDS)
+
+
+@pytest.fixture
+def process() -> Process:
+    """Return the process behind the host."""
+    return Process()
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of a socket."""
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    return socket_address("a key")
+
+
+@pytest.fixture
+def host(process: Any, address: str) -> Iterator[EngineHost]:
+    """Return a host that accepts connections."""
+    with accepting_host(process, address) as host:
+        yield host
+
+
+def test_connections_share_an_engine(host: EngineHost, process: Process, address: str) -> None:
+    """Each has the rows of its own lines, and their verdicts; the host is needed by both."""
+    one, other = HostedEngine(address, {}, {}), HostedEngine(address, {}, {})
+    assert (one.max_inflight(), other.max_inflight(), host.is_needed) == (12, 12, True)
+    sent = [one.send_line(1, b"a"), other.send_line(2**63 - 1, b"b")]
+    process.wait(2)
+    process.sent[2**63 - 1, b"b"].set_result(AnsweredRow(is_success=False, data=b"B"))
+    process.sent[1, b"a"].set_result(AnsweredRow(is_success=True, data=b"A"))
+    rows = [each.future.result(WAIT_SECONDS) for each in sent]
+    assert rows == [AnsweredRow(True, b"A"), AnsweredRow(False, b"B")]  # noqa: FBT003
+
+
+def test_a_dead_engine_ends_all_connections(
+    host: EngineHost, process: Process, address: str
+) -> None:
+    """With its last words, those that wait for nothing too; nobody can ask them any more."""
+    one, idle = HostedEngine(address, {}, {}), HostedEngine(address, {}, {})
+    sent = [one.send_line(number, b"a") for number in range(2)]
+    process.wait(2)
+    process.sent[0, b"a"].set_exception(EngineDied("killed by SIGKILL"))
+    host.wait_until_idle(0)
+    host.close()
+    for each in sent:
+        with pytest.raises(EngineDied, match="killed by SIGKILL"):
+            each.future.result(WAIT_SECONDS)
+    assert not host.is_needed
+    while not idle.is_dead:
+        threading.Event().wait(0.01)
+    with pytest.raises(EngineDied, match="killed by SIGKILL"):
+        idle.send_line(1, b"a")
+
+
+def test_an_engine_that_hangs_ends_its_host(address: str) -> None:
+    """Each connection has the reason, so that a Spark task fails instead of waiting for ever."""
+    process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
+    with accepting_host(process, address) as host:
+        sent = HostedEngine(address, {}, {}).send_line(1, HANGS)
+        with pytest.raises(EngineDied, match="stalled: "):
+            sent.future.result(WAIT_SECONDS)
+        host.wait_until_idle(WAIT_SECONDS)
+        assert not host.is_needed
+    process.close()
+
+
+def test_lines_of_a_process_that_ends_are_cancelled(
+    host: EngineHost, process: Process, address: str
+) -> None:
+    """And a host without a connection has nothing to wait for."""
+    one = HostedEngine(address, {}, {})
+    one.send_line(1, b"a")
+    process.wait(1)
+    with socket.socket(fileno=os.dup(one._connection.fileno())) as ended:
+        ended.shutdown(socket.SHUT_RDWR)
+    host.wait_until_idle(0)
+    assert not host.is_needed
+    assert process.sent[1, b"a"].cancelled()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a folder whose path leaves room for a socket's, as those of tests do not."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_socket_lies_in_a_folder_of_its_user(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that others may enter is refused; where a path is too long for a socket, it is /tmp."""
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
+    address = Path(socket_address(1, {"model": None}))
+    assert address.parent.parent == short_path
+    assert address == Path(socket_address(1, {"model": None}))
+    assert address != Path(socket_address(2, {"model": None}))
+    address.parent.chmod(0o755)
+    with pytest.raises(PermissionError, match="a folder of this user alone"):
+        socket_address(1)
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path / ("x" * 90)))
+    assert len(socket_address(1)) < 100
