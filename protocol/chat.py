@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .constraints import ConstrainedRequest
+from .constraints.request import ConstrainedRequest
 from .errors import RequestError
 from .fields import NumLogprobs, Whole
 from .messages import Message

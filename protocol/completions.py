@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from .constraints import ConstrainedRequest
+from .constraints.request import ConstrainedRequest
 from .errors import RequestError
 from .fields import NumLogprobs
 from .prompts import Prompts

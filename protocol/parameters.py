@@ -94,7 +94,7 @@ _of_short_url = lru_cache(maxsize=64)(_of_url)
 @cache
 def _of_route(route: Route) -> EndpointParameters:
     # A late import: the models take a tenth of a second, for processes that may see no body.
-    from .constraints import ConstrainedRequest, JsonSchemaFormat, ResponseFormat
+    from .constraints.request import ConstrainedRequest, JsonSchemaFormat, ResponseFormat
     from .requests import neutral_values, request_types
 
     kinds = request_types(route)

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from .constraints.schemas import SchemaRules, served_schema
 from .errors import RequestError
 from .fields import Text, encodable
-from .schemas import SchemaRules, served_schema
 
 _MAX_NAME_CHARS = 128
 _MAX_TOOLS = 1_024

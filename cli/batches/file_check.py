@@ -27,7 +27,7 @@ from tidemill.batch.validation import (
     refuse,
 )
 from tidemill.offline.console.error_summary import ErrorSummary
-from tidemill.protocol.constraints import asks_for_automaton
+from tidemill.protocol.constraints.request import asks_for_automaton
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request

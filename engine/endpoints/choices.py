@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.constraints.request import OutputConstraint
 from tidemill.protocol.contract import Usage
 from tidemill.protocol.fields import GenerationRequest
 

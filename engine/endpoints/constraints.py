@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tidemill.protocol.chat import ChatCompletionRequest
-from tidemill.protocol.constraints import (
+from tidemill.protocol.constraints.request import (
     JSON_WHITESPACE,
     MAX_SOURCE_CHARS,
     OutputConstraint,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tidemill.protocol.bodies import error_body
-from tidemill.protocol.constraints import asks_for_automaton
+from tidemill.protocol.constraints.request import asks_for_automaton
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.in_flight import InFlightLimiter

@@ -6,7 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tidemill.protocol.schema_facts import ANYTHING, Facts, SchemaFacts, type_of
+from tidemill.protocol.constraints.schema_facts import (
+    ANYTHING,
+    Facts,
+    SchemaFacts,
+    type_of,
+)
 
 from .json_text import loaded
 

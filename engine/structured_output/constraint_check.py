@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 
 from tidemill.protocol.chat import ChatCompletionRequest
-from tidemill.protocol.constraints import ConstrainedRequest, OutputConstraint
+from tidemill.protocol.constraints.request import ConstrainedRequest, OutputConstraint
 from tidemill.protocol.errors import RequestError
 
 from ..text.stop_patterns import StopPattern

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLTokenizer
 
-from tidemill.protocol.automata import check_grammar
-from tidemill.protocol.constraints import OutputConstraint, json_layout
+from tidemill.protocol.constraints.automata import check_grammar
+from tidemill.protocol.constraints.look_ahead import looks_around
+from tidemill.protocol.constraints.request import OutputConstraint, json_layout
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.look_ahead import looks_around
 
 from .compiler import MAX_SECONDS, check_lark, check_regex, compiled
 from .gbnf import is_gbnf, lark_of

@@ -10,7 +10,7 @@ from threading import Lock
 
 from llguidance import LLMatcher
 
-from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.constraints.request import OutputConstraint
 from tidemill.protocol.errors import RequestError
 
 from ..text.tokenizer import Tokenizer

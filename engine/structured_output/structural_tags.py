@@ -7,9 +7,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from tidemill.protocol.automata import check_grammar, check_joined
-from tidemill.protocol.constraints import json_layout
-from tidemill.protocol.look_ahead import looks_around, plain_texts
+from tidemill.protocol.constraints.automata import check_grammar, check_joined
+from tidemill.protocol.constraints.look_ahead import looks_around, plain_texts
+from tidemill.protocol.constraints.request import json_layout
 
 from .compiler import check_lark, check_regex
 from .gbnf import is_gbnf, lark_of

@@ -19,8 +19,8 @@ from jsonschema import Draft202012Validator, FormatChecker, SchemaError, validat
 from jsonschema.exceptions import ValidationError, best_match
 from lark import Lark, LarkError, UnexpectedInput
 
-from tidemill.protocol.constraints import Kind, OutputConstraint
-from tidemill.protocol.formats import FORMATS
+from tidemill.protocol.constraints.formats import FORMATS
+from tidemill.protocol.constraints.request import Kind, OutputConstraint
 
 from .gbnf import is_gbnf, lark_of
 

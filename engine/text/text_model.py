@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.constraints.request import OutputConstraint
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK

@@ -11,7 +11,11 @@ from tests.engine.scripted_model import text_model
 from tidemill.engine.scheduling.sequence import ConstraintState
 from tidemill.engine.structured_output.grammar_backend import GrammarBackend
 from tidemill.engine.text.text_model import TextModel
-from tidemill.protocol.constraints import JSON_WHITESPACE, Kind, OutputConstraint
+from tidemill.protocol.constraints.request import (
+    JSON_WHITESPACE,
+    Kind,
+    OutputConstraint,
+)
 
 
 def grammars_of(model: TextModel) -> GrammarBackend:

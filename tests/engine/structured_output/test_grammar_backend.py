@@ -29,9 +29,9 @@ from tidemill.engine.structured_output.compiler import Compiled, compiled
 from tidemill.engine.structured_output.grammar_backend import GrammarBackend
 from tidemill.engine.structured_output.vocabulary import grammar_vocabulary
 from tidemill.engine.text.text_model import TextModel
-from tidemill.protocol.constraints import Kind
+from tidemill.protocol.constraints.request import Kind
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.schemas import SchemaRules, served_schema
 
 LIST = {"type": "array", "items": {"enum": ["a", "é\n", 3, None]}, "minItems": 1}
 

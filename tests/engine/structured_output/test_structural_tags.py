@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.engine.structured_output.constrained import GRAMMARS, asked, lets_through
+from tidemill.protocol.constraints.structural_tags import served_tag
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.structural_tags import served_tag
 
 NUMBER = {
     "type": "object",

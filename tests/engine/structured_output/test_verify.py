@@ -11,7 +11,7 @@ import pytest
 from tests.engine.structured_output.constrained import asked
 from tidemill.engine.structured_output import verify as verify_module
 from tidemill.engine.structured_output.verify import verify
-from tidemill.protocol.constraints import Kind, OutputConstraint
+from tidemill.protocol.constraints.request import Kind, OutputConstraint
 
 PERSON = {
     "type": "object",

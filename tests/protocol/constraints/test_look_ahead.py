@@ -14,10 +14,15 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.engine.structured_output.constrained import asked
 from tidemill.engine.structured_output.grammar import grammar_of
+from tidemill.protocol.constraints.look_ahead import (
+    LookAroundError,
+    looks_around,
+    plain_patterns,
+    plain_texts,
+)
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.look_ahead import LookAroundError, looks_around, plain_patterns, plain_texts
 from tidemill.protocol.requests import check_request
-from tidemill.protocol.schemas import SchemaRules, served_schema
 
 TOKENS = LLTokenizer("byte")
 ZOD_EMAIL = (

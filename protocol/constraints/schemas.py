@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import RequestError
+from ..validation import has_open_escape, short_repr
 from .automata import MULTIPLYING, check_schema
 from .closing import Unclosable, close_objects
 from .disjoint import Disjointness, Overlap
-from .errors import RequestError
 from .formats import FORMATS, NARROWER
 from .idle_keywords import IdleKeywords
 from .listed_properties import KINDS
@@ -21,7 +22,6 @@ from .look_ahead import LookAroundError, looks_around, plain_pattern, plain_patt
 from .ranges import BOUNDS, RangeError, held_range
 from .schema_facts import resolved
 from .sizes import TooLarge
-from .validation import has_open_escape, short_repr
 
 MAX_DEPTH = 50
 MAX_REFERENCES = 1_000

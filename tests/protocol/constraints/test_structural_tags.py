@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tidemill.protocol.constraints.structural_tags import MAX_FORMATS, served_tag
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.structural_tags import MAX_FORMATS, served_tag
 
 CALL = {"begin": "<f=a>", "schema": {"type": "object", "title": "T"}, "end": "</f>"}
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from ..errors import RequestError
+from ..validation import has_open_escape, short_repr
 from .automata import check_grammar
-from .errors import RequestError
 from .look_ahead import LookAroundError, looks_around, plain_texts
 from .schemas import SchemaRules, served_schema
 from .sizes import TooLarge
-from .validation import has_open_escape, short_repr
 
 MAX_FORMATS = 200
 _Node = dict[str, Any]

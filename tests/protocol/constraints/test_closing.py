@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, ConfigDict, Field
 
-from tidemill.protocol.constraints import json_layout
+from tidemill.protocol.constraints.request import json_layout
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.schemas import SchemaRules, served_schema
 from tidemill.protocol.tools import Tool
 
 TOKENS = LLTokenizer("byte")
@@ -394,7 +394,7 @@ def test_what_is_generated_is_valid_under_the_schema_as_given(
         return
     found = matcher_of(held)
     if found.is_error():  # then it is one without closing, too
-        with patch("tidemill.protocol.schemas.close_objects"):
+        with patch("tidemill.protocol.constraints.schemas.close_objects"):
             opened = served(schema)
         # A recursive property that two parts list is refused or not by the order of definitions.
         is_circular = "circular" in found.get_error()

@@ -22,14 +22,14 @@ from pydantic import (
     model_validator,
 )
 
+from ..errors import RequestError
+from ..fields import GenerationRequest, Text, few_fields
+from ..validation import has_open_escape, short_repr
 from .automata import check_grammar
-from .errors import RequestError
-from .fields import GenerationRequest, Text, few_fields
 from .look_ahead import LookAroundError, looks_around, plain_texts
 from .schemas import SchemaRules, served_schema
 from .sizes import TooLarge
 from .structural_tags import served_tag
-from .validation import has_open_escape, short_repr
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tidemill.protocol import automata
-from tidemill.protocol.automata import check_grammar, check_schema
-from tidemill.protocol.constraints import ConstrainedRequest
+from tidemill.protocol.constraints import automata
+from tidemill.protocol.constraints.automata import check_grammar, check_schema
+from tidemill.protocol.constraints.request import ConstrainedRequest
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
+from tidemill.protocol.constraints.sizes import TooLarge
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.schemas import SchemaRules, served_schema
-from tidemill.protocol.sizes import TooLarge
 
 
 def ladder(height: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.schemas import SchemaRules, served_schema
 
 
 def served(schema: object, rules: SchemaRules | None = None) -> dict[str, Any]:

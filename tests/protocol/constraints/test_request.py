@@ -10,17 +10,17 @@ import pytest
 
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.completions import CompletionRequest
-from tidemill.protocol.constraints import (
+from tidemill.protocol.constraints.request import (
     JSON_WHITESPACE,
     MAX_SOURCE_CHARS,
     ConstrainedRequest,
     OutputConstraint,
     asks_for_automaton,
 )
+from tidemill.protocol.constraints.schemas import served_schema
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import GenerationRequest
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.schemas import served_schema
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps({**SCHEMA, "additionalProperties": False}, separators=(",", ":"))
@@ -248,7 +248,7 @@ def test_strict_takes_no_unknown_keyword() -> None:
 def test_a_schema_that_rows_share_is_parsed_once() -> None:
     """Rows of a file have equal schemas, as objects or as texts."""
     schema = {**SCHEMA, "required": ["parsed once"]}
-    with patch("tidemill.protocol.constraints.served_schema", wraps=served_schema) as parse:
+    with patch("tidemill.protocol.constraints.request.served_schema", wraps=served_schema) as parse:
         assert asked(guided_json=schema) == asked(guided_json=json.dumps(schema))
     assert parse.call_count == 1
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
 
 from tests.engine.structured_output.constrained import asked
 from tidemill.engine.structured_output.grammar_backend import grammar_of
-from tidemill.protocol.disjoint import Disjointness, Overlap
+from tidemill.protocol.constraints.disjoint import Disjointness, Overlap
+from tidemill.protocol.constraints.schema_facts import SchemaFacts
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.schema_facts import SchemaFacts
-from tidemill.protocol.schemas import SchemaRules, served_schema
 
 TOKENS = LLTokenizer("byte")
 

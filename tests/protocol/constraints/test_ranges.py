@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.engine.structured_output.constrained import asked
 from tidemill.engine.structured_output.grammar_backend import grammar_of
+from tidemill.protocol.constraints.ranges import BOUNDS, LARGEST
+from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.ranges import BOUNDS, LARGEST
-from tidemill.protocol.schemas import SchemaRules, served_schema
 
 TOKENS = LLTokenizer("byte")
 POINTS = [0, 2**53, 2**53 + 1, 10**17, 10**18 - 1, 10**18, 2**60 + 1, 2**62, LARGEST, 2**63, 1e300]
