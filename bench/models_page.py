@@ -23,8 +23,8 @@ from tidemill.engine.model.families.refused_types import (
     reason_refused,
 )
 from tidemill.engine.model.families.registry import FAMILIES
-from tidemill.engine.model.hf_config import TEXT_OF_KIND
-from tidemill.engine.model.quantised.quantization_config import supported_methods
+from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
+from tidemill.engine.model.weights.quantised.quantization_config import supported_methods
 from tidemill.engine.model.speech.loading import TITLE
 from tidemill.engine.model.speech.whisper_config import KIND
 from tidemill.engine.model.vision.preprocessor_config import supported_types

@@ -12,7 +12,7 @@ from tidemill.protocol.contract import EngineError, EngineInfo
 
 from .config import EngineConfig
 from .endpoints.dispatcher import Dispatcher
-from .model.device import choose_device, step_limits
+from .model.config.device import choose_device, step_limits
 from .model.load_timing import downloading, step_seconds, timed
 from .storage.disk_cache import sources_digest
 from .storage.gguf.unpacked import unpack_weights

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.models import SHAPES
 from tests.engine.families import FAMILIES, ONLY_OURS, told
-from tests.engine.model.quantised.checkpoints import quantise_mxfp4
+from tests.engine.model.weights.quantised.checkpoints import quantise_mxfp4
 from tidemill.engine.config import EngineConfig
 
 SHAPE: dict[str, Any] = {**SHAPES["46m"], "max_position_embeddings": 4096}
@@ -84,7 +84,7 @@ def run_one(folder: Path, file: Path, rows: int, dtype: Any) -> float:
     import numpy as np
 
     from tidemill.engine.loop.assembly import make_core
-    from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
+    from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
     from tidemill.engine.model.loading import load_model
     from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 

@@ -59,8 +59,8 @@ from tidemill.engine.model.compile_kernels import (
     mxfp4_experts,
     without_memory,
 )
-from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.weight_map import weights_of
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.weights.weight_map import weights_of
 
 DRY_ARCH = 90
 # Steps by their spans, each the tokens before it and its own.

@@ -34,8 +34,8 @@ from tidemill.engine.kernels.backends import choose_elementwise, choose_linear
 from tidemill.engine.kernels.cpu.attention import CpuAttention
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.architecture import Architecture
-from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.config.architecture import Architecture
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 CPU = torch.device("cpu")

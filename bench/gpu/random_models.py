@@ -10,11 +10,11 @@ from torch import Tensor
 from tidemill.engine.kernels.attention import AttentionBackendType
 from tidemill.engine.kernels.backends import choose_backend
 from tidemill.engine.kernels.quantised import Quantised, quantise_fp8
-from tidemill.engine.model.architecture import Architecture
-from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.loaded_model import LoadedModel
-from tidemill.engine.model.quantised.loading import MADE
-from tidemill.engine.model.weight_map import weights_of
+from tidemill.engine.model.config.architecture import Architecture
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.quantised.loading import MADE
+from tidemill.engine.model.weights.weight_map import weights_of
 
 STD = 0.02
 

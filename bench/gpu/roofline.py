@@ -21,7 +21,7 @@ from bench.gpu.mixes import MIXES, Mix
 from bench.gpu.shapes import architecture
 from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.recurrence import row_bytes
-from tidemill.engine.model.architecture import Architecture, Block
+from tidemill.engine.model.config.architecture import Architecture, Block
 
 ITEMSIZE = 2  # of keys and values, and of weights that are not quantised
 

@@ -23,7 +23,7 @@ from tidemill.engine.kernels.attention import AttentionBackend
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.admission import ArrivalOrder
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest

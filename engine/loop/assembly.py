@@ -9,9 +9,9 @@ import numpy as np
 from ..config import AdmissionName, EngineConfig
 from ..kernels.backends import limit_torch_threads
 from ..kernels.layer_groups import LayerGroup
-from ..model.device import step_limits
-from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
-from ..model.loaded_model import LoadedModel
+from ..model.config.device import step_limits
+from ..model.network.kv_cache_size import KVCacheSize, compute_kv_cache_size
+from ..model.network.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from ..scheduling.kv_forecast import KVForecast
 from ..scheduling.scheduler import Scheduler

@@ -24,8 +24,8 @@ from tidemill.protocol.contract import EngineError
 
 from ..kernels.attention import AttentionBackend, CapturableBackend
 from ..kernels.step import Step, buffer_slices, host_buffer, slot_stride
-from ..model.device import matmul_flops
-from ..model.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
+from ..model.config.device import matmul_flops
+from ..model.network.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
 from ..scheduling.table import SequenceTable
 from .device_tokens import DeviceTokens
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..model.loaded_model import VisionEncoder
+from ..model.network.loaded_model import VisionEncoder
 from ..scheduling.images import PromptImage, image_span
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable

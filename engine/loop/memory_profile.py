@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import torch
 
-from ..model.device import StepLimits
-from ..model.kv_cache_size import KVCacheSize
-from ..model.loaded_model import LoadedModel
+from ..model.config.device import StepLimits
+from ..model.network.kv_cache_size import KVCacheSize
+from ..model.network.loaded_model import LoadedModel
 from ..scheduling.sequence import Sampling, SequenceRequest
 from ..scheduling.step_budget import MAX_SCORED_ROWS
 from .cuda_graphs import max_graph_tokens

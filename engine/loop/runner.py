@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.attention import AttentionBackend
 from ..kernels.sampling import PagedTokenIds
 from ..kernels.step import Step, slot_stride
-from ..model.loaded_model import LoadedModel, NetworkWithHead
+from ..model.network.loaded_model import LoadedModel, NetworkWithHead
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
 from ..state.groups import Pages, StateGroup

@@ -21,15 +21,15 @@ from ..storage.hub import snapshot_commit
 from . import native
 from .adapters.adapter_config import CONFIG
 from .adapters.loading import TENSORS, Adapter
-from .architecture import Architecture
-from .checkpoint import Checkpoint
-from .hf_config import HFConfig
-from .loaded_model import LoadedModel
+from .config.architecture import Architecture
+from .weights.checkpoint import Checkpoint
+from .config.hf_config import HFConfig
+from .network.loaded_model import LoadedModel
 from .native import EagerLogits, LeaderRank, ParityResult
-from .parity import chunked_logits, relative_distance, round_parameters
+from .parity.logits import chunked_logits, relative_distance, round_parameters
 from .parity_cache import parity_fact, run_once
-from .parity_inputs import parity_inputs
-from .sanity import check_logits
+from .parity.parity_inputs import parity_inputs
+from .weights.sanity import check_logits
 
 
 def check_adapters(
@@ -84,7 +84,7 @@ class _AdapterParity:
             return self._made()
 
     def _made(self) -> list[ParityResult]:
-        from . import transformers_model
+        from .hf import model as transformers_model
 
         loaded, device = self.loaded, self.loaded.device
         num_layers, tokens = parity_inputs(self.architecture, device)[0]
@@ -117,7 +117,7 @@ class _AdapterParity:
 
     def _eager_logits(self, network: nn.Module, tokens: Tensor) -> list[Tensor]:
         """Return the logits `[2, t, V]` through each adapter, and without it."""
-        from . import transformers_model
+        from .hf import model as transformers_model
 
         run = partial(
             transformers_model.eager_logits,

@@ -21,7 +21,7 @@ from ..errors import ModelRefused
 from ..kernels.attention import AttentionBackend, AttentionBackendType, AttentionShape
 from ..kernels.reference import attend
 from ..kernels.step import Step
-from .loaded_model import LoadedModel
+from .network.loaded_model import LoadedModel
 from .parity_cache import device_fact
 
 # In pages: long enough to be split, and to be shared by tiles of their own.

@@ -21,25 +21,25 @@ from ..scheduling.images import ImageSpec
 from . import native
 from .adapter_parity import check_adapters
 from .adapters.loading import read_adapters
-from .architecture import Architecture
+from .config.architecture import Architecture
 from .attention_parity import check_attention_parity
-from .checkpoint import Checkpoint, find_checkpoint
-from .device import choose_device, choose_dtype, context_length
-from .drift import Drift, cached_drift, held_tokens
+from .weights.checkpoint import Checkpoint, find_checkpoint
+from .config.device import choose_device, choose_dtype, context_length
+from .parity.drift import Drift, cached_drift, held_tokens
 from .families.refused_types import ONLY_OWN_TYPES
 from .families.registry import FAMILIES, architecture_of
-from .hf_config import HFConfig, UnsupportedConfig
-from .layerwise import LayerReader, layerwise_logits
+from .config.hf_config import HFConfig, UnsupportedConfig
+from .parity.layerwise import LayerReader, layerwise_logits
 from .load_timing import timed
-from .loaded_model import LoadedModel
+from .network.loaded_model import LoadedModel
 from .native import LeaderRank
-from .overridden_config import longest_context, read_overridden_config, with_context
-from .parity import chunked_logits, parity_tokens
+from .families.overridden_config import (longest_context, read_overridden_config, with_context,)
+from .parity.logits import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
-from .quantised.quantization_config import QuantizationConfig, read_quantization_config
-from .sanity import check_logits
+from .weights.quantised.quantization_config import (QuantizationConfig, read_quantization_config,)
+from .weights.sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
-from .transformers_fields import notes_on_ignored
+from .config.transformers_fields import notes_on_ignored
 from .vision.preprocessor_config import VisionConfig, read_vision_config
 
 
@@ -77,7 +77,7 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
         why = str(exc)
     is_shared = leader is not None
     quantization = refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
-    from . import transformers_model
+    from .hf import model as transformers_model
 
     hf_config, device = with_context(hf_config, settings), choose_device(settings.device)
     try:

@@ -18,12 +18,12 @@ from ..kernels.recurrence import RecurrentShape
 from ..kernels.reference import ReferenceAttention
 from ..storage.gguf.unpacked import has_weights
 from ..storage.hub import find_file, find_gguf
-from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
-from .device import has_gpu, step_limits
-from .hf_config import CONFIG
-from .kv_cache_size import divide_memory, free_bytes, most_tokens
-from .loaded_model import LoadedModel, Network
-from .quantised.quantization_config import QuantizationConfig
+from .weights.checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
+from .config.device import has_gpu, step_limits
+from .config.hf_config import CONFIG
+from .network.kv_cache_size import divide_memory, free_bytes, most_tokens
+from .network.loaded_model import LoadedModel, Network
+from .weights.quantised.quantization_config import QuantizationConfig
 
 Runs = Literal["native", "transformers"]
 

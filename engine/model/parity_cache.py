@@ -20,7 +20,7 @@ import torch
 from ..storage.disk_cache import CacheEntry, package_versions
 from ..storage.hub import snapshot_commit
 from ..storage.processor import cpu_lines
-from .checkpoint import Checkpoint
+from .weights.checkpoint import Checkpoint
 from .native import ParityResult
 
 

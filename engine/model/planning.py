@@ -14,10 +14,10 @@ from ..config import EngineConfig
 from ..errors import ModelRefused, TransformersRefused
 from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
-from .architecture import Architecture
-from .device import choose_dtype, choose_planned_device, context_length
+from .config.architecture import Architecture
+from .config.device import choose_dtype, choose_planned_device, context_length
 from .families.registry import FAMILIES, architecture_of
-from .hf_config import HFConfig, UnsupportedConfig
+from .config.hf_config import HFConfig, UnsupportedConfig
 from .loading import (
     check_int8,
     notes_on_quantization,
@@ -26,13 +26,13 @@ from .loading import (
     refused_by_both,
 )
 from .model_plan import ModelPlan, find_weights, plan_memory
-from .overridden_config import read_overridden_config, with_context
-from .quantised.loading import is_made
-from .quantised.quantization_config import QuantizationConfig, read_quantization_config
+from .families.overridden_config import read_overridden_config, with_context
+from .weights.quantised.loading import is_made
+from .weights.quantised.quantization_config import (QuantizationConfig, read_quantization_config,)
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
-from .transformers_fields import notes_on_ignored
-from .weight_map import weights_of
-from .weights import as_stored, find_layout
+from .config.transformers_fields import notes_on_ignored
+from .weights.weight_map import weights_of
+from .weights.weights import as_stored, find_layout
 
 MAX_GPUS = 8
 """Of one machine."""
@@ -47,7 +47,7 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
         why = str(exc)
     is_shared = settings.tensor_parallel_size > 1
     quantization = refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
-    from .transformers_plan import plan_transformers
+    from .hf.plan import plan_transformers
 
     try:
         return plan_transformers(settings, with_context(hf_config, settings), why, quantization)

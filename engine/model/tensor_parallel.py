@@ -7,8 +7,8 @@ from dataclasses import replace
 from ..errors import ModelRefused
 from ..kernels.communicator import Shard
 from ..kernels.recurrence import GatedDelta, StateSpace
-from .architecture import NO_ATTENTION, Architecture, Block, Recurrence
-from .quantised.quantization_config import QuantizationConfig
+from .config.architecture import NO_ATTENTION, Architecture, Block, Recurrence
+from .weights.quantised.quantization_config import QuantizationConfig
 
 
 def check_tensor_parallel_size(

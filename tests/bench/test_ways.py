@@ -28,7 +28,7 @@ def test_a_step_stays_within_the_engine() -> None:
     """The host's part and the kernels' are counted apart."""
     way = record_step()
     assert all(name.startswith("engine/") for name in way.files)
-    assert {"engine/model/decoder.py", "engine/scheduling/scheduler.py"} < way.files
+    assert {"engine/model/network/decoder.py", "engine/scheduling/scheduler.py"} < way.files
     assert way.remark.startswith("host ")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.engine import vision_models
 from tests.engine.families import COMMON, build
-from tests.engine.model.quantised.checkpoints import quantise
+from tests.engine.model.weights.quantised.checkpoints import quantise
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
@@ -24,14 +24,15 @@ from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.communicator import SINGLE_RANK
 from tidemill.engine.kernels.cpu import int8
-from tidemill.engine.model import loading, native, planning, transformers_model
-from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model import loading, native, planning
+from tidemill.engine.model.hf import model as transformers_model
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.model_plan import ModelPlan
 from tidemill.engine.model.planning import plan_model
-from tidemill.engine.model.quantised.quantization_config import QuantizationConfig
-from tidemill.engine.model.weights import read_weights
+from tidemill.engine.model.weights.quantised.quantization_config import QuantizationConfig
+from tidemill.engine.model.weights.weights import read_weights
 
 CPU = torch.device("cpu")
 # One of each layout of weights: merged, biased, tied, by position, with experts or windows.

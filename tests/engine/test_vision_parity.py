@@ -20,8 +20,8 @@ from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load,
 from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.model.kv_cache_size import KVCacheSize
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.images import ImageSpec
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.protocol.errors import InternalError

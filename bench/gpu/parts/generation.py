@@ -24,7 +24,7 @@ from bench.gpu.roofline import serial
 from bench.gpu.shapes import architecture
 from bench.gpu.supply import Supply
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.device import step_limits
+from tidemill.engine.model.config.device import step_limits
 
 SHORT, LONG = Mix(220, 200), Mix(1024, 128)
 # Model, whether its products are in fp8, and its mixes; those with an anchor come first.

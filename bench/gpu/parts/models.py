@@ -17,8 +17,8 @@ from tidemill.engine.kernels.attention import AttentionBackendType
 from tidemill.engine.loop.assembly import make_core, measured_room
 from tidemill.engine.loop.cuda_graphs import Capture, Graph, capture_on
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.kv_cache_size import KVCacheSize
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
 
 TINY_ROOM = KVCacheSize(16, 64)
 

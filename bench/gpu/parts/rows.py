@@ -31,8 +31,8 @@ from bench.gpu.wheels import LEFT_OUT
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture
-from tidemill.engine.model.kv_cache_size import KVCacheSize
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 GREEDY = Sampling(temperature=0)

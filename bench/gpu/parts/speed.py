@@ -18,7 +18,7 @@ from tidemill.engine.kernels.backends import (
     choose_sampling,
 )
 from tidemill.engine.kernels.elementwise import Gate
-from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.config.architecture import Architecture
 
 # What is asked of passes, as a share of a copy.
 PASS_BOUND = 0.85

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelRefused, first_line_of
-from ..hf_config import ConfigFields, UnsupportedConfig
+from ..config.hf_config import ConfigFields, UnsupportedConfig
 from .patterns import IN_LAYER, PatternRefused, Patterns
 
 CONFIG = "adapter_config.json"

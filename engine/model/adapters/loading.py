@@ -20,14 +20,14 @@ from ...errors import ModelRefused, first_line_of
 from ...kernels.adapters import AdapterWeights
 from ...kernels.communicator import Shard
 from ...storage.hub import find_file
-from ..architecture import Architecture
-from ..checkpoint import FLOATS, check_inside, some
+from ..config.architecture import Architecture
+from ..weights.checkpoint import FLOATS, check_inside, some
 from ..families.registry import FAMILIES
-from ..hf_config import HFConfig
-from ..sanity import check_numbers
-from ..weight_map import weights_of
-from ..weight_parts import WHOLE, Place, Weight
-from ..weights import TEXT_OF_WHOLE
+from ..config.hf_config import HFConfig
+from ..weights.sanity import check_numbers
+from ..weights.weight_map import weights_of
+from ..weights.weight_parts import WHOLE, Place, Weight
+from ..weights.weights import TEXT_OF_WHOLE
 from .adapter_config import (
     ALL_LINEAR,
     CONFIG,

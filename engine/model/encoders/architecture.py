@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
-from ..architecture import Rope
+from ..config.architecture import Rope
 
 
 @dataclass(frozen=True, slots=True)

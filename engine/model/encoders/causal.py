@@ -11,13 +11,13 @@ from ...kernels.attention import AttentionBackend
 from ...kernels.backends import choose_backend
 from ...kernels.quantised import Matrix, as_tensor
 from ...kernels.step import Step
-from ..architecture import Architecture, Block
-from ..checkpoint import Checkpoint
-from ..decoder import Decoder
+from ..config.architecture import Architecture, Block
+from ..weights.checkpoint import Checkpoint
+from ..network.decoder import Decoder
 from ..families.registry import architecture_of
-from ..hf_config import HFConfig
-from ..weight_parts import whole
-from ..weights import read_weights
+from ..config.hf_config import HFConfig
+from ..weights.weight_parts import whole
+from ..weights.weights import read_weights
 from .architecture import HeadLinear
 from .families import OF_ENDPOINTS
 from .loaded_encoder import LoadedEncoder

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
-from ..architecture import Rope
-from ..hf_config import CONFIG, MISFITS, ConfigFields, UnsupportedConfig, parse_hf_config
-from ..rope import make_rope, read_rope
+from ..config.architecture import Rope
+from ..config.hf_config import (CONFIG, MISFITS, ConfigFields, UnsupportedConfig, parse_hf_config,)
+from ..config.rope import make_rope, read_rope
 from .architecture import (
     EncoderArchitecture,
     EncoderBlock,

@@ -7,8 +7,8 @@ import torch
 from ...config import EngineConfig
 from ...errors import ModelRefused
 from ...storage.hub import find_file
-from ..checkpoint import WHOLE, find_checkpoint
-from ..weights import check_stored, fill_weights, find_stored
+from ..weights.checkpoint import WHOLE, find_checkpoint
+from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import HeadLinear, HeadNorm, HeadPart
 from .loaded_encoder import LoadedEncoder
 from .pooler import HeadFunction, Pooler, parts_of, unit

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from ...kernels.backends import choose_backend
-from ..checkpoint import Checkpoint
-from ..weights import check_stored, fill_weights, find_stored
+from ..weights.checkpoint import Checkpoint
+from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import EncoderArchitecture
 from .encoder import Encoder
 from .loaded_encoder import LoadedEncoder

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..native import TOLERANCE, ParityResult
-from ..parity import is_rounding, parity_tokens
+from ..parity.logits import is_rounding, parity_tokens
 from .eager import EncoderOutput
 from .forward import TokenSequence, hidden_states, num_pages, run
 from .loaded_encoder import LoadedEncoder

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...config import EngineConfig
 from ...errors import first_line_of
-from ..overrides import overridden
+from ..families.overrides import overridden
 from .sentence_transformers import (
     MODULES,
     Dense,

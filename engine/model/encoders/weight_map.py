@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...kernels.elementwise import Gate
-from ..weight_parts import Weight, rows, stacked, whole
+from ..weights.weight_parts import Weight, rows, stacked, whole
 from .architecture import EncoderArchitecture, HeadLinear, HeadPart
 
 

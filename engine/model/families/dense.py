@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..architecture import NO_ROPE, Architecture, NormNames, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import Sections, make_rope, read_rope
+from ..config.architecture import NO_ROPE, Architecture, NormNames, WeightNames
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import Sections, make_rope, read_rope
 from .family import (
     FULL,
     DecoderSizes,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
-from ..architecture import NO_ROPE, Architecture, Block, Experts, Rope, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import make_rope, read_rope
+from ..config.architecture import (NO_ROPE, Architecture, Block, Experts, Rope, WeightNames,)
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SILU, GELU = Gate("silu"), Gate("gelu_tanh")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import make_rope
+from ..config.architecture import (SANDWICH, Architecture, Block, Experts, Rope, WeightNames,)
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import make_rope
 from .family import (
     FULL,
     GELU,

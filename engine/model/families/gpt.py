@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels.elementwise import Activation
-from ..architecture import NO_ROPE, Architecture, NormNames, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import read_rope
+from ..config.architecture import NO_ROPE, Architecture, NormNames, WeightNames
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import read_rope
 from .dense import EPS, SHARED_NORM, partial_rope
 from .family import (
     DecoderSizes,

@@ -7,17 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.recurrence import GatedDelta, RecurrentShape
-from ..architecture import (
-    NO_ATTENTION,
-    NO_ROPE,
-    Architecture,
-    Experts,
-    NormNames,
-    Recurrence,
-    WeightNames,
-)
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import make_rope
+from ..config.architecture import (NO_ATTENTION, NO_ROPE, Architecture, Experts, NormNames, Recurrence, WeightNames,)
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import make_rope
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
 from .moe import qwen_experts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..architecture import NO_ROPE, Architecture, Experts, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import read_rope
+from ..config.architecture import NO_ROPE, Architecture, Experts, WeightNames
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import read_rope
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
 
 CHUNKED = "chunked_attention"

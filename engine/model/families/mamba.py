@@ -7,18 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.recurrence import RecurrentShape, StateSpace
-from ..architecture import (
-    NO_ATTENTION,
-    NO_ROPE,
-    Architecture,
-    Experts,
-    Multiplier,
-    NormNames,
-    Recurrence,
-    WeightNames,
-)
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import make_rope, read_rope
+from ..config.architecture import (NO_ATTENTION, NO_ROPE, Architecture, Experts, Multiplier, NormNames, Recurrence, WeightNames,)
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import make_rope, read_rope
 from .dense import GRANITE, granite
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
 from .hybrid import LINEAR, with_recurrence

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..architecture import Architecture, Experts, Latent, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import magnitude, make_rope
+from ..config.architecture import Architecture, Experts, Latent, WeightNames
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import magnitude, make_rope
 from .family import DecoderSizes, Family, make_architecture
 from .moe import mtp_layers, sigmoid_experts
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..architecture import Architecture, Experts, WeightNames
-from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import Sections, make_rope
+from ..config.architecture import Architecture, Experts, WeightNames
+from ..config.hf_config import ConfigFields, UnsupportedConfig
+from ..config.rope import Sections, make_rope
 from .dense import GRANITE, ernie4_5, granite, hunyuan, partial_rope
 from .family import (
     FULL,

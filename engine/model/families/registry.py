@@ -12,9 +12,9 @@ from typing import Any
 
 from ...errors import ModelRefused
 from ...kernels.elementwise import Gate
-from ..architecture import Architecture, Experts, WeightNames
-from ..hf_config import MISFITS, ConfigFields, HFConfig, UnsupportedConfig
-from ..rope import read_rope
+from ..config.architecture import Architecture, Experts, WeightNames
+from ..config.hf_config import MISFITS, ConfigFields, HFConfig, UnsupportedConfig
+from ..config.rope import read_rope
 from .dense import DENSE
 from .family import (
     DecoderSizes,

@@ -20,18 +20,18 @@ from ...errors import ModelRefused, OutOfCacheMemory, first_line_of
 from ...kernels.attention import AttentionBackendType
 from ...kernels.backends import choose_backend
 from ...kernels.step import MAX_SLOTS
-from ..checkpoint import Checkpoint, find_checkpoint
-from ..device import choose_device, choose_dtype, step_limits
-from ..hf_config import STORED_DTYPES, read_hf_config
-from ..kv_cache_size import SHARE_OF_FREE, free_bytes
+from ..weights.checkpoint import Checkpoint, find_checkpoint
+from ..config.device import choose_device, choose_dtype, step_limits
+from ..config.hf_config import STORED_DTYPES, read_hf_config
+from ..network.kv_cache_size import SHARE_OF_FREE, free_bytes
 from ..native import TOLERANCE, ParityResult, token_distances
-from ..parity import is_rounding, relative_distance, round_parameters
+from ..parity.logits import is_rounding, relative_distance, round_parameters
 from ..parity_cache import parity_fact, run_once
-from ..parity_inputs import fits
-from ..pretrained import from_pretrained
-from ..sanity import check_logits
-from ..weight_parts import whole
-from ..weights import check_stored, fill_weights, find_stored
+from ..parity.parity_inputs import fits
+from ..hf.pretrained import from_pretrained
+from ..weights.sanity import check_logits
+from ..weights.weight_parts import whole
+from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import SpeechArchitecture
 from .runner import WINDOWS_AT_ONCE, SpeechRunner, TextStep, slot_pages
 from .weight_map import HEAD, weights_of

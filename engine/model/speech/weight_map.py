@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ..weight_parts import Part, Weight, stacked, whole
+from ..weights.weight_parts import Part, Weight, stacked, whole
 from .architecture import KERNEL, SpeechArchitecture
 
 HEAD = "proj_out.weight"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import first_line_of
 from ...scheduling.images import Fit, ImageSpec
 from ...storage.hub import find_file
-from ..hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # What says nothing of how an image is prepared.

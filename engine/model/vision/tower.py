@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels.backends import torch_on_all_threads
-from ..checkpoint import FLOATS, Checkpoint, check_count
-from ..hf_config import HFConfig, UnsupportedConfig
-from ..quantised.loading import names_of, plan_loading
-from ..transformers_model import read_config
-from ..weight_parts import Weight, whole
-from ..weights import StoredTensor, fill_weights, find_stored, missing_from
+from ..weights.checkpoint import FLOATS, Checkpoint, check_count
+from ..config.hf_config import HFConfig, UnsupportedConfig
+from ..weights.quantised.loading import names_of, plan_loading
+from ..hf.model import read_config
+from ..weights.weight_parts import Weight, whole
+from ..weights.weights import StoredTensor, fill_weights, find_stored, missing_from
 from .preprocessor_config import VisionConfig
 
 # What checkpoints of any age call the parts of towers, and what these are called here.

@@ -13,7 +13,7 @@ from bench.gpu.mixes import Mix
 from bench.gpu.roofline import Weights, kv_bytes, sequence_bytes, serial, state_bytes
 from bench.gpu.shapes import architecture
 from bench.gpu.simulator import Host, Reach, Setting, forecast, levers, table
-from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.config.architecture import Architecture
 
 EIGHT = architecture("llama-3-8b")
 SMALL = replace(EIGHT, blocks=EIGHT.blocks[:2])

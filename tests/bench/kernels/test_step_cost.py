@@ -13,7 +13,7 @@ from tests.long_parameters import with_long
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
+from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
 
 

@@ -25,9 +25,9 @@ from tidemill.engine.kernels.step import Step
 from tidemill.engine.loop import memory_profile
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.device import StepLimits
-from tidemill.engine.model.kv_cache_size import KVCacheSize
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.config.device import StepLimits
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import SequenceRequest
 from tidemill.engine.scheduling.step_plan import StepPlan
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.engine.vision_models import PREPARED, config_of
 from tidemill.engine.media import image_resize
 from tidemill.engine.media.image_resize import decode_and_resize
-from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.vision.preprocessor_config import VisionConfig, read_vision_config
 from tidemill.protocol.in_flight import MemoryBudget
 

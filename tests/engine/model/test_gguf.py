@@ -16,7 +16,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import NO_TEMPLATE, inspect_model
 from tidemill.engine.load import load_served
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.parity import chunked_logits, compared_rows
+from tidemill.engine.model.parity.logits import chunked_logits, compared_rows
 from tidemill.engine.model.planning import plan_model
 from tidemill.engine.storage.model_digest import sampled_digest
 

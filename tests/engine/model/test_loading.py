@@ -123,7 +123,7 @@ def test_a_class_that_fails_at_its_layers_is_the_second_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Nemotron's would, were it in no table."""
-    monkeypatch.setattr("tidemill.engine.model.transformers_model.reason_refused", lambda _: None)
+    monkeypatch.setattr("tidemill.engine.model.hf.model.reason_refused", lambda _: None)
     config = transformers.NemotronConfig(**SIZES, attention_chunk_size=16)
     transformers.NemotronForCausalLM(config).save_pretrained(tmp_path)
     reason = reason_of(EngineConfig(str(tmp_path), device="cpu"))

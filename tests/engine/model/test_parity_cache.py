@@ -17,13 +17,14 @@ import torch
 from tests.engine.families import build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import native, parity_inputs
-from tidemill.engine.model.checkpoint import WHOLE
-from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model import native
+from tidemill.engine.model.parity import parity_inputs
+from tidemill.engine.model.weights.checkpoint import WHOLE
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import ParityResult
-from tidemill.engine.model.parity import chunked_logits, parity_tokens
+from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 
 Loads = Callable[..., LoadedModel]
 

@@ -19,13 +19,13 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator, Shard
 from tidemill.engine.model import native
 from tidemill.engine.model.adapters.loading import read_adapters
-from tidemill.engine.model.checkpoint import Checkpoint, find_checkpoint
+from tidemill.engine.model.weights.checkpoint import Checkpoint, find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.hf_config import read_hf_config
-from tidemill.engine.model.parity import chunked_logits, parity_tokens
+from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
-from tidemill.engine.model.weight_map import weights_of
-from tidemill.engine.model.weights import read_weights
+from tidemill.engine.model.weights.weight_map import weights_of
+from tidemill.engine.model.weights.weights import read_weights
 
 CPU = torch.device("cpu")
 # Of both kinds of experts, of one tensor for queries, keys and values, tied and biased, of norms

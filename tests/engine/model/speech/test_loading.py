@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.engine.speech_models import SHAPES, save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import parity_inputs
-from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.parity import parity_inputs
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.speech import loading
 from tidemill.engine.model.speech.loading import LoadedSpeech, check_parity, load_speech
 from tidemill.engine.model.speech.whisper import WhisperModel

@@ -1,0 +1,1 @@
+"""Configuration of a model: its architecture, masks, RoPE, device and data types."""

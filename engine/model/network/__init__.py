@@ -1,0 +1,1 @@
+"""The decoder's network: layers, attention and recurrence over pages, and its memory."""

@@ -1,0 +1,1 @@
+"""Parity: the engine's logits against those of transformers."""

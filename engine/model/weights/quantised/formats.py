@@ -1,0 +1,343 @@
+"""Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, pack-quantized, mxfp4.
+
+What is stored decides: of a checkpoint some matrices may be quantised and others not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ....kernels.quantised import Quantised, pack_int4
+from ...config.hf_config import UnsupportedConfig
+
+# Quantisers write no scale of 0, but where what is scaled is 0 or next to it.
+MOST_ZERO_SCALES = 0.1
+FLOATS = frozenset({"F32", "F16", "BF16"})
+WORDS = frozenset({"I32"})
+NUMBERS = frozenset({"F8_E4M3"})
+BYTES = frozenset({"U8"})
+# Eight numbers of four bits lie in a word.
+IN_WORD = 8
+# In which order AWQ has the places of a word.
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+# Of mxfp4, the inputs that share a scale; and the scale of 2¹⁷, above which no weight's is.
+MXFP4_GROUP, MXFP4_LARGEST_SCALE = 32, 127 + 17
+
+
+class Damaged(Exception):
+    """Stored tensors that no quantiser writes: the file is damaged."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor of a matrix: the shapes that it may have, and the kinds of numbers."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: frozenset[str]
+
+
+class WeightFormat(Protocol):
+    """A format. Tensors are named by the suffix behind their module's name.
+
+    Where matrices are stacked, all experts' are one tensor, and shapes begin with their number.
+    """
+
+    is_stacked: ClassVar[bool]
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """Return which tensor, stored as one of which kinds, a quantised matrix has."""
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the matrix that a main tensor of a shape is of."""
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """Return the tensors of a matrix, which has some of those that may be left out."""
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """Return a matrix, of one expert where they are stacked, multiplied in a dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Numbers of eight bits: with a scale for all, for each row, or for each block of a size."""
+
+    block: tuple[int, int] | None
+
+    is_stacked: ClassVar[bool] = False
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`: the weight itself."""
+        return "weight", NUMBERS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`; scales have either of two names."""
+        outputs, inputs = shape
+        shapes: tuple[tuple[int, ...], ...] = ((outputs, 1), (outputs,), (), (1,), (1, 1))
+        if self.block is not None:
+            shapes = ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
+        name = "weight_scale_inv" if has("weight_scale_inv") else "weight_scale"
+        return {"weight": TensorSpec((shape,), NUMBERS), name: TensorSpec(shapes, FLOATS)}
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`; each row gets its own scales, so that matrices can be stacked."""
+        if bool((tensors["weight"].view(torch.uint8) & 127 == 127).any()):
+            raise Damaged("its fp8 numbers hold NaN")
+        (scale,) = (tensor for name, tensor in tensors.items() if name != "weight")
+        scale, (height, width) = scale.float(), self.block or shape
+        if self.block is None:
+            rows = scale.reshape(-1, 1).expand(shape[0], 1)
+        else:
+            rows = scale.repeat_interleave(height, 0)[: shape[0]]
+        if bool((rows < 0).any()):
+            raise Damaged("it has scales below 0")
+        if bool((rows == 0).any()):
+            columns = rows.repeat_interleave(width, 1)[:, : shape[1]]
+            if bool(((tensors["weight"].view(torch.uint8) & 127 != 0) & (columns == 0)).any()):
+                raise Damaged("it has scales of 0 for numbers that are not")
+        return Quantised(tensors["weight"], rows.contiguous(), None, shape[1], width, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Numbers of four bits with zeros, packed by outputs in an order of AWQ's own."""
+
+    group: int | None
+
+    is_stacked: ClassVar[bool] = False
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`."""
+        return "qweight", WORDS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[1] * IN_WORD, stored[0]
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        return {
+            "qweight": TensorSpec(((inputs, outputs // IN_WORD),), WORDS),
+            "qzeros": TensorSpec(((groups, outputs // IN_WORD),), WORDS),
+            "scales": TensorSpec(((groups, outputs),), FLOATS),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`."""
+        numbers, zeros = (_nibbles(tensors[name], AWQ_ORDER).T for name in ("qweight", "qzeros"))
+        return _of_four_bits(
+            numbers, tensors["scales"].T, zeros, shape[1], group=self.group, dtype=dtype
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Numbers of four bits packed by inputs; zeros are stored with one less in its first format.
+
+    Which group an input is of is stored, since it may be by how much it mattered: it must be where
+    `is_sorted` says so.
+    """
+
+    group: int | None
+    zeros_lack: int
+    is_sorted: bool = False
+
+    is_stacked: ClassVar[bool] = False
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`."""
+        return "qweight", WORDS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[1], stored[0] * IN_WORD
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        specs = {
+            "qweight": TensorSpec(((inputs // IN_WORD, outputs),), WORDS),
+            "qzeros": TensorSpec(((groups, outputs // IN_WORD),), WORDS),
+            "scales": TensorSpec(((groups, outputs),), FLOATS),
+        }
+        has_order = self.is_sorted or has("g_idx")
+        return specs | ({"g_idx": TensorSpec(((inputs,),), WORDS)} if has_order else {})
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`."""
+        numbers = _nibbles(tensors["qweight"].T)
+        zeros = (_nibbles(tensors["qzeros"]).T + self.zeros_lack) & 15
+        weight = (numbers, tensors["scales"].T, zeros)
+        return _of_four_bits(
+            *weight, shape[1], group=self.group, dtype=dtype, groups=tensors.get("g_idx")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs.
+
+    Where `is_sorted` says so, which group each input is of must be stored.
+    """
+
+    group: int | None
+    is_symmetric: bool
+    is_sorted: bool = False
+
+    is_stacked: ClassVar[bool] = False
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`."""
+        return "weight_packed", WORDS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[0], stored[1] * IN_WORD
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        specs = {
+            "weight_packed": TensorSpec(((outputs, -(-inputs // IN_WORD)),), WORDS),
+            "weight_scale": TensorSpec(((outputs, groups),), FLOATS),
+        }
+        if not self.is_symmetric:
+            specs["weight_zero_point"] = TensorSpec(((-(-outputs // IN_WORD), groups),), WORDS)
+        if self.is_sorted or has("weight_g_idx"):
+            specs["weight_g_idx"] = TensorSpec(((inputs,),), WORDS)
+        return specs
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`; without zeros the middle is one."""
+        outputs, inputs = shape
+        numbers = _nibbles(tensors["weight_packed"])[:, :inputs]
+        scales = tensors["weight_scale"]
+        if self.is_symmetric:
+            zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+        else:
+            zeros = _nibbles(tensors["weight_zero_point"].T).T[:outputs]
+        weight = (numbers, scales, zeros)
+        return _of_four_bits(
+            *weight, inputs, group=self.group, dtype=dtype, groups=tensors.get("weight_g_idx")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Numbers e2m1 of stacked experts, two in a byte, with one e8m0 scale for 32 inputs.
+
+    The OCP's microscaling format, as GPT-OSS is published in: `[E, O, ⌈I / 32⌉, 16]`, of neighbours
+    the first in the lower bits.
+    """
+
+    is_stacked: ClassVar[bool] = True
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`."""
+        return "blocks", BYTES
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return *stored[:2], stored[2] * MXFP4_GROUP
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        groups = (*shape[:-1], _count_groups(shape[-1], MXFP4_GROUP))
+        return {
+            "blocks": TensorSpec(((*groups, MXFP4_GROUP // 2),), BYTES),
+            "scales": TensorSpec((groups,), BYTES),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`."""
+        outputs, inputs = shape
+        blocks, scales = tensors["blocks"], tensors["scales"].view(outputs, -1)
+        if float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+            raise Damaged("its scales are 0")
+        if int(scales.max()) > MXFP4_LARGEST_SCALE:
+            raise Damaged(f"its scales reach 2**{int(scales.max()) - 127}")
+        numbers = torch.stack((blocks & 15, blocks >> 4), -1).view(outputs, -1)[:, :inputs]
+        return Quantised(pack_int4(numbers), scales.contiguous(), None, inputs, MXFP4_GROUP, dtype)
+
+
+def _count_groups(inputs: int, group: int | None) -> int:
+    return 1 if group is None else -(-inputs // group)
+
+
+def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(IN_WORD))) -> Tensor:
+    """Return what words hold, `[N, W]` → `[N, 8 · W]`, the number at each place of an order."""
+    numbers = [((words >> 4 * place) & 15).to(torch.uint8) for place in order]
+    return torch.stack(numbers, -1).flatten(1)
+
+
+def _of_four_bits(
+    numbers: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    inputs: int,
+    *,
+    group: int | None,
+    dtype: torch.dtype,
+    groups: Tensor | None = None,
+) -> Quantised:
+    """Return numbers `[O, I]` with scales and zeros `[O, G]` as one weight.
+
+    `groups [I]` says of which each input is; where that is not the one that it lies in, they are
+    sorted by it. Scales may be below 0, as AutoRound has them.
+    """
+    if not bool((scales > 0).any()) or float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+        raise Damaged("its scales are 0 or below")
+    size = inputs if group is None else group
+    order = None
+    if groups is not None:
+        regular = torch.arange(inputs, device=groups.device) // size
+        if not torch.equal(groups, regular.to(groups.dtype)):
+            order = groups.argsort(stable=True)
+            if not torch.equal(groups[order], regular.to(groups.dtype)):
+                raise UnsupportedConfig(f"its inputs are not in groups of {size}")
+            numbers = numbers[:, order]
+    scales, zeros = scales.float().contiguous(), zeros.contiguous()
+    return Quantised(pack_int4(numbers.contiguous()), scales, zeros, inputs, size, dtype, order)

@@ -1,0 +1,357 @@
+"""Loading of quantised weights: finds them by the stored tensors, and fills them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ....errors import ModelRefused
+from ....kernels.backends import has_quantised_linear
+from ....kernels.quantised import (Matrix, Quantised, fill_rows, merge_quantised, quantise_fp8, quantise_int8, rotation_of,)
+from ..weight_parts import Part, Place, Weight, whole
+from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
+from .quantization_config import QuantizationConfig
+
+# The products that are quantised as they are read: neither embedding, head nor routers.
+MADE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+# What older checkpoints store although it follows from the config.
+DERIVED = re.compile(r"rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias$")
+# Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
+IGNORED = re.compile(
+    rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"
+)
+WEIGHT = ".weight"
+STACKED_AXES = 3
+
+
+class TensorInfo(Protocol):
+    """A tensor in a file, of which kind and shape are told."""
+
+    @property
+    def kind(self) -> str:
+        """Return what its numbers are."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return its shape."""
+
+
+TensorInfoT = TypeVar("TensorInfoT", bound=TensorInfo)
+Fill = Callable[[Sequence[Weight]], dict[str, Tensor]]
+TensorSpecs = dict[str, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of a load: `plain` weights are copied, quantised ones read part by part.
+
+    A part without pieces is not quantised, though its weight's others are. `made` are plain in the
+    files, and quantised by the `method`. `name` is the model's.
+    """
+
+    plain: tuple[Weight, ...]
+    made: tuple[Weight, ...] = ()
+    method: str = ""
+    quantised: tuple[tuple[Weight, tuple[TensorSpecs, ...]], ...] = ()
+    weight_format: WeightFormat | None = None
+    name: str = ""
+
+    def tensors(self) -> list[Weight]:
+        """Return all that must be stored, and as what."""
+        wanted = [*self.plain, *self.made]
+        for weight, parts in self.quantised:
+            for part, tensor_specs in zip(weight.parts, parts, strict=True):
+                wanted += tensor_specs.values() if tensor_specs else [_alone(part)]
+        return wanted
+
+    def read(
+        self, fill: Fill, dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, Matrix]]:
+        """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
+        yield from fill(self.plain).items()
+        keeps = has_quantised_linear(dtype, device, self.method)
+        quantise = _quantise_int8 if self.method == "int8" else _quantise_fp8
+        for weight in self.made:
+            whole_rows, columns = _with_whole_rows(weight)
+            made = _columns_of(quantise(fill([whole_rows])[weight.role], columns), columns)
+            yield weight.role, made if keeps else made.dequantised()
+        for weight, parts in self.quantised:
+            whole = self._joined(weight, parts, fill, dtype) if keeps else None
+            if whole is None:
+                yield weight.role, self._dequantised(weight, parts, fill, dtype, device)
+            else:
+                yield weight.role, whole
+
+    def _joined(
+        self, weight: Weight, parts: Sequence[TensorSpecs], fill: Fill, dtype: torch.dtype
+    ) -> Quantised | None:
+        """Return a weight of its parts; None where these are of two kinds, or cut apart."""
+        read = []
+        for part, tensor_specs in zip(weight.parts, parts, strict=True):
+            if not tensor_specs:
+                return None
+            own = self._quantised(part, tensor_specs, fill, dtype).submatrix(*_read_ranges(part))
+            if own is None:
+                return None
+            read.append((own, part.place))
+        return merge_quantised(weight.shape, read)
+
+    def _dequantised(
+        self,
+        weight: Weight,
+        parts: Sequence[TensorSpecs],
+        fill: Fill,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        """Return what a weight stands for, part by part."""
+        fill_weights = torch.empty(weight.shape, dtype=dtype, device=device)
+        for part, tensor_specs in zip(weight.parts, parts, strict=True):
+            if tensor_specs:
+                rows, columns = _read_ranges(part)
+                read = self._quantised(part, tensor_specs, fill, dtype).dequantised()
+                read = read[rows.start : rows.stop, columns.start : columns.stop]
+            else:
+                read = fill([_alone(part)])[part.key]
+            fill_rows(part.place(fill_weights), read)
+        return fill_weights
+
+    def _quantised(
+        self, part: Part, tensor_specs: TensorSpecs, fill: Fill, dtype: torch.dtype
+    ) -> Quantised:
+        assert self.weight_format is not None
+        tensors = fill(list(tensor_specs.values()))
+        named = {name: tensors[weight.role] for name, weight in tensor_specs.items()}
+        outputs, inputs = part.shape
+        try:
+            return self.weight_format.read(named, (outputs, inputs), dtype)
+        except Damaged as exc:
+            raise ModelRefused(
+                f"{self.name}: {_prefix(part)[:-1]}: {exc}: its files are damaged, or were not "
+                "written as they should be: copy or fetch them again."
+            ) from exc
+
+
+def plan_loading(
+    name: str,
+    quantization: QuantizationConfig | None,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, TensorInfo],
+) -> Plan:
+    """Return how weights of the model `name` are filled from what is stored."""
+    if quantization is None:
+        return Plan(tuple(wanted))
+    method = quantization.method
+    if (weight_format := quantization.weight_format) is None:
+        made = [weight for weight in wanted if is_made(weight, method)]
+        plain = [weight for weight in wanted if weight not in made]
+        return Plan(tuple(plain), tuple(made), method)
+    plain, quantised = [], []
+    for weight in wanted:
+        parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
+        if any(parts) and weight_format.is_stacked:
+            quantised.append(_by_experts(weight, *parts))
+        elif any(parts):
+            quantised.append((weight, parts))
+        else:
+            plain.append(weight)
+    return Plan(
+        tuple(plain),
+        method=method,
+        quantised=tuple(quantised),
+        weight_format=weight_format,
+        name=name,
+    )
+
+
+def _quantise_int8(weight: Tensor, columns: range | None) -> Quantised:
+    """Quantise a weight of which some columns are kept: no other inputs are rotated with them."""
+    bounds = (0, weight.shape[-1]) if columns is None else (columns.start, columns.stop)
+    return quantise_int8(weight, rotation_of(*bounds))
+
+
+def _quantise_fp8(weight: Tensor, _columns: range | None) -> Quantised:
+    return quantise_fp8(weight)
+
+
+def is_made(weight: Weight, method: str) -> bool:
+    """Say whether a weight is quantised as it is read."""
+    has_experts = len(weight.shape) == 3
+    is_product = weight.role.partition(".")[2] in MADE
+    return is_product and not (method == "int8" and has_experts)
+
+
+def matrices_of(weight_format: WeightFormat, stored: Mapping[str, TensorInfo]) -> Iterator[Weight]:
+    """Yield each quantised matrix that is stored, by the name that it has where it is not.
+
+    Stacked experts are `[E, O, I]`, though they are stored transposed where they are not quantised.
+    """
+    (main, kinds), is_stacked = weight_format.main_tensor, weight_format.is_stacked
+    axes, joint = (4, "_") if is_stacked else (2, ".")
+    for key, tensor in stored.items():
+        if not key.endswith(joint + main) or tensor.kind not in kinds or len(tensor.shape) != axes:
+            continue
+        module, shape = key.removesuffix(joint + main), weight_format.matrix_shape(tensor.shape)
+        if is_stacked:
+            turned = shape[0], shape[2], shape[1]
+            part = Part(module, turned, lambda weight: weight.transpose(1, 2))
+            yield Weight(module, shape, (part,))
+        else:
+            yield whole(module + WEIGHT, module + WEIGHT, *shape)
+
+
+def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) -> list[str]:
+    """Return the names of all tensors that quantised matrices may have."""
+    if quantization is None or quantization.weight_format is None:
+        return []
+    weight_format, names = quantization.weight_format, []
+    for part in (part for weight in wanted for part in weight.parts):
+        if _is_matrix(weight_format, part):
+            for has in (_has_all, _has_none):
+                names += [
+                    _prefix(part) + own for own in weight_format.tensor_specs(_shape(part), has)
+                ]
+    return names
+
+
+def _has_all(_: str) -> bool:
+    return True
+
+
+def _has_none(_: str) -> bool:
+    return False
+
+
+def without_empty_biases(
+    quantization: QuantizationConfig | None,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, TensorInfoT],
+    fill: Fill,
+) -> dict[str, TensorInfoT]:
+    """Return what is stored but biases of zeros, which some tools write beside every matrix.
+
+    Only those are left out that the network has no place for.
+    """
+    if quantization is None or quantization.weight_format is None:
+        return dict(stored)
+    keys = {part.key for weight in wanted for part in weight.parts}
+    matrices = [part for weight in wanted for part in weight.parts if part.key.endswith(WEIGHT)]
+    biases = {f"{_prefix(part)}bias" for part in matrices} & stored.keys() - keys
+    empty = {
+        key
+        for key in sorted(biases)
+        if stored[key].kind in FLOATS and not fill([whole(key, key, *stored[key].shape)])[key].any()
+    }
+    return {key: tensor for key, tensor in stored.items() if key not in empty}
+
+
+def _tensor_specs(
+    weight_format: WeightFormat, part: Part, stored: Mapping[str, TensorInfo]
+) -> TensorSpecs:
+    """Return the tensors of a part that is quantised; none where it is not."""
+    prefix, (main_tensor, kinds) = _prefix(part), weight_format.main_tensor
+    main = stored.get(prefix + main_tensor)
+    if not _is_matrix(weight_format, part) or main is None or main.kind not in kinds:
+        return {}
+    tensor_specs = {}
+    lie = weight_format.tensor_specs(_shape(part), lambda name: prefix + name in stored)
+    for name, piece in lie.items():
+        key = prefix + name
+        there = stored[key].shape if key in stored else None
+        shape = there if there in piece.shapes else piece.shapes[0]
+        tensor_specs[name] = whole(key, key, *shape, kinds=piece.kinds)
+    return tensor_specs
+
+
+def _by_experts(
+    weight: Weight, tensor_specs: TensorSpecs
+) -> tuple[Weight, tuple[TensorSpecs, ...]]:
+    """Return a weight of stacked experts as a part for each, with what is read for that.
+
+    Read one by one, what they are packed by takes an expert's room.
+    """
+    (stacked,) = weight.parts
+    experts, columns, rows = (*stacked.taken, *map(range, stacked.shape[len(stacked.taken) :]))
+    assert columns.start % MXFP4_GROUP == 0
+    groups = range(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
+    parts, read = [], []
+    for expert in experts:
+        taken = (range(expert, expert + 1), rows, groups)
+        read.append(
+            {
+                key: replace(
+                    spec,
+                    shape=(1, len(rows), len(groups), *spec.shape[3:]),
+                    parts=(replace(spec.parts[0], taken=taken),),
+                )
+                for key, spec in tensor_specs.items()
+            }
+        )
+        place = partial(_place_of_expert, stacked.place, expert)
+        parts.append(replace(stacked, shape=(len(rows), len(columns)), place=place, taken=()))
+    return replace(weight, parts=tuple(parts)), tuple(read)
+
+
+def _place_of_expert(place: Place, expert: int, weight: Tensor) -> Tensor:
+    """Return the rows `[…, any]` of an expert, of which `place` gives the transposed."""
+    return place(weight)[expert].movedim(0, -1)
+
+
+def _is_matrix(weight_format: WeightFormat, part: Part) -> bool:
+    """Say whether a format has a part; stacked experts are stored transposed where they are not."""
+    if weight_format.is_stacked:
+        return len(part.shape) == STACKED_AXES
+    return part.key.endswith(WEIGHT) and len(part.shape) == 2
+
+
+def _shape(part: Part) -> tuple[int, ...]:
+    """Return the shape of a part's matrix `[O, I]`, or of its matrices `[E, O, I]`."""
+    if len(part.shape) < STACKED_AXES:
+        return part.shape
+    experts, inputs, outputs = part.shape
+    return experts, outputs, inputs
+
+
+def _prefix(part: Part) -> str:
+    """Return what the names of a part's tensors begin with."""
+    return part.key.removesuffix("weight") if part.key.endswith(WEIGHT) else f"{part.key}_"
+
+
+def _read_ranges(part: Part) -> tuple[range, range]:
+    """Return which rows and columns of a matrix are read."""
+    rows, columns = (*part.taken, *map(range, part.shape[len(part.taken) :]))
+    return rows, columns
+
+
+def _with_whole_rows(weight: Weight) -> tuple[Weight, range | None]:
+    """Return a weight with all of its columns, by which rows are scaled, and those to be kept."""
+    first = weight.parts[0]
+    last = len(first.taken) - 1  # of what joins the ranks' inner numbers, the axis of these
+    joins = weight.role.endswith(("o_proj", "down_proj"))
+    if not joins or last < 1 or len(first.taken[last]) == first.shape[last]:
+        return weight, None
+    parts = tuple(
+        replace(part, taken=(*part.taken[:last], range(part.shape[last]))) for part in weight.parts
+    )
+    shape = (*weight.shape[:-1], first.shape[last])
+    return replace(weight, shape=shape, parts=parts), first.taken[last]
+
+
+def _columns_of(whole: Quantised, columns: range | None) -> Quantised:
+    """Return neighbouring columns of a weight whose rows have one scale each; None is all."""
+    if columns is None:
+        return whole
+    numbers = whole.numbers[..., columns.start : columns.stop].contiguous()
+    return replace(whole, numbers=numbers, inputs=len(columns), group=len(columns))
+
+
+def _alone(part: Part) -> Weight:
+    """Return what is read of a tensor as a weight of its own."""
+    itself = replace(part, place=lambda weight: weight)
+    return Weight(part.key, part.read_shape, (itself,))

@@ -1,0 +1,394 @@
+"""Weights from safetensors: one stored tensor after another, each straight to its place.
+
+Files are read, not mapped: what is resident beside the weights is one tensor, and only where it
+changes its type or its order on the way. To another device bytes go through two small buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
+from math import prod
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import ModelRefused
+from ...kernels.communicator import Shard
+from ...kernels.quantised import Matrix, as_tensor
+from ..config.architecture import Architecture, WeightNames
+from .checkpoint import (FLOATS, Checkpoint, LoadingInfo, check_count, check_kind, check_tensors, some,)
+from ..config.hf_config import UnsupportedConfig
+from .quantised.loading import (DERIVED, IGNORED, names_of, plan_loading, without_empty_biases,)
+from .sanity import check_numbers
+from .staging import Staging, staging_for
+from .weight_map import weights_of
+from .weight_parts import WHOLE, Weight, table
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+# Where a model of text and images keeps the text model that is served by itself.
+TEXT_OF_WHOLE = {
+    r"^language_model\.(?=model\.|lm_head\.)": "",
+    r"^model\.language_model\.": "model.",
+}
+BASE = "model"
+_AS_STORED: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file: its name in a text model, its kind as safetensors say, its first byte."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+
+
+def read_weights(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_multimodal: bool = False,
+    num_layers: int | None = None,
+    has_head: bool = True,
+    more: Sequence[Weight] = (),
+    shard: Shard = WHOLE,
+    zeros: list[str] | None = None,
+) -> dict[str, Matrix]:
+    """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
+
+    `is_multimodal` says that the files hold more than text; `num_layers` reads so many layers only.
+    Without `has_head` the weights of logits are left out; `more` are read with the others. `zeros`
+    as for `filled`.
+    """
+    architecture = as_stored(checkpoint, architecture)
+    wanted = [*weights_of(architecture, has_head=has_head), *more]
+    stored = find_layout(
+        checkpoint, architecture, wanted, is_multimodal=is_multimodal, has_head=has_head
+    )
+    head = architecture.names.lm_head
+    if has_head and architecture.tie_word_embeddings and f"{head}.weight" in stored:
+        # transformers, too, believes what is stored and not what is said.
+        more = [*more, table("lm_head", head, architecture, shard)]
+
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    own = [*weights_of(first, has_head=has_head, shard=shard), *more]
+    weights = read_stored(checkpoint, own, stored, dtype, device, zeros=zeros)
+    said = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
+        del weights["lm_head"]
+    return weights
+
+
+def read_stored(
+    checkpoint: Checkpoint,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    zeros: list[str] | None = None,
+) -> dict[str, Matrix]:
+    """Return weights by their roles out of what `find_layout` found.
+
+    `zeros` as for `fill_weights`.
+    """
+    staging = staging_for(device)  # once: of quantised weights each part is filled by itself
+
+    def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
+        return fill_weights(
+            checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros
+        )
+
+    plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
+    return dict(plan.read(fill, dtype, device))
+
+
+def find_layout(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    wanted: Sequence[Weight],
+    *,
+    is_multimodal: bool = False,
+    has_head: bool = True,
+) -> dict[str, StoredTensor]:
+    """Return the stored tensors of a decoder's weights by their keys, from the files' headers.
+
+    `ModelRefused` says what is missing, of another shape, or has no place in it.
+    """
+    quantization, called = checkpoint.quantization, architecture.names
+    head, embedding = f"{called.lm_head}.weight", f"{called.embed_tokens}.weight"
+    stored = find_stored(
+        checkpoint.files,
+        wanted,
+        head,
+        *names_of(quantization, wanted),
+        is_multimodal=is_multimodal,
+        base=called.base,
+    )
+    first = len(architecture.blocks)
+    behind = tuple(f"{called.layers}.{first + i}." for i in range(architecture.num_mtp_layers))
+    mtp = (*behind, *called.mtp)
+    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(mtp)}
+    if architecture.tie_word_embeddings and embedding not in stored and head in stored:
+        stored[embedding] = stored.pop(head)
+    if has_head and architecture.tie_word_embeddings and head in stored:
+        wanted = [*wanted, table("lm_head", called.lm_head, architecture)]
+    needed = plan_loading(checkpoint.name, quantization, wanted, stored).tensors()
+    lacking = missing_from(stored, needed)
+    if any(block.experts for block in architecture.blocks) and lacking & _keys(wanted):
+        check_count(checkpoint, _count(needed))
+        raise UnsupportedConfig(
+            f"its weights lack {some(sorted(lacking))}: its experts may be stored in another way"
+        )
+
+    def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
+        dtype, device = torch.float32, torch.device("cpu")
+        return fill_weights(checkpoint.name, several, stored, dtype, device)
+
+    stored = without_empty_biases(quantization, wanted, stored, fill)
+    check_stored(
+        checkpoint,
+        architecture.class_name,
+        needed,
+        stored,
+        is_multimodal=is_multimodal,
+        base=called.base,
+        ignored=DERIVED if quantization is None else IGNORED,
+    )
+    return stored
+
+
+def as_stored(checkpoint: Checkpoint, architecture: Architecture) -> Architecture:
+    """Return an architecture by the names of its files, where stacked experts lie one by one.
+
+    So transformers saves what was published stacked.
+    """
+    names = architecture.names
+    if names.stacked_experts != "rows":
+        return architecture
+    tensors = (tensor.name for file in checkpoint.files for tensor in _tensors(file, {}))
+    if not any(".experts.0." in name for name in tensors):
+        return architecture
+    single = replace(names, stacked_experts=None, expert=WeightNames().expert)
+    return replace(architecture, names=single)
+
+
+def find_stored(
+    files: Iterable[Path],
+    wanted: Iterable[Weight],
+    *more: str,
+    is_multimodal: bool = False,
+    base: str = BASE,
+    renamed: Mapping[str, str] = _AS_STORED,
+) -> dict[str, StoredTensor]:
+    """Return what the files hold by the keys that a layout, or `more`, has for it.
+
+    `base` is what most keys begin with. `renamed` are patterns of names, with what they become.
+    """
+    keys = _keys(wanted).union(more)
+    found = {}
+    for file in files:
+        for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_multimodal else {})}):
+            # The weights of a bare base model have its names without its prefix.
+            prefixed = f"{base}.{tensor.name}"
+            is_bare = tensor.name not in keys and prefixed in keys
+            found[prefixed if is_bare else tensor.name] = tensor
+    return found
+
+
+def fill_weights(
+    name: str,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    staging: Staging | None = None,
+    zeros: list[str] | None = None,
+) -> dict[str, Tensor]:
+    """Return weights by their roles; what no stored tensor fills of one is zero.
+
+    `staging` brings them to the device, where there is one already that does. `zeros` gets the keys
+    of matrices that hold nothing but 0. Numbers that no trained model has are refused.
+    """
+    weights = {weight.role: _room(weight, stored, dtype, device) for weight in wanted}
+    places = [
+        (stored[part.key], part, part.place(weights[weight.role]))
+        for weight in wanted
+        for part in weight.parts
+    ]
+    staging = staging or staging_for(device)
+    for tensor, part, place in sorted(places, key=lambda one: (one[0].file, one[0].start)):
+        _read(name, tensor, part.taken, place, staging)
+    empty = check_numbers(name, [(part.key, place) for _, part, place in places])
+    if zeros is not None:
+        zeros += empty
+    return weights
+
+
+def missing_from(stored: Mapping[str, StoredTensor], wanted: Iterable[Weight]) -> set[str]:
+    """Return the keys of a layout that nothing is stored under."""
+    return _keys(wanted) - stored.keys()
+
+
+def _keys(wanted: Iterable[Weight]) -> set[str]:
+    return {part.key for weight in wanted for part in weight.parts}
+
+
+def _room(
+    weight: Weight, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    if weight.kinds is not None:
+        dtype = DTYPES[stored[weight.parts[0].key].kind]
+    is_whole = sum(part.count for part in weight.parts) == prod(weight.shape)
+    make = torch.empty if is_whole else torch.zeros
+    return make(weight.shape, dtype=dtype, device=device)
+
+
+def count_stored(checkpoint: Checkpoint) -> int:
+    """Return how many numbers the files hold, by their headers."""
+    return sum(prod(tensor.shape) for file in checkpoint.files for tensor in _tensors(file, {}))
+
+
+def _count(wanted: Iterable[Weight]) -> int:
+    shapes = {part.key: part.shape for weight in wanted for part in weight.parts}
+    return sum(map(prod, shapes.values()))
+
+
+def _tensors(file: Path, renamed: Mapping[str, str]) -> list[StoredTensor]:
+    """Return the tensors of a file that was checked, from the JSON in front of their bytes."""
+    with FileIO(file) as opened:
+        (length,) = unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    found = []
+    for key, said in header.items():
+        name = key
+        for pattern, instead in renamed.items():
+            name = re.sub(pattern, instead, name)
+        start = 8 + length + said["data_offsets"][0]
+        found.append(StoredTensor(name, said["dtype"], tuple(said["shape"]), file, start))
+    return found
+
+
+def check_stored(
+    checkpoint: Checkpoint,
+    title: str,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredTensor],
+    *,
+    is_multimodal: bool = False,
+    base: str = BASE,
+    ignored: re.Pattern[str] = DERIVED,
+) -> None:
+    """Refuse weights that are not all that a network needs, or not only that.
+
+    Of what is `ignored` it has no need; `base` is what most of its keys begin with.
+    """
+    check_count(checkpoint, _count(wanted))
+    parts = {part.key: part for weight in wanted for part in weight.parts}
+    modules = {""}
+    for key in parts:
+        path = key.split(".")[:-1]
+        modules.update(".".join(path[:depth]) for depth in range(1, len(path) + 1))
+    report = LoadingInfo(
+        missing=missing_from(stored, wanted),
+        unexpected=[
+            tensor.name
+            for key, tensor in stored.items()
+            if key not in parts and not ignored.search(key)
+        ],
+        mismatched=[
+            (key, stored[key].shape, part.shape)
+            for key, part in parts.items()
+            if key in stored and stored[key].shape != part.shape
+        ],
+    )
+    check_tensors(checkpoint.name, title, modules, base, report, is_multimodal=is_multimodal)
+    for weight in wanted:
+        for part in weight.parts:
+            check_kind(checkpoint.name, part.key, stored[part.key].kind, weight.kinds or FLOATS)
+
+
+def _read(
+    name: str, tensor: StoredTensor, taken: Sequence[range], place: Tensor, staging: Staging | None
+) -> None:
+    """Copy what is taken of a stored tensor to its place, straight where it lies there just so."""
+    dtype = DTYPES[tensor.kind]
+    is_direct = place.dtype == dtype and place.is_contiguous()
+    target = place if is_direct else torch.empty(place.shape, dtype=dtype, device=place.device)
+    with FileIO(tensor.file) as opened:
+        reading = _Reading(name, opened, tensor, taken)
+        if staging is None:
+            numbers: Any = target.view(-1).view(torch.uint8).numpy()
+            reading.fill(memoryview(numbers))
+        else:
+            staging.send(reading.fill, target)
+    if not is_direct:
+        place.copy_(target)
+
+
+class _Reading:
+    """The bytes of a file that are taken of a tensor, one run of neighbours after another."""
+
+    def __init__(
+        self, name: str, opened: FileIO, tensor: StoredTensor, taken: Sequence[range]
+    ) -> None:
+        self._name = name
+        self._opened = opened
+        self._tensor = tensor
+        starts, self._length = _runs(tensor.shape, taken, DTYPES[tensor.kind].itemsize)
+        self._starts = iter(starts.tolist())
+        self._left = 0  # of the run that is being read
+
+    def fill(self, buffer: memoryview) -> None:
+        """Read as many bytes as the buffer has room for."""
+        while buffer:
+            if not self._left:
+                self._opened.seek(self._tensor.start + next(self._starts))
+                self._left = self._length
+            count = self._opened.readinto(buffer[: self._left])
+            if not count:
+                cut_off = f"{self._tensor.file.name} was cut off while it was read."
+                raise ModelRefused(f"{self._name}: {cut_off}")
+            buffer, self._left = buffer[count:], self._left - count
+
+
+def _runs(
+    shape: Sequence[int], taken: Sequence[range], itemsize: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return where in a stored tensor the runs of bytes start that are taken, and how long all are.
+
+    What is taken of its first axes are runs of neighbours.
+    """
+    axes = [*taken, *map(range, shape[len(taken) :])]
+    widths = [itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    cut = [axis for axis, own in enumerate(axes) if len(own) < shape[axis]]
+    last = max(cut, default=0)  # behind it everything is taken
+    starts = np.zeros(1, np.int64)
+    for own, width in zip(axes[:last], widths[:last], strict=True):
+        starts = (starts[:, None] + np.asarray(own, np.int64) * width).ravel()
+    if not axes:
+        return starts, itemsize
+    return starts + axes[last].start * widths[last], len(axes[last]) * widths[last]

@@ -1,0 +1,144 @@
+"""Where a model runs, in which dtype, and how long its sequences may be."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.triton import driver
+from tidemill.engine.model.config import device
+from tidemill.engine.model.config.device import (choose_device, choose_dtype, context_length, matmul_flops, step_limits,)
+from tidemill.protocol.contract import EngineError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_context_beyond_the_models_positions_is_refused() -> None:
+    """--max-model-len may shorten the context, never stretch it."""
+    assert context_length(EngineConfig("m"), 512) == 512
+    assert context_length(EngineConfig("m", max_model_len=100), 512) == 100
+    with pytest.raises(ModelRefused, match="512 positions"):
+        context_length(EngineConfig("m", max_model_len=513), 512)
+
+
+def test_a_model_that_tells_no_positions_has_a_usual_context() -> None:
+    """And any that is asked for."""
+    assert context_length(EngineConfig("m"), None) == 4096
+    assert context_length(EngineConfig("m", max_model_len=9999), None) == 9999
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_bf16", "dtype"),
+    [
+        (torch.bfloat16, True, torch.bfloat16),
+        (torch.bfloat16, False, torch.float32),
+        (torch.float16, True, torch.bfloat16),
+        (torch.float16, False, torch.float32),
+        (torch.float32, True, torch.float32),
+        (None, True, torch.float32),
+    ],
+)
+def test_a_cpu_takes_the_dtype_that_it_can_compute_in(
+    monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, *, has_bf16: bool, dtype: torch.dtype
+) -> None:
+    """Halves are emulated without instructions for them, and fp16 always."""
+    monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda: has_bf16)
+    assert choose_dtype("auto", stored, CPU) == dtype
+    assert choose_dtype("float16", stored, CPU) == torch.float16
+
+
+def test_a_gpu_takes_what_is_stored() -> None:
+    """Whatever the CPU can do."""
+    assert choose_dtype("auto", torch.float16, CUDA) == torch.float16
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of the option, with what helps; `auto` takes the CPU then."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs alone")):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        with pytest.raises(ModelRefused, match=f"--device cuda .*{helps}"):
+            choose_device("cuda")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An Ampere card, of which torch tells."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
+    return monkeypatch
+
+
+def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded onto it, with the reason and what to do."""
+    card.setattr(driver, "launch_problem", lambda: None)
+    assert choose_device("auto") == CUDA
+    card.setattr(driver, "launch_problem", lambda: "install gcc")
+    with pytest.raises(EngineError, match="install gcc; or --device cpu"):
+        choose_device("auto")
+    card.setitem(sys.modules, "tidemill.engine.kernels.triton.driver", None)
+    with pytest.raises(EngineError, match="triton, which cannot be imported"):
+        choose_device("auto")
+    card.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(EngineError, match="AMD"):
+        choose_device("auto")
+    assert choose_device("cpu") == CPU
+
+
+def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatch) -> None:
+    """All that is computed on it is torch's own."""
+    card.setattr(backends, "_capability", lambda _: (7, 5))
+    card.setattr(driver, "launch_problem", lambda: "install gcc")
+    assert choose_device("cuda") == CUDA
+    assert not backends.has_triton(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "limits"),
+    [(139.8, (1024, 8192)), (79.2, (1024, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
+)
+def test_a_step_holds_what_fills_a_card(
+    monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
+) -> None:
+    """By its memory, as torch tells it of an H200, an H100, an L40S and an L4."""
+    card = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert step_limits(EngineConfig("m"), CUDA) == limits
+
+
+def test_what_a_step_holds_is_what_was_asked_for() -> None:
+    """One of both that was not asked for gives way to the other."""
+    assert step_limits(EngineConfig("m"), CPU) == (256, 2048)
+    assert step_limits(EngineConfig("m", max_num_seqs=7), CPU) == (7, 2048)
+    assert step_limits(EngineConfig("m", max_num_seqs=3000), CPU) == (3000, 3000)
+    assert step_limits(EngineConfig("m", max_num_batched_tokens=99), CPU) == (99, 99)
+    both = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=20)
+    assert step_limits(both, CPU) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("capability", "count", "teraflops"),
+    [
+        ((8, 0), 108, 249),
+        ((8, 6), 72, 100),
+        ((8, 7), 72, 100),
+        ((8, 9), 142, 237),
+        ((9, 0), 132, 790),
+        ((10, 3), 148, 1800),
+        ((12, 1), 188, 400),
+    ],
+)
+def test_products_are_as_fast_as_a_card_of_the_kind(
+    capability: tuple[int, int], count: int, teraflops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its multiprocessors; of a capability between two, as the older one's."""
+    card = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert round(matmul_flops(CUDA) / 1e12) == teraflops

@@ -1,0 +1,57 @@
+"""What transformers runs, and what of it is refused by what its config says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.hf.model import positions_of, refuse_by_config, widths
+
+HYBRIDS = [
+    "Qwen3NextConfig",
+    "Qwen3_5TextConfig",
+    "JambaConfig",
+    "NemotronHConfig",
+    "FalconH1Config",
+    "MambaConfig",
+    "Llama4TextConfig",
+]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_hybrid_is_refused_by_name_with_its_other_layers(family: str) -> None:
+    """Layers that are no full or sliding-window attention are named in the refusal."""
+    config = getattr(transformers, family)()
+    with pytest.raises(ModelRefused, match=rf"{config.model_type}.*layers of type"):
+        refuse_by_config("some/model", config)
+
+
+def test_quantised_weights_are_refused_by_name() -> None:
+    """A quantised checkpoint would load as something else."""
+    config = transformers.LlamaConfig(quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ModelRefused, match="quantised"):
+        refuse_by_config("some/model", config)
+
+
+def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
+    """longrope switches by the longest row beside it; within the original context it never does."""
+    rope = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = transformers.LlamaConfig(
+        max_position_embeddings=4096, rope_parameters=rope | {"rope_type": "dynamic"}
+    )
+    assert positions_of(config) == 1024
+    assert positions_of(transformers.LlamaConfig(max_position_embeddings=4096)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("inner", "max_intermediate_size"), [(None, 256), (128, 128), ([64, 128, 96], 128)]
+)
+def test_configs_name_their_inner_width_in_several_ways(
+    inner: Any, max_intermediate_size: int
+) -> None:
+    """One number, one a layer, or none."""
+    config = transformers.PretrainedConfig(hidden_size=64, intermediate_size=inner)
+    assert widths(config) == (64, max_intermediate_size)
