@@ -390,10 +390,10 @@ openapi: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.handler.api >docs/openapi.json
 
 demo-reranker: $(INSTALLED_DEV)
-	$(BIN)/python -m tidemill.demo.train_reranker
+	$(BIN)/python -m tools.demo.train_reranker
 
 examples: $(INSTALLED_DEV)
-	$(BIN)/python -m tidemill.demo.recordings
+	$(BIN)/python -m tools.demo.recordings
 
 # The benchmarks' inputs; interpreters of environments with vLLM's CPU build, and with
 # openvino-genai and optimum-intel.

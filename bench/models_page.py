@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
+from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
 from tidemill.engine.model.families.left_out import LEFT_OUT
@@ -23,11 +24,10 @@ from tidemill.engine.model.families.refused_types import (
     reason_refused,
 )
 from tidemill.engine.model.families.registry import FAMILIES
-from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
-from tidemill.engine.model.weights.quantised.quantization_config import supported_methods
 from tidemill.engine.model.speech.loading import TITLE
 from tidemill.engine.model.speech.whisper_config import KIND
 from tidemill.engine.model.vision.preprocessor_config import supported_types
+from tidemill.engine.model.weights.quantised.quantization_config import supported_methods
 from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
 PAGE = """# Models

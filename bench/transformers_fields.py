@@ -20,9 +20,9 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+from tidemill.engine.model.config.transformers_fields import FILE
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.families.registry import FAMILIES
-from tidemill.engine.model.config.transformers_fields import FILE
 
 ROOT = Path(transformers.__file__).parent
 # Code that every class runs: it reads fields by `getattr`, too.

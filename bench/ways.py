@@ -38,8 +38,8 @@ from tidemill.cli.main import make_parser
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.handler.intake.control_messages import Drop, drop_message
 from tidemill.handler.lambdas.control import handle_message

@@ -18,4 +18,4 @@ SPEECH_PATH = Path(__file__).parent / "speech"
 """The folder of a tiny Whisper that knows digits and a dozen words, in English and in German."""
 
 RERANKER_PATH = Path(__file__).parent / "reranker"
-"""The trained tensors of the demo reranker; `tidemill.demo.train_reranker` assembles its folder."""
+"""The trained tensors of the demo reranker; `tools.demo.train_reranker` assembles its folder."""

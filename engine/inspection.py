@@ -17,19 +17,26 @@ from tidemill.protocol.contract import EngineError
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
 from .model.config.architecture import Architecture
-from .model.weights.checkpoint import find_checkpoint, missing_files
 from .model.config.device import choose_dtype, choose_planned_device, context_length
+from .model.config.hf_config import (
+    CONFIG,
+    QUANTISED,
+    STORED_DTYPES,
+    UnsupportedConfig,
+    parse_hf_config,
+    read_hf_config,
+)
+from .model.config.transformers_fields import notes_on_ignored
 from .model.encoders import causal, eager, families
 from .model.encoders.architecture import EncoderArchitecture
 from .model.encoders.pooling_config import Classifier
 from .model.encoders.transformers_model import positions_of_encoder
-from .model.config.hf_config import (CONFIG, QUANTISED, STORED_DTYPES, UnsupportedConfig, parse_hf_config, read_hf_config,)
 from .model.model_plan import MemoryPlan, ModelPlan, Runs, find_weights
 from .model.planning import plan_model
-from .model.weights.quantised.quantization_config import supported_methods
 from .model.speech.loading import TITLE
 from .model.speech.whisper_config import read_speech
-from .model.config.transformers_fields import notes_on_ignored
+from .model.weights.checkpoint import find_checkpoint, missing_files
+from .model.weights.quantised.quantization_config import supported_methods
 from .model.weights.weights import count_stored
 from .parsers.registry import NONE, check_parser_names, parser_names
 from .storage.hub import find_folder, find_gguf

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tidemill import demo
-from tidemill.demo.train_reranker import assemble, base_path
+from tools.demo.train_reranker import assemble, base_path
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.engine.model.endpoint_names import endpoints_of

@@ -140,7 +140,7 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
 def test_no_module_is_loaded_under_two_names() -> None:
     """From within the repository `import engine` would work, too: it is tidemill.engine."""
     wings = {path.name for path in (ROOT / "tidemill").iterdir() if path.is_symlink()}
-    folders = [*wings, "infra", "localstack", "bench", "tests", "examples"]
+    folders = [*wings, "infra", "localstack", "bench", "tools", "tests", "examples"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     bare = re.compile(rf"^\s*(from|import) ({'|'.join(wings)})\b", re.MULTILINE)
     assert "engine" in wings

@@ -26,7 +26,7 @@ from bench.compare import peers, sentence_transformers_batches
 from bench.compare.compare import machine
 from bench.compare.peers import Job, Peer
 from bench.processes import Marks, RunFailed, measure
-from tidemill.demo.train_reranker import assemble
+from tools.demo.train_reranker import assemble
 
 LONGEST = 512
 SERVED = "minilm"

@@ -84,8 +84,8 @@ def run_one(folder: Path, file: Path, rows: int, dtype: Any) -> float:
     import numpy as np
 
     from tidemill.engine.loop.assembly import make_core
-    from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
     from tidemill.engine.model.loading import load_model
+    from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
     from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
     config = EngineConfig(str(folder), dtype=dtype, device="cpu", max_model_len=2048)

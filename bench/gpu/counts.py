@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from bench.gpu.roofline import kv_bytes, mixer_inputs, mixer_outputs, pair_flops, state_bytes
 from tidemill.engine.kernels.attention import AttentionShape
-from tidemill.engine.model.config.architecture import (Architecture, Block, Experts, Recurrence,)
+from tidemill.engine.model.config.architecture import (
+    Architecture,
+    Block,
+    Experts,
+    Recurrence,
+)
 
 Kind = Literal["product", "attention", "entry", "pass"]
 FP32 = 4

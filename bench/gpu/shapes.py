@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.models import SHAPES
 from tidemill.engine.model.config.architecture import Architecture
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import parse_hf_config, read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 
 _LLAMA = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
 _QWEN3 = {

@@ -31,7 +31,11 @@ from tidemill.engine.loop.assembly import further_groups
 from tidemill.engine.loop.cuda_graphs import LAYER_SECONDS, buckets
 from tidemill.engine.model.config.architecture import Architecture
 from tidemill.engine.model.config.device import LIMITS_OF_GPU, StepLimits
-from tidemill.engine.model.network.kv_cache_size import (ROWS_A_SNAPSHOT, TYPICAL_TOKENS, rows_of,)
+from tidemill.engine.model.network.kv_cache_size import (
+    ROWS_A_SNAPSHOT,
+    TYPICAL_TOKENS,
+    rows_of,
+)
 from tidemill.engine.scheduling.admission import ArrivalOrder
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence as OneSequence

@@ -25,10 +25,10 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.adapters.loading import sites_of
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 NUM_ADAPTERS = 4

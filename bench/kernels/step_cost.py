@@ -33,8 +33,8 @@ from torch import Tensor
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 NUM_STEPS = 40

@@ -22,13 +22,13 @@ from . import native
 from .adapters.adapter_config import CONFIG
 from .adapters.loading import TENSORS, Adapter
 from .config.architecture import Architecture
-from .weights.checkpoint import Checkpoint
 from .config.hf_config import HFConfig
-from .network.loaded_model import LoadedModel
 from .native import EagerLogits, LeaderRank, ParityResult
+from .network.loaded_model import LoadedModel
 from .parity.logits import chunked_logits, relative_distance, round_parameters
-from .parity_cache import parity_fact, run_once
 from .parity.parity_inputs import parity_inputs
+from .parity_cache import parity_fact, run_once
+from .weights.checkpoint import Checkpoint
 from .weights.sanity import check_logits
 
 

@@ -33,9 +33,20 @@ from ..kernels.step import Step
 from ..kernels.triton import compile_all as of_kernels
 from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
-from .config.architecture import (NO_ATTENTION, NO_ROPE, SANDWICH, Architecture, Block, Experts, Latent, Recurrence, Rope, WeightNames,)
-from .network.decoder import Decoder
+from .config.architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    SANDWICH,
+    Architecture,
+    Block,
+    Experts,
+    Latent,
+    Recurrence,
+    Rope,
+    WeightNames,
+)
 from .families.gemma import GEMMA4_NAMES
+from .network.decoder import Decoder
 from .weights.weight_map import weights_of
 
 META = torch.device("meta")

@@ -21,26 +21,33 @@ from ..scheduling.images import ImageSpec
 from . import native
 from .adapter_parity import check_adapters
 from .adapters.loading import read_adapters
-from .config.architecture import Architecture
 from .attention_parity import check_attention_parity
-from .weights.checkpoint import Checkpoint, find_checkpoint
+from .config.architecture import Architecture
 from .config.device import choose_device, choose_dtype, context_length
-from .parity.drift import Drift, cached_drift, held_tokens
+from .config.hf_config import HFConfig, UnsupportedConfig
+from .config.transformers_fields import notes_on_ignored
+from .families.overridden_config import (
+    longest_context,
+    read_overridden_config,
+    with_context,
+)
 from .families.refused_types import ONLY_OWN_TYPES
 from .families.registry import FAMILIES, architecture_of
-from .config.hf_config import HFConfig, UnsupportedConfig
-from .parity.layerwise import LayerReader, layerwise_logits
 from .load_timing import timed
-from .network.loaded_model import LoadedModel
 from .native import LeaderRank
-from .families.overridden_config import (longest_context, read_overridden_config, with_context,)
+from .network.loaded_model import LoadedModel
+from .parity.drift import Drift, cached_drift, held_tokens
+from .parity.layerwise import LayerReader, layerwise_logits
 from .parity.logits import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
-from .weights.quantised.quantization_config import (QuantizationConfig, read_quantization_config,)
-from .weights.sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
-from .config.transformers_fields import notes_on_ignored
 from .vision.preprocessor_config import VisionConfig, read_vision_config
+from .weights.checkpoint import Checkpoint, find_checkpoint
+from .weights.quantised.quantization_config import (
+    QuantizationConfig,
+    read_quantization_config,
+)
+from .weights.sanity import check_logits
 
 
 def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> LoadedModel:

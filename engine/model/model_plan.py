@@ -18,11 +18,11 @@ from ..kernels.recurrence import RecurrentShape
 from ..kernels.reference import ReferenceAttention
 from ..storage.gguf.unpacked import has_weights
 from ..storage.hub import find_file, find_gguf
-from .weights.checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
 from .config.device import has_gpu, step_limits
 from .config.hf_config import CONFIG
 from .network.kv_cache_size import divide_memory, free_bytes, most_tokens
 from .network.loaded_model import LoadedModel, Network
+from .weights.checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
 from .weights.quantised.quantization_config import QuantizationConfig
 
 Runs = Literal["native", "transformers"]

@@ -19,16 +19,21 @@ from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..scheduling.images import PromptImage
 from .adapters.loading import Adapter
 from .config.architecture import Architecture
-from .weights.checkpoint import Checkpoint, some
-from .network.decoder import Decoder
-from .families.registry import FAMILIES
 from .config.hf_config import HFConfig, UnsupportedConfig
-from .parity.layerwise import LayerReader, layerwise_logits
+from .families.registry import FAMILIES
+from .network.decoder import Decoder
 from .network.loaded_model import LoadedModel, VisionEncoder
-from .parity.logits import (chunked_logits, is_rounding, logits_or_none, relative_distance,)
+from .parity.layerwise import LayerReader, layerwise_logits
+from .parity.logits import (
+    chunked_logits,
+    is_rounding,
+    logits_or_none,
+    relative_distance,
+)
 from .parity.parity_inputs import ParityInput, parity_inputs
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
+from .weights.checkpoint import Checkpoint, some
 from .weights.weights import read_weights
 
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
@@ -315,8 +320,8 @@ def _eager_text_logits(
     reader: LayerReader, hf_config: HFConfig, token_ids: Tensor, rounded_to: torch.dtype | None
 ) -> EagerLogits:
     """Run transformers' class on `token_ids [t]` in fp32 and rounded to a dtype, layer by layer."""
-    from .hf import model as transformers_model
     from .config.masks import windows_by_masks
+    from .hf import model as transformers_model
     from .hf.layers import load_layerwise
 
     name, device = reader.checkpoint.name, reader.device

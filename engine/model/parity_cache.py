@@ -20,8 +20,8 @@ import torch
 from ..storage.disk_cache import CacheEntry, package_versions
 from ..storage.hub import snapshot_commit
 from ..storage.processor import cpu_lines
-from .weights.checkpoint import Checkpoint
 from .native import ParityResult
+from .weights.checkpoint import Checkpoint
 
 
 def parity_fact(

@@ -16,8 +16,10 @@ from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
 from .config.architecture import Architecture
 from .config.device import choose_dtype, choose_planned_device, context_length
-from .families.registry import FAMILIES, architecture_of
 from .config.hf_config import HFConfig, UnsupportedConfig
+from .config.transformers_fields import notes_on_ignored
+from .families.overridden_config import read_overridden_config, with_context
+from .families.registry import FAMILIES, architecture_of
 from .loading import (
     check_int8,
     notes_on_quantization,
@@ -26,11 +28,12 @@ from .loading import (
     refused_by_both,
 )
 from .model_plan import ModelPlan, find_weights, plan_memory
-from .families.overridden_config import read_overridden_config, with_context
-from .weights.quantised.loading import is_made
-from .weights.quantised.quantization_config import (QuantizationConfig, read_quantization_config,)
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
-from .config.transformers_fields import notes_on_ignored
+from .weights.quantised.loading import is_made
+from .weights.quantised.quantization_config import (
+    QuantizationConfig,
+    read_quantization_config,
+)
 from .weights.weight_map import weights_of
 from .weights.weights import as_stored, find_layout
 

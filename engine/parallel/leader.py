@@ -31,7 +31,12 @@ from ..kernels.layer_groups import LayerGroup
 from ..kernels.step import Step
 from ..model.config.device import choose_device
 from ..model.network.kv_cache_size import free_bytes
-from ..model.network.loaded_model import (GraphLimits, LoadedModel, Network, NetworkWithHead,)
+from ..model.network.loaded_model import (
+    GraphLimits,
+    LoadedModel,
+    Network,
+    NetworkWithHead,
+)
 from ..storage.hub import child_environment
 from .messages import (
     Allocate,

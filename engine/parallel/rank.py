@@ -18,12 +18,12 @@ from ..kernels.step import Step
 from ..loop.cuda_graphs import Capture, CudaGraphs, capture_on
 from ..loop.device_tokens import DeviceTokens
 from ..model.adapters.loading import read_adapters
-from ..model.weights.checkpoint import find_checkpoint
+from ..model.families.overridden_config import read_overridden_config
 from ..model.families.registry import architecture_of
+from ..model.native import load_shard
 from ..model.network.kv_cache_size import free_bytes
 from ..model.network.loaded_model import LoadedModel, NetworkWithHead
-from ..model.native import load_shard
-from ..model.families.overridden_config import read_overridden_config
+from ..model.weights.checkpoint import find_checkpoint
 from ..model.weights.quantised.quantization_config import read_quantization_config
 from .messages import Allocate, Answer, Command, Done, Forward, FreeMemory, Load, MeasureMemory
 

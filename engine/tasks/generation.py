@@ -18,11 +18,11 @@ from ..endpoints.image_inputs import ImageSupport
 from ..endpoints.media_fetch import MediaFetcher
 from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
-from ..model.network.kv_cache_size import KVCacheSize
-from ..model.load_timing import timed
-from ..model.network.loaded_model import LoadedModel
-from ..model.loading import load_model
 from ..model.families.overridden_config import read_overridden_config
+from ..model.load_timing import timed
+from ..model.loading import load_model
+from ..model.network.kv_cache_size import KVCacheSize
+from ..model.network.loaded_model import LoadedModel
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import ParserSet, check_parser_names, select_parsers

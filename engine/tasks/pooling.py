@@ -17,10 +17,10 @@ from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads
 from ..loop.encoding import EncodingCore
 from ..model.config.device import step_limits
+from ..model.config.hf_config import read_hf_config
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..model.encoders.loading import load_encoder
 from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
-from ..model.config.hf_config import read_hf_config
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.tokenizer import load_tokenizer

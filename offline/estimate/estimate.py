@@ -9,7 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from tidemill.batch.file.unknown_parameters import UnknownParameter
-from tidemill.engine.model.config.device import (StepLimits, choose_device, device_name, step_limits,)
+from tidemill.engine.model.config.device import (
+    StepLimits,
+    choose_device,
+    device_name,
+    step_limits,
+)
 from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.speculation.cost_model import CostModel, Work
 from tidemill.engine.storage.hub import find_folder

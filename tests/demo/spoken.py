@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from tidemill.demo import SPEECH_PATH
-from tidemill.demo.voices import SAMPLE_RATE, Voice, say
+from tools.demo.voices import SAMPLE_RATE, Voice, say
 
 Language = Literal["en", "de"]
 Split = Literal["train", "held_out"]

@@ -20,7 +20,7 @@ from transformers import (
 from tests.demo.spoken import WORDS, held_out, listen, load_speech_model, share_right
 from tests.engine.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START
 from tidemill import demo
-from tidemill.demo.voices import SAMPLE_RATE
+from tools.demo.voices import SAMPLE_RATE
 
 Loaded = tuple[Any, Any]
 WINDOW_SECONDS = 6

@@ -12,7 +12,7 @@ import pytest
 from tests.demo.spoken import CLIPS, WORDS_A_SEGMENT
 from tests.examples.runs import bodies_of
 from tidemill import demo
-from tidemill.demo.voices import SAMPLE_RATE
+from tools.demo.voices import SAMPLE_RATE
 
 FOLDER = Path(__file__).parent
 SAID = json.loads((FOLDER / "recordings" / "said.json").read_text())

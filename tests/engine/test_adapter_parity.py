@@ -14,9 +14,9 @@ from tests.engine.families import build, judge
 from tests.engine.test_parity import NEW_TOKENS, prompts, scores
 from tidemill.engine.config import AdmissionName, EngineConfig, LoraModule
 from tidemill.engine.loop.assembly import make_core
+from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
-from tidemill.engine.model.loading import load_model
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 # An adapter of all modules, one of some at an odd rank, one of one half of a gate.

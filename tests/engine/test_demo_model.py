@@ -14,8 +14,8 @@ from tests.engine.families import judge
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 QUESTIONS = Path(__file__).parents[1] / "demo" / "questions.jsonl"

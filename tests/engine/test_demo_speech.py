@@ -19,7 +19,7 @@ from tests.demo.spoken import (
 )
 from tests.engine.speech_models import run, work_of
 from tidemill.demo import SPEECH_PATH
-from tidemill.demo.voices import SAMPLE_RATE
+from tools.demo.voices import SAMPLE_RATE
 from tidemill.engine.scheduling.speech import SpeechRequest
 
 Samples = NDArray[np.float32]

@@ -25,12 +25,12 @@ from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.communicator import SINGLE_RANK
 from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.model import loading, native, planning
-from tidemill.engine.model.hf import model as transformers_model
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.hf import model as transformers_model
 from tidemill.engine.model.model_plan import ModelPlan
 from tidemill.engine.model.planning import plan_model
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.model.weights.quantised.quantization_config import QuantizationConfig
 from tidemill.engine.model.weights.weights import read_weights
 

@@ -25,13 +25,13 @@ from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.network.kv_cache_size import KVCacheSize
-from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf.forward import ATTENTION
 from tidemill.engine.model.hf.model import prepare
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from tidemill.engine.state import rows
 from tidemill.protocol.contract import EngineStats

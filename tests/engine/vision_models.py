@@ -15,11 +15,11 @@ from torch import nn
 from tests.engine.families import COMMON, SIGMOID_EXPERTS
 from tests.engine.scripted_model import pretrained_tokenizer
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.vision.preprocessor_config import read_vision_config
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.scheduling.images import ImageSpec, PromptImage
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 

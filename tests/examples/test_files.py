@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from tests.examples.runs import bodies_of, lines_of
-from tidemill.demo.train_reranker import assemble, base_path
+from tools.demo.train_reranker import assemble, base_path
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 RIGHT = 1

@@ -16,7 +16,7 @@ import pytest
 
 from localstack.local import LocalCloud, LocalOptions, running_cloud
 from tidemill import demo
-from tidemill.demo.train_reranker import assemble
+from tools.demo.train_reranker import assemble
 
 # Each kind is proved on a server (tests/serve), files of one model by intake, fleets by templates.
 pytestmark = pytest.mark.long

@@ -15,7 +15,7 @@ import pytest
 
 from bench.server.served import Place, serving
 from tidemill import demo
-from tidemill.demo.train_reranker import base_path
+from tools.demo.train_reranker import base_path
 
 pytestmark = pytest.mark.long  # each loads a model of its own
 

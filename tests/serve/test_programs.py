@@ -11,7 +11,7 @@ import pytest
 from bench.server.served import Place, serving
 from tests.clients.program_scripts import BATCHES, PAGE, program, programs, run_program, table
 from tests.serve.conftest import KEY
-from tidemill.demo.train_reranker import base_path
+from tools.demo.train_reranker import base_path
 
 LISBON = {"city": "Lisbon"}
 QUICK: dict[str, Any] = {

@@ -21,9 +21,9 @@ from ...kernels.adapters import AdapterWeights
 from ...kernels.communicator import Shard
 from ...storage.hub import find_file
 from ..config.architecture import Architecture
-from ..weights.checkpoint import FLOATS, check_inside, some
-from ..families.registry import FAMILIES
 from ..config.hf_config import HFConfig
+from ..families.registry import FAMILIES
+from ..weights.checkpoint import FLOATS, check_inside, some
 from ..weights.sanity import check_numbers
 from ..weights.weight_map import weights_of
 from ..weights.weight_parts import WHOLE, Place, Weight

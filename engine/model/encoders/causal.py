@@ -12,10 +12,10 @@ from ...kernels.backends import choose_backend
 from ...kernels.quantised import Matrix, as_tensor
 from ...kernels.step import Step
 from ..config.architecture import Architecture, Block
-from ..weights.checkpoint import Checkpoint
-from ..network.decoder import Decoder
-from ..families.registry import architecture_of
 from ..config.hf_config import HFConfig
+from ..families.registry import architecture_of
+from ..network.decoder import Decoder
+from ..weights.checkpoint import Checkpoint
 from ..weights.weight_parts import whole
 from ..weights.weights import read_weights
 from .architecture import HeadLinear

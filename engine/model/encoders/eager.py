@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelRefused, first_line_of
-from ..weights.checkpoint import Checkpoint
-from ..families.refused_types import reason_acoustic, reason_unknown
 from ..config.hf_config import CONFIG
-from ..parity.logits import round_parameters
+from ..families.refused_types import reason_acoustic, reason_unknown
 from ..hf.pretrained import from_pretrained
+from ..parity.logits import round_parameters
+from ..weights.checkpoint import Checkpoint
 from .forward import TokenSequence
 
 # Encoder-decoders of which the encoder alone gives vectors, by a class of its own.

@@ -15,7 +15,13 @@ from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
 from ..config.architecture import Rope
-from ..config.hf_config import (CONFIG, MISFITS, ConfigFields, UnsupportedConfig, parse_hf_config,)
+from ..config.hf_config import (
+    CONFIG,
+    MISFITS,
+    ConfigFields,
+    UnsupportedConfig,
+    parse_hf_config,
+)
 from ..config.rope import make_rope, read_rope
 from .architecture import (
     EncoderArchitecture,

@@ -17,14 +17,14 @@ from tidemill.protocol.contract import EngineError
 
 from ...config import EngineConfig
 from ...errors import ModelRefused, first_line_of
-from ..weights.checkpoint import Checkpoint, find_checkpoint
 from ..config.device import choose_device, choose_dtype, context_length
 from ..config.hf_config import QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
-from ..native import ParityResult
-from ..parity_cache import parity_fact, run_once
-from ..parity.parity_inputs import fits, num_layers_with_all_kinds
-from ..weights.sanity import check_not_constant
 from ..config.transformers_fields import notes_on_ignored
+from ..native import ParityResult
+from ..parity.parity_inputs import fits, num_layers_with_all_kinds
+from ..parity_cache import parity_fact, run_once
+from ..weights.checkpoint import Checkpoint, find_checkpoint
+from ..weights.sanity import check_not_constant
 from ..weights.weight_map import weights_of
 from . import causal, native
 from .families import FAMILIES, architecture_of

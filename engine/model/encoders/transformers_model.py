@@ -16,11 +16,11 @@ from ...errors import ModelRefused
 from ...kernels.attention import AttentionBackend
 from ...kernels.reference import ReferenceAttention
 from ...kernels.step import Step
-from ..weights.checkpoint import Checkpoint
 from ..config.hf_config import CONFIG
-from ..parity.logits import parity_tokens
-from ..weights.sanity import check_finite, check_not_constant, check_numbers
 from ..hf.model import positions_of
+from ..parity.logits import parity_tokens
+from ..weights.checkpoint import Checkpoint
+from ..weights.sanity import check_finite, check_not_constant, check_numbers
 from .eager import ENCODERS_OF_PAIRS, inputs_of, read_config, read_module
 from .loaded_encoder import LoadedEncoder
 from .pooler import Pooler

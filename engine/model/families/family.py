@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
-from ..config.architecture import (NO_ROPE, Architecture, Block, Experts, Rope, WeightNames,)
+from ..config.architecture import (
+    NO_ROPE,
+    Architecture,
+    Block,
+    Experts,
+    Rope,
+    WeightNames,
+)
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import make_rope, read_rope
 

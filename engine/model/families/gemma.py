@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..config.architecture import (SANDWICH, Architecture, Block, Experts, Rope, WeightNames,)
+from ..config.architecture import (
+    SANDWICH,
+    Architecture,
+    Block,
+    Experts,
+    Rope,
+    WeightNames,
+)
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import make_rope
 from .family import (

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.recurrence import GatedDelta, RecurrentShape
-from ..config.architecture import (NO_ATTENTION, NO_ROPE, Architecture, Experts, NormNames, Recurrence, WeightNames,)
+from ..config.architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    Architecture,
+    Experts,
+    NormNames,
+    Recurrence,
+    WeightNames,
+)
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import make_rope
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture

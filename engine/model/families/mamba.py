@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.recurrence import RecurrentShape, StateSpace
-from ..config.architecture import (NO_ATTENTION, NO_ROPE, Architecture, Experts, Multiplier, NormNames, Recurrence, WeightNames,)
+from ..config.architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    Architecture,
+    Experts,
+    Multiplier,
+    NormNames,
+    Recurrence,
+    WeightNames,
+)
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import make_rope, read_rope
 from .dense import GRANITE, granite

@@ -9,9 +9,9 @@ from typing import Any
 from ...config import EngineConfig
 from ...errors import ModelRefused
 from ..config.hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
-from .overrides import for_context, is_config, long_rope, merge
 from ..config.rope import is_switched
 from ..config.transformers_fields import ROPES, may_read
+from .overrides import for_context, is_config, long_rope, merge
 
 
 def read_overridden_config(settings: EngineConfig) -> HFConfig:

@@ -12,10 +12,10 @@ from torch import Tensor
 from ...errors import ModelRefused
 from ...kernels.quantised import Matrix, as_tensor
 from ..config.architecture import Architecture
-from ..weights.checkpoint import FLOATS, Checkpoint
-from ..families.registry import architecture_of
 from ..config.hf_config import HFConfig
+from ..families.registry import architecture_of
 from ..network.kv_cache_size import free_bytes
+from ..weights.checkpoint import FLOATS, Checkpoint
 from ..weights.quantised.loading import IGNORED, matrices_of, plan_loading
 from ..weights.weight_map import weights_of
 from ..weights.weight_parts import Weight, whole

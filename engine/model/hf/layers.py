@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.quantised import as_tensor
-from ..weights.checkpoint import LoadingInfo, check_tensors
-from .dequantize import by_stored_names, with_tied_head
 from ..config.hf_config import HFConfig
 from ..parity.layerwise import OUTER, TABLES, LayerReader
 from ..parity.logits import round_parameters
-from .pretrained import from_state
+from ..weights.checkpoint import LoadingInfo, check_tensors
+from .dequantize import by_stored_names, with_tied_head
 from .model import cut_config
+from .pretrained import from_state
 
 # Layers are read together up to here: transformers takes a tenth of a second for each reading.
 GROUP_BYTES = 2**27

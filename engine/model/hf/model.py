@@ -19,18 +19,24 @@ from torch import Tensor, nn
 from ...config import EngineConfig
 from ...errors import ModelRefused, TransformersRefused, first_line_of
 from ...kernels.backends import choose_backend
-from . import modules as transformers_modules
-from ..weights.checkpoint import (Checkpoint, LoadingInfo, check_count, check_tensors, find_checkpoint,)
 from ..config.device import choose_dtype, context_length
-from ..families.refused_types import reason_acoustic, reason_refused, reason_unknown
 from ..config.hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
+from ..config.rope import SWITCHING, is_switched, stretched_positions
+from ..families.refused_types import reason_acoustic, reason_refused, reason_unknown
 from ..network.loaded_model import LoadedModel
 from ..parity.logits import check_parity, compared_rows, parity_tokens
-from .pretrained import class_of, from_pretrained, from_state
+from ..weights.checkpoint import (
+    Checkpoint,
+    LoadingInfo,
+    check_count,
+    check_tensors,
+    find_checkpoint,
+)
 from ..weights.quantised.quantization_config import QuantizationConfig
-from ..config.rope import SWITCHING, is_switched, stretched_positions
 from ..weights.sanity import check_finite, check_logits, check_numbers
+from . import modules as transformers_modules
 from .forward import ATTENTION, TransformersNetwork, probe
+from .pretrained import class_of, from_pretrained, from_state
 
 # What a config may say beside the fields of its class.
 _FIELDS_OF_ANY = (

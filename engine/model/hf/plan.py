@@ -8,11 +8,11 @@ import torch
 
 from ...config import EngineConfig
 from ...errors import TransformersRefused, first_line_of
-from . import model as transformers_model
 from ..config.device import choose_dtype, choose_planned_device, context_length
 from ..config.hf_config import HFConfig
 from ..model_plan import MemoryPlan, ModelPlan, find_weights, plan_memory
 from ..weights.quantised.quantization_config import QuantizationConfig
+from . import model as transformers_model
 from .forward import ATTENTION, probe
 
 

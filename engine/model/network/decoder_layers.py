@@ -22,9 +22,9 @@ from ...kernels.quantised import Matrix, Quantised, as_tensor
 from ...kernels.recurrence import RuleWeights
 from ..config.architecture import Architecture, Block, Experts, Multiplier, Recurrence
 from ..config.hf_config import UnsupportedConfig
+from ..weights.weight_map import EXPERT_NORMS
 from .latent_attention import LatentMixer
 from .recurrent_layers import RecurrentMixer
-from ..weights.weight_map import EXPERT_NORMS
 
 # Norms of latents have it whatever a config says.
 LATENT_EPS = 1e-6

@@ -18,15 +18,15 @@ from ...kernels.backends import choose_backend
 from ...kernels.quantised import Matrix
 from ...scheduling.images import PromptImage
 from ..config.architecture import Architecture
-from ..weights.checkpoint import FLOATS, Checkpoint
-from ..network.decoder import Decoder
 from ..config.hf_config import HFConfig
+from ..network.decoder import Decoder
 from ..network.loaded_model import LoadedModel
-from .logits import chunked_logits
-from .parity_inputs import PARITY_VOCAB, num_bytes
+from ..weights.checkpoint import FLOATS, Checkpoint
 from ..weights.weight_map import weights_of
 from ..weights.weight_parts import Weight, table, table_ends
 from ..weights.weights import StoredTensor, as_stored, find_layout, read_stored
+from .logits import chunked_logits
+from .parity_inputs import PARITY_VOCAB, num_bytes
 
 OUTER = -1
 # Weights of a row for each token of the vocabulary.

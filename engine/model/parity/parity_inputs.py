@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..config.architecture import Architecture, Block
 from ..network.kv_cache_size import free_bytes
-from .logits import PARITY_TOKENS, parity_tokens
 from ..weights.weight_map import weights_of
 from ..weights.weight_parts import Weight
+from .logits import PARITY_TOKENS, parity_tokens
 
 # Tokens of a cut vocabulary, half of them its first and half its last.
 PARITY_VOCAB = 4096

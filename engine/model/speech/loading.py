@@ -20,15 +20,15 @@ from ...errors import ModelRefused, OutOfCacheMemory, first_line_of
 from ...kernels.attention import AttentionBackendType
 from ...kernels.backends import choose_backend
 from ...kernels.step import MAX_SLOTS
-from ..weights.checkpoint import Checkpoint, find_checkpoint
 from ..config.device import choose_device, choose_dtype, step_limits
 from ..config.hf_config import STORED_DTYPES, read_hf_config
-from ..network.kv_cache_size import SHARE_OF_FREE, free_bytes
-from ..native import TOLERANCE, ParityResult, token_distances
-from ..parity.logits import is_rounding, relative_distance, round_parameters
-from ..parity_cache import parity_fact, run_once
-from ..parity.parity_inputs import fits
 from ..hf.pretrained import from_pretrained
+from ..native import TOLERANCE, ParityResult, token_distances
+from ..network.kv_cache_size import SHARE_OF_FREE, free_bytes
+from ..parity.logits import is_rounding, relative_distance, round_parameters
+from ..parity.parity_inputs import fits
+from ..parity_cache import parity_fact, run_once
+from ..weights.checkpoint import Checkpoint, find_checkpoint
 from ..weights.sanity import check_logits
 from ..weights.weight_parts import whole
 from ..weights.weights import check_stored, fill_weights, find_stored

@@ -15,7 +15,14 @@ from typing import Any, get_args
 from ...errors import ModelRefused, first_line_of
 from ...scheduling.speech import FeatureSettings, Hearing, Task
 from ...storage.hub import find_file
-from ..config.hf_config import (CONFIG, MAX_LAYERS, QUANTISED, ConfigFields, UnsupportedConfig, read_hf_config,)
+from ..config.hf_config import (
+    CONFIG,
+    MAX_LAYERS,
+    QUANTISED,
+    ConfigFields,
+    UnsupportedConfig,
+    read_hf_config,
+)
 from .architecture import SpeechArchitecture, WhisperTokens
 
 KIND = "whisper"

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ...errors import ModelRefused
 from ...scheduling.images import ImageSpec, PromptImage
-from ..weights.checkpoint import Checkpoint
-from ..hf.dequantize import dequantised_copy
 from ..config.hf_config import HFConfig
-from ..parity.logits import compared_rows, logits_or_none, round_parameters
-from ..hf.pretrained import class_of, from_pretrained, from_state
-from ..weights.sanity import check_finite
+from ..hf.dequantize import dequantised_copy
 from ..hf.model import cut_layers, read_config, remove_quantization
+from ..hf.pretrained import class_of, from_pretrained, from_state
+from ..parity.logits import compared_rows, logits_or_none, round_parameters
+from ..weights.checkpoint import Checkpoint
+from ..weights.sanity import check_finite
 from .tower import is_tower, stored_tower
 
 # So many tokens of a proof come before its image, which is about of this size.

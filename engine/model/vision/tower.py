@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels.backends import torch_on_all_threads
-from ..weights.checkpoint import FLOATS, Checkpoint, check_count
 from ..config.hf_config import HFConfig, UnsupportedConfig
-from ..weights.quantised.loading import names_of, plan_loading
 from ..hf.model import read_config
+from ..weights.checkpoint import FLOATS, Checkpoint, check_count
+from ..weights.quantised.loading import names_of, plan_loading
 from ..weights.weight_parts import Weight, whole
 from ..weights.weights import StoredTensor, fill_weights, find_stored, missing_from
 from .preprocessor_config import VisionConfig

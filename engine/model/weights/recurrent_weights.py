@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from ...kernels.communicator import Shard
 from ...kernels.recurrence import GatedDelta, RecurrentShape
 from ..config.architecture import Architecture, Recurrence
-from .weight_parts import (Band, Part, Place, Weight, banded, bands_of, between, head_rows, sliced, whole,)
+from .weight_parts import (
+    Band,
+    Part,
+    Place,
+    Weight,
+    banded,
+    bands_of,
+    between,
+    head_rows,
+    sliced,
+    whole,
+)
 
 
 def recurrent_weights(

@@ -9,7 +9,29 @@ from ...kernels.communicator import Shard
 from ...kernels.elementwise import Gate
 from ..config.architecture import Architecture, Block, Experts, Latent
 from .recurrent_weights import recurrent_weights
-from .weight_parts import (WHOLE, Band, Part, Place, Weight, banded, bands_of, between, columns, everything, head_rows, interleaved, pairs, rows_of_one, sliced, suffix_of, table, transposed, turned, turned_band, whole,)
+from .weight_parts import (
+    WHOLE,
+    Band,
+    Part,
+    Place,
+    Weight,
+    banded,
+    bands_of,
+    between,
+    columns,
+    everything,
+    head_rows,
+    interleaved,
+    pairs,
+    rows_of_one,
+    sliced,
+    suffix_of,
+    table,
+    transposed,
+    turned,
+    turned_band,
+    whole,
+)
 
 # Norms that experts beside an MLP have, by their roles.
 EXPERT_NORMS = {

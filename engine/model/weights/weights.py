@@ -25,9 +25,23 @@ from ...errors import ModelRefused
 from ...kernels.communicator import Shard
 from ...kernels.quantised import Matrix, as_tensor
 from ..config.architecture import Architecture, WeightNames
-from .checkpoint import (FLOATS, Checkpoint, LoadingInfo, check_count, check_kind, check_tensors, some,)
 from ..config.hf_config import UnsupportedConfig
-from .quantised.loading import (DERIVED, IGNORED, names_of, plan_loading, without_empty_biases,)
+from .checkpoint import (
+    FLOATS,
+    Checkpoint,
+    LoadingInfo,
+    check_count,
+    check_kind,
+    check_tensors,
+    some,
+)
+from .quantised.loading import (
+    DERIVED,
+    IGNORED,
+    names_of,
+    plan_loading,
+    without_empty_biases,
+)
 from .sanity import check_numbers
 from .staging import Staging, staging_for
 from .weight_map import weights_of

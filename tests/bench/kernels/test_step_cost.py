@@ -13,8 +13,8 @@ from tests.long_parameters import with_long
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 
 
 def test_matrices_are_read_in_the_dtype_of_the_steps(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture, buckets
 from tidemill.engine.loop.device_tokens import DeviceTokens
 from tidemill.engine.loop.generation import GenerationCore
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel, Network
 from tidemill.engine.model.weights.weight_map import weights_of

@@ -17,9 +17,9 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import linear
 from tidemill.engine.kernels.adapters import LinearAdapters
 from tidemill.engine.model import adapter_parity
-from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.adapters.loading import Adapter, Module
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.parity import parity_inputs
 
 
 @pytest.fixture(name="config", params=["float32", "bfloat16"])

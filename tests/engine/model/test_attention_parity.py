@@ -20,8 +20,8 @@ from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton.attention import TritonAttention
 from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.model import attention_parity, native
-from tidemill.engine.model.hf import model as transformers_model
 from tidemill.engine.model.attention_parity import TOLERANCE_UNITS, attention_distance
+from tidemill.engine.model.hf import model as transformers_model
 from tidemill.engine.model.loading import load_model
 
 CPU = torch.device("cpu")

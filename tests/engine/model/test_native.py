@@ -24,22 +24,22 @@ from tidemill.engine.kernels import elementwise as reference
 from tidemill.engine.kernels.linear import Linear, LinearFactory
 from tidemill.engine.kernels.quantised import Quantised
 from tidemill.engine.kernels.reference import ReferenceAttention
-from tidemill.engine.model.network import decoder
-from tidemill.engine.model.parity import layerwise, parity_inputs
 from tidemill.engine.model import native
 from tidemill.engine.model.config.architecture import Architecture
-from tidemill.engine.model.weights.checkpoint import WHOLE, Checkpoint, find_checkpoint
-from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.config.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.families import registry
 from tidemill.engine.model.families.family import Family
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.config.hf_config import HFConfig, read_hf_config
+from tidemill.engine.model.hf.forward import TransformersNetwork
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
+from tidemill.engine.model.network import decoder
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.parity import layerwise, parity_inputs
+from tidemill.engine.model.vision.preprocessor_config import read_vision_config
+from tidemill.engine.model.weights.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from tidemill.engine.model.weights.quantised import loading
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
-from tidemill.engine.model.hf.forward import TransformersNetwork
-from tidemill.engine.model.vision.preprocessor_config import read_vision_config
 from tidemill.engine.model.weights.weight_parts import Weight
 
 CPU = torch.device("cpu")

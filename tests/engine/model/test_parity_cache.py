@@ -18,13 +18,13 @@ from tests.engine.families import build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
-from tidemill.engine.model.parity import parity_inputs
-from tidemill.engine.model.weights.checkpoint import WHOLE
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
+from tidemill.engine.model.weights.checkpoint import WHOLE
 
 Loads = Callable[..., LoadedModel]
 

@@ -13,8 +13,8 @@ import transformers
 from tests.engine.model.published import BENCHMARK, OTHERS
 from tests.engine.model.published_families import BY_FAMILY
 from tests.engine.model.published_states import STATES
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import parse_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.weights.weight_map import weights_of
 

@@ -19,11 +19,11 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator, Shard
 from tidemill.engine.model import native
 from tidemill.engine.model.adapters.loading import read_adapters
-from tidemill.engine.model.weights.checkpoint import Checkpoint, find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
+from tidemill.engine.model.weights.checkpoint import Checkpoint, find_checkpoint
 from tidemill.engine.model.weights.weight_map import weights_of
 from tidemill.engine.model.weights.weights import read_weights
 

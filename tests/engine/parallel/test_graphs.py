@@ -28,10 +28,10 @@ from tidemill.engine.errors import RankFailed
 from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.loop.cuda_graphs import Capture, Graph
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.parallel import leader as leading
 from tidemill.engine.parallel.leader import Leader
 from tidemill.engine.parallel.messages import Answer, Command, Done, Failed, Init, InitProcessGroup

@@ -38,12 +38,12 @@ from tidemill.engine.load import load_served
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
-from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.parallel import leader as leading
 from tidemill.engine.parallel import rank as rank_module
 from tidemill.engine.parallel.leader import Leader, make_leader

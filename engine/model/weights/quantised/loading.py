@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ....errors import ModelRefused
 from ....kernels.backends import has_quantised_linear
-from ....kernels.quantised import (Matrix, Quantised, fill_rows, merge_quantised, quantise_fp8, quantise_int8, rotation_of,)
+from ....kernels.quantised import (
+    Matrix,
+    Quantised,
+    fill_rows,
+    merge_quantised,
+    quantise_fp8,
+    quantise_int8,
+    rotation_of,
+)
 from ..weight_parts import Part, Place, Weight, whole
 from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
 from .quantization_config import QuantizationConfig

@@ -24,16 +24,16 @@ from tidemill.engine.kernels.cpu.jit_cache import JitCache
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.encoding import EncodingCore
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
+from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.encoders import native as own_encoder
 from tidemill.engine.model.encoders.families import architecture_of as encoder_of
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.network.kv_cache_size import KVCacheSize
-from tidemill.engine.model.network.loaded_model import LoadedModel
-from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.hf.forward import ATTENTION
 from tidemill.engine.model.hf.model import prepare
+from tidemill.engine.model.network.kv_cache_size import KVCacheSize
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
+from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.scheduling.encoding import EncodingRequest
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 

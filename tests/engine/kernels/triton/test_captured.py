@@ -22,13 +22,13 @@ from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.kernels.triton.recurrence import TritonRecurrence
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture
-from tidemill.engine.model.network import loaded_model
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.network import loaded_model
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.engine.state import rows
 

@@ -18,11 +18,11 @@ from tidemill.engine.kernels.triton.attention import TritonAttention
 from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.parity.logits import ROUNDING_TOLERANCE, chunked_logits
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.model.weights.quantised import loading
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest

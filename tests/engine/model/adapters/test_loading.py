@@ -18,8 +18,8 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.adapters import patterns
 from tidemill.engine.model.adapters.loading import Adapter, read_adapters
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
 
 Modules = dict[str, tuple[Tensor, Tensor]]

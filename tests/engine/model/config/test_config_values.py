@@ -14,13 +14,13 @@ from tests.engine.model.families.test_families import said_by
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.config.config_values import normalise
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import parse_hf_config
+from tidemill.engine.model.config.transformers_fields import class_defaults
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.planning import plan_model
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
-from tidemill.engine.model.config.transformers_fields import class_defaults
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.triton import driver
 from tidemill.engine.model.config import device
-from tidemill.engine.model.config.device import (choose_device, choose_dtype, context_length, matmul_flops, step_limits,)
+from tidemill.engine.model.config.device import (
+    choose_device,
+    choose_dtype,
+    context_length,
+    matmul_flops,
+    step_limits,
+)
 from tidemill.protocol.contract import EngineError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

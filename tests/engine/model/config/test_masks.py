@@ -15,14 +15,14 @@ from tests.engine.families import COMMON
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
-from tidemill.engine.model.parity import parity_inputs
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import UnsupportedConfig, read_hf_config
-from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.config.masks import window_of
-from tidemill.engine.model.parity.logits import LONGEST_WINDOW, chunked_logits
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf.forward import TransformersNetwork
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.parity import parity_inputs
+from tidemill.engine.model.parity.logits import LONGEST_WINDOW, chunked_logits
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 
 CPU = torch.device("cpu")
 EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}

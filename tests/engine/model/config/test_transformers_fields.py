@@ -20,19 +20,19 @@ from bench import transformers_fields as tables
 from tests.engine.families import FAMILIES as DECODER_CONFIGS
 from tests.engine.families import build, told
 from tests.engine.model.encoders.small_encoders import loaded, save
+from tests.engine.model.families.test_families import said_by
 from tests.engine.model.published import BENCHMARK, OTHERS
 from tests.engine.model.published_families import BY_FAMILY
 from tests.engine.model.published_fields import DECODERS, DRAFTS, ENCODERS
 from tests.engine.model.published_states import STATES
-from tests.engine.model.families.test_families import said_by
 from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.config.hf_config import UnsupportedConfig, parse_hf_config
+from tidemill.engine.model.config.transformers_fields import FILE, is_class_of, may_read
 from tidemill.engine.model.encoders import families as encoders
 from tidemill.engine.model.families.registry import FAMILIES, architecture_of
-from tidemill.engine.model.config.hf_config import UnsupportedConfig, parse_hf_config
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.config.transformers_fields import FILE, is_class_of, may_read
+from tidemill.engine.model.network.decoder import Decoder
 
 # One published config of each of most types.
 OF_TYPES = {

@@ -17,13 +17,17 @@ from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
 from tidemill.engine.model.config.architecture import Architecture
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
+from tidemill.engine.model.config.hf_config import (
+    ConfigFields,
+    UnsupportedConfig,
+    read_hf_config,
+)
 from tidemill.engine.model.families import family, registry
 from tidemill.engine.model.families.family import DecoderSizes, Family, make_architecture
 from tidemill.engine.model.families.left_out import LEFT_OUT
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.config.hf_config import (ConfigFields, UnsupportedConfig, read_hf_config,)
 from tidemill.engine.model.parity.logits import chunked_logits
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 
 ALL = [*FAMILIES, *VARIANTS]
 CPU = torch.device("cpu")

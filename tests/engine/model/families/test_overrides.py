@@ -18,13 +18,13 @@ from tests.engine.vision_models import build as build_seeing
 from tests.engine.vision_models import save as save_seeing
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.network.loaded_model import LoadedModel
-from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.families.overridden_config import read_overridden_config
 from tidemill.engine.model.families.overrides import merge
-from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.model.hf.forward import TransformersNetwork
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

@@ -12,10 +12,10 @@ import torch
 from tests.engine.families import build
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.model import native
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 
 CPU = torch.device("cpu")
 

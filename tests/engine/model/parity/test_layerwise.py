@@ -11,15 +11,20 @@ import pytest
 import torch
 
 from tests.engine.families import build
-from tidemill.engine.model.parity import layerwise
 from tidemill.engine.model import native
-from tidemill.engine.model.hf import (layers as transformers_layers, model as transformers_model,)
-from tidemill.engine.model.weights.checkpoint import find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import HFConfig, read_hf_config
-from tidemill.engine.model.parity.layerwise import OUTER, LayerReader
 from tidemill.engine.model.config.masks import windows_by_masks
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.hf import (
+    layers as transformers_layers,
+)
+from tidemill.engine.model.hf import (
+    model as transformers_model,
+)
+from tidemill.engine.model.parity import layerwise
+from tidemill.engine.model.parity.layerwise import OUTER, LayerReader
 from tidemill.engine.model.parity.logits import chunked_logits
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 
 CPU = torch.device("cpu")
 VOCAB = 200

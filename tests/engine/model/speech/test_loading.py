@@ -13,10 +13,10 @@ from tests.engine.speech_models import SHAPES, save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.parity import parity_inputs
-from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.speech import loading
 from tidemill.engine.model.speech.loading import LoadedSpeech, check_parity, load_speech
 from tidemill.engine.model.speech.whisper import WhisperModel
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 
 def load(folder: Path, dtype: Any = "float32") -> LoadedSpeech:

@@ -19,13 +19,12 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator
 from tidemill.engine.model import native
-from tidemill.engine.model.parity import parity_inputs
-from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import HFConfig, read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
     BySquares,
@@ -33,6 +32,7 @@ from tidemill.engine.model.vision.preprocessor_config import (
     VisionConfig,
     read_vision_config,
 )
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 PREPARATION = "preprocessor_config.json"

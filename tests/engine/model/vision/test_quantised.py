@@ -17,16 +17,16 @@ from tests.engine.model.weights.quantised.checkpoints import FORMS, quantise
 from tests.engine.vision_models import BEGIN, END, build, inputs_of, picture, save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.model import native
-from tidemill.engine.model.parity import parity_inputs
-from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.network.decoder import Decoder
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.model.planning import plan_model
-from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.vision.preprocessor_config import read_vision_config
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.scheduling.images import ImageSpec
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 

@@ -20,13 +20,13 @@ from tests.engine.families import COMMON, FAMILIES, ONLY_OURS, VARIANTS, build
 from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model.weights.checkpoint import INDEX, WHOLE
-from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.families import registry
-from tidemill.engine.model.network.loaded_model import LoadedModel
-from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.model.hf.forward import TransformersNetwork
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.parity.logits import chunked_logits
+from tidemill.engine.model.weights.checkpoint import INDEX, WHOLE
 
 LoadingInfo = dict[str, Tensor]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

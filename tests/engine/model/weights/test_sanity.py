@@ -20,10 +20,14 @@ from tests.engine.model.encoders.small_encoders import save as save_encoder
 from tests.engine.speech_models import save as save_speech
 from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model.weights.checkpoint import WHOLE
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.weights.sanity import (check_logits, check_not_constant, check_numbers,)
 from tidemill.engine.model.speech.loading import load_speech
+from tidemill.engine.model.weights.checkpoint import WHOLE
+from tidemill.engine.model.weights.sanity import (
+    check_logits,
+    check_not_constant,
+    check_numbers,
+)
 
 Change = Callable[[dict[str, Tensor]], object]
 DOWN = "model.layers.1.mlp.down_proj.weight"

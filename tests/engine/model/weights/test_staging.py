@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.engine.families import build
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.weights import weights
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.weights.staging import Staging, Waits
 from tidemill.engine.model.weights.weights import read_weights
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from tests.engine.families import FAMILIES, VARIANTS, build
 from tests.long_parameters import one_in
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model.weights.checkpoint import INDEX, WHOLE, find_checkpoint
-from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.config.hf_config import UnsupportedConfig, read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.weights.checkpoint import INDEX, WHOLE, find_checkpoint
 from tidemill.engine.model.weights.weights import read_weights
 
 CPU = torch.device("cpu")

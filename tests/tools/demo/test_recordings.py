@@ -10,8 +10,8 @@ import av
 import numpy as np
 import pytest
 
-from tidemill.demo.recordings import CLIPS, CONTAINERS, EXAMPLES, encode
-from tidemill.demo.voices import SAMPLE_RATE, Voice, say
+from tools.demo.recordings import CLIPS, CONTAINERS, EXAMPLES, encode
+from tools.demo.voices import SAMPLE_RATE, Voice, say
 
 SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
 

@@ -12,15 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tidemill import demo
-from tidemill.demo.pairs import questions
-from tidemill.demo.train_reranker import (
-    REQUIRED_ACCURACY,
-    accuracy,
-    assemble,
-    base_path,
-    is_trained,
-    scores,
-)
+from tools.demo.pairs import questions
+from tools.demo.train_reranker import (REQUIRED_ACCURACY, accuracy, assemble, base_path, is_trained, scores,)
 
 Loaded = tuple[Any, Any]
 

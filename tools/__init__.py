@@ -1,0 +1,1 @@
+"""Programs that made what the repository ships; in no wheel."""

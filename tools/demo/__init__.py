@@ -1,0 +1,1 @@
+"""The recordings of `examples/`, and the training of the demo reranker."""
