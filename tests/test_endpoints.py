@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from tidemill import demo
-from tools.demo.train_reranker import assemble, base_path
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine_process.canary import canary_line
 from tidemill.protocol.contract import Reply, Served
 from tidemill.protocol.routes import ENDPOINTS, find_route
+from tools.demo.train_reranker import assemble, base_path
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs/endpoints.md").read_text(encoding="utf-8")

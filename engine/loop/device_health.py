@@ -48,22 +48,27 @@ class Failure(NamedTuple):
 
 
 def attempt(call: Callable[[], T], subject: str = "request") -> T | Failure:
-    """Do what the device may fail at; what ends the engine is raised.
-
-    What is returned holds no frame of an exception, and so no tensor of the step.
-    """
+    """Do what the device may fail at; what ends the engine is raised."""
     try:
         return call()
-    except EngineError:
-        raise
-    except torch.OutOfMemoryError:
+    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
+        return failure_of(exc, subject)
+
+
+def failure_of(exc: Exception, subject: str = "request") -> Failure:
+    """Return what an exception of a step says; what ends the engine is raised.
+
+    What is returned holds no frame of the exception, and so no tensor of the step.
+    """
+    if isinstance(exc, EngineError):
+        raise exc
+    if isinstance(exc, torch.OutOfMemoryError):
         words = f"The engine is out of memory for this {subject}, even when it runs alone."
         return Failure("out of memory", words, OUT_OF_MEMORY)
-    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
-        _log(exc)
-        words = f"The engine failed on this {subject}: {exc}"
-        is_of_machine = isinstance(exc, OSError | subprocess.SubprocessError)
-        return Failure(first_line_of(exc), words, is_of_machine=is_of_machine)
+    _log(exc)
+    words = f"The engine failed on this {subject}: {exc}"
+    is_of_machine = isinstance(exc, OSError | subprocess.SubprocessError)
+    return Failure(first_line_of(exc), words, is_of_machine=is_of_machine)
 
 
 def _log(exc: Exception) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..kernels.sampling import SamplingMetadata
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import (
     REPETITION_DETECTED,
@@ -29,44 +26,19 @@ from ..scheduling.sequence import (
 from ..scheduling.step_failures import StepFailures
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.token_logprobs import NO_LOGPROBS
+from .blame import Blame
 from .core import StepOutput
 from .deduplication import Deduplicator
-from .device_health import (
-    Failure,
-    attempt,
-    refuse_machine_failure,
-    run_canaries,
-)
+from .device_health import Failure, failure_of
 from .logprobs import StepLogprobs
-from .runner import Readout, Runner
+from .pipeline import Flight, Pipeline, Unsampled
+from .runner import Runner
 from .sampler import Masks, MaskThreads, Sampler, with_masks
-from .step_logits import StepLogits
 
 logger = logging.getLogger(__name__)
 
-
-class _Launched(NamedTuple):
-    """A step whose logits are on their way; its tokens are not chosen yet."""
-
-    plan: StepPlan
-    launched_at: float
-    logits: StepLogits
-    wanted: Tensor
-    sampling: SamplingMetadata
-    logprobs: StepLogprobs | None
-
-
-class _StepInFlight(NamedTuple):
-    """A step that was launched, and what it came to on its way here.
-
-    Of rows that `failed` nothing comes: their constraints could not be asked.
-    """
-
-    plan: StepPlan
-    launched_at: float
-    failed: Mapping[int, RequestError]
-    logprobs: StepLogprobs | None
-    readout: Readout
+_Outputs = list[StepOutput[SequenceResult]]
+_T = TypeVar("_T")
 
 
 class GenerationCore:
@@ -91,20 +63,19 @@ class GenerationCore:
         self._runner = runner
         self._scheduler = scheduler
         self._failures = StepFailures(scheduler)
+        self._reliability = self._failures.reliability
+        self._blame = Blame(self._failures, runner)
         self._duplicates = Deduplicator() if duplicates is None else duplicates
         self._sampler = Sampler(scheduler.table, runner.kept_ids)
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
-        self._flights: deque[_StepInFlight] = deque()  # oldest first
-        self._unsampled: _Launched | None = None  # the newest, if it waits for the one before
-        self._accused: list[Sequence] = []  # out for good, with an error that nobody heard of yet
-        self._failed: tuple[Failure, list[StepPlan]] | None = None  # and is not followed up yet
+        self._pipeline = Pipeline()
         self._vocab_size = vocab_size
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
         self._num_added = 0
-        self._num_steps = self._num_failures = 0
+        self._num_steps = 0
         self._prefilled_tokens = self._attended_tokens = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
@@ -133,41 +104,34 @@ class GenerationCore:
             self._scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[StepOutput[SequenceResult]] | None:
+    def step(self) -> _Outputs | None:
         """Launch a step, collect one, or both; None when there is nothing to do.
 
         Raises `DeviceFailed` where steps fail and no sequence is to blame.
         """
-        if self._failed is not None:
-            failure, self._failed = self._failed, None
-            self._follow_up(*failure)
-        if self._accused:
-            return self._collect_all() if self._flights else self._judge()
-        part = self._failures.next_part()
+        if self._blame.is_open and (outputs := self._settle_blame()) is not None:
+            return outputs
+        part = self._failures.next_part() if self._failures.is_open else None
         plan = part or self._scheduler.plan()
         if plan is None:
-            return self._collect_oldest() if self._flights else None
-        self._num_steps += 1
-        self._prefilled_tokens += plan.num_tokens - plan.num_decoded_tokens
-        self._attended_tokens += plan.num_attended_tokens
-        run: Callable[[StepPlan], _Launched | _StepInFlight]
-        run = self._run if self._awaits_ids(plan) else self._launch
-        flight: _Launched | _StepInFlight | Failure = attempt(partial(run, plan))
+            return self._collect_oldest() if self._pipeline.flights else None
+        self._count(plan)
+        waits = self._awaits_ids(plan)
+        flight = _attempt(partial(self._run if waits else self._launch, plan))
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # which have nothing to do with it
             self._scheduler.rewind(plan)
             return self._fail(flight, plan, outputs)
         self._scheduler.launch(plan)
-        if isinstance(flight, _Launched):
-            self._unsampled = flight
+        self._pipeline.flights.append(flight)
+        if waits:
             return self._sample_late(self._collect_oldest())
-        self._flights.append(flight)
-        is_due = part is not None or len(self._flights) > self._steps_ahead
+        is_due = part is not None or len(self._pipeline.flights) > self._steps_ahead
         return self._collect_oldest() if is_due else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop sequences wherever they are; no event comes of them any more."""
-        self._accused = [one for one in self._accused if one not in unwanted]
+        self._blame.forget(unwanted)
         left_alone = self._duplicates.drop(unwanted)
         self._scheduler.drop(unwanted)
         for sequence in left_alone:
@@ -181,6 +145,7 @@ class GenerationCore:
         self._runner.check()
         running = int(self._table.is_running.sum())
         held = self._pool.num_pages - self._pool.num_free
+        drafts = self._scheduler.drafts
         return EngineStats(
             running=running,
             waiting=self._scheduler.num_waiting + len(self._duplicates),
@@ -193,28 +158,44 @@ class GenerationCore:
             attended_tokens=self._attended_tokens,
             steps=self._num_steps,
             layers=self._runner.num_layers,
-            failures=self._num_failures,
-            draft_tokens=self._scheduler.drafts.num_tokens,
-            accepted_tokens=self._scheduler.drafts.num_accepted,
+            failures=self._blame.num_failures,
+            draft_tokens=0 if drafts is None else drafts.num_tokens,
+            accepted_tokens=0 if drafts is None else drafts.num_accepted,
         )
+
+    def _settle_blame(self) -> _Outputs | None:
+        """Follow up what failed, and judge the accused; None where nobody is accused."""
+        self._blame.follow_up_postponed()
+        if not self._blame.accused:
+            return None
+        if self._pipeline.flights:
+            return self._collect_all()
+        accused = self._blame.judge(self._has_finite_logits, self._vocab_size)
+        return [output for sequence in accused for output in self._ended(sequence)]
+
+    def _count(self, plan: StepPlan) -> None:
+        self._num_steps += 1
+        self._prefilled_tokens += plan.num_tokens - plan.num_decoded_tokens
+        self._attended_tokens += plan.num_attended_tokens
 
     def _awaits_ids(self, plan: StepPlan) -> bool:
         """Say whether constraints of a step go by tokens that a step in flight is to bring."""
-        if not self._flights:
+        if not self._pipeline.flights:
             return False
         table, slots = self._table, plan.sampled
         is_unknown = table.num_known_ids[slots] < table.num_tokens[slots]
         return bool((table.is_constrained[slots] & is_unknown).any())
 
-    def _launch(self, plan: StepPlan) -> _StepInFlight:
+    def _launch(self, plan: StepPlan) -> Flight:
         masks = self._masks.start(plan)
         try:
-            launched = self._run(plan)
+            flight = self._run(plan)
         finally:
             masks.wait()
-        return self._sample(launched, masks)
+        self._sample(flight, masks)
+        return flight
 
-    def _run(self, plan: StepPlan) -> _Launched:
+    def _run(self, plan: StepPlan) -> Flight:
         """Launch a step's layers; what its tokens are chosen by is gathered meanwhile."""
         launched_at = time.monotonic()
         logits = self._runner.run(plan)
@@ -222,81 +203,82 @@ class GenerationCore:
         places = plan.sampled_places if plan.has_drafts else 0
         sampling = self._sampler.metadata(plan.sampled, wanted.shape[1], places)
         logprobs = StepLogprobs(plan, self._scheduler) if self._wants_logprobs(plan) else None
-        return _Launched(plan, launched_at, logits, wanted, sampling, logprobs)
+        return Flight(plan, launched_at, logprobs, Unsampled(logits, wanted, sampling))
 
-    def _sample(self, launched: _Launched, masks: Masks) -> _StepInFlight:
+    def _sample(self, flight: Flight, masks: Masks) -> None:
         """Choose the tokens of a step, and send what it came to on its way."""
-        plan, launched_at, logits, wanted, sampling, logprobs = launched
+        assert flight.unsampled is not None
+        logits, wanted, sampling = flight.unsampled
         sampled = self._sampler.sample(wanted, with_masks(sampling, masks))
         if self._steps_ahead:  # the next step runs before the host has these ids
-            self._runner.store_sampled(plan.sampled, sampled.token_ids)
+            self._runner.store_sampled(flight.plan.sampled, sampled.token_ids)
+        logprobs = flight.logprobs
         scored = () if logprobs is None else logprobs.compute(logits, wanted, sampled.token_ids)
-        readout = self._runner.read_out([*sampled, *scored])
-        return _StepInFlight(plan, launched_at, masks.failed, logprobs, readout)
+        flight.readout = self._runner.read_out([*sampled, *scored])
+        flight.failed, flight.unsampled = masks.failed, None
 
-    def _sample_late(
-        self, outputs: list[StepOutput[SequenceResult]]
-    ) -> list[StepOutput[SequenceResult]]:
+    def _sample_late(self, outputs: _Outputs) -> _Outputs:
         """Choose the tokens of the newest step, now that the one before has brought its own."""
-        launched, self._unsampled = self._unsampled, None
-        if launched is None:  # lost with the step before
+        if not self._pipeline.flights:  # lost with the step before
             return outputs
-        masks = self._masks.start(launched.plan)
+        flight = self._pipeline.flights[-1]
+        masks = self._masks.start(flight.plan)
         masks.wait()
-        flight = attempt(partial(self._sample, launched, masks))
-        if not isinstance(flight, Failure):
-            self._flights.append(flight)
+        failure = _attempt(partial(self._sample, flight, masks))
+        if failure is None:
             return outputs
-        self._scheduler.undo(launched.plan)
-        return self._fail(flight, launched.plan, outputs)
+        self._pipeline.flights.pop()
+        self._scheduler.undo(flight.plan)
+        return self._fail(failure, flight.plan, outputs)
 
-    def _fail(
-        self, failure: Failure, plan: StepPlan, outputs: list[StepOutput[SequenceResult]]
-    ) -> list[StepOutput[SequenceResult]]:
+    def _fail(self, failure: Failure, plan: StepPlan, outputs: _Outputs) -> _Outputs:
         """Follow a failure up, once what came out before it is told."""
         if outputs:
-            self._failed = failure, [plan]
+            self._blame.postpone(failure, [plan])
         else:
-            self._follow_up(failure, [plan])
+            self._blame.follow_up(failure, [plan])
         return outputs
 
     def _wants_logprobs(self, plan: StepPlan) -> bool:
         """Say whether a sequence asks for log-probabilities of its new token or its prompt."""
         return bool(plan.is_scored.any() or (self._table.logprobs[plan.sampled] >= 0).any())
 
-    def _collect_oldest(self) -> list[StepOutput[SequenceResult]]:
-        arrived = attempt(self._flights[0].readout.wait)
+    def _collect_oldest(self) -> _Outputs:
+        flights = self._pipeline.flights
+        assert flights[0].readout is not None
+        arrived = _attempt(flights[0].readout.wait)
         if isinstance(arrived, Failure):
-            lost = [flight.plan for flight in self._flights]  # each needs what the one before made
-            lost += [] if self._unsampled is None else [self._unsampled.plan]
-            self._flights.clear()
-            self._unsampled = None
+            lost = self._pipeline.lose()
             for plan in reversed(lost):
                 self._scheduler.undo(plan)
-            self._follow_up(arrived, lost)
+            self._blame.follow_up(arrived, lost)
             return []
-        return self._process_outputs(self._flights.popleft(), *arrived)
+        return self._process_outputs(flights.popleft(), *arrived)
 
-    def _collect_all(self) -> list[StepOutput[SequenceResult]]:
+    def _collect_all(self) -> _Outputs:
         outputs = []
-        while self._flights:
+        while self._pipeline.flights:
             outputs += self._collect_oldest()
         return outputs
 
     def _process_outputs(
         self,
-        flight: _StepInFlight,
+        flight: Flight,
         token_ids: NDArray[np.int64],
         is_broken: NDArray[np.bool_],
         *scored: NDArray[Any],
-    ) -> list[StepOutput[SequenceResult]]:
+    ) -> _Outputs:
         """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
         table, plan, slots = self._table, flight.plan, flight.plan.sampled
         is_lost = is_broken.copy()
         is_lost[list(flight.failed)] = True
-        is_valid = self._scheduler.drafts.verify(plan, token_ids, is_lost)
-        is_lost &= is_valid  # behind a wrong draft it does not matter
-        taken = self._scheduler.collect(plan, token_ids, is_valid & ~is_lost)
+        is_valid = ~is_lost
+        drafts = self._scheduler.drafts
+        if drafts is not None and plan.has_drafts:
+            is_right = drafts.verify(plan, token_ids, is_lost)
+            is_lost &= is_right  # behind a wrong draft it does not matter
+            is_valid = is_right & ~is_lost
+        taken = self._scheduler.collect(plan, token_ids, is_valid)
         is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
         is_done &= table.is_running[slots]
         if plan.has_drafts:
@@ -323,10 +305,13 @@ class GenerationCore:
             elif row in flight.failed:
                 sequence.error = flight.failed[row]
             if is_broken.all():  # nothing of the step speaks for the device
-                self._accused.append(sequence)
+                self._blame.accuse(sequence)
             else:
                 outputs += self._ended(sequence)
-        self._failures.note_success()
+        if self._failures.is_open:
+            self._failures.note_success()
+        else:
+            self._reliability.num_good += 1
         now = time.monotonic()
         self._scheduler.note_seconds(flight.plan, now - max(flight.launched_at, self._collected_at))
         self._collected_at = now
@@ -349,33 +334,9 @@ class GenerationCore:
                 end += 1
             num_behind = int(taken[row + 1 : end].sum())
             if self._has_stopped(slot, int(token_ids[row]), num_behind):
-                self._scheduler.drafts.truncate(slot, num_behind)
+                self._table.num_known_ids[slot] -= num_behind
                 taken[row + 1 : end] = is_done[row + 1 : end] = False
                 is_done[row] = True
-
-    def _follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
-        """Let the sequences of steps that are lost go on in another way, but for a culprit.
-
-        Raises `DeviceFailed` where it is plain that none of them is.
-        """
-        if failure.is_for_want_of_memory:
-            self._runner.free_memory()
-            culprit = self._failures.make_room(plans)
-        else:
-            self._num_failures += 1
-            self._runner.probe()
-            culprit = self._failures.retry(plans)
-        if culprit is None:
-            return
-        refuse_machine_failure(failure)
-        culprit.error = InternalError(failure.words, code=failure.code)
-        self._accused.append(culprit)
-
-    def _judge(self) -> list[StepOutput[SequenceResult]]:
-        """Let the accused end with their errors, if a step of ours goes well."""
-        run_canaries(self._has_finite_logits, self._vocab_size)
-        accused, self._accused = self._accused, []
-        return [output for sequence in accused for output in self._ended(sequence)]
 
     def _has_finite_logits(self, token_id: int) -> bool:
         """Run a step of one token of ours, and say whether its logits are finite."""
@@ -383,12 +344,14 @@ class GenerationCore:
         canary = Sequence(SequenceRequest([token_id], 1, Sampling(temperature=0)), -1)
         plan = self._scheduler.plan_alone(canary)
         try:
-            _, is_broken, *_ = self._launch(plan).readout.wait()
+            readout = self._launch(plan).readout
+            assert readout is not None
+            _, is_broken, *_ = readout.wait()
         finally:
             self._scheduler.discard(int(plan.slots[0]))
         return not is_broken.any()
 
-    def _ended(self, sequence: Sequence) -> list[StepOutput[SequenceResult]]:
+    def _ended(self, sequence: Sequence) -> _Outputs:
         """Return the last events of a sequence and of those that repeat it."""
         self._scheduler.note_end(sequence)
         repeats, left_alone = self._duplicates.settle(sequence)
@@ -430,6 +393,14 @@ class GenerationCore:
         sequence.finish_reason = "stop" if has_stopped else "repetition"
         sequence.stop_reason = reason if has_stopped else REPETITION_DETECTED
         return True
+
+
+def _attempt(call: Callable[[], _T]) -> _T | Failure:
+    """Return what a call gives, or how it failed; what ends the engine is raised."""
+    try:
+        return call()
+    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
+        return failure_of(exc)
 
 
 def _is_last(plan: StepPlan, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -47,10 +47,10 @@ class Drafter(Protocol):
 
 
 class Drafts:
-    """Drafts of one table's sequences, by a drafter; without one there are none."""
+    """Drafts of one table's sequences, by a drafter."""
 
     def __init__(
-        self, table: SequenceTable, pool: PagePool, states: StateCache, drafter: Drafter | None
+        self, table: SequenceTable, pool: PagePool, states: StateCache, drafter: Drafter
     ) -> None:
         self._table = table
         self._pool = pool
@@ -60,35 +60,26 @@ class Drafts:
 
     def enter(self, slot: int) -> None:
         """Take note that another sequence has entered a slot."""
-        if self._drafter is not None:
-            self._drafter.enter(slot)
+        self._drafter.enter(slot)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took."""
-        if self._drafter is not None:
-            self._drafter.note_seconds(plan, seconds)
+        self._drafter.note_seconds(plan, seconds)
 
     def note_end(self, sequence: Sequence) -> None:
         """Learn from a sequence that has ended by itself."""
-        if self._drafter is not None:
-            self._drafter.note_end(sequence)
+        self._drafter.note_end(sequence)
 
     def verify(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Say which ids of `plan.sampled` follow no wrong draft, nor one of a broken row."""
-        if not plan.has_drafts:
-            return np.ones(len(token_ids), np.bool_)
         slots, places = plan.sampled, plan.sampled_places
         ends = np.minimum(self._table.num_known_ids[slots] + places, self._table.max_model_len - 1)
         is_miss = (token_ids != self._table.tokens[slots, ends]) | is_broken
         num_misses = np.cumsum(is_miss) - is_miss  # before each
         valid: NDArray[np.bool_] = num_misses == num_misses[np.arange(len(slots)) - places]
         return valid
-
-    def truncate(self, slot: int, num_tokens: int) -> None:
-        """Take back the last tokens that a sequence was given, behind its end."""
-        self._table.num_known_ids[slot] -= num_tokens
 
     def forget(self, plan: StepPlan, taken: NDArray[np.bool_]) -> None:
         """Let sequences go on behind the drafts that were right."""
@@ -101,12 +92,11 @@ class Drafts:
         table.num_tokens[drafted] = table.num_known_ids[drafted]
         table.num_computed[drafted] = table.num_known_ids[drafted] - 1
         table.is_fully_launched[drafted] = table.num_tokens[drafted] >= table.max_tokens[drafted]
-        if self._drafter is not None:
-            num_drafts = plan.num_drafts[plan.samples][is_drafted]
-            num_accepted = np.minimum(np.maximum(num_taken - 1, 0), num_drafts)
-            self.num_tokens += int(num_drafts.sum())
-            self.num_accepted += int(num_accepted.sum())
-            self._drafter.note_accepted(drafted, num_drafts, num_accepted)
+        num_drafts = plan.num_drafts[plan.samples][is_drafted]
+        num_accepted = np.minimum(np.maximum(num_taken - 1, 0), num_drafts)
+        self.num_tokens += int(num_drafts.sum())
+        self.num_accepted += int(num_accepted.sum())
+        self._drafter.note_accepted(drafted, num_drafts, num_accepted)
 
     def plan(self, decodes: NDArray[np.int64], budget: StepBudget) -> dict[int, int]:
         """Draft tokens for decodes; return the slots of those with drafts, and where they stop.
@@ -114,7 +104,7 @@ class Drafts:
         Drafts take no page that a sequence may need soon, and leave prompts half of the step.
         """
         table = self._table
-        if self._drafter is None or self._pool.num_free < 2 * len(table.running):
+        if self._pool.num_free < 2 * len(table.running):
             return {}
         slots = decodes[table.num_known_ids[decodes] == table.num_tokens[decodes]]
         if not len(slots):

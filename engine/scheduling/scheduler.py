@@ -78,7 +78,7 @@ class Scheduler:
         self._num_in_flight = 0
         pages = Pages(pool, table.page_size, table.pages, table.num_pages)
         self._states = StateCache(table, [pages, *groups])
-        self.drafts = Drafts(table, pool, self._states, drafter)
+        self.drafts = None if drafter is None else Drafts(table, pool, self._states, drafter)
         self._scored_rows_left = 0  # of the step that is being planned
         self._refused: Placement | None = None  # the last, while nobody was placed since
 
@@ -115,7 +115,7 @@ class Scheduler:
         budget.spend(num_urgent, is_urgent=True)
         budget.spend(len(decodes) - num_urgent, is_urgent=False)
         has_prompts = len(decodes) < len(self.table.running)
-        stops = self.drafts.plan(decodes, budget)
+        stops = {} if self.drafts is None else self.drafts.plan(decodes, budget)
         if stops:
             decodes = decodes[~np.isin(decodes, list(stops))]
         stops |= self._continue_prompts(budget) if has_prompts else {}
@@ -149,7 +149,7 @@ class Scheduler:
         taken = is_valid & (ends < table.max_tokens[slots]) & table.is_running[slots]
         grown = slots[taken]
         table.tokens[grown, ends[taken]] = token_ids[taken]
-        if plan.has_drafts:
+        if self.drafts is not None and plan.has_drafts:
             np.add.at(table.num_known_ids, grown, 1)
             self.drafts.forget(plan, taken)
         else:
@@ -206,11 +206,14 @@ class Scheduler:
         """Learn from a sequence that has ended by itself."""
         if self._forecast is not None:
             self._forecast.note_end(sequence)
-        self.drafts.note_end(sequence)
+        if self.drafts is not None:
+            self.drafts.note_end(sequence)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
-        self.drafts.note_seconds(plan, seconds)
+        self.step_limit.note_fit()
+        if self.drafts is not None:
+            self.drafts.note_seconds(plan, seconds)
         table, slots = self.table, plan.slots
         is_urgent = table.is_urgent[slots]
         self.line_limit.note(
@@ -465,7 +468,8 @@ class Scheduler:
         self._states.enter(slot, placement, following)
         if self._forecast is not None:
             self._forecast.enter(slot, num_cached)
-        self.drafts.enter(slot)
+        if self.drafts is not None:
+            self.drafts.enter(slot)
         return slot
 
     def _lasts_to_its_end(self, placement: Placement) -> bool:

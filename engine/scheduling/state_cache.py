@@ -47,6 +47,7 @@ class StateCache:
 
     def __init__(self, table: SequenceTable, groups: Several[StateGroup]) -> None:
         self.groups = tuple(groups)
+        self._further_groups = self.groups[1:]
         self.keeps_places = all(group.keeps_places for group in groups)
         self._table = table
         self._page_size = table.page_size
@@ -162,11 +163,15 @@ class StateCache:
 
     def can_extend(self, decodes: Slots) -> bool:
         """Say whether the decodes' tokens fit."""
+        if self._have_places(decodes):
+            return True
         needed = _by_pool((group.pool, len(needy)) for group, needy in self._needs(decodes))
         return all(pool.can_allocate(count) for pool, count in needed)
 
     def extend(self, decodes: Slots) -> None:
         """Give the tokens of decodes that fit their places."""
+        if self._have_places(decodes):
+            return
         for group, needy in self._needs(decodes):
             if len(needy):
                 group.extend(needy, self._settled[needy])
@@ -174,7 +179,7 @@ class StateCache:
     def settle(self, slots: Slots, stops: Slots) -> None:
         """Take note that a collected step has computed running slots up to `stops`."""
         self._settled[slots] = stops
-        for group in self.groups:
+        for group in self._further_groups:
             group.settle(slots, stops)
 
     def undo(self, slots: Slots, starts: Slots) -> Slots:
@@ -207,9 +212,12 @@ class StateCache:
         """Name the pages that a sequence has filled since it started, none of which has a name yet.
 
         Hardly anybody asks for them while it runs, and to name them all at once costs less. The
-        last page of its prompt is among them, since a step may end before its last token.
+        last page of its prompt is among them, since a step may end before its last token. Where no
+        step has held the sequence, all its pages are others', who may never have filled them.
         """
         table = self._table
+        if not table.has_begun[slot]:
+            return
         num_stored = min(table.num_known_ids[slot] - 1, table.num_computed[slot])
         num_named = max(0, len(table.sequence(slot).digests) - 1)
         self.register(slot, num_named * self._page_size, int(num_stored))
@@ -223,6 +231,14 @@ class StateCache:
         """Give back what a slot holds."""
         for group in self.groups:
             group.release(slot)
+
+    def _have_places(self, decodes: Slots) -> bool:
+        """Say whether no decode begins a page, where pages of all tokens are all the state."""
+        if self._further_groups:
+            return False
+        table = self._table
+        num_places = table.num_pages[decodes] * self._page_size
+        return bool((table.num_tokens[decodes] <= num_places).all())
 
     def _needs(self, decodes: Slots) -> list[tuple[StateGroup, Slots]]:
         num_tokens = self._table.num_tokens[decodes]

@@ -60,14 +60,14 @@ class Reliability:
     """Judges a device by the failures that pass: each costs nobody anything, many are a verdict."""
 
     def __init__(self) -> None:
-        self._num_good = 0
+        self.num_good = 0
         self._passed_at: deque[int] = deque(maxlen=MAX_PASSING_FAILURES)  # after so many good steps
 
     def note_good(self, attempts: Attempts | None = None) -> None:
         """Count a step that went well, after such attempts at it."""
-        self._num_good += 1
+        self.num_good += 1
         if attempts is not None and attempts.has_failed:
-            self._passed_at.append(self._num_good)
+            self._passed_at.append(self.num_good)
 
     def check(self) -> None:
         """Raise `MachineFailed` where too many failures passed: numbers may be wrong as well."""
@@ -88,7 +88,11 @@ class _Part(NamedTuple):
 
 
 class StepFailures:
-    """Follows up the steps of one scheduler; of each step one of its methods hears."""
+    """Follows up the failed steps of one scheduler.
+
+    While it `is_open`, parts of such a step are left, and it hears of each step; else steps that go
+    well are counted in its `reliability` alone.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -98,14 +102,15 @@ class StepFailures:
         self._running: _Part | None = None
         self._halved_tokens = 0  # of the largest step that failed twice and has no culprit yet
         self._num_ownerless = 0  # such steps in a row of which each part went well
-        self._reliability = Reliability()
+        self.reliability = Reliability()
+        self.is_open = False
 
     def next_part(self) -> StepPlan | None:
         """Return the step that must run before any other is planned, with nothing in flight.
 
         Raises `MachineFailed` where too many steps go well only when they are run again.
         """
-        self._reliability.check()
+        self.reliability.check()
         while self._parts:
             part = self._parts.popleft()
             if (rebuild := self._scheduler.plan_rebuild(part.plan)) is not None:
@@ -118,6 +123,7 @@ class StepFailures:
                 return plan
         if self._halved_tokens:
             self._note_ownerless()
+        self.is_open = self._running is not None
         return None
 
     def retry(self, plans: Collection[StepPlan]) -> Sequence | None:
@@ -125,6 +131,7 @@ class StepFailures:
 
         A sequence that failed alone twice is taken out for good and returned.
         """
+        self.is_open = True
         part, self._running = self._running, None
         if part is None:
             first, *others = plans
@@ -176,9 +183,8 @@ class StepFailures:
 
     def note_success(self) -> None:
         """Take note of a step that went well, which may have failed before."""
-        self._scheduler.step_limit.note_fit()
         part, self._running = self._running, None
-        self._reliability.note_good(None if part is None else part.attempts)
+        self.reliability.note_good(None if part is None else part.attempts)
 
     def _left_of(self, plan: StepPlan) -> StepPlan | None:
         """Return a step without the sequences that left, or that are not where it begins."""

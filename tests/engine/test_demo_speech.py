@@ -19,8 +19,8 @@ from tests.demo.spoken import (
 )
 from tests.engine.speech_models import run, work_of
 from tidemill.demo import SPEECH_PATH
-from tools.demo.voices import SAMPLE_RATE
 from tidemill.engine.scheduling.speech import SpeechRequest
+from tools.demo.voices import SAMPLE_RATE
 
 Samples = NDArray[np.float32]
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.demo.tiny_en import NAME
+
 from .voices import SAMPLE_RATE, Voice, say
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

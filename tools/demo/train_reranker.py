@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from tidemill.demo import RERANKER_PATH
+
 from .pairs import questions
 
 NUM_QUESTIONS = 2100

@@ -300,7 +300,7 @@ def test_who_leaves_while_accused_is_told_nothing() -> None:
     rig = Rig(logits_of)
     rig.model.fails = lambda seqs: ValueError("bad") if seqs else None
     sequence = rig.work.add(request())
-    while not rig.work._accused:
+    while not rig.work._blame.accused:
         assert not rig.work.step()
     rig.work.abort({sequence})
     assert rig.finish() == []
@@ -314,6 +314,17 @@ def test_what_a_failed_step_wrote_is_never_read() -> None:
     rig.model.fails = lambda _: failures.pop() if failures else None
     assert only(rig, request(prompt)).token_ids == greedy(prompt, 8)
     assert only(rig, request(prompt)).token_ids == greedy(prompt, 8)
+
+
+@pytest.mark.usefixtures("steps_ahead", "is_late")
+def test_a_page_that_a_culprit_never_filled_is_not_read() -> None:
+    """Who shares it since the same step gives it no name when sent back to wait."""
+    rig = Rig(logits_of, max_num_seqs=2)
+    culprit, other = (rig.work.add(request([1, 2, 3, 4, last], 3)) for last in (5, 6))
+    rig.model.fails = lambda running: ValueError("bad") if culprit in running else None
+    rig.finish()
+    assert isinstance(outcome(culprit), InternalError)
+    assert outcome(other).token_ids == greedy([1, 2, 3, 4, 6], 3)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tidemill import demo
 from tools.demo.pairs import questions
-from tools.demo.train_reranker import (REQUIRED_ACCURACY, accuracy, assemble, base_path, is_trained, scores,)
+from tools.demo.train_reranker import (
+    REQUIRED_ACCURACY,
+    accuracy,
+    assemble,
+    base_path,
+    is_trained,
+    scores,
+)
 
 Loaded = tuple[Any, Any]
 
