@@ -107,6 +107,7 @@ def _start(
     quiet = {
         "CI": "true",
         "CDK_DISABLE_CLI_TELEMETRY": "true",  # also where cdk.json is not read
+        "CDK_VALIDATION": "false",  # seconds of a synthesis, for rules of AWS that no emulator has
     }
     return subprocess.Popen(  # noqa: S603 - our own command
         [found, *command[1:]],

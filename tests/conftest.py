@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from tests.breadth import mark_breadth
 from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
 from tests.process_state import ProcessState
@@ -28,7 +29,7 @@ from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 # A busy machine is no reason to fail.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "quick", settings.get_profile("patient"), max_examples=30, stateful_step_count=20
+    "quick", settings.get_profile("patient"), max_examples=20, stateful_step_count=20
 )
 settings.register_profile(
     "full", settings.get_profile("patient"), max_examples=400, stateful_step_count=30
@@ -79,7 +80,8 @@ def pytest_collection() -> Generator[None, object, object]:
 # Behind pytest-randomly, which shuffles modules, and the tests within each.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Let the groups that take longest begin first."""
+    """Leave breadth to `make test-all`, and let the groups that take longest begin first."""
+    mark_breadth(items)
     yield
     items.sort(key=lambda item: place_of(item.nodeid))
 

@@ -12,6 +12,8 @@ import pytest
 
 # Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
 os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
+# CDK's own rules, seconds of each synthesis, are for a long test in test_modes.py.
+os.environ.setdefault("CDK_VALIDATION", "false")
 
 from aws_cdk import App, Environment, Stack
 from aws_cdk import aws_lambda as lambda_

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -32,6 +35,16 @@ def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
         if (sentences := linted(json.dumps(template.to_json(), sort_keys=True)))
     }
     assert said == {}
+
+
+@pytest.mark.long
+def test_templates_pass_the_rules_of_the_cdk() -> None:
+    """In a process that has them on, as a deployment has."""
+    wanted = f"{test_templates_of_a_mode_pass_the_checks.__name__}[as it is]"
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", f"{__file__}::{wanted}"]
+    environment = {**os.environ, "CDK_VALIDATION": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.long

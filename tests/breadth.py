@@ -1,0 +1,147 @@
+"""Breadth that `make test` leaves to `make test-all`: tests, and of how many cases each keeps one.
+
+The case that stays proves the behaviour; the others prove it for further families, shapes, dtypes,
+modes or seeds. 0 keeps none: another test meets the behaviour more cheaply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+
+ONE_IN: Final[dict[str, dict[str, int]]] = {
+    "tests/bench/kernels/test_attention_cost.py": {
+        "test_both_sides_run": 0,
+    },
+    "tests/bench/test_workloads.py": {
+        "test_a_file_is_the_same_every_time": 4,
+    },
+    "tests/chaos/test_chaos.py": {
+        "test_every_line_gets_its_row_once_and_in_order": 0,
+    },
+    "tests/engine/kernels/cpu/test_compile_all.py": {
+        "test_no_run_calls_a_kernel_that_is_not_compiled_beforehand": 0,
+    },
+    "tests/engine/kernels/test_backends.py": {
+        "test_any_steps_give_plain_attention": 8,
+        "test_in_bf16_it_is_plain_attention_but_for_rounding": 2,
+        "test_some_tokens_see_on_to_where_their_step_says": 5,
+        "test_who_looks_both_ways_sees_the_whole_sequence": 6,
+    },
+    "tests/engine/kernels/test_recurrence.py": {
+        "test_chunks_of_any_length_are_the_sequence_computed_whole": 6,
+    },
+    "tests/engine/kernels/test_sampling.py": {
+        "test_tokens_come_as_often_as_they_should": 4,
+    },
+    "tests/engine/kernels/triton/test_attention.py": {
+        "test_long_contexts_are_cut_and_joined": 2,
+        "test_steps_give_plain_attention": 4,
+    },
+    "tests/engine/kernels/triton/test_latent.py": {
+        "test_long_contexts_are_cut_and_joined": 2,
+        "test_steps_give_what_torch_gives": 3,
+    },
+    "tests/engine/kernels/triton/test_whole_model.py": {
+        "test_quantised_weights_that_are_kept_give_what_they_stand_for": 2,
+        "test_rows_are_those_of_a_cpu": 3,
+    },
+    "tests/engine/loop/test_cuda_graphs.py": {
+        "test_rows_are_the_same_where_the_device_keeps_ids": 3,
+        "test_rows_are_those_of_the_plain_loop": 4,
+        "test_what_is_captured_asks_the_device_for_no_number": 4,
+    },
+    "tests/engine/loop/test_generation_memory.py": {
+        "test_steps_grow_again_once_there_is_memory": 4,
+    },
+    "tests/engine/loop/test_speech.py": {
+        "test_a_long_recording_is_heard_window_by_window": 3,
+        "test_a_recording_that_is_streamed_is_told_window_by_window": 3,
+    },
+    "tests/engine/model/encoders/test_parity.py": {
+        "test_vectors_are_those_of_sentence_transformers": 4,
+    },
+    "tests/engine/model/encoders/test_transformers_model.py": {
+        "test_the_encoder_of_a_t5_gives_vectors": 4,
+    },
+    "tests/engine/model/families/test_families.py": {
+        "test_every_number_of_an_architecture_counts": 3,
+        "test_what_a_config_leaves_out_is_as_transformers_has_it": 5,
+    },
+    "tests/engine/model/speech/test_loading.py": {
+        "test_a_model_is_the_function_that_transformers_has": 3,
+    },
+    "tests/engine/model/test_compile_kernels.py": {
+        "test_no_run_asks_for_a_kernel_that_is_not_compiled_beforehand": 0,
+    },
+    "tests/engine/model/test_native.py": {
+        "test_with_the_reference_in_place_of_kernels_it_is_the_same_function": 4,
+    },
+    "tests/engine/model/test_tensor_parallel.py": {
+        "test_shares_come_to_the_logits_of_the_whole": 5,
+    },
+    "tests/engine/model/weights/test_checkpoint.py": {
+        "test_what_a_family_saves_is_all_that_it_needs": 4,
+    },
+    "tests/engine/model/weights/test_sanity.py": {
+        "test_a_model_that_could_write_nothing_but_noise_is_refused": 6,
+    },
+    "tests/engine/parallel/test_graphs.py": {
+        "test_rows_are_those_of_the_plain_loop": 3,
+    },
+    "tests/engine/parsers/test_bare_calls.py": {
+        "test_a_text_of_many_beginnings_is_read_through_once": 4,
+    },
+    "tests/engine/test_adapter_parity.py": {
+        "test_greedy_tokens_are_those_of_merged_weights": 4,
+        "test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights": 0,
+    },
+    "tests/engine/test_demo_speech.py": {
+        "test_every_token_is_that_of_transformers": 0,
+    },
+    "tests/engine/test_parity.py": {
+        "test_greedy_tokens_and_logprobs_are_those_of_eager_attention": 8,
+        "test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention": 3,
+    },
+    "tests/engine/test_vision_parity.py": {
+        "test_greedy_tokens_are_those_of_generate": 2,
+    },
+    "tests/infra/test_modes.py": {
+        "test_templates_of_a_mode_pass_the_checks": 3,
+    },
+    "tests/infra/test_partitions.py": {
+        "test_a_deployment_names_nothing_of_another_partition": 3,
+    },
+    "tests/offline/engine/test_warm_start.py": {
+        "test_a_warm_start_imports_no_transformers_and_gives_the_same_rows": 0,
+    },
+    "tests/offline/run/test_faults.py": {
+        "test_a_call_that_fails_costs_no_finished_row": 5,
+    },
+    "tests/offline/run/test_shards.py": {
+        "test_joined_shards_are_the_bytes_of_one_run": 3,
+    },
+    "tests/protocol/test_json_slices.py": {
+        "test_no_call_of_the_parser_gets_more_than_a_slice": 4,
+    },
+    "tests/test_wheel.py": {
+        "test_it_runs_beside_modules_of_the_same_names": 0,
+    },
+}
+
+
+def mark_breadth(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that `make test` leaves out as `long`."""
+    num_seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        path, _, test = name.partition("::")
+        count = ONE_IN.get(path, {}).get(test)
+        if count is None or item.get_closest_marker("long"):
+            continue
+        if not count or num_seen[name] % count:
+            item.add_marker(pytest.mark.long)
+        num_seen[name] += 1
