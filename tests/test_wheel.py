@@ -28,7 +28,7 @@ DATA = (
     "py.typed",
     "demo/model/model.safetensors",
     "demo/speech/model.safetensors",
-    "engine/model/transformers_fields.json",
+    "engine/model/config/transformers_fields.json",
     "handler/dashboard/static/app.js",
     "offline/rows/page/page.css",
     "offline/rows/page/page.html",

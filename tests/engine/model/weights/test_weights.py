@@ -156,9 +156,9 @@ import resource, sys, torch
 from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
-from tidemill.engine.model import weights as module
+from tidemill.engine.model.weights import weights as module
 from tidemill.engine.model.weights.staging import Staging
-from tidemill.engine.model.weights import read_weights
+from tidemill.engine.model.weights.weights import read_weights
 if sys.argv[3:]:
     def copy(to, buffer):
         to.copy_(buffer)
