@@ -5,7 +5,8 @@
 A file counts when one of its functions is called while the path is recorded, on any thread; the
 bodies of modules do not count, functions that numba compiled do. Needs MiniStack for `drop`.
 
-- step: one steady greedy decode step of the demo model on the CPU, without the engine's thread.
+- step: one steady greedy decode step of the demo model on the CPU, without drafts (as on a GPU) and
+  without the engine's thread; drafts add four files.
 - chat: the second plain chat of a server in this process, from ASGI request to response.
 - drop: one run of the control Lambda for a new file, with its calls to AWS.
 - row: from the engine's reply to the flushed output of `tidemill run`.
@@ -59,11 +60,17 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The files of one path, each below `tidemill/`, and a remark for the table."""
+    """The files of one path, each below `tidemill/`; how many of these `count`, and of what kind."""
 
     name: str
     files: frozenset[str]
-    remark: str = ""
+    kind: str = ""
+    count: int = 0
+
+    @property
+    def remark(self) -> str:
+        """Return the last column of the table."""
+        return f"{self.kind} {self.count}" if self.kind else ""
 
 
 @dataclass
@@ -108,14 +115,14 @@ class Recorder:
         finally:
             self.is_on = False
 
-    def way(self, name: str, remark: str = "") -> Way:
+    def way(self, name: str, kind: str = "", count: int = 0) -> Way:
         """Return what has been recorded."""
-        return Way(name, frozenset(self.files), remark)
+        return Way(name, frozenset(self.files), kind, count)
 
 
 def record_step() -> Way:
-    """Record one decode step of one greedy sequence."""
-    config = EngineConfig(str(demo.MODEL_PATH), device="cpu")
+    """Record one decode step of one greedy sequence, without drafts."""
+    config = EngineConfig(str(demo.MODEL_PATH), device="cpu", speculative_decoding=False)
     model = load_model(config)
     work = make_core(model, compute_kv_cache_size(model, config), config)
     sampling = Sampling(temperature=0)
@@ -126,7 +133,7 @@ def record_step() -> Way:
     with recorder.installed(), recorder.recording():
         work.step()
     num_host = sum(not name.startswith(_KERNELS) for name in recorder.files)
-    return recorder.way("a token: one steady greedy step", f"host {num_host}")
+    return recorder.way("a token: one steady greedy step", "host", num_host)
 
 
 def record_chat() -> Way:
@@ -141,7 +148,7 @@ def record_chat() -> Way:
         finally:
             engine.close()
     num_event_loop = len(recorder.main_thread_files)
-    return recorder.way("a plain chat through the server", f"on the event loop {num_event_loop}")
+    return recorder.way("a plain chat through the server", "on the event loop", num_event_loop)
 
 
 async def _chat_twice(app: Any, recorder: Recorder) -> None:
@@ -177,7 +184,7 @@ def record_drop() -> Way:
         run_control(cloud, first)
         with count_calls(cloud) as calls, recorder.recording():
             run_control(cloud, second)
-    return recorder.way("a dropped file: one control run", f"{calls.total()} AWS calls")
+    return recorder.way("a dropped file: one control run", "AWS calls", calls.total())
 
 
 def run_control(cloud: Cloud, drop: Drop) -> None:

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import jsii
-from aws_cdk import App, Aspects, Environment, IAspect, Tags
+from aws_cdk import App, Aspects, CfnOutput, Environment, IAspect, Stack, Tags
 from aws_cdk import aws_iam as iam
-from constructs import IConstruct
+from constructs import Construct, IConstruct
 
+from infra import permissions
 from infra.api.stack import ApiStack
 from infra.bundle import Bundle, host_processor, make_bundle
 from infra.compute.sagemaker.stack import SageMakerStack
@@ -29,7 +30,40 @@ from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
 from infra.pip_target import LAMBDA_PYTHON, ROOT, python_version
-from infra.worker_policies import WorkerPolicies
+
+
+class WorkerPolicies(Construct):
+    """Managed policies that nothing has yet, and outputs of all that such workers must know.
+
+    They are for roles of another's making: of service accounts (IRSA, EKS Pod Identity), or of
+    whatever else runs workers.
+    """
+
+    def __init__(self, scope: Construct, construct_id: str, *, data: DataStack) -> None:
+        super().__init__(scope, construct_id)
+        stack, name = Stack.of(self), data.config.name
+        workers = {
+            model.name: iam.ManagedPolicy(
+                self,
+                f"Worker-{model.slug}",
+                description=f"Workers of {model.name} of the deployment {name}",
+                statements=permissions.worker_statements(data, model),
+            )
+            for model in data.config.models
+        }
+        launcher = iam.ManagedPolicy(
+            self,
+            "Launcher",
+            description=f"The launcher of the workers of the deployment {name}",
+            statements=permissions.launcher_statements(data),
+        )
+        arns = {model: policy.managed_policy_arn for model, policy in workers.items()}
+        for output, value in (
+            ("WorkerPolicyArns", stack.to_json_string(arns)),
+            ("LauncherPolicyArn", launcher.managed_policy_arn),
+            ("WorkerEnvironment", stack.to_json_string(data.launcher_settings())),
+        ):
+            CfnOutput(stack, output, value=value)
 
 
 def add_stacks(

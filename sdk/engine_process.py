@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -25,7 +25,43 @@ from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
 from .errors import EngineDied, RequestFailed
 from .in_flight import Sent
-from .stderr_tail import StderrTail
+
+_MAX_BYTES: Final = 4_000
+_MAX_LINES: Final = 20
+_READ_BYTES: Final = 2**16
+# For a process that has ended; a child of it may live on, and holds the pipe.
+_END_SECONDS: Final = 1.0
+_STDERR: Final = 2
+
+
+class StderrTail:
+    """Pipe for the standard error of a process, and the thread that reads it.
+
+    The process is to have `writer_fd`, and nobody else.
+    """
+
+    def __init__(self) -> None:
+        reader, self.writer_fd = os.pipe()
+        self._tail = b""
+        self._ended: Future[None] = Future()
+        threading.Thread(
+            target=self._pass_on, args=(reader,), name="tidemill-stderr", daemon=True
+        ).start()
+
+    async def last_words(self) -> str:
+        """Return the last lines, once the process has ended; bounded."""
+        await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=_END_SECONDS)
+        text = self._tail.decode(errors="replace").strip()
+        return "\n".join(text.splitlines()[-_MAX_LINES:])
+
+    def _pass_on(self, reader: int) -> None:
+        while data := os.read(reader, _READ_BYTES):
+            self._tail = (self._tail + data)[-_MAX_BYTES:]
+            with suppress(OSError):  # ours is closed or full
+                os.write(_STDERR, data)
+        os.close(reader)
+        self._ended.set_result(None)
+
 
 _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4

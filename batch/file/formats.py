@@ -21,6 +21,8 @@ from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, check_line_l
 # What `detect_format` wants to see of a file; less where there is no more.
 HEAD_BYTES = 2**16
 
+_REQUEST_NAMES = (b'"custom_id"', b'"body"')
+
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: a gzip header, then the largest window
 _PACKED_BYTES = 2**14
@@ -101,6 +103,12 @@ class FileFormat:
         if self.is_table:
             return "row"
         return "element" if self.is_array else "line"
+
+
+def begins_with_request(text: bytes) -> bool:
+    """Say whether the first line of a text is an object with the fields of a request."""
+    line = text.partition(b"\n")[0]
+    return line.startswith(b"{") and any(name in line for name in _REQUEST_NAMES)
 
 
 def detect_format(head: bytes) -> FileFormat:

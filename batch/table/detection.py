@@ -5,7 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from ..file.formats import detect_compression, is_array_of_objects, mistake_of_lines
+from ..file.formats import (
+    begins_with_request,
+    detect_compression,
+    is_array_of_objects,
+    mistake_of_lines,
+)
 from ..file.json_array import elements_as_lines
 from ..file.lines import BOM, JSON_WHITE_SPACE, FormatError
 
@@ -16,8 +21,6 @@ PARQUET: Final = b"PAR1"
 ARROW_FILE: Final = b"ARROW1"
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 DELIMITERS: Final = (",", "\t", ";")
-
-_REQUEST_NAMES: Final = (b'"custom_id"', b'"body"')
 
 
 def detect_table(head: bytes) -> TableFormat | None:
@@ -38,7 +41,7 @@ def detect_table(head: bytes) -> TableFormat | None:
     if is_empty or first_line.startswith(b"[") or mistake_of_lines(first_line.rstrip()):
         return None
     if first_line.startswith(b"{"):
-        return None if any(name in first_line for name in _REQUEST_NAMES) else "jsonl"
+        return None if begins_with_request(first_line) else "jsonl"
     return "tsv" if delimiter_of(first_line.decode("utf-8", "replace")) == "\t" else "csv"
 
 

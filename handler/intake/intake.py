@@ -8,19 +8,27 @@ which keeps all in memory. What several runs have to know of each other stands i
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
-from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
+from tidemill.batch.file.formats import (
+    HEAD_BYTES,
+    FileFormat,
+    begins_with_request,
+    detect_format,
+)
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
 from tidemill.batch.model import Batch, Conversion
-from tidemill.batch.object_keys import converted_key, table_key
+from tidemill.batch.object_keys import INPUT_PREFIX, converted_key, recipe_key, table_key
 from tidemill.batch.states import Status
+from tidemill.batch.table.detection import detect_table
 from tidemill.batch.validation import Verdict, refuse
 
 from ..aws.bucket import read_range
@@ -37,7 +45,6 @@ from .convert import abort_conversion, convert_to_jsonl
 from .failures import counting_failures
 from .new_batch import SHORT_BYTES
 from .phases import advance_phase
-from .recipes import TableRecipe, find_recipe
 from .scan_summary import ScanSummary, shards_of
 from .shards import record_shards
 from .verdict import (
@@ -49,6 +56,46 @@ from .verdict import (
     start_batch,
     verdict_of,
 )
+
+# Who uploads a folder has the recipe there with the table, or a moment later.
+_PATIENCE_SECONDS: Final = 20
+_WAIT_SECONDS: Final = 2.0
+_BINARY: Final = ("parquet", "arrow")
+
+
+class TableRecipe(NamedTuple):
+    """The keys of a recipe as JSON, and the format of its output."""
+
+    keys: str
+    output: str
+
+
+def find_recipe(
+    deployment: Deployment, batch: Batch, head: bytes, now: float
+) -> Operation[TableRecipe | None]:
+    """Return the recipe of an input that is a table; None for a file of requests, or without one.
+
+    Raises RecipeError, and Requeue where the recipe may be on its way.
+    """
+    form = detect_table(head)
+    if form is None or not batch.source.key.startswith(INPUT_PREFIX):
+        return None
+    # Late imports: most files are no tables.
+    from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
+    from tidemill.batch.table.recipe import parse_recipe
+
+    key = recipe_key(batch.source.key)
+    if batch.options.recipe:
+        keys = recipe_of_metadata(batch.options.recipe)
+    elif (yield from deployment.bucket.head(key)) is not None:
+        keys = recipe_of_file((yield from deployment.bucket.get_range(key, 0, MAX_BYTES + 1)))
+    elif form in _BINARY and now < batch.created_at + _PATIENCE_SECONDS:
+        raise Requeue(_WAIT_SECONDS)
+    else:
+        return None
+    recipe = parse_recipe(keys)
+    return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
+
 
 _AFTER_SECONDS = LOCK_SECONDS + 5
 _FIRST = str(WorkUnit(Phase.SCAN, 0))
@@ -94,7 +141,7 @@ def ingest(
         begun = lock.batch
         if lock.is_held:
             lock.release()
-    if lock.batch.status is not Status.VALIDATING:
+    if begun.conversion is not None and lock.batch.status is not Status.VALIDATING:
         abort_conversion(aws, deployment, begun)
     # Only now: the receiver of the message must find the lock free.
     if delay_seconds is not None:
@@ -143,7 +190,9 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     batch = lock.batch
     if batch.conversion is None:
         head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
-        recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
+        recipe = None
+        if not begins_with_request(head):
+            recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
         form = detect_format(head) if recipe is None else FileFormat(is_table=True)
         if form.is_plain:
             return form

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from tempfile import TemporaryFile
 
-from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates, Share, find_repeated
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
@@ -22,14 +26,60 @@ from ..lifecycle.batch_lock import LockLost
 from ..observability import logger
 from .control_messages import IntakeStep
 from .convert import abort_conversion
-from .duplicate_search import search_duplicates
 from .failures import counting_failures
 from .intake import ingest
 from .phases import scans_of_unit
-from .scan_store import ScanStore
-from .scan_summary import shards_of
+from .scan_store import ScanStore, read_each
+from .scan_summary import ScanSummary, decode_offsets, offsets_range, shards_of
 from .shards import enqueue_shards, record_shards
 from .verdict import FileRefused, fail_batch, make_scanner, refusing_bad_input
+
+
+def search_duplicates(
+    aws: Aws, found: ScanStore, survey: ScanSummary, number: int, look: Callable[[], None]
+) -> Duplicates:
+    """Return the repeated ids of one share; `look` is called every second or so."""
+    scans = [WorkUnit.named(name) for name in survey.scans]
+    share = Share.nth(number, survey.num_shares)
+    rows = decode_offsets(aws.run(found.get_places(*offsets_range(share, len(scans)))), len(scans))
+
+    def data_of(number: int) -> Operation[bytes]:
+        return _ids_of(found, scans[number], rows[0][number], rows[-1][number])
+
+    ids = list(read_each(aws, data_of, len(scans), look))
+    repeated = Duplicates()
+    for start, end in pairwise(rows):
+        pieces = _pieces(ids, rows[0], start, end)
+        numbered = _checking(zip(pieces, survey.shifts, strict=True), look)
+        in_partition = find_repeated(numbered, share.slice_number, share.num_slices)
+        repeated = repeated.plus(in_partition, MAX_LISTED_ERRORS)
+    return repeated
+
+
+def _ids_of(found: ScanStore, unit: WorkUnit, start: int, end: int) -> Operation[bytes]:
+    if end == start:
+        return b""
+    data = yield from found.get_ids(unit, start, end)
+    if len(data) != end - start:
+        raise HandlerError(f"the ids of {unit} end before byte {end:,}")
+    return data
+
+
+def _pieces(
+    ids: Iterable[bytes], base: array[int], start: array[int], end: array[int]
+) -> Iterator[bytes]:
+    """Yield the bytes of one partition, scan by scan."""
+    for data, zero, first, last in zip(ids, base, start, end, strict=True):
+        yield data[first - zero : last - zero]
+
+
+def _checking(
+    pieces: Iterable[tuple[bytes, int]], look: Callable[[], None]
+) -> Iterator[tuple[bytes, int]]:
+    for piece in pieces:
+        look()
+        yield piece
+
 
 _CHECK_EVERY_SECONDS = 5.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
@@ -12,7 +13,57 @@ from ..api.app import app
 from ..api.envelope.caller import IS_HEAD, aws
 from ..dashboard import routes as dashboard
 from ..observability import logger
-from .rest_event import as_http_event, as_rest_answer, is_rest
+
+# A REST API takes no other fields of an answer.
+_ANSWER: Final = ("statusCode", "headers", "body", "isBase64Encoded")
+
+
+def is_rest(event: dict[str, Any]) -> bool:
+    """Say whether an event is one of a REST API."""
+    return "httpMethod" in event
+
+
+def as_http_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the same request as an event of an HTTP API."""
+    context = event["requestContext"]
+    identity = context["identity"]
+    path = f"/{context['stage']}{event['path']}".rstrip("/")
+    headers = event.get("multiValueHeaders") or {}
+    query = event.get("multiValueQueryStringParameters") or {}
+    http = {
+        "method": event["httpMethod"],
+        "path": path,
+        "protocol": context.get("protocol", "HTTP/1.1"),
+        "sourceIp": identity["sourceIp"],
+        "userAgent": identity.get("userAgent") or "",
+    }
+    signed = {"authorizer": {"iam": {"userArn": arn}}} if (arn := identity.get("userArn")) else {}
+    return {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": path,
+        "rawQueryString": urlencode(query, doseq=True),
+        "headers": {name.lower(): ",".join(values) for name, values in headers.items()},
+        **(
+            {"queryStringParameters": {name: ",".join(values) for name, values in query.items()}}
+            if query
+            else {}
+        ),
+        "requestContext": {
+            "requestId": context["requestId"],
+            "stage": "$default",
+            "http": http,
+            **signed,
+        },
+        "body": event.get("body"),
+        "isBase64Encoded": event.get("isBase64Encoded", False),
+    }
+
+
+def as_rest_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer to an event of an HTTP API as one of a REST API."""
+    return {name: answer[name] for name in _ANSWER if name in answer}
+
 
 # Lambda encodes the answer as a string within JSON: quotes and backslashes could double a long one,
 # beyond the limit of 6 MB. Base64 always takes four thirds.

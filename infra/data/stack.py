@@ -3,20 +3,175 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Stack
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.config import Config, Model
 from infra.data.bucket import DropBucket
-from infra.data.events import BatchEvents
-from infra.data.queues import Queues
 from infra.data.table import BatchTable
 from infra.monitoring import add_alarm
+from tidemill.batch.states import Status
+from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
+from tidemill.handler.aws.queues import LAMBDA_SECONDS, MAX_CONTROL_RECEIVES
+
+# A queue asks KMS for a key so often; at five minutes, the default, idle queues cost dollars.
+_DATA_KEY_REUSE = Duration.hours(1)
+# A queue that calls a Lambda function must hide a message for longer than it runs.
+_LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
+# A worker renews its messages; this is what a message has between receipt and first renewal.
+_WORK_VISIBILITY = Duration.seconds(60)
+# Failures are counted in the table, where waiting is none: a message gets some receipts more.
+_MAX_WORK_RECEIVES = 5
+_DEAD_LETTER_SECONDS = 6 * 60
+# Through the outage of a day: an upload that died is known to nobody else.
+_MAX_DEAD_LETTER_RECEIVES = 24 * 3600 // _DEAD_LETTER_SECONDS
+
+# The longest there is: shards of a batch wait their turn here, and an upload is known to nobody
+# else until its message is dealt with.
+_RETENTION = Duration.days(14)
+
+
+class Queues(Construct):
+    """`control`, `intake`, `drops`, `work` (one a model, by its name) and their `dead_letters`.
+
+    Uploads to the bucket and files that are read have queues of their own, so that many of them
+    stop no cancel. S3's events are in no message group: a fair queue hands them out first.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        models: Iterable[Model],
+        key: kms.IKey | None,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._key = key
+        # What even its own handler cannot deal with stays here for a person, and raises an alarm.
+        self.undeliverable = self._queue("Undeliverable")
+        self.dead_letters = self._queue(
+            "DeadLetters",
+            visibility_timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
+            dead_letter_queue=sqs.DeadLetterQueue(
+                queue=self.undeliverable, max_receive_count=_MAX_DEAD_LETTER_RECEIVES
+            ),
+        )
+        self.control, self.intake, self.drops = (
+            self._queue(
+                name,
+                visibility_timeout=_LAMBDA_VISIBILITY,
+                dead_letter_queue=sqs.DeadLetterQueue(
+                    queue=self.dead_letters, max_receive_count=MAX_CONTROL_RECEIVES
+                ),
+            )
+            for name in ("Control", "Intake", "Drops")
+        )
+        self.work = {
+            model.name: self._queue(
+                f"Work-{model.slug}",
+                visibility_timeout=_WORK_VISIBILITY,
+                dead_letter_queue=sqs.DeadLetterQueue(
+                    queue=self.dead_letters, max_receive_count=_MAX_WORK_RECEIVES
+                ),
+            )
+            for model in models
+        }
+
+    def _queue(
+        self,
+        construct_id: str,
+        *,
+        visibility_timeout: Duration | None = None,
+        dead_letter_queue: sqs.DeadLetterQueue | None = None,
+    ) -> sqs.Queue:
+        return sqs.Queue(
+            self,
+            construct_id,
+            encryption=sqs.QueueEncryption.KMS if self._key else sqs.QueueEncryption.SQS_MANAGED,
+            encryption_master_key=self._key,
+            data_key_reuse=_DATA_KEY_REUSE if self._key else None,
+            enforce_ssl=True,
+            visibility_timeout=visibility_timeout,
+            retention_period=_RETENTION,
+            dead_letter_queue=dead_letter_queue,
+        )
+
+
+_BAD_ENDS = [str(Status.FAILED), str(Status.EXPIRED)]
+
+
+class BatchEvents(Construct):
+    """A `bus` that carries every batch's statuses, and a `topic` for alarms and bad ends."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        config: Config,
+        key: kms.IKey | None,
+        undeliverable: sqs.Queue,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        # The name that CDK would make up is the same for every deployment of an account.
+        self.bus = events.EventBus(self, "Bus", event_bus_name=config.name)
+        self.topic = sns.Topic(self, "Alarms", enforce_ssl=True, master_key=key)
+        if config.alarm_email:
+            self.topic.add_subscription(subscriptions.EmailSubscription(config.alarm_email))
+        ended_badly = events.Rule(
+            self,
+            "EndedBadly",
+            event_bus=self.bus,
+            description="A batch that failed or expired",
+            event_pattern=events.EventPattern(
+                source=[SOURCE], detail_type=[DETAIL_TYPE], detail={"status": _BAD_ENDS}
+            ),
+        )
+        ended_badly.add_target(
+            targets.SnsTopic(
+                self.topic,
+                dead_letter_queue=undeliverable,
+                message=_message(is_chat=config.alarm_messages == "chat"),
+            )
+        )
+        self.topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="AlarmsPublish",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["sns:Publish"],
+                resources=[self.topic.topic_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": self.topic.stack.account}},
+            )
+        )
+
+
+def _message(*, is_chat: bool) -> events.RuleTargetInput:
+    """Return a sentence, or what Amazon Q Developer shows of it in chat applications.
+
+    Alarms of CloudWatch need nothing: it knows their form.
+    """
+    batch, source, status = (
+        events.EventField.from_path(f"$.detail.{name}") for name in ("batch_id", "input", "status")
+    )
+    words = f"Batch {batch} of {source} is {status}."
+    if not is_chat:
+        return events.RuleTargetInput.from_text(words)
+    content = {"textType": "client-markdown", "title": f"Batch {status}", "description": words}
+    return events.RuleTargetInput.from_object(
+        {"version": "1.0", "source": "custom", "content": content}
+    )
+
 
 _MINUTE = Duration.minutes(1)
 

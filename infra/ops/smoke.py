@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -20,17 +21,115 @@ from uuid import uuid4
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.ops.client import Api, ApiFailed
-from infra.ops.copy_speed import time_copies
 from infra.ops.drops import Drops
 from infra.ops.outputs import NotDeployed, Outputs, read_outputs
 from infra.ops.record import Record, recording
-from infra.ops.workers import Workers
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
 from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.handler.aws.sync import Aws, aws_client
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.launchers import launcher_for
+from tidemill.handler.fleet.stop import list_workers
 from tidemill.handler.settings import read_settings
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
+
+_MIB = 2**20
+
+
+def time_copies(s3: Any, bucket: str, *, part_mib: int = 16, count: int = 32) -> str:
+    """Return how long many copies of a part take at once, and one of them all; `s3` is boto3's.
+
+    Leaves nothing behind.
+    """
+    stem = f"work/smoke/{uuid4().hex}"
+    part, whole = f"{stem}/part", f"{stem}/whole"
+    try:
+        s3.put_object(Bucket=bucket, Key=part, Body=bytes(part_mib * _MIB))
+        with _upload(s3, bucket, whole) as upload:
+            many_seconds = _copy(s3, upload, part, count)
+            parts = [
+                {"PartNumber": each["PartNumber"], "ETag": each["ETag"]}
+                for each in s3.list_parts(**upload)["Parts"]
+            ]
+            s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+        with _upload(s3, bucket, f"{stem}/again") as upload:
+            one_seconds = _copy(s3, upload, whole, 1)
+    finally:
+        for key in (part, whole):
+            s3.delete_object(Bucket=bucket, Key=key)
+    return (
+        f"S3 copied {count} parts of {part_mib} MiB at once in {many_seconds:.1f} s, and one of "
+        f"{count * part_mib} MiB in {one_seconds:.1f} s"
+    )
+
+
+@contextmanager
+def _upload(s3: Any, bucket: str, key: str) -> Iterator[dict[str, str]]:
+    """Begin an upload and give it up behind the block, unless it was completed there."""
+    where = {"Bucket": bucket, "Key": key}
+    where["UploadId"] = s3.create_multipart_upload(**where)["UploadId"]
+    try:
+        yield where
+    finally:
+        uploads = s3.list_multipart_uploads(Bucket=bucket, Prefix=key).get("Uploads", ())
+        if uploads:
+            s3.abort_multipart_upload(**where)
+
+
+def _copy(s3: Any, upload: dict[str, str], source: str, count: int) -> float:
+    """Copy an object as so many parts at once and return the seconds."""
+
+    def copy(number: int) -> None:
+        s3.upload_part_copy(
+            **upload, PartNumber=number, CopySource={"Bucket": upload["Bucket"], "Key": source}
+        )
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(copy, range(1, count + 1)))
+    return time.perf_counter() - began
+
+
+_POLL_SECONDS = 2.0
+
+
+class Workers:
+    """Lists and stops workers by the launcher that starts them."""
+
+    def __init__(self, aws: Aws, deployment: Deployment, model: str) -> None:
+        self._aws, self._deployment, self._model = aws, deployment, model
+
+    @property
+    def plan(self) -> FleetPlan:
+        """The model's current fleet plan; raises NotDeployed for a model that has none."""
+        plans = self._aws.run(self._deployment.fleet_plans.read())
+        if self._model not in plans:
+            raise NotDeployed(f"nothing says how workers of {self._model} are started: deploy all")
+        return plans[self._model]
+
+    def list_workers(self) -> list[Worker]:
+        """Return those that have not ended."""
+        return self._aws.run(list_workers(self._deployment, self.plan))
+
+    def stop_one(self) -> Worker | None:
+        """Ask the one that has run longest to end, and return it; None where none runs."""
+        running_ones = [each for each in self.list_workers() if each.status is WorkerStatus.RUNNING]
+        chosen = min(running_ones, key=lambda each: each.started_at or 0, default=None)
+        if chosen is not None:
+            plan = self.plan
+            self._aws.run(launcher_for(self._deployment, plan.launcher).stop(plan, chosen))
+        return chosen
+
+    def wait(self, until: Callable[[Sequence[Worker]], bool], seconds: float) -> float | None:
+        """Return after how many seconds they were as `until` wants, None when they never were."""
+        begun = time.monotonic()
+        while (passed := time.monotonic() - begun) < seconds:
+            if until(self.list_workers()):
+                return passed
+            time.sleep(_POLL_SECONDS)
+        return None
+
 
 _NUM_LINES = 20
 # More than a worker answers in the time that a cancel takes.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from pydantic import BaseModel
+from pydantic_core import from_json
 
+from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
+from tidemill.engine.endpoints.dispatcher import find_endpoint
+from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.engine.model.config.device import (
     StepLimits,
     choose_device,
@@ -18,22 +27,132 @@ from tidemill.engine.model.config.device import (
 from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.speculation.cost_model import CostModel, Work
 from tidemill.engine.storage.hub import find_folder
+from tidemill.engine.structured_output.constraint_check import ConstraintCheck
 from tidemill.engine.tasks import find_task
 from tidemill.engine.tasks.generation import GenerationTask, endpoints_without_weights
 from tidemill.protocol.contract import EngineError
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.parts import has_images
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
-from ..console.errors import Refused
-from ..engine.engine import chat_template, engine_config, served_names
+from ..arguments.defaults import Defaults
+from ..console.error_summary import ErrorSummary
+from ..console.errors import Refused, Stopped
+from ..engine.engine import chat_template, engine_config, load_engine, served_names
 from ..files.input_check import InputReport
+from ..files.input_file import InputFile, PlacedLine
 from ..plan.line_index import UNKNOWN, LineIndex
 from ..plan.plan import Plan
 from ..run.inputs import check_input, check_names, open_input
+from ..run.job import run_job
 from ..run.reuse import open_reuse
 from ..run.run_options import RunOptions
-from .prompts import MAX_TOKENIZED, PromptTokens, count_prompt_tokens
-from .sample import run_sample, spread_lines
+
+_SIGNALS = 128  # a run that a signal has stopped ends with more by the signal's number
+
+
+def spread_lines(
+    requests: InputFile, index: LineIndex, most: int, refused: Collection[int] = ()
+) -> Iterator[PlacedLine]:
+    """Yield lines spread evenly over the file, all of a short one, but for those at some places."""
+    places = np.setdiff1d(np.arange(len(index)), [*refused])
+    chosen = np.linspace(0, len(places) - 1, min(len(places), most)).astype(int)
+    return requests.read(index, places[chosen].tolist())
+
+
+def run_sample(
+    options: RunOptions,
+    requests: InputFile,
+    index: LineIndex,
+    num_lines: int,
+    refused: Collection[int],
+) -> list[tuple[int, int]]:
+    """Run lines of a file but the refused, whose rows are thrown away; return places and tokens.
+
+    What tokens cost is kept as that of any run. Raises CliError as a run does.
+    """
+    with tempfile.TemporaryDirectory(dir=options.output_tmp_dir) as folder:
+        source, output = Path(folder) / "sample.jsonl", Path(folder) / "rows.jsonl"
+        lines = [*spread_lines(requests, index, num_lines, refused)]
+        source.write_bytes(b"".join(line.raw.data + b"\n" for line in lines))
+        # The lines are rendered requests of the chosen shard.
+        sampled = replace(
+            options,
+            input_file=str(source),
+            output_file=str(output),
+            on_invalid_line="skip",
+            table=None,
+            shard=None,
+            no_card=True,
+        )
+        status = run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
+        if status > _SIGNALS:
+            raise Stopped(status - _SIGNALS)
+        rows = [from_json(row) for row in output.read_bytes().splitlines()]
+    return [
+        (line.place, int((body.get("usage") or {}).get("completion_tokens") or 0))
+        for line, row in zip(lines, rows, strict=True)
+        if row["response"] and (body := row["response"]["body"])
+        if row["response"]["status_code"] == 200
+    ]
+
+
+MAX_TOKENIZED: Final = 20_000
+"""Of a longer file so many lines are tokenised, evenly spread."""
+
+
+@dataclass(slots=True)
+class PromptTokens:
+    """Tokens of prompts, one count a line, and what the endpoints refuse, of so many lines.
+
+    `most_output_tokens` are of all answers, as long as they may be. `refused` are the places of
+    lines without a count; those of the `failing` passed the check before.
+    """
+
+    num_lines: int = 0
+    counts: list[int] = field(default_factory=list)
+    most_output_tokens: int = 0
+    refused: set[int] = field(default_factory=set)
+    failing: ErrorSummary = field(default_factory=ErrorSummary)
+
+
+def count_prompt_tokens(
+    lines: Iterable[PlacedLine],
+    endpoints: Sequence[Endpoint[Any, Any, Any]],
+    check: Callable[[str, dict[str, Any]], BaseModel],
+    defaults: Defaults,
+) -> PromptTokens:
+    """Prepare requests as a run would, and count the tokens of their prompts.
+
+    Lines that `check` raises `RequestError` for, by url and body, are left out.
+    """
+    found, constraints = PromptTokens(), ConstraintCheck()
+    for place, raw in lines:
+        found.num_lines += 1
+        try:
+            line = parse_line(raw)
+            body = defaults.apply(line.url, line.body)
+            request = check(line.url, body)
+        except (LineError, RequestError):
+            found.refused.add(place)
+            continue
+        try:
+            if has_images(body):  # the number of their tokens depends on sizes that are not known
+                constraints.check(request)
+                continue
+            endpoint = find_endpoint(line.url, endpoints)
+            prepared = endpoint.prepare(body, RequestMetadata("", line.request_id, 0))
+        except RequestError as exc:
+            found.failing.add(exc.message, line.number)
+            found.refused.add(place)
+            continue
+        num_choices = body.get("n") or 1
+        prompts = [len(request.prompt_ids) for request in prepared.requests[::num_choices]]
+        found.counts.append(sum(prompts))
+        found.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
+    return found
+
 
 _PROCESS_SECONDS: Final = 1.2
 """What it takes to start a command that runs an engine, and to end it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
+from typing import Final
 
 from tidemill.engine.config import EngineConfig
 from tidemill.protocol.contract import Served
 
+from ..arguments.default_flags import default_arguments
 from ..console.errors import (
     OVER_LIMIT,
     ROWS_FAILED,
@@ -22,6 +24,7 @@ from ..console.errors import (
 )
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
+from ..engine.data_parallel import num_replicas, replica_commands
 from ..engine.engine import (
     Load,
     chat_template,
@@ -31,7 +34,7 @@ from ..engine.engine import (
     loaded_engine,
     served_names,
 )
-from ..engine.options import stall_limit
+from ..engine.options import engine_command, stall_limit
 from ..engine.watched_engine import Watch
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import (
@@ -49,7 +52,6 @@ from ..files.paths import check_resumable
 from ..files.row_writer import OutputFiles, ResumableWriter
 from ..plan.line_index import LineIndex
 from ..plan.plan import Plan
-from .data_parallel import num_engines, replicas
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, mark_shard, open_files
@@ -62,6 +64,47 @@ from .run_options import RunOptions
 from .run_span import run_span
 from .settings_record import SettingsRecord, check_complete, open_record
 from .tally import Tally
+
+_PREFIX_LEVEL: Final = 2  # lines whose first 512 bytes are the same begin alike
+
+
+def num_engines(options: RunOptions) -> int:
+    """Return how many engines a run has; raises Refused for more than the machine has room for."""
+    count = num_replicas(options, options.data_parallel_size)
+    if options.reuse is not None and count > 1:
+        raise Refused("--data-parallel-size and --reuse exclude each other")
+    return count
+
+
+@contextmanager
+def replicas(
+    options: RunOptions,
+    config: EngineConfig,
+    names: Sequence[str],
+    index: LineIndex,
+    created: int,
+) -> Iterator[EngineReplicas]:
+    """Yield the engines of a run, not started, with their weights on this machine."""
+    with held_weights(config, options.weights_cache) as here:
+        given = replace(
+            options,
+            model=here.model,
+            served_model_names=tuple(names),
+            lora_modules=tuple(f"{each.name}={each.path}" for each in here.lora_modules),
+        )
+        command = engine_command(given)
+        command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
+        yield EngineReplicas(
+            replica_commands(command, options, num_engines(options)),
+            created=created,
+            home=_home(index),
+            stall_seconds=stall_limit(options),
+        )
+
+
+def _home(index: LineIndex) -> Callable[[int], int]:
+    prefixes = index.records["prefixes"][:, _PREFIX_LEVEL].copy()
+    return lambda place: int(prefixes[place])
 
 
 def run_job(

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import PurePath
 
 import pytest
 
-from bench.ways import Recorder, main, record_row, record_step
+from bench.ways import (
+    Recorder,
+    main,
+    record_chat,
+    record_drop,
+    record_row,
+    record_step,
+)
 from tidemill.batch import object_keys
 from tidemill.protocol import names
 
@@ -24,12 +32,20 @@ def test_files_count_while_recorded_on_every_thread() -> None:
     assert recorder.main_thread_files == set()
 
 
-def test_a_step_stays_within_the_engine() -> None:
-    """The host's part and the kernels' are counted apart."""
+def test_a_step_enters_no_file_of_a_feature_that_is_off() -> None:
+    """Neither drafts, failures nor a second group of states; it stays within the engine."""
     way = record_step()
     assert all(name.startswith("engine/") for name in way.files)
     assert {"engine/model/network/decoder.py", "engine/scheduling/scheduler.py"} < way.files
-    assert way.remark.startswith("host ")
+    off = {"blame", "cost_model", "device_health", "drafter", "drafts", "groups", "ngram"}
+    assert not off & {PurePath(name).stem for name in way.files}
+    assert len(way.files) <= 24
+    assert way.count <= 14
+
+
+def test_a_chat_keeps_to_its_files() -> None:
+    """Those on the event loop are what delays other requests."""
+    assert record_chat().count <= 39
 
 
 def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +55,16 @@ def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"offline/run/feed.py", "offline/files/output.py"} < way.files
     others = [name for name in way.files if name.startswith(("engine/", "handler/", "server/"))]
     assert others == []
+    assert len(way.files) <= 13
+
+
+def test_a_dropped_file_of_requests_is_not_looked_at_as_a_table() -> None:
+    """Nor converted; the calls to AWS are as few as they can be."""
+    way = record_drop()
+    off = {"convert", "detection", "recipes", "table_lines"}
+    assert not off & {PurePath(name).stem for name in way.files}
+    assert len(way.files) <= 48
+    assert way.count == 13
 
 
 def test_the_table_has_a_line_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from tidemill.net.tracing import Tracing
 
 from ...aws.calls import Operation, OperationDriver, T
 from ...aws.queues import Queue
+from ...aws.stores.usage import EVERYBODY
 from ...deployment import Deployment
 from ...errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from ...observability import Figures, emit, logger
@@ -21,10 +23,40 @@ from ..kept_results import KeptResults
 from ..parity_results import ParityResults
 from .cold_start import ColdStart
 from .config import WorkerConfig
-from .gpu_usage import GpuUsage
 from .history import History
 from .rate_meter import RateMeter
 from .usage_meter import UsageMeter
+
+REPORT_SECONDS = 30.0
+
+
+class GpuUsage:
+    """Sums up GPU seconds by tenant, and EVERYBODY's, until `collect`; `now` is monotonic."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._collected_at = float("-inf")
+
+    def add(self, tenant: str, seconds: float) -> None:
+        """Add GPU time that this worker has written to the table as progress."""
+        if seconds > 0:
+            self.put_back({tenant: seconds, EVERYBODY: seconds})
+
+    def put_back(self, left: Mapping[str, float]) -> None:
+        """Keep what was collected and not written, of each tenant or of EVERYBODY."""
+        for tenant, seconds in left.items():
+            self._seconds[tenant] += seconds
+
+    def is_due(self, now: float) -> bool:
+        """Say whether there is GPU time that is old enough to be written."""
+        return bool(self._seconds) and now >= self._collected_at + REPORT_SECONDS
+
+    def collect(self, now: float) -> dict[str, float]:
+        """Return the seconds by tenant and reset."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        self._collected_at = now
+        return seconds
+
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0

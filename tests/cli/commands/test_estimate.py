@@ -13,7 +13,7 @@ from tests.offline.given import line, rows
 from tidemill.cli.main import main
 from tidemill.demo import MODEL_PATH, NAME
 from tidemill.engine.speculation.cost_model import CostModel, Work
-from tidemill.offline.estimate import sample
+from tidemill.offline.estimate import estimate
 from tidemill.offline.run.run_options import RunOptions
 
 Write = Callable[..., Path]
@@ -191,7 +191,7 @@ def test_a_sample_that_is_stopped_ends_the_estimate(
         sampled.append(Path(options.input_file).read_text(encoding="utf-8"))
         return 130
 
-    monkeypatch.setattr(sample, "run_job", stopped)
+    monkeypatch.setattr(estimate, "run_job", stopped)
     assert main(["estimate", str(source), "--sample", "11"]) == 130
     assert len(sampled[0].splitlines()) == 11
     assert "a a a" not in sampled[0]

@@ -17,7 +17,7 @@ from tests.emulators import MODEL, Emulator
 from tests.handler.fleet.kubernetes.cluster import NAMESPACE, Cluster, serving
 from tests.handler.fleet.kubernetes.rig import Rig
 from tests.handler.intake.rig import Cloud
-from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
+from tidemill.handler.fleet.scale import LAUNCH_SECONDS
 
 # Slower than any machine that is busy with other tests.
 _SECONDS = 60.0

@@ -13,7 +13,7 @@ from tidemill.cli.main import main
 from tidemill.handler.aws.parameters import plan_text
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
-from tidemill.handler.fleet.processes import ProcessLauncher
+from tidemill.handler.fleet.launchers import ProcessLauncher
 
 PLAN = FleetPlan("demo", "processes", "r:1", max_workers=4)
 BREAKER = CircuitBreaker(1_800_000_000, "r:1", "crash_loop", "They die.", "Mend it.")

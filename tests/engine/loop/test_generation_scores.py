@@ -19,8 +19,8 @@ from tests.engine.loop.generation_rig import (
     only,
     request,
 )
-from tidemill.engine.scheduling.logprob_cache import LogprobCache
 from tidemill.engine.scheduling.sequence import Sampling, SequenceResult
+from tidemill.engine.scheduling.state_cache import LogprobCache
 from tidemill.engine.scheduling.step_budget import MAX_SCORED_ROWS
 from tidemill.engine.scheduling.token_logprobs import TokenLogprob, pack_logprobs, record_bytes
 

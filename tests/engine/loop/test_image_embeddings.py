@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.engine.loop.image_embeddings import ImageEmbeddings, StepImages
+from tidemill.engine.loop.runner import ImageEmbeddings, StepImages
 from tidemill.engine.model.network.loaded_model import VisionEncoder
 from tidemill.engine.model.vision.preprocessor_config import OneSize
 from tidemill.engine.scheduling.admission import ArrivalOrder

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
-from tidemill.engine.parsers.argument_types import ArgumentTypes
 from tidemill.engine.parsers.output_parser import ModelOutputParser
 from tidemill.engine.parsers.parsed_output import parse_text
 from tidemill.engine.parsers.registry import select_parsers
+from tidemill.engine.parsers.tagged_calls import ArgumentTypes
 
 
 class Colour(Enum):

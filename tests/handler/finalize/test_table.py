@@ -27,7 +27,7 @@ from tidemill.handler.control.sweep import sweep
 from tidemill.handler.finalize import table as table_module
 from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.finalize.table import MAX_TRIES, make_table
-from tidemill.handler.intake import recipes
+from tidemill.handler.intake import intake
 from tidemill.handler.intake.new_batch import create_batch_of_drop
 from tidemill.handler.lambdas.intake import handle_message
 from tidemill.handler.lifecycle.cancel import cancel
@@ -255,7 +255,7 @@ def test_a_recipe_is_no_upload_to_run(mini: Cloud) -> None:
 
 def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a folder is uploaded: the table is looked at again, and then refused."""
-    monkeypatch.setattr(recipes, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(intake, "_WAIT_SECONDS", 0.0)
     batch = mini.ingest(mini.create(parquet(REVIEWS), "input/x.parquet"))
     assert batch.status is Status.VALIDATING
     assert mini.messages(mini.deployment.intake)

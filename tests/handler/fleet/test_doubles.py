@@ -19,8 +19,7 @@ from tests.long_parameters import with_long
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
 from tidemill.handler.aws.calls import Call, Operation
 from tidemill.handler.errors import AwsError
-from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
-from tidemill.handler.fleet.scale import scale
+from tidemill.handler.fleet.scale import LAUNCH_SECONDS, scale
 
 NOW = 2_000_000_000
 WANTED = 3

@@ -11,8 +11,8 @@ import pytest
 from tests.handler.fleet.given import ECS, LOCAL, process_event, task_event
 from tests.handler.fleet.services import Services
 from tidemill.batch.fleet import FleetPlan, WorkerStatus
-from tidemill.handler.fleet.draining import drain_machine
 from tidemill.handler.fleet.ecs import EcsLauncher
+from tidemill.handler.fleet.worker_ended import drain_machine
 
 CLUSTER = "arn:aws:ecs:eu-west-1:111122223333:cluster/tidemill"
 MACHINE = "arn:aws:ecs:eu-west-1:111122223333:container-instance/tidemill/9d5be76c1cde"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tidemill.batch.fleet import CircuitBreaker, FleetPlan, FleetState, Launch, Worker, WorkerStatus
-from tidemill.handler.fleet.reconcile import (
+from tidemill.handler.fleet.scale import (
     LAUNCH_SECONDS,
     MAX_STARTS,
     Actions,

@@ -34,8 +34,7 @@ from tidemill.handler.fleet import scale as ensuring
 from tidemill.handler.fleet.circuit_breaker import close_breaker as lifted
 from tidemill.handler.fleet.circuit_breaker import describe_waiting
 from tidemill.handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
-from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
-from tidemill.handler.fleet.scale import scale, scale_all, scale_for_batch
+from tidemill.handler.fleet.scale import LAUNCH_SECONDS, scale, scale_all, scale_for_batch
 from tidemill.handler.fleet.stop import list_workers, stop_workers
 
 NOW = 2_000_000_000

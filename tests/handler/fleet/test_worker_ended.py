@@ -18,7 +18,7 @@ from tidemill.handler.aws.parameters import plan_text
 from tidemill.handler.errors import AwsError
 from tidemill.handler.fleet.circuit_breaker import CRASHES_TO_TRIP
 from tidemill.handler.fleet.last_error import read_last_error
-from tidemill.handler.fleet.processes import ProcessLauncher
+from tidemill.handler.fleet.launchers import ProcessLauncher
 from tidemill.handler.fleet.worker_events import LogStream
 from tidemill.handler.lambdas.control import handle_message
 

@@ -13,7 +13,7 @@ import pytest
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, event_of, give_key, refusal_in, serving
 from tests.handler.intake.rig import Cloud
-from tidemill.handler.lambdas.rest_event import as_http_event
+from tidemill.handler.lambdas.api import as_http_event
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.ops.copy_speed import time_copies
+from infra.ops.smoke import time_copies
 from tests.emulators import Emulator
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.ops.record import cold_starts, recording
-from infra.ops.redact import ACCOUNT, redact
+from infra.ops.record import ACCOUNT, cold_starts, recording, redact
 from tests.emulators import Emulator
 
 OWN = "999988887777"

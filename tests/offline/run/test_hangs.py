@@ -26,7 +26,7 @@ from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.offline.console.errors import STACKS, EngineLost
 from tidemill.offline.engine import watched_engine
 from tidemill.offline.files.paths import spool_path
-from tidemill.offline.run import data_parallel
+from tidemill.offline.run import job
 
 Write = Callable[..., Path]
 Spawn = Callable[..., Any]
@@ -209,7 +209,7 @@ def test_an_engine_of_several_that_hangs_is_started_again(
 ) -> None:
     """All other lines have their rows, and the log has the reason and the stacks of the engine."""
     command = [sys.executable, str(ROOT / "tests/engine_process/scripted_engine.py")]
-    monkeypatch.setattr(data_parallel, "engine_command", lambda _: list(command))
+    monkeypatch.setattr(job, "engine_command", lambda _: list(command))
     bodies = [{"wait": 0.05}] * 12
     bodies[5] = {"hang": True}
     source = write_input(*(line(str(n), **body) for n, body in enumerate(bodies)))

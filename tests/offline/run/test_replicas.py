@@ -18,7 +18,7 @@ from tidemill.cli.main import main
 from tidemill.offline.console.errors import Refused
 from tidemill.offline.engine.data_parallel import visible_gpus
 from tidemill.offline.files.input_file import PlacedLine
-from tidemill.offline.run.data_parallel import num_engines
+from tidemill.offline.run.job import num_engines
 from tidemill.offline.run.replicas import EngineReplicas
 from tidemill.offline.run.run_options import RunOptions
 from tidemill.protocol.contract import EngineError

@@ -13,8 +13,7 @@ from tests.engine.families import build
 from tests.engine.model.families.test_families import said_by
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model.config.config_values import normalise
-from tidemill.engine.model.config.hf_config import parse_hf_config
+from tidemill.engine.model.config.hf_config import normalise, parse_hf_config
 from tidemill.engine.model.config.transformers_fields import class_defaults
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model

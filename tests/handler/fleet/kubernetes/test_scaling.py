@@ -19,8 +19,7 @@ from tidemill.handler.fleet.circuit_breaker import (
 )
 from tidemill.handler.fleet.demand import open_work
 from tidemill.handler.fleet.kubernetes.job import COUNTED_LABEL
-from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
-from tidemill.handler.fleet.scale import scale_for_batch
+from tidemill.handler.fleet.scale import LAUNCH_SECONDS, scale_for_batch
 from tidemill.handler.fleet.waiting_reason import get_waiting_reason
 
 
