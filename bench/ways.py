@@ -60,7 +60,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The files of one path, each below `tidemill/`; how many of these `count`, and of what kind."""
+    """The files of one path, each below `tidemill/`; `count` is of a `kind` of its own."""
 
     name: str
     files: frozenset[str]

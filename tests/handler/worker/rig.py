@@ -39,7 +39,7 @@ from tidemill.handler.worker.worker import Worker
 from tidemill.net.tracing import Tracing
 
 ROOT = Path(__file__).parents[3]
-ENGINE = Path(__file__).parent / "scripted_engine.py"
+ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
 PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 NEVER = 600
 
