@@ -1,8 +1,25 @@
-"""Answers in Daft; see docs/engines/daft.md."""
+"""Answers in Daft; see docs/engines/daft.md.
+
+`Provider` follows signatures of Daft's that may change with any release: it is experimental, and is
+loaded when it is asked for, so that such a release does not break `answer`.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .sdk.integrations.daft import answer
-from .sdk.integrations.daft_provider import Provider
+
+if TYPE_CHECKING:
+    from .sdk.integrations.daft_provider import Provider
 
 __all__ = ["Provider", "answer"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the provider when it is asked for."""
+    if name != "Provider":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .sdk.integrations import daft_provider
+
+    return daft_provider.Provider

@@ -1,9 +1,27 @@
-"""Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md)."""
+"""Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md).
+
+`build_processor` and what belongs to it follow signatures of Ray's that may change with any release:
+they are experimental, and are loaded when they are asked for, so that such a release does not break
+`answer`.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .sdk.integrations.ray.answer import answer
-from .sdk.integrations.ray.processor import Processor, build_processor
-from .sdk.integrations.ray.processor_config import vLLMEngineProcessorConfig
+
+if TYPE_CHECKING:
+    from .sdk.integrations.ray.processor import Processor, build_processor
+    from .sdk.integrations.ray.processor_config import vLLMEngineProcessorConfig
 
 __all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the processor and its configuration when they are asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .sdk.integrations.ray import processor, processor_config
+
+    return getattr(processor_config if name == "vLLMEngineProcessorConfig" else processor, name)

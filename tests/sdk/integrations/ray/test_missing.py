@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -20,3 +21,16 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         tidemill.ray.answer(NO_DATASET, prompt="{{ text }}")
     with pytest.raises(TidemillError, match="needs ray, which is not installed"):
         tidemill.ray.build_processor(tidemill.ray.vLLMEngineProcessorConfig(model_source="m"))
+
+
+def test_what_follows_ray_itself_is_loaded_when_it_is_asked_for() -> None:
+    """A release that changes Ray's own signatures breaks `build_processor`, never `answer`."""
+    script = (
+        "import sys, tidemill.ray\n"
+        "print(*(name for name in sys.modules if 'tidemill' in name and 'processor' in name))\n"
+        "print(tidemill.ray.build_processor.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\nbuild_processor\n"
