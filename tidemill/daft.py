@@ -1,7 +1,7 @@
 """Answers in Daft; see docs/engines/daft.md.
 
-`Provider` follows signatures of Daft's that may change with any release: it is experimental, and is
-loaded when it is asked for, so that such a release does not break `answer`.
+`Provider` follows Daft's own signatures, which may change with any release: it is experimental, and
+is loaded when it is asked for, so that such a release does not break `answer`.
 """
 
 from __future__ import annotations

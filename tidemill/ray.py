@@ -1,8 +1,8 @@
 """Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md).
 
-`build_processor` and what belongs to it follow signatures of Ray's that may change with any release:
-they are experimental, and are loaded when they are asked for, so that such a release does not break
-`answer`.
+`build_processor` and its configuration follow Ray's own signatures, which may change with any
+release: they are experimental, and are loaded when they are asked for, so that such a release does
+not break `answer`.
 """
 
 from __future__ import annotations
