@@ -119,7 +119,6 @@ def peak_bytes(*arguments: str) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
 def test_memory_does_not_grow_with_the_file(shell: Shell) -> None:
     """64 MB in lines of a megabyte are looked at, sent and fetched in the memory of some lines."""

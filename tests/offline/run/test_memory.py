@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from bench.kernels.host_path import ROWS, measure, table
 
 
-@pytest.mark.alone
 def test_a_long_file_takes_the_memory_of_a_short_one(tmp_path: Path) -> None:
     """But for its plan, which has some 370 bytes a line; the benchmark goes to 1,000,000."""
-    short, long = (measure(lines, ROWS[0], tmp_path) for lines in (5_000, 100_000))
+    short, long = (measure(lines, ROWS[0], tmp_path) for lines in (5_000, 40_000))
     plan_bytes = 450 * (long.lines - short.lines)
     assert long.peak_bytes <= 1.2 * short.peak_bytes + plan_bytes
-    assert long.written_bytes > 19 * short.written_bytes
+    assert long.written_bytes > 7 * short.written_bytes
     assert table([short, long]).count("\n") == 3

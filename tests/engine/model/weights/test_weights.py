@@ -214,7 +214,6 @@ def save_sharded(folder: Path, hidden: int, layers: int) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("said", [["bfloat16"], ["float32"], ["bfloat16", "staged"]], ids=" ".join)
 def test_beside_the_weights_no_more_than_a_tensor_is_held(tmp_path: Path, said: list[str]) -> None:
     """A fifth of a gigabyte in nine files: far below the largest of them and 300 MB.
