@@ -19,7 +19,7 @@ from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker import engine_restarts
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.shard import shard_run
+from tidemill.handler.worker.shard import shard_input
 from tidemill.handler.worker.worker import Worker
 from tidemill.protocol.contract import EngineStats
 
@@ -49,7 +49,7 @@ async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
 
 async def test_a_long_shard_is_read_in_pieces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that lie across them are whole."""
-    monkeypatch.setattr(shard_run, "_READ_BYTES", 50)
+    monkeypatch.setattr(shard_input, "_READ_BYTES", 50)
     work = rig.batch(*[{"text": "é" * n} for n in range(30)], shard_lines=12)
     async with rig.worker():
         await until(lambda: work.is_done)
