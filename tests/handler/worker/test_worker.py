@@ -15,6 +15,7 @@ from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo, Progress
 from tidemill.batch.states import Status
+from tidemill.engine_process.restart_limits import MAX_FAILED_STARTS
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker import engine_restarts
@@ -393,7 +394,7 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something else than a request is broken then, and restarting mends nothing."""
-    monkeypatch.setattr(engine_restarts, "MAX_BARREN_LIVES", 2)
+    monkeypatch.setattr(engine_restarts, "MAX_DEATHS_WITHOUT_ROW", 2)
     work = rig.batch(*[{"die": 1}] * 8)
     async with rig.worker() as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -537,7 +538,7 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
-    assert running.engine.num_lives == engine_restarts.MAX_FAILED_STARTS
+    assert running.engine.num_lives == MAX_FAILED_STARTS
     assert len(rig.messages(rig.queue)) == 1
 
 
