@@ -25,7 +25,12 @@ from tidemill.offline.engine.data_parallel import (
     replica_commands,
 )
 from tidemill.offline.engine.demo_model import with_demo_model
-from tidemill.offline.engine.engine import served_names
+from tidemill.offline.engine.engine import (
+    chat_template,
+    engine_config,
+    results_digests,
+    served_names,
+)
 from tidemill.offline.engine.options import (
     EngineOptions,
     add_engine_flags,
@@ -86,15 +91,11 @@ def _write_failure(folder: Path, words: str) -> None:
 
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from tidemill.handler.settings import Settings
     from tidemill.handler.worker.context.cold_start import ColdStart
     from tidemill.handler.worker.context.config import WorkerConfig
-    from tidemill.handler.worker.context.context import WorkerContext
+    from tidemill.handler.worker.main import WorkerEngines
     from tidemill.handler.worker.weights.cache import DownloadProgress
-
-    from ..health import Heartbeat
 
 _EPILOG = """\
 Every flag of the first three groups can be set by an environment variable: --lease-seconds is
@@ -318,121 +319,44 @@ def _run(
 
     from botocore.exceptions import BotoCoreError
 
+    from tidemill.handler.worker.main import run_worker
+
     from ..health import VARIABLE, Heartbeat
 
     health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
     pulse = Heartbeat(Path(health_file) if health_file else None)
+    engines, beating = _engines(options), pulse.beating()
     try:
-        return asyncio.run(_work(options, settings, config, pulse, signals))
+        return asyncio.run(
+            run_worker(settings, config, engines, beating=beating, on_signal=signals.on_signal)
+        )
     except BotoCoreError as exc:
         raise CliError(f"AWS cannot be used: {exc}") from exc
 
 
-async def _work(
-    options: WorkerOptions,
-    settings: Settings,
-    config: WorkerConfig,
-    pulse: Heartbeat,
-    signals: StopSignals,
-) -> int:
-    import asyncio
-
+def _engines(options: WorkerOptions) -> WorkerEngines:
+    """Return the engines of the options; raises Refused."""
     from tidemill.engine.storage.disk_cache import cache_folder
-    from tidemill.engine_process.child import in_thread
-    from tidemill.engine_process.client import EngineClient
-    from tidemill.handler.aws.aio import AioAws
-    from tidemill.handler.aws.queues import Queue
-    from tidemill.handler.deployment import Deployment
-    from tidemill.handler.observability import logger
-    from tidemill.handler.worker.context.cold_start import (
-        ColdStart,
-        process_age,
-        read_task,
-        task_steps,
-    )
-    from tidemill.handler.worker.context.context import WorkerContext
-    from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
-    from tidemill.handler.worker.parity_results import ParityResults
-    from tidemill.handler.worker.worker import Worker
-    from tidemill.net.open_tracing import open_tracing
-    from tidemill.offline.engine.engine import chat_template, engine_config, results_digests
+    from tidemill.handler.worker.main import WorkerEngines
     from tidemill.offline.engine.parity_cache import ParityCache
 
     names = served_names(options)
-    wanted = s3_addresses(options.model, lora_modules(options, names))
-    engine_commands = replica_commands(
-        _engine_command(replace(options, served_model_names=names), os.environ),
-        options,
-        num_replicas(options, options.data_parallel_size),
+    adapters = lora_modules(options, names)
+    addresses = s3_addresses(options.model, adapters)
+    return WorkerEngines(
+        commands=replica_commands(
+            _engine_command(replace(options, served_model_names=names), os.environ),
+            options,
+            num_replicas(options, options.data_parallel_size),
+        ),
+        served_names=[*names, *(each.name for each in adapters)],
+        stall_seconds=stall_limit(options),
+        fetch_weights=partial(_fetch, addresses, options) if addresses else None,
+        open_parity_cache=ParityCache if addresses and cache_folder() is not None else None,
+        make_digest_at=lambda folders: results_digests(
+            engine_config(options), chat_template(options), folders
+        ),
     )
-    folders: asyncio.Future[Mapping[str, str]] | None = None
-    age, machine_age = process_age()
-    cold_start, began = ColdStart(age), time.time() - age
-    cold_start.reach("process")
-    cold_start.note(machine_age_seconds=round(machine_age, 3))
-
-    def make_client(command: Sequence[str]) -> EngineClient:
-        return EngineClient(
-            command,
-            stall_seconds=stall_limit(options),
-            start_seconds=config.start_seconds,
-            folders=folders,
-        )
-
-    loop = asyncio.get_running_loop()
-    async with AsyncExitStack() as held:
-        aws = await held.enter_async_context(AioAws())
-        await held.enter_async_context(pulse.beating())
-        deployment, results = Deployment(settings), None
-        if wanted and cache_folder() is not None:
-            results = ParityResults(deployment.bucket, names[0], ParityCache(began))
-        kept: KeptResults | None = None
-        if config.reuse:
-            kept = KeptResults(
-                ThreadDrive(aws),
-                deployment.bucket,
-                [*names, *(each.name for each in lora_modules(options, names))],
-                results_digests(
-                    engine_config(options),
-                    chat_template(options),
-                    lambda: folders.result() if folders else {},
-                ),
-                max_bytes=config.reuse_max_size,
-                sampled=config.reuse_sampled,
-            )
-            # In a thread: one that looks results up may hold it, and wait for this loop.
-            held.push_async_callback(asyncio.to_thread, kept.close)
-        tracing = open_tracing(logger.warning)
-        if tracing is not None:
-            held.push_async_callback(asyncio.to_thread, tracing.close)
-        context = WorkerContext(
-            aws,
-            deployment,
-            Queue(config.queue),
-            config,
-            cold_start=cold_start,
-            parity_results=results,
-            kept_results=kept,
-            tracing=tracing,
-        )
-        worker = Worker(context, *(partial(make_client, command) for command in engine_commands))
-        with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):
-            in_thread(lambda: cold_start.note(**task_steps(read_task(os.environ), began)))
-            if wanted:  # in parallel with the engine's imports
-                fetching = in_thread(lambda: _fetch(wanted, options, held, cold_start))
-                folders = asyncio.ensure_future(_fetched(context, fetching))
-                held.callback(folders.cancel)
-            return await worker.run()
-
-
-async def _fetched(
-    context: WorkerContext, fetching: Future[Mapping[str, str]]
-) -> Mapping[str, str]:
-    """Return the folders of weights once what other machines have proved of them is there, too."""
-    import asyncio
-
-    _, folders = await asyncio.gather(context.read_parity_results(), asyncio.wrap_future(fetching))
-    return folders
 
 
 def _fetch(

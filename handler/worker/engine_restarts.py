@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from tidemill.batch.errors import HandlerError
 from tidemill.engine_process.client import EngineDied, EngineFailed
+from tidemill.engine_process.restart_limits import MAX_DEATHS_WITHOUT_ROW, MAX_FAILED_STARTS
 
 from ..observability import Metric, logger
 from .context.context import WorkerContext
 
 MAX_BACKOFF_SECONDS = 30.0
-# Bisecting 4,096 suspects down to one takes twelve deaths; more than that in a row without a row
-# means that the engine or its device is broken.
-MAX_BARREN_LIVES = 16
-# No request can be blamed for a death while the model loads, which may take minutes.
-MAX_FAILED_STARTS: Final = 5
 
 
 class EngineGivenUp(HandlerError):
@@ -40,7 +35,7 @@ class EngineRestarts:
     def record_death(self, num_answered: int) -> None:
         """Record that the engine has died after so many rows; raises EngineGivenUp."""
         self._num_barren_lives = 0 if num_answered else self._num_barren_lives + 1
-        if self._num_barren_lives >= MAX_BARREN_LIVES:
+        if self._num_barren_lives >= MAX_DEATHS_WITHOUT_ROW:
             logger.error("engine dies of everything", num_lives=self._num_barren_lives)
             raise EngineGivenUp("engine dies of everything")
 

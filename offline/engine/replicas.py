@@ -11,14 +11,13 @@ from typing import Any, Final
 
 from tidemill.engine_process.canary import Canary, canary_line
 from tidemill.engine_process.client import EngineClient, EngineDied, EngineFailed
+from tidemill.engine_process.restart_limits import MAX_DEATHS_WITHOUT_ROW, MAX_MACHINE_FAILURES
 from tidemill.engine_process.totals import total_info, total_stats
-from tidemill.handler.worker.engine_restarts import MAX_BARREN_LIVES
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
 from ..console.terminal import log
 
-_MAX_MACHINE_FAILURES: Final = 5
 # A run sends four for each, unevenly: lines that begin alike go to one engine.
 _INFLIGHT_PER_SEQUENCE: Final = 6
 _CLOSE_SECONDS: Final = 0.1
@@ -66,7 +65,7 @@ class Replica:
         or was started too often.
         """
         self.num_restarts += 1
-        if self.num_restarts > MAX_BARREN_LIVES:
+        if self.num_restarts > MAX_DEATHS_WITHOUT_ROW:
             raise EngineFailed("it has ended too often", code=EngineDied.code)
         client = await self._make()
         line = canary_line(() if self.info is None else self.info.endpoints)
@@ -196,7 +195,7 @@ class Replicas:
         for replica in self.all:
             replica.num_restarts = 0
         self._killers_without_a_row += 1
-        if self._killers_without_a_row >= MAX_BARREN_LIVES:
+        if self._killers_without_a_row >= MAX_DEATHS_WITHOUT_ROW:
             self._fail("each of the last requests has ended its engines, and none was answered")
 
     def restart(
@@ -207,7 +206,7 @@ class Replicas:
         ended = replace(client.stats, running=0, waiting=0)
         self._past = total_stats([self._past, ended])
         self._deaths_without_a_row += 1
-        most = _MAX_MACHINE_FAILURES if exc.is_broken else MAX_BARREN_LIVES
+        most = MAX_MACHINE_FAILURES if exc.is_broken else MAX_DEATHS_WITHOUT_ROW
         if self._deaths_without_a_row > most:
             self._fail(f"engines keep ending, and no line has its row in between: {exc}")
         if self.failure is not None:

@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
-from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 from tidemill.batch.errors import HandlerError
-from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.model import BatchError, Progress
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
@@ -21,11 +19,10 @@ from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.frames import Row
 from tidemill.protocol.contract import Usage
 
-from ...aws.bucket import read_range
 from ...aws.calls import Operation, T
 from ...aws.items import dump
 from ...aws.queues import advance_message
-from ...errors import AwsError, LeaseLost, NotThere, ObjectChanged
+from ...errors import AwsError, LeaseLost, ObjectChanged
 from ...observability import Metric, logger
 from ..context.context import WorkerContext
 from .claim import Claim, advance_if_done
@@ -33,10 +30,8 @@ from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
+from .shard_input import ShardInput
 from .shard_span import ShardSpan
-
-# A longer shard is a single line, of which only the digest is kept.
-_READ_BYTES = 64 * 2**20
 
 
 class EarlyEnd(NamedTuple):
@@ -88,7 +83,6 @@ class ShardRun:
         self._is_doubted = False  # rows were dropped: the machine is broken
         self._quarantined: tuple[int, ...] = ()
         self._index = PartIndex()
-        self._result_keys: dict[int, bytes] = {}
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.without_rates
         self._recorded = claim.shard.progress
@@ -104,6 +98,7 @@ class ShardRun:
             "shard": claim.shard.number,
             "fence": claim.shard.fence,
         }
+        self._input = ShardInput(claim, context, self.lease, self.labels)
 
     # State and events
 
@@ -239,9 +234,9 @@ class ShardRun:
         return self.is_open and is_finished and not self._unflushed
 
     async def _open(self) -> None:
-        self._index = await self._read_parts()
+        self._index = await self._input.read_parts()
         self._durable = self._index.progress()
-        lines = await self._read_input()
+        lines = await self._input.read_lines()
         logger.info(
             "claimed",
             kept_lines=len(self._index),
@@ -258,56 +253,16 @@ class ShardRun:
                 to_run.append(line)
             else:
                 self._add(unrun)
-        to_run = await self._reuse(to_run)
+        reused = await self._input.reuse_results(to_run)
+        for row in reused:
+            self._add(row)
+        if reused:
+            numbers = {row.line for row in reused}
+            to_run = [line for line in to_run if line.number not in numbers]
         hashes = await asyncio.to_thread(lambda: [*map(block_hashes, to_run)])
         self.pending = PendingLines(to_run, self.shard.suspects, self._order.add(hashes))
         self.is_open = True
         self._wake()
-
-    async def _reuse(self, lines: list[RawLine]) -> list[RawLine]:
-        """Add the rows of lines that have a kept result; return the others."""
-        kept = self._context.kept_results
-        if kept is None:
-            return lines
-        found = await kept.look_up(self.batch, lines)
-        self._result_keys = found.keys
-        for row in found.rows.values():
-            self._add(row)
-        if found.rows:
-            logger.info("rows reused", lines=compact(found.rows), **self.labels)
-        return [line for line in lines if line.number not in found.rows]
-
-    async def _keep_results(self) -> None:
-        """Keep what was computed for later batches of the tenant."""
-        kept, keys = self._context.kept_results, self._result_keys
-        if kept is not None and keys and self._ending is None:
-            await kept.keep(self.batch, self.shard, keys, self._index)
-
-    async def _read_parts(self) -> PartIndex:
-        def left_out(key: str, reason: str) -> None:
-            logger.error("part left out", key=key, reason=reason, **self.labels)
-
-        bucket, shard = self._context.deployment.bucket, self.shard
-        return await self._retry(
-            lambda: bucket.index_parts(shard.batch_id, shard.number, left_out=left_out)
-        )
-
-    async def _read_input(self) -> list[RawLine]:
-        """Return the lines of the shard; raises ObjectChanged when the input has changed."""
-        shard = self.shard
-        with SpooledTemporaryFile(max_size=_READ_BYTES) as file:
-            for start in range(shard.start, shard.end, _READ_BYTES):
-                end = min(start + _READ_BYTES, shard.end)
-                make = partial(read_range, self.batch.source, start, end)
-                try:
-                    file.write(await self._retry(make))
-                except NotThere as exc:
-                    raise ObjectChanged("the object is not there any more") from exc
-            file.seek(0)
-            lines = list(read_lines(file, first_number=shard.first_line))
-        if len(lines) != shard.num_rows:
-            raise ObjectChanged(f"{len(lines)} lines are where {shard.num_rows} were counted")
-        return lines
 
     async def _collect(self) -> None:
         """Flush finished rows until all are durable or the run ends early."""
@@ -365,7 +320,8 @@ class ShardRun:
             raise RowsMissing(f"{len(self._index)} of {self.shard.num_rows} lines have a row")
         seal = self._index.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
-        await self._keep_results()
+        if self._ending is None:
+            await self._input.keep_results(self._index)
         self._is_handing_over = True
         progress = self.progress.without_rates
         await self._retry(

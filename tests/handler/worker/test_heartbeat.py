@@ -250,7 +250,7 @@ async def test_requests_shorter_than_a_beat_have_their_time(
     """It is counted as they come and go: nothing before the first and behind the last of them."""
     rig.batch(*[GOOD] * 3)
     run = await claimed(context)
-    run.pending = type(run.pending)(await run._read_input())
+    run.pending = type(run.pending)(await run._input.read_lines())
     run.is_open = True
     gpu_time = GpuTime(context, [run])
 

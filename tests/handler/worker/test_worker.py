@@ -15,11 +15,12 @@ from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo, Progress
 from tidemill.batch.states import Status
+from tidemill.engine_process.restart_limits import MAX_FAILED_STARTS
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker import engine_restarts
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.shard import shard_run
+from tidemill.handler.worker.shard import shard_input
 from tidemill.handler.worker.worker import Worker
 from tidemill.protocol.contract import EngineStats
 
@@ -49,7 +50,7 @@ async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
 
 async def test_a_long_shard_is_read_in_pieces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that lie across them are whole."""
-    monkeypatch.setattr(shard_run, "_READ_BYTES", 50)
+    monkeypatch.setattr(shard_input, "_READ_BYTES", 50)
     work = rig.batch(*[{"text": "é" * n} for n in range(30)], shard_lines=12)
     async with rig.worker():
         await until(lambda: work.is_done)
@@ -393,7 +394,7 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something else than a request is broken then, and restarting mends nothing."""
-    monkeypatch.setattr(engine_restarts, "MAX_BARREN_LIVES", 2)
+    monkeypatch.setattr(engine_restarts, "MAX_DEATHS_WITHOUT_ROW", 2)
     work = rig.batch(*[{"die": 1}] * 8)
     async with rig.worker() as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -537,7 +538,7 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
-    assert running.engine.num_lives == engine_restarts.MAX_FAILED_STARTS
+    assert running.engine.num_lives == MAX_FAILED_STARTS
     assert len(rig.messages(rig.queue)) == 1
 
 

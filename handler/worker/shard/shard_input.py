@@ -1,0 +1,85 @@
+"""Input of a shard's run: its lines, its durable rows, and the results that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from tempfile import SpooledTemporaryFile
+from typing import Any
+
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.parts import FinishedRow, PartIndex
+
+from ...aws.bucket import read_range
+from ...aws.calls import Operation, T
+from ...errors import NotThere, ObjectChanged
+from ...observability import logger
+from ..context.context import WorkerContext
+from .claim import Claim
+from .lease import Lease, guarded
+from .rows import compact
+
+# A longer shard is a single line, of which only the digest is kept.
+_READ_BYTES = 64 * 2**20
+
+
+class ShardInput:
+    """Input of one claimed shard, read as long as the lease lasts; `labels` are for log lines."""
+
+    def __init__(
+        self, claim: Claim, context: WorkerContext, lease: Lease, labels: Mapping[str, Any]
+    ) -> None:
+        self._batch = claim.batch
+        self._shard = claim.shard
+        self._context = context
+        self._lease = lease
+        self._labels = labels
+        self._result_keys: dict[int, bytes] = {}
+
+    async def read_parts(self) -> PartIndex:
+        """Return the index of the rows that earlier runs made durable."""
+
+        def left_out(key: str, reason: str) -> None:
+            logger.error("part left out", key=key, reason=reason, **self._labels)
+
+        bucket, shard = self._context.deployment.bucket, self._shard
+        return await self._retry(
+            lambda: bucket.index_parts(shard.batch_id, shard.number, left_out=left_out)
+        )
+
+    async def read_lines(self) -> list[RawLine]:
+        """Return the lines of the shard; raises ObjectChanged when the input has changed."""
+        shard = self._shard
+        with SpooledTemporaryFile(max_size=_READ_BYTES) as file:
+            for start in range(shard.start, shard.end, _READ_BYTES):
+                end = min(start + _READ_BYTES, shard.end)
+                make = partial(read_range, self._batch.source, start, end)
+                try:
+                    file.write(await self._retry(make))
+                except NotThere as exc:
+                    raise ObjectChanged("the object is not there any more") from exc
+            file.seek(0)
+            lines = list(read_lines(file, first_number=shard.first_line))
+        if len(lines) != shard.num_rows:
+            raise ObjectChanged(f"{len(lines)} lines are where {shard.num_rows} were counted")
+        return lines
+
+    async def reuse_results(self, lines: Sequence[RawLine]) -> Collection[FinishedRow]:
+        """Return the rows of those lines that have a kept result."""
+        kept = self._context.kept_results
+        if kept is None:
+            return ()
+        found = await kept.look_up(self._batch, lines)
+        self._result_keys = found.keys
+        if found.rows:
+            logger.info("rows reused", lines=compact(found.rows), **self._labels)
+        return found.rows.values()
+
+    async def keep_results(self, index: PartIndex) -> None:
+        """Keep the results of lines that were run for later batches of the tenant."""
+        kept, keys = self._context.kept_results, self._result_keys
+        if kept is not None and keys:
+            await kept.keep(self._batch, self._shard, keys, index)
+
+    async def _retry(self, make: Callable[[], Operation[T]]) -> T:
+        return await self._context.retry(lambda: guarded(make(), self._lease.check))
