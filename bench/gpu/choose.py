@@ -50,7 +50,6 @@ from tidemill.engine.kernels.triton.tuned_tiles import (
 )
 from tidemill.engine.model.compile_kernels import (
     META,
-    USUAL_MODELS,
     Quantise,
     fp8_blocks,
     fp8_rows,
@@ -60,6 +59,7 @@ from tidemill.engine.model.compile_kernels import (
     without_memory,
 )
 from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.usual_models import USUAL_MODELS
 from tidemill.engine.model.weights.weight_map import weights_of
 
 DRY_ARCH = 90
