@@ -23,6 +23,7 @@ from torch import Tensor
 from ..kernels import backends
 from ..kernels.attention import AttentionBackend
 from ..kernels.hybrid import make_hybrid
+from ..kernels.paged_step import Span, paged_step
 from ..kernels.quantised import BLOCK, FP8, WORDS_A_BLOCK, Matrix, Quantised
 from ..kernels.sampling import SamplingMetadata
 from ..kernels.step import Step
@@ -159,28 +160,12 @@ def run(
 
 def packed(spans: Iterable[tuple[int, int]], page_size: int) -> Step:
     """Return a step of spans, the last of whose tokens are asked for; all lie on the first page."""
-    contexts, lengths = np.array(list(spans)).T
-    query_starts = np.concatenate([[0], lengths.cumsum()])
-    counts = -(-(contexts + lengths) // page_size)
-    return Step.pack(
-        int((lengths == 1).sum()),
-        META,
-        token_ids=np.zeros(query_starts[-1], np.int64),
-        positions=np.concatenate(
-            [
-                np.arange(first, first + length)
-                for first, length in zip(contexts, lengths, strict=True)
-            ]
-        ),
-        slots=np.zeros(query_starts[-1], np.int64),
-        query_starts=query_starts,
-        context_lengths=contexts,
-        page_starts=np.concatenate([[0], counts.cumsum()]),
-        pages=np.zeros(counts.sum(), np.int64),
-        logit_rows=query_starts[1:] - 1,
-        state_sources=np.zeros(len(lengths), np.int64),
-        state_rows=np.zeros(len(lengths), np.int64),
-    )
+    on_pages = []
+    for context, length in spans:
+        stop = context + length
+        on_pages.append(Span(context, stop, np.zeros(-(-stop // page_size), np.int64)))
+    states = np.zeros(len(on_pages), np.int64)
+    return paged_step(on_pages, page_size, META, state_sources=states, state_rows=states)
 
 
 def mixed_metadata(count: int, vocabulary: int) -> SamplingMetadata:
