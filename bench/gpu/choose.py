@@ -37,6 +37,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.backends import choose_sampling
+from tidemill.engine.kernels.paged_step import Span, paged_step
 from tidemill.engine.kernels.quantised import Matrix, Quantised
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton import tuned_tiles
@@ -50,7 +51,6 @@ from tidemill.engine.kernels.triton.tuned_tiles import (
 )
 from tidemill.engine.model.compile_kernels import (
     META,
-    USUAL_MODELS,
     Quantise,
     fp8_blocks,
     fp8_rows,
@@ -60,6 +60,7 @@ from tidemill.engine.model.compile_kernels import (
     without_memory,
 )
 from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.usual_models import USUAL_MODELS
 from tidemill.engine.model.weights.weight_map import weights_of
 
 DRY_ARCH = 90
@@ -264,25 +265,15 @@ def packed(
     spans: Sequence[tuple[int, int]], page_size: int, vocabulary: int, device: torch.device
 ) -> Step:
     """Return a step of spans, each on pages of its own, whose last tokens are asked for."""
-    contexts, lengths = np.array(spans).T
-    starts = np.concatenate([[0], lengths.cumsum()])
-    counts = -(-(contexts + lengths) // page_size)
-    page_starts = np.concatenate([[0], counts.cumsum()])
-    positions = np.concatenate([np.arange(context, context + length) for context, length in spans])
-    pages = np.random.default_rng(0).permutation(page_starts[-1])
-    own = np.repeat(page_starts[:-1], lengths) + positions // page_size
-    return Step.pack(
-        int((lengths == 1).sum()),
-        device,
-        token_ids=np.arange(starts[-1]) % vocabulary,
-        positions=positions,
-        slots=pages[own] * page_size + positions % page_size,
-        query_starts=starts,
-        context_lengths=contexts,
-        page_starts=page_starts,
-        pages=pages,
-        logit_rows=starts[1:] - 1,
-    )
+    counts = [-(-(context + length) // page_size) for context, length in spans]
+    order = np.random.default_rng(0).permutation(sum(counts))
+    pages = np.split(order, np.cumsum(counts)[:-1])
+    on_pages = [
+        Span(context, context + length, own)
+        for (context, length), own in zip(spans, pages, strict=True)
+    ]
+    token_ids = np.arange(sum(length for _, length in spans)) % vocabulary
+    return paged_step(on_pages, page_size, device, token_ids=token_ids)
 
 
 def asked_by(bench: Bench, kernels: Sequence[str]) -> list[ConfigKey]:

@@ -33,12 +33,12 @@ from tidemill.engine.kernels.triton.compile_all import latents, recurrences
 from tidemill.engine.kernels.triton.launch import compile_only
 from tidemill.engine.model.compile_kernels import (
     QUANTISATIONS,
-    USUAL_MODELS,
     Quantise,
     mxfp4_experts,
     run,
     without_memory,
 )
+from tidemill.engine.model.usual_models import USUAL_MODELS
 
 # What a program may have of shared memory on each, in bytes.
 MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.cpu.attention import CpuAttention
+from tidemill.engine.kernels.paged_step import Span, paged_step
 from tidemill.engine.kernels.step import Step
 
 CPU = torch.device("cpu")
@@ -54,21 +55,8 @@ class Sequences:
         # As after a while: in no order.
         pages = np.random.default_rng(0).permutation(pages.size)[pages]
         pages[:, :common] = pages[0, :common]
-        positions = np.tile(np.arange(self.context, length), (self.count, 1))
-        slots = np.take_along_axis(pages, positions // size, 1) * size + positions % size
-        starts = np.arange(self.count + 1)
-        step = Step.pack(
-            self.count if self.tokens == 1 else 0,
-            CPU,
-            token_ids=np.zeros(positions.size, np.int64),
-            positions=positions.ravel(),
-            slots=slots.ravel(),
-            query_starts=starts * self.tokens,
-            context_lengths=np.full(self.count, self.context),
-            page_starts=starts * per_sequence,
-            pages=pages.ravel(),
-            logit_rows=np.zeros(0, np.int64),
-        )
+        spans = [Span(self.context, length, own) for own in pages]
+        step = paged_step(spans, size, CPU, logit_rows=np.zeros(0, np.int64))
         return step, pages.size
 
 

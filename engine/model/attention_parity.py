@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import ModelRefused
 from ..kernels.attention import AttentionBackend, AttentionBackendType, AttentionShape
+from ..kernels.paged_step import Span, paged_step
 from ..kernels.reference import attend
 from ..kernels.step import Step
 from .network.loaded_model import LoadedModel
@@ -157,23 +158,6 @@ class _Sequences:
         return attend(query, key, value, self.shape, self.sinks).flatten(1)
 
     def _step(self, spans: Sequence[_Span]) -> Step:
-        size = self.page_size
-        positions = [np.arange(one.start, one.stop) for one in spans]
-        pages = [self.pages[one.sequence, : -(-one.stop // size)] for one in spans]
-        slots = [
-            own[place // size] * size + place % size
-            for own, place in zip(pages, positions, strict=True)
-        ]
-        starts = np.cumsum([0, *map(len, positions)])
-        return Step.pack(
-            sum(len(place) == 1 for place in positions),
-            self.queries.device,
-            token_ids=np.zeros(starts[-1], np.int64),
-            positions=np.concatenate(positions),
-            slots=np.concatenate(slots),
-            query_starts=starts,
-            context_lengths=np.array([one.start for one in spans]),
-            page_starts=np.cumsum([0, *map(len, pages)]),
-            pages=np.concatenate(pages),
-            logit_rows=np.zeros(0, np.int64),
-        )
+        on_pages = [Span(one.start, one.stop, self.pages[one.sequence]) for one in spans]
+        nothing = np.zeros(0, np.int64)
+        return paged_step(on_pages, self.page_size, self.queries.device, logit_rows=nothing)

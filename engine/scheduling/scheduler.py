@@ -26,11 +26,11 @@ from ..state.groups import Pages, StateGroup
 from ..state.pages import PagePool
 from .admission import Admission, ArrivalOrder
 from .drafts import Drafter, Drafts
-from .fairness import preemptible_slot, prompt_shares
-from .images import whole_stop
 from .kv_forecast import KVForecast
+from .placer import Placer, preemptible_slot
+from .prompt_chunks import PromptChunks, has_rows_for
 from .sequence import Sequence
-from .state_cache import Placement, StateCache
+from .state_cache import StateCache
 from .step_budget import MAX_SCORED_ROWS, LineTokenLimit, StepBudget, StepTokenLimit
 from .step_plan import StepPlan
 from .table import SequenceTable
@@ -71,16 +71,14 @@ class Scheduler:
         self.line_limit = LineTokenLimit() if line_limit is None else line_limit
         self._admission = admission
         self._keeps_ids = keeps_ids
-        self._forecast = forecast
         self._max_scored_rows = max_scored_rows
         self._suspects = ArrivalOrder()
-        self._num_started = 0
         self._num_in_flight = 0
         pages = Pages(pool, table.page_size, table.pages, table.num_pages)
         self._states = StateCache(table, [pages, *groups])
         self.drafts = None if drafter is None else Drafts(table, pool, self._states, drafter)
-        self._scored_rows_left = 0  # of the step that is being planned
-        self._refused: Placement | None = None  # the last, while nobody was placed since
+        self._prompts = PromptChunks(table, self._states)
+        self._placer = Placer(table, pool, self._states, forecast, self.drafts)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
@@ -102,7 +100,6 @@ class Scheduler:
         decodes = self._decodes()
         if self._num_in_flight and self._must_wait(decodes):
             return None
-        self._scored_rows_left = self._max_scored_rows
         while self._is_blocked() and len(self.table.running) > 1:
             self.preempt(int(self.table.running[-1]))
         self._admit_urgent()
@@ -110,7 +107,7 @@ class Scheduler:
             self.step_limit.tokens, is_awaited=self._is_awaited()
         )
         decodes = self._extended(self._of_lines_at_most(most_of_lines, self._decodes()))
-        budget = StepBudget(self.step_limit.tokens, most_of_lines)
+        budget = StepBudget(self.step_limit.tokens, most_of_lines, self._max_scored_rows)
         num_urgent = int(self.table.is_urgent[decodes].sum())
         budget.spend(num_urgent, is_urgent=True)
         budget.spend(len(decodes) - num_urgent, is_urgent=False)
@@ -118,7 +115,7 @@ class Scheduler:
         stops = {} if self.drafts is None else self.drafts.plan(decodes, budget)
         if stops:
             decodes = decodes[~np.isin(decodes, list(stops))]
-        stops |= self._continue_prompts(budget) if has_prompts else {}
+        stops |= self._prompts.continue_started(budget) if has_prompts else {}
         stops |= self._admit(budget)
         return self._laid_out(decodes, stops) if len(decodes) or stops else None
 
@@ -204,8 +201,7 @@ class Scheduler:
 
     def note_end(self, sequence: Sequence) -> None:
         """Learn from a sequence that has ended by itself."""
-        if self._forecast is not None:
-            self._forecast.note_end(sequence)
+        self._placer.note_end(sequence)
         if self.drafts is not None:
             self.drafts.note_end(sequence)
 
@@ -333,18 +329,6 @@ class Scheduler:
         is_prompt = table.num_tokens[slot] - start > 1
         return bool(is_prompt) and self._states.attend(slot, start, start + 1) == start
 
-    def _continue_prompts(self, budget: StepBudget) -> dict[int, int]:
-        """Go on with prompts that are under way; return slots with where their spans stop."""
-        table = self.table
-        stops: dict[int, int] = {}
-        for slot, num_sharing in prompt_shares(table):
-            sequence = table.sequence(slot)
-            if budget.left(is_urgent=sequence.is_urgent) <= 0:
-                break
-            if self._has_rows_for(sequence):
-                stops |= self._compute(slot, budget, num_sharing)
-        return stops
-
     def _admit(self, budget: StepBudget) -> dict[int, int]:
         """Start waiting sequences; return their slots with where their spans stop."""
         stops: dict[int, int] = {}
@@ -353,12 +337,12 @@ class Scheduler:
             sequence = queue.peek()
             if sequence is None or budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
-            if not self._may_join(sequence) or not self._has_rows_for(sequence):
+            if not self._placer.may_join(sequence) or not has_rows_for(sequence, budget):
                 break
-            slot = self._try_place(queue)
+            slot = self._placer.try_place(queue)
             if slot is None:
                 break
-            stops |= self._compute(slot, budget)
+            stops |= self._prompts.take(slot, budget)
         return stops
 
     def _admit_urgent(self) -> None:
@@ -368,20 +352,15 @@ class Scheduler:
         What gives way is computed again later, but for the pages that it has filled.
         """
         while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
-            if len(self._suspects) or not self._may_join(sequence):
+            if len(self._suspects) or not self._placer.may_join(sequence):
                 return
-            while not self.table.free_slots or self._try_place(self._admission) is None:
+            while not self.table.free_slots or self._placer.try_place(self._admission) is None:
                 if not self._make_way_for(sequence):
                     return
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Let another wait; False where there is none, or a step holds its pages still."""
-        running = self.table.running
-        if not len(running):
-            return False
-        slot: int | None = int(running[-1])
-        if self.table.is_urgent[slot]:
-            slot = preemptible_slot(self.table, sequence.request.request_id)
+        slot = preemptible_slot(self.table, sequence.request.request_id)
         if slot is None:
             return False
         is_held = bool(self.table.num_in_flight[slot])
@@ -433,77 +412,3 @@ class Scheduler:
             starts_anew=~table.has_begun[slots],
             num_drafts=num_drafts,
         )
-
-    def _may_join(self, sequence: Sequence) -> bool:
-        """A suspect of a failed step runs alone, so that a second failure tells who it was."""
-        table = self.table
-        if not table.num_taken:
-            return True
-        lone = table.running.tolist() if table.num_taken == 1 else []
-        return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
-
-    def _try_place(self, queue: Admission) -> int | None:
-        """Start the next of a queue, if there is room for it."""
-        sequence = queue.peek()
-        assert sequence is not None
-        num_beside = self.table.num_taken
-        if self._refused and self._states.lasts(self._refused, sequence, num_beside):
-            return None
-        placement = self._states.place(sequence, num_beside)
-        if not placement.fits:
-            self._refused = placement
-            return None
-        if self._states.is_worth_waiting(placement) or not self._lasts_to_its_end(placement):
-            return None
-        self._refused = None
-        queue.pop()
-        num_cached = placement.num_cached * self.table.page_size
-        if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached
-            sequence.start_order = self._num_started
-            self._num_started += 1
-        self._states.restore_logprobs(sequence, placement.num_cached)
-        slot = self.table.place(sequence, num_cached)
-        following = queue.peek() if len(self._states.groups) > 1 else None
-        self._states.enter(slot, placement, following)
-        if self._forecast is not None:
-            self._forecast.enter(slot, num_cached)
-        if self.drafts is not None:
-            self.drafts.enter(slot)
-        return slot
-
-    def _lasts_to_its_end(self, placement: Placement) -> bool:
-        """Say whether no line has to give way for a line, by what all of them come to."""
-        sequence = placement.sequence
-        if self._forecast is None or sequence.is_urgent:
-            return True
-        num_needed = next((count for pool, count in placement.needed if pool is self.pool), 0)
-        num_cached = placement.num_cached * self.table.page_size
-        return self._forecast.fits(sequence, num_cached, num_needed)
-
-    def _has_rows_for(self, sequence: Sequence) -> bool:
-        """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
-        return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
-
-    def _compute(self, slot: int, budget: StepBudget, num_sharing: int = 1) -> dict[int, int]:
-        """Take tokens of a sequence into the step; return it with where its span stops, if it does.
-
-        It leaves their shares to the others of so many that share what is left.
-        """
-        table = self.table
-        sequence = table.sequence(slot)
-        request, is_urgent = sequence.request, sequence.is_urgent
-        start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
-        most = -(-budget.left(is_urgent=is_urgent) // num_sharing)
-        is_scored = request.prompt_logprobs is not None
-        stop, scored_from = min(total, start + most), max(start, int(table.first_scored_row[slot]))
-        if is_scored:
-            stop = min(stop, scored_from + self._scored_rows_left)
-        stop = self._states.attend(slot, start, whole_stop(request.images, start, stop))
-        if stop == start or whole_stop(request.images, start, stop) != stop:
-            return {}
-        if is_scored:
-            self._scored_rows_left -= max(0, stop - scored_from)
-        budget.spend(stop - start, is_urgent=is_urgent)
-        self._states.register(slot, start, stop)
-        return {slot: stop}

@@ -32,10 +32,14 @@ _MOST_CHANGE = 1.25
 
 @dataclass(slots=True)
 class StepBudget:
-    """The tokens that a step may still take: of all sequences, and of lines of files among them."""
+    """The tokens that a step may still take: of all sequences, and of lines of files among them.
+
+    `scored_rows` are the tokens of prompts that it may still score.
+    """
 
     of_all: int
     of_lines: int
+    scored_rows: int
 
     def left(self, *, is_urgent: bool) -> int:
         """Return how many a sequence may have."""

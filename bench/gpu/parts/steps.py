@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tidemill.engine.kernels.paged_step import Span, paged_step
 from tidemill.engine.kernels.sampling import SamplingMetadata
 from tidemill.engine.kernels.step import Step
 
@@ -44,24 +45,10 @@ class PagedSequences:
         common = self.shared // page_size
         for own in pages[1:]:
             own[:common] = pages[0][: len(own[:common])]
-        held = [pages[one.sequence][: -(-one.stop // page_size)] for one in pieces]
-        positions = [np.arange(one.start, one.stop) for one in pieces]
-        slots = [
-            own[place // page_size] * page_size + place % page_size
-            for own, place in zip(held, positions, strict=True)
-        ]
-        stops = np.cumsum([0, *map(len, positions)])
-        return Step.pack(
-            sum(len(place) == 1 for place in positions),
+        return paged_step(
+            [Span(one.start, one.stop, pages[one.sequence]) for one in pieces],
+            page_size,
             device,
-            token_ids=np.zeros(stops[-1], np.int64),
-            positions=np.concatenate(positions),
-            slots=np.concatenate(slots),
-            query_starts=stops,
-            context_lengths=np.array([one.start for one in pieces]),
-            page_starts=np.cumsum([0, *map(len, held)]),
-            pages=np.concatenate(held),
-            logit_rows=stops[1:] - 1,
             state_sources=np.array([one.sequence if one.start else -1 for one in pieces]),
             state_rows=np.array([one.sequence for one in pieces]),
         )

@@ -21,10 +21,10 @@ from numba import types
 from ..adapters import AdapterMapping, AdapterWeights, LinearAdapters
 from ..attention import AttentionShape, HeadNorms
 from ..elementwise import Gate
+from ..paged_step import Span, paged_step
 from ..quantised import quantise_int8
 from ..recurrence import GatedDelta, RecurrentShape, RuleWeights, StateSpace
 from ..sampling import greedy_metadata
-from ..step import Step
 from . import adapters, elementwise, int8, linear, ngram, sampling, thread_pool
 from .attention import CpuAttention
 from .recurrence import CpuRecurrence
@@ -46,16 +46,10 @@ def attend(dtype: torch.dtype) -> None:
     shape = AttentionShape(HEADS, KEY_HEADS, WIDTH, WIDTH, 1.0)
     backend = CpuAttention([shape], 4, dtype, CPU)
     backend.prepare(
-        Step.pack(
-            2,
+        paged_step(
+            [Span(0, stop, np.array([page])) for page, stop in enumerate((1, 1, 2))],
+            backend.page_size,
             CPU,
-            token_ids=np.zeros(4, np.int64),
-            positions=np.array([0, 0, 0, 1]),
-            slots=np.array([0, 1, 2, 3]) * backend.page_size,
-            query_starts=np.array([0, 1, 2, 4]),
-            context_lengths=np.zeros(3, np.int64),
-            page_starts=np.array([0, 1, 2, 3]),
-            pages=np.array([0, 1, 2]),
             logit_rows=np.arange(4),
         )
     )
@@ -98,16 +92,8 @@ def recur(dtype: torch.dtype) -> None:
     rules = GatedDelta(1, 1, WIDTH, WIDTH), StateSpace(1, WIDTH, 1, WIDTH)
     shapes = [RecurrentShape(3 * WIDTH, 4, rule=rule) for rule in rules]
     backend = CpuRecurrence(shapes, 1, dtype, torch.device("cpu"))
-    no = np.zeros(1, np.int32)
-    starts = np.array([0, 1])
-    step = Step.pack(
-        1,
-        torch.device("cpu"),
-        **dict.fromkeys(("token_ids", "positions", "slots", "context_lengths", "pages"), no),
-        **dict.fromkeys(("query_starts", "page_starts"), starts),
-        **dict.fromkeys(("logit_rows", "state_sources", "state_rows"), no),
-    )
-    backend.prepare(step)
+    no = np.zeros(1, np.int64)
+    backend.prepare(paged_step([Span(0, 1, no)], 1, CPU, state_sources=no, state_rows=no))
     x, gates = torch.zeros(1, 3 * WIDTH, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
     taps, one = torch.zeros(3 * WIDTH, 4, dtype=dtype), torch.zeros(1)
     backend.convolve(0, x, taps, x[0])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import ModelRefused, TransformersRefused
 from ...kernels.attention import AttentionBackend
+from ...kernels.paged_step import Span, paged_step
 from ...kernels.step import Step
 from ...scheduling.images import ImageSpan, PromptImage, axes_of, image_span, whole_stop
 from ..network.loaded_model import LoadedModel, Network, VisionEncoder
@@ -147,21 +148,13 @@ def _copies_step(
 
     The logits of `rows` are wanted. The first of these copies goes through an adapter.
     """
-    count, copies, page_size = len(token_ids), len(pages), loaded.backend.page_size
-    positions = np.arange(start, start + count)
-    needed = pages[:, : -(-(start + count) // page_size)]
-    slots = needed[:, positions // page_size] * page_size + positions % page_size
+    count, copies = len(token_ids), len(pages)
     arrays, vectors = _shown_copies(shown, copies, loaded.vision_encoder)
-    step = Step.pack(
-        copies if count == 1 else 0,
+    step = paged_step(
+        [Span(start, start + count, own) for own in pages],
+        loaded.backend.page_size,
         loaded.device,
         token_ids=np.tile(token_ids, copies),
-        positions=np.tile(positions, copies),
-        slots=slots.ravel(),
-        query_starts=np.arange(copies + 1) * count,
-        context_lengths=np.full(copies, start),
-        page_starts=np.arange(copies + 1) * needed.shape[1],
-        pages=needed.ravel(),
         logit_rows=np.add.outer(np.arange(copies) * count, rows).ravel(),
         adapters=np.array([adapter, *[0] * (copies - 1)]),
         state_sources=np.arange(copies) if start else np.full(copies, -1),

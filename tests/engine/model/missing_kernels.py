@@ -30,12 +30,13 @@ from tidemill.engine.kernels.triton.launch import compile_only
 from tidemill.engine.loop import logprobs, sampler
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import compile_kernels, native
-from tidemill.engine.model.compile_kernels import META, USUAL_MODELS, without_memory
+from tidemill.engine.model.compile_kernels import META, without_memory
 from tidemill.engine.model.config.architecture import Architecture
 from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
+from tidemill.engine.model.usual_models import USUAL_MODELS
 from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 

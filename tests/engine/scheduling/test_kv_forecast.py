@@ -17,7 +17,7 @@ lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1
 def yard_with_forecast(num_pages: int, max_num_seqs: int = 8) -> Yard:
     """Return a yard whose scheduler forecasts."""
     yard = Yard(num_pages=num_pages, max_num_seqs=max_num_seqs)
-    yard.scheduler._forecast = KVForecast(yard.table, yard.pool)
+    yard.scheduler._placer.forecast = KVForecast(yard.table, yard.pool)
     return yard
 
 

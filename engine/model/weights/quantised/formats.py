@@ -40,6 +40,13 @@ class TensorSpec(NamedTuple):
     kinds: frozenset[str]
 
 
+class MainTensor(NamedTuple):
+    """The tensor that every quantised matrix of a format has: its name and kinds of numbers."""
+
+    name: str
+    kinds: frozenset[str]
+
+
 class WeightFormat(Protocol):
     """A format. Tensors are named by the suffix behind their module's name.
 
@@ -47,10 +54,7 @@ class WeightFormat(Protocol):
     """
 
     is_stacked: ClassVar[bool]
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """Return which tensor, stored as one of which kinds, a quantised matrix has."""
+    main_tensor: ClassVar[MainTensor]
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the matrix that a main tensor of a shape is of."""
@@ -73,11 +77,7 @@ class Fp8:
     block: tuple[int, int] | None
 
     is_stacked: ClassVar[bool] = False
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """See `WeightFormat`: the weight itself."""
-        return "weight", NUMBERS
+    main_tensor: ClassVar[MainTensor] = MainTensor("weight", NUMBERS)
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -122,11 +122,7 @@ class Awq:
     group: int | None
 
     is_stacked: ClassVar[bool] = False
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """See `WeightFormat`."""
-        return "qweight", WORDS
+    main_tensor: ClassVar[MainTensor] = MainTensor("qweight", WORDS)
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -168,11 +164,7 @@ class Gptq:
     is_sorted: bool = False
 
     is_stacked: ClassVar[bool] = False
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """See `WeightFormat`."""
-        return "qweight", WORDS
+    main_tensor: ClassVar[MainTensor] = MainTensor("qweight", WORDS)
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -216,11 +208,7 @@ class PackQuantized:
     is_sorted: bool = False
 
     is_stacked: ClassVar[bool] = False
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """See `WeightFormat`."""
-        return "weight_packed", WORDS
+    main_tensor: ClassVar[MainTensor] = MainTensor("weight_packed", WORDS)
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -268,11 +256,7 @@ class Mxfp4:
     """
 
     is_stacked: ClassVar[bool] = True
-
-    @property
-    def main_tensor(self) -> tuple[str, frozenset[str]]:
-        """See `WeightFormat`."""
-        return "blocks", BYTES
+    main_tensor: ClassVar[MainTensor] = MainTensor("blocks", BYTES)
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""

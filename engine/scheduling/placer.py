@@ -1,0 +1,109 @@
+"""Placer: gives waiting sequences slots and pages, and names who gives way to an urgent one.
+
+Who is next is said by a queue; whether it may start now, by the pages that are free, by state that
+a running sequence will soon leave, and by a forecast. No tensor is touched here.
+"""
+
+from __future__ import annotations
+
+from ..state.pages import PagePool
+from .admission import Admission
+from .drafts import Drafts
+from .kv_forecast import KVForecast
+from .sequence import Sequence
+from .state_cache import Placement, StateCache
+from .table import SequenceTable
+
+
+class Placer:
+    """Places sequences in one table, which has a free slot wherever `try_place` is called.
+
+    With a `forecast` lines start where the KV cache holds all that run to their ends.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        pool: PagePool,
+        states: StateCache,
+        forecast: KVForecast | None,
+        drafts: Drafts | None,
+    ) -> None:
+        self.forecast = forecast
+        self._table = table
+        self._pool = pool
+        self._states = states
+        self._drafts = drafts
+        self._num_started = 0
+        self._refused: Placement | None = None  # the last, while nobody was placed since
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """A suspect of a failed step runs alone, so that a second failure tells who it was."""
+        table = self._table
+        if not table.num_taken:
+            return True
+        lone = table.running.tolist() if table.num_taken == 1 else []
+        return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
+
+    def try_place(self, queue: Admission) -> int | None:
+        """Start the next of a queue, if there is room for it; return its slot."""
+        sequence = queue.peek()
+        assert sequence is not None
+        num_beside = self._table.num_taken
+        if self._refused and self._states.lasts(self._refused, sequence, num_beside):
+            return None
+        placement = self._states.place(sequence, num_beside)
+        if not placement.fits:
+            self._refused = placement
+            return None
+        if self._states.is_worth_waiting(placement) or not self._lasts_to_its_end(placement):
+            return None
+        self._refused = None
+        queue.pop()
+        num_cached = placement.num_cached * self._table.page_size
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_cached
+            sequence.start_order = self._num_started
+            self._num_started += 1
+        self._states.restore_logprobs(sequence, placement.num_cached)
+        slot = self._table.place(sequence, num_cached)
+        following = queue.peek() if len(self._states.groups) > 1 else None
+        self._states.enter(slot, placement, following)
+        if self.forecast is not None:
+            self.forecast.enter(slot, num_cached)
+        if self._drafts is not None:
+            self._drafts.enter(slot)
+        return slot
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Learn from a sequence that has ended by itself."""
+        if self.forecast is not None:
+            self.forecast.note_end(sequence)
+
+    def _lasts_to_its_end(self, placement: Placement) -> bool:
+        """Say whether no line has to give way for a line, by what all of them come to."""
+        sequence = placement.sequence
+        if self.forecast is None or sequence.is_urgent:
+            return True
+        num_needed = next((count for pool, count in placement.needed if pool is self._pool), 0)
+        num_cached = placement.num_cached * self._table.page_size
+        return self.forecast.fits(sequence, num_cached, num_needed)
+
+
+def preemptible_slot(table: SequenceTable, request_id: str) -> int | None:
+    """Return who gives way to an urgent sequence of a request: the line that started last.
+
+    Where there is no line, the newest sequence of the request that runs most, for a request that
+    runs none. None where no request runs more than one, or this one runs some.
+    """
+    running = table.running
+    if len(running) and not table.is_urgent[running[-1]]:
+        return int(running[-1])
+    counts = table.num_running_of
+    if not counts or request_id in counts:
+        return None
+    largest = max(counts, key=lambda name: counts[name])
+    if counts[largest] == 1:
+        return None
+    slots: list[int] = running[::-1].tolist()
+    return next(slot for slot in slots if table.sequence(slot).request.request_id == largest)
