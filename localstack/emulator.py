@@ -20,6 +20,7 @@ from localstack.ministack import (
 )
 from localstack.state_folder import StateFolder
 from localstack.watchdog import Watchdog
+from tidemill.net.backoff import exponential_delay
 
 _MINISTACK_SNAPSHOTS = Path(__file__).with_name("ministack_snapshots.py")
 _KEEP_STATE_SECONDS = 30
@@ -42,7 +43,7 @@ class RestartBackoff:
         self.num_failures += 1
         if self.num_failures > MAX_RESTARTS:
             return None
-        return 2.0 ** (self.num_failures - 1)
+        return exponential_delay(self.num_failures - 1, 1.0)
 
     def record_start(self, now: float) -> None:
         """Record a restart."""

@@ -1,1 +1,1 @@
-"""SSRF guard and HTTP client for hosts that a client's url names."""
+"""HTTP client and SSRF guard for the hosts of client URLs, tracing, and retries."""

@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
+from itertools import islice
 from threading import Lock
 from time import monotonic
 from urllib.parse import urljoin
 
+from .backoff import exponential_delays, retry_async
 from .pinned_connection import MIN_SECONDS, Network, PinnedConnection, deadline
 from .ssrf_guard import Scheme, Target, UrlRefused, redact_url, resolve_target
 
@@ -31,6 +33,7 @@ _HEADERS = {
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAY_CHANGE = frozenset({408, 425, 429})
 _CHUNK_BYTES = 2**16
+_DELAY_FACTOR = 4.0
 _MAX_TEXT_CHARS = 200
 
 
@@ -104,15 +107,13 @@ class Fetcher:
         What comes is taken from the `allowance`.
         """
         allowance = allowance or ByteBudget()
-        tries = 1
-        while True:
-            try:
-                return await self._tried(url, allowance)
-            except FetchFailed as exc:
-                if not exc.is_retryable or tries == self._limits.max_tries:
-                    raise
-            await asyncio.sleep(self._limits.first_delay_seconds * 4 ** (tries - 1))
-            tries += 1
+        delays = exponential_delays(self._limits.first_delay_seconds, factor=_DELAY_FACTOR)
+        return await retry_async(
+            lambda: self._tried(url, allowance),
+            islice(delays, self._limits.max_tries - 1),
+            FetchFailed,
+            lambda failure: failure.is_retryable,
+        )
 
     async def _tried(self, url: str, allowance: ByteBudget) -> bytes:
         thread = _Thread()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tidemill.net.backoff import retry_after
 from tidemill.offline.console.backoff import SHORT_SECONDS, Backoff
 from tidemill.offline.console.errors import KeyRefused, ServerRefused
 
@@ -23,15 +24,6 @@ T = TypeVar("T")
 
 # At INFO it logs whole URLs, and presigned ones are secrets.
 logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds of a numeric `Retry-After` header, or None."""
-    try:
-        seconds = float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < float("inf") else None
 
 
 def is_transient(response: httpx.Response) -> bool:
@@ -134,7 +126,7 @@ class Http:
             refusal = self._refusal(response)
             if not is_transient(response):
                 raise refusal
-            backoff.wait(str(refusal), retry_after(response))
+            backoff.wait(str(refusal), retry_after(response.headers))
 
     def _refusal(self, response: httpx.Response) -> ServerRefused | KeyRefused:
         message, code = _words_of(response)

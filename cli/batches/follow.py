@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidemill.batch.file.throughput import Rates
+from tidemill.net.backoff import exponential_delays
 from tidemill.offline.console import backoff
 from tidemill.offline.console.backoff import LONG_SECONDS
 from tidemill.offline.console.terminal import (
@@ -41,11 +42,8 @@ _WAITS_FOR = {
 
 
 def poll_delays(first: float = _FIRST_SECONDS) -> Iterator[float]:
-    """Yield the seconds between two polls: from the first ones up to ten."""
-    delay = first
-    while True:
-        yield delay
-        delay = min(delay * _GROWTH, _MOST_SECONDS)
+    """Return the seconds between two polls: from the first ones up to ten."""
+    return exponential_delays(first, factor=_GROWTH, most=_MOST_SECONDS)
 
 
 def follow(client: Client, batch: Batch, show: Show) -> Batch:

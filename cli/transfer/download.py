@@ -14,13 +14,14 @@ from typing import IO, Protocol
 
 import httpx
 
+from tidemill.net.backoff import retry_after
 from tidemill.offline.console.backoff import LONG_SECONDS, Backoff
 from tidemill.offline.console.errors import CliError, OutputLost, Refused, ServerRefused
 from tidemill.offline.console.terminal import log
 from tidemill.offline.files.paths import is_regular_or_new
 
 from ..api.client import Client
-from ..api.http import fault_of, is_transient, retry_after
+from ..api.http import fault_of, is_transient
 from ..api.objects import Batch
 from .progress_bar import Advance, byte_progress
 
@@ -76,7 +77,7 @@ def _check(response: httpx.Response, start: int) -> None:
     if response.is_error:
         # An expired presigned url is replaced in the next attempt.
         if response.status_code == 403 or is_transient(response):
-            raise Interrupted(words, retry_after(response))
+            raise Interrupted(words, retry_after(response.headers))
         raise ServerRefused(
             f"the storage does not give the results: {words}", status=response.status_code
         )

@@ -10,11 +10,12 @@ from typing import IO
 
 import httpx
 
+from tidemill.net.backoff import retry_after
 from tidemill.offline.console.backoff import Backoff
 from tidemill.offline.console.errors import BadInput, ServerRefused
 
 from ..api.client import Client
-from ..api.http import fault_of, is_transient, retry_after
+from ..api.http import fault_of, is_transient
 from ..api.objects import Upload
 
 _NUM_THREADS = 4
@@ -88,7 +89,7 @@ class PartsSender:
             else:
                 if response.is_success:
                     return
-                fault, asked = self._fault_in(response), retry_after(response)
+                fault, asked = self._fault_in(response), retry_after(response.headers)
             sent.retract()
             backoff.wait(f"part {number:,} of the upload did not arrive: {fault}", asked)
 

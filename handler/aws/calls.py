@@ -7,7 +7,6 @@ AWS refuses is thrown into it as one of this package's exceptions.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -117,11 +116,6 @@ RETRY_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 def client_options(service: str) -> dict[str, Any]:
     """Return the options of a service's client, made anew: botocore writes into them."""
     return deepcopy({**_CLIENT_OPTIONS, **_OPTIONS_OF_SERVICE.get(service, {})})
-
-
-def with_jitter(delay_seconds: float) -> float:
-    """Return about this delay, so that those who met once do not meet again."""
-    return delay_seconds * random.uniform(0.5, 1.5)  # noqa: S311
 
 
 def is_retryable(error: ClientError | BotoCoreError) -> bool:

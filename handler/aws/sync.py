@@ -12,6 +12,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tidemill.net.backoff import with_jitter
+
 from ..errors import AwsError
 from .calls import (
     RETRY_DELAYS_SECONDS,
@@ -24,7 +26,6 @@ from .calls import (
     is_retryable,
     region,
     translate,
-    with_jitter,
 )
 from .s3_store import find_store
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from tidemill.batch.errors import HandlerError
 from tidemill.engine_process.client import EngineDied, EngineFailed
+from tidemill.net.backoff import exponential_delay
 
 from ..observability import Metric, logger
 from .context.context import WorkerContext
@@ -54,6 +55,6 @@ class EngineRestarts:
         if failure.code != EngineDied.code or self._num_failed_starts >= MAX_FAILED_STARTS:
             logger.error("engine cannot be started", reason=str(failure), code=failure.code)
             raise EngineGivenUp(str(failure)) from failure
-        seconds = min(MAX_BACKOFF_SECONDS, 2.0 ** (self._num_failed_starts - 1))
+        seconds = exponential_delay(self._num_failed_starts - 1, 1.0, most=MAX_BACKOFF_SECONDS)
         logger.error("engine died while starting", reason=str(failure), next_try_seconds=seconds)
         await asyncio.sleep(seconds)

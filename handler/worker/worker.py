@@ -17,6 +17,7 @@ from tidemill.batch.model import EngineInfo
 from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.canary import Canary, canary_line
 from tidemill.engine_process.client import EngineFailed
+from tidemill.net.backoff import exponential_delay
 from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import EngineInfo as LoadedEngine
 from tidemill.protocol.contract import EngineStats
@@ -289,7 +290,8 @@ class Worker:
                 if num_failures > _MAX_FAILED_POLLS and self._is_idle(limit):
                     raise QueueUnreachable(f"no work can be taken: {exc}") from exc
                 logger.warning("receiving failed", reason=str(exc))
-                await asyncio.sleep(min(MAX_BACKOFF_SECONDS, 2.0 ** (num_failures - 1)))
+                delay_seconds = exponential_delay(num_failures - 1, 1.0, most=MAX_BACKOFF_SECONDS)
+                await asyncio.sleep(delay_seconds)
 
     def _is_idle(self, limit: float | None) -> bool:
         """Say whether the worker has been idle for its limit, if it has one."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 
+from tidemill.net.backoff import retry
+
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 _POLL_SECONDS = 0.5
-_TRIES = 3
+_RETRY_DELAYS_SECONDS = (0.5, 0.5)
 _TIMEOUT_SECONDS = 35.0  # an API Gateway gives up after 30
 
 
@@ -71,14 +73,11 @@ class Api:
         raise ApiFailed(f"{input_url}: {where} after {seconds:g} s")
 
     def _call(self, method: str, path: str) -> dict[str, Any]:
-        for tries_left in reversed(range(_TRIES if method == "GET" else 1)):
-            try:
-                response = self._http.request(method, path)
-                break
-            except httpx.HTTPError as exc:
-                if not tries_left:
-                    raise ApiFailed(f"{method} {path}: {exc}") from exc
-            time.sleep(_POLL_SECONDS)
+        delays = _RETRY_DELAYS_SECONDS if method == "GET" else ()
+        try:
+            response = retry(lambda: self._http.request(method, path), delays, httpx.HTTPError)
+        except httpx.HTTPError as exc:
+            raise ApiFailed(f"{method} {path}: {exc}") from exc
         if response.is_error:
             raise ApiFailed(f"{method} {path}: {response.status_code} {response.text[:500]}")
         found: dict[str, Any] = response.json()

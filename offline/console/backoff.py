@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tidemill.net.backoff import exponential_delay
+
 from .errors import Unreachable
 from .terminal import duration, log
 
@@ -34,11 +36,11 @@ class Backoff:
         self._seconds = seconds
         self._wait = wait or sleep
         self._waited = 0.0
-        self._next = _FIRST_SECONDS
+        self._num_delays = 0
 
     def reset(self) -> None:
         """Start over, after a success."""
-        self._waited, self._next = 0.0, _FIRST_SECONDS
+        self._waited, self._num_delays = 0.0, 0
 
     def wait(self, fault: str, retry_after: float | None = None) -> None:
         """Wait before the next attempt; raises Unreachable when the time is used up."""
@@ -46,11 +48,12 @@ class Backoff:
         if retry_after is not None:
             self._wait_as_asked(fault, retry_after)
             return
-        if self._waited + self._next > self._seconds:
+        delay = exponential_delay(self._num_delays, _FIRST_SECONDS, most=_MOST_SECONDS)
+        if self._waited + delay > self._seconds:
             raise Unreachable(fault)
-        self._pause(fault, self._next)
-        self._waited += self._next
-        self._next = min(2 * self._next, _MOST_SECONDS)
+        self._pause(fault, delay)
+        self._waited += delay
+        self._num_delays += 1
 
     def _wait_as_asked(self, fault: str, seconds: float) -> None:
         """Wait as `Retry-After` says, for up to `LONG_SECONDS`: the server is alive."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidemill.net.backoff import retry
 
 from ..console.errors import TransferFailed
 from ..console.terminal import amount, log
@@ -77,24 +78,26 @@ def _try(
     logging.getLogger("httpx").setLevel(logging.WARNING)
     timeout = httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_TIMEOUT_SECONDS)
     with httpx.Client(timeout=timeout) as client:
-        for number, delay in enumerate((*delays, None), start=1):
+
+        def attempt_once() -> None:
             try:
                 attempt(client)
             except httpx.TimeoutException:
-                fault = "the server did not answer in time"
-            except httpx.TransportError as exc:
-                fault = _without_secrets(f"{type(exc).__name__}: {exc}", url)
-            except _TransientError as exc:
-                fault = str(exc)
+                raise _TransientError("the server did not answer in time") from None
             except (httpx.HTTPError, httpx.InvalidURL) as exc:
                 words = _without_secrets(f"{type(exc).__name__}: {exc}", url)
+                if isinstance(exc, httpx.TransportError):
+                    raise _TransientError(words) from None
                 raise TransferFailed(f"{doing} failed: {words}") from None
-            else:
-                return
-            if delay is None:
-                raise TransferFailed(f"{doing} failed {amount(number, 'time')}; last: {fault}")
+
+        def log_retry(fault: _TransientError, delay: float) -> None:
             log(f"{doing}: {fault}; trying again in {delay:g} s")
-            time.sleep(delay)
+
+        try:
+            retry(attempt_once, delays, _TransientError, notify=log_retry)
+        except _TransientError as fault:
+            times = amount(len(delays) + 1, "time")
+            raise TransferFailed(f"{doing} failed {times}; last: {fault}") from None
 
 
 def _check(response: httpx.Response, url: str) -> None:

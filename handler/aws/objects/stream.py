@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError
 from urllib3.exceptions import HTTPError
 
 from tidemill.batch.model import Source
+from tidemill.net.backoff import exponential_delay
 
 from ...errors import AwsError, NotThere, ObjectChanged
 from ...observability import logger
@@ -64,7 +65,7 @@ class ObjectStream:
             if failure:
                 logger.warning("connection broken", key=self._source.key, reason=reason)
                 self.close()
-                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (failure - 1))
+                self._sleep(exponential_delay(failure - 1, _FIRST_DELAY_SECONDS))
             try:
                 if self._body is None:
                     self._body = self._open()

@@ -7,13 +7,14 @@ is the reason in the server's Status; NotThere for what is not there.
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
+
+from tidemill.net.backoff import retry
 
 from ...errors import AwsError, NotThere
 
@@ -78,22 +79,24 @@ class KubernetesClient:
         return self._send("delete_job", "DELETE", path, params=params)
 
     def _send(self, what: str, method: str, path: str, **request: Any) -> Any:
-        for delay_seconds in (*self._delays, None):
-            try:
-                response = self._http.request(
-                    method, path, **{**request, "headers": self._headers(request)}
-                )
-            except httpx.HTTPError as exc:
-                if delay_seconds is None:
-                    said = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
-                    raise AwsError(said) from exc
-            else:
-                if response.is_success:
-                    return _json(response, what)
-                if response.status_code not in _RETRIED or delay_seconds is None:
-                    raise _error(response, what)
-            time.sleep(delay_seconds)
-        raise AssertionError
+        def attempt() -> httpx.Response:
+            response = self._http.request(
+                method, path, **{**request, "headers": self._headers(request)}
+            )
+            if response.status_code in _RETRIED:
+                response.raise_for_status()
+            return response
+
+        try:
+            response = retry(attempt, self._delays, httpx.HTTPError)
+        except httpx.HTTPStatusError as exc:
+            response = exc.response
+        except httpx.HTTPError as exc:
+            said = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
+            raise AwsError(said) from exc
+        if not response.is_success:
+            raise _error(response, what)
+        return _json(response, what)
 
     def _headers(self, request: Mapping[str, Any]) -> dict[str, str]:
         headers = dict(request.get("headers") or {})

@@ -7,10 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat, takewhile
 from typing import NamedTuple
 
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.progress import HistoryBucket
+from tidemill.net.backoff import retry_async
 from tidemill.net.tracing import Tracing
 
 from ...aws.calls import Operation, OperationDriver, T
@@ -175,13 +177,14 @@ class WorkerContext:
         Errors that a retry cannot help are raised at once.
         """
         give_up_at = self.clock() + PATIENCE_SECONDS
-        while True:
-            try:
-                return await self.aws.run(make())
-            except (ConditionFailed, NotThere, ObjectChanged):
-                raise
-            except AwsError as exc:
-                if self.clock() >= give_up_at:
-                    raise
-                logger.warning("tried again", reason=str(exc))
-            await asyncio.sleep(RETRY_SECONDS)
+
+        def log_retry(exc: AwsError, _: float) -> None:
+            logger.warning("tried again", reason=str(exc))
+
+        return await retry_async(
+            lambda: self.aws.run(make()),
+            takewhile(lambda _: self.clock() < give_up_at, repeat(RETRY_SECONDS)),
+            AwsError,
+            lambda exc: not isinstance(exc, (ConditionFailed, NotThere, ObjectChanged)),
+            notify=log_retry,
+        )
