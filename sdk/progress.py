@@ -7,26 +7,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final
 
 from tidemill.batch.file.throughput import Countdown, seconds_left
-from tidemill.offline.console.progress_bar import TerminalBar
+from tidemill.offline.console.progress_bar import Bar, NotebookBar, TerminalBar
 from tidemill.offline.console.terminal import duration
 
 _SECONDS: Final = 0.25
 
 # A terminal has one last line.
 _terminal = threading.Lock()
-
-
-class Bar(Protocol):
-    """Progress bar that is shown from its first `show` on."""
-
-    def show(self, done: int, total: int | None, words: Sequence[str]) -> None:
-        """Show the count, and words beside it."""
 
 
 class Progress:
@@ -129,16 +121,12 @@ def _bar(unit: str, *, is_wanted: bool) -> Iterator[Bar | None]:
     if not is_wanted:
         yield None
     elif _is_notebook():
-        yield _NotebookBar(unit)
+        yield NotebookBar(unit)
     elif _is_terminal(sys.stderr) and _terminal.acquire(blocking=False):
         try:
             # Else what is printed for a file would go to the terminal.
-            bar = TerminalBar(redirect_stdout=_is_terminal(sys.stdout))
-            bar.start()
-            try:
+            with TerminalBar(redirect_stdout=_is_terminal(sys.stdout)) as bar:
                 yield bar
-            finally:
-                bar.stop()
         finally:
             _terminal.release()
     else:
@@ -154,28 +142,3 @@ def _is_notebook() -> bool:
     if (ipython := sys.modules.get("IPython")) is None:
         return False
     return getattr(ipython.get_ipython(), "kernel", None) is not None
-
-
-class _NotebookBar:
-    """Output of a cell that is updated: a bar where there is HTML, text elsewhere."""
-
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._handle: Any = None
-
-    def show(self, done: int, total: int | None, words: Sequence[str]) -> None:
-        from IPython.display import display
-
-        count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        text = ", ".join([f"{count} {self._unit}", *words])
-        attributes = "" if total is None else f' value="{done}" max="{max(1, total)}"'
-        bundle = {
-            "text/plain": text,
-            "text/html": f"<progress{attributes}></progress> {escape(text)}",
-        }
-        if self._handle is None:
-            self._handle = display(  # type: ignore[no-untyped-call]
-                bundle, raw=True, display_id=True
-            )
-        else:
-            self._handle.update(bundle, raw=True)

@@ -27,6 +27,7 @@ from tidemill.batch.object_keys import (
 from tidemill.offline.console import backoff
 from tidemill.offline.console.backoff import LONG_SECONDS, Backoff
 from tidemill.offline.console.errors import CliError, Refused, Stopped, Unreachable
+from tidemill.offline.console.progress_bar import byte_progress
 from tidemill.offline.console.terminal import log, print_output
 from tidemill.offline.files.source import Source
 from tidemill.offline.files.table_options import TableOptions
@@ -36,7 +37,6 @@ from ..api.objects import Batch
 from ..api.server import API_KEY, BASE_URL, server_of
 from ..deployment.aws import aws_call, make_client
 from ..transfer.download import Interrupted, fetch
-from ..transfer.progress_bar import byte_progress
 from .batch_flags import NAMES
 from .follow import Show, batch_progress, poll_delays
 from .outcome import exit_status_of, log_end, print_json

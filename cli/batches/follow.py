@@ -12,11 +12,10 @@ from tidemill.batch.file.throughput import Rates
 from tidemill.net.backoff import exponential_delays
 from tidemill.offline.console import backoff
 from tidemill.offline.console.backoff import LONG_SECONDS
+from tidemill.offline.console.progress_bar import TerminalBar
 from tidemill.offline.console.terminal import (
     amount,
-    bar_width,
     duration,
-    fit_words,
     log,
     without_control_chars,
 )
@@ -83,36 +82,15 @@ def batch_progress() -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    bar = BarColumn(bar_width(console.width))
-    progress = Progress(
-        TextColumn("{task.description}"),
-        bar,
-        TextColumn("{task.fields[words]}", markup=False),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-    )
-    with progress:
-        task = progress.add_task("", total=None, words="")
+    with TerminalBar(is_titled=True) as bar:
 
         def show(batch: Batch) -> None:
-            done = batch.completed + batch.failed
-            count = f"{done}/{batch.total} " if batch.total else ""
-            bar.bar_width = bar_width(console.width)
-            room = console.width - bar.bar_width - len(batch.status) - len(count) - 2
-            words = fit_words(
-                _words(batch), room, (token_rate(batch.fields), row_rate(batch.fields))
-            )
-            progress.update(
-                task,
-                description=batch.status,
-                total=batch.total or None,
-                completed=done,
-                words=count + words,
+            bar.show(
+                batch.completed + batch.failed,
+                batch.total or None,
+                _words(batch),
+                title=batch.status,
+                dropped_first=(token_rate(batch.fields), row_rate(batch.fields)),
             )
 
         yield show

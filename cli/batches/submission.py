@@ -12,6 +12,7 @@ from tidemill.batch.file.lines import EXAMPLE_LINE
 from tidemill.batch.file.unknown_parameters import sentences
 from tidemill.offline.console.error_summary import sentences_by_line
 from tidemill.offline.console.errors import BadInput, OutputLost, Stopped
+from tidemill.offline.console.progress_bar import byte_progress
 from tidemill.offline.console.terminal import (
     amount,
     log,
@@ -24,7 +25,6 @@ from tidemill.offline.files.source import Source
 from ..api.client import Client
 from ..api.objects import Batch
 from ..api.server import Server
-from ..transfer.progress_bar import byte_progress
 from ..transfer.submission_state import StateFile, open_state_file
 from ..transfer.upload import upload_file
 from .file_check import COMPILER, FileReport, check_file, has_compiler

@@ -70,11 +70,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the comparison and return the exit status."""
+    from tidemill.offline.console.progress_bar import byte_progress
     from tidemill.offline.rows.comparison import compare
     from tidemill.offline.rows.report import json_of, lines_of
     from tidemill.offline.rows.table_outputs import open_outputs
-
-    from ..transfer.progress_bar import byte_progress
 
     if arguments.a == arguments.b == STANDARD_STREAM:
         raise Refused("standard input can be one of the two files only")

@@ -17,13 +17,13 @@ import httpx
 from tidemill.net.backoff import retry_after
 from tidemill.offline.console.backoff import LONG_SECONDS, Backoff
 from tidemill.offline.console.errors import CliError, OutputLost, Refused, ServerRefused
+from tidemill.offline.console.progress_bar import Advance, byte_progress
 from tidemill.offline.console.terminal import log
 from tidemill.offline.files.paths import is_regular_or_new
 
 from ..api.client import Client
 from ..api.http import fault_of, is_transient
 from ..api.objects import Batch
-from .progress_bar import Advance, byte_progress
 
 STANDARD_OUTPUT = "-"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

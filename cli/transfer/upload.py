@@ -6,11 +6,11 @@ import os
 from typing import IO
 
 from tidemill.offline.console.errors import BadInput, ServerRefused
+from tidemill.offline.console.progress_bar import byte_progress
 from tidemill.offline.console.terminal import log
 
 from ..api.client import Client
 from ..api.objects import Upload
-from .progress_bar import byte_progress
 from .submission_state import StateFile
 from .upload_parts import PartsSender, bytes_there
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .progress_bar import terminal_progress
 from .terminal import duration, log
 
 _SECONDS_PER_LINE = 30.0
@@ -20,18 +21,10 @@ def spinner(doing: str) -> Iterator[None]:
         with _lines(doing):
             yield
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-    )
-    with progress:
+    text = TextColumn("{task.description}", markup=False)
+    with terminal_progress(SpinnerColumn(), text, TimeElapsedColumn()) as progress:
         progress.add_task(doing, total=None)
         yield
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from tidemill.batch.file.throughput import Rates, format_rate, seconds_left
 
-from ..console.progress_bar import TerminalBar
+from ..console.progress_bar import TerminalBar, progress_text
 from ..console.terminal import amount, duration, log
 from .tally import Tally
 
@@ -143,8 +143,8 @@ class PipeReporter:
 
 def progress_line(tally: Tally, rates: Rates, left: float | None = None) -> str:
     """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
-    count = f"{tally.label}{tally.rows_done:,} of {tally.num_rows:,} rows"
-    return ", ".join([count, *_words(tally, rates, left)])
+    words = _words(tally, rates, left)
+    return tally.label + progress_text(tally.rows_done, tally.num_rows, "rows", words)
 
 
 def estimate_left(
