@@ -2,6 +2,10 @@
 
 A request that exceeds what is left waits. A single request above the whole limit is admitted alone,
 so that it can run at all.
+
+Three other limits share none of this. `server.admission` and `server.request_bodies` refuse instead
+of waiting. `sdk.in_flight` orders the answers of threads' futures, and may exceed its limit of
+bytes by one request.
 """
 
 from __future__ import annotations
