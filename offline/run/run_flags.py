@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
 from ..arguments.dataset_id import add_dataset_flags
@@ -47,7 +48,7 @@ exit status:
 
 
 def add_run_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[Any],
 ) -> argparse.ArgumentParser:
     """Add `run` to the commands, and return its parser."""
     parser = commands.add_parser(
