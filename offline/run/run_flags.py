@@ -51,7 +51,7 @@ def add_run_parser(
     commands: argparse._SubParsersAction[Any],
 ) -> argparse.ArgumentParser:
     """Add `run` to the commands, and return its parser."""
-    parser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         usage="tidemill run [FILE | -i FILE] [-o FILE] [--model MODEL] [flags]",
         help="run a batch file on this machine",
