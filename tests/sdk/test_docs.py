@@ -42,7 +42,8 @@ def test_the_examples_of_docstrings_are_true() -> None:
     """They share an engine, which the class's own example starts."""
     with Engine(max_num_seqs=64) as engine:
         given = {"engine": engine, "Engine": lambda **_: nullcontext(engine)}
-        found = doctest.DocTestFinder().find(engine_module, extraglobs=given)
+        globs = {**vars(engine_module), **given}
+        found = doctest.DocTestFinder().find(engine_module.Engine, "Engine", False, globs)  # noqa: FBT003 - its module is tidemill
         runner = doctest.DocTestRunner()
         examples = {test.name.rpartition(".")[2]: runner.run(test) for test in found}
     assert {name for name, result in examples.items() if result.attempted} == {
