@@ -1,4 +1,4 @@
-"""Blame for failed steps: a sequence's, the device's, or nobody's."""
+"""Blame for failed steps: a sequence or the device is the cause, or neither."""
 
 from __future__ import annotations
 
@@ -15,40 +15,29 @@ from .runner import Runner
 
 
 class Blame:
-    """Follows failures of one loop up; `is_open` while one is not followed up, or nobody judged.
+    """Follows up the failures of one loop.
 
-    A sequence is `accused` once it is out for good, with an error that nobody has heard of yet.
+    A `postponed` failure is followed up before the next step. `accused` sequences are out for good
+    and have an error that is not reported yet.
     """
 
     def __init__(self, failures: StepFailures, runner: Runner) -> None:
         self._failures = failures
         self._runner = runner
-        self._postponed: tuple[Failure, list[StepPlan]] | None = None
+        self.postponed: tuple[Failure, list[StepPlan]] | None = None
         self.accused: list[Sequence] = []
         self.num_failures = 0
-        self.is_open = False
-
-    def accuse(self, sequence: Sequence) -> None:
-        """Add a sequence that has its error."""
-        self.accused.append(sequence)
-        self.is_open = True
-
-    def postpone(self, failure: Failure, plans: list[StepPlan]) -> None:
-        """Follow a failure up in the next step, once what came out before it is told."""
-        self._postponed = failure, plans
-        self.is_open = True
 
     def follow_up_postponed(self) -> None:
-        """Follow up the failure that was postponed, if there is one."""
-        if self._postponed is not None:
-            (failure, plans), self._postponed = self._postponed, None
-            self.follow_up(failure, plans)
-        self.is_open = bool(self.accused)
+        """Follow up the postponed failure, if there is one."""
+        if self.postponed is not None:
+            failure, self.postponed = self.postponed, None
+            self.follow_up(*failure)
 
     def follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
-        """Let the sequences of steps that are lost go on in another way, but for a culprit.
+        """Arrange retries for the sequences of lost steps, and accuse the one to blame.
 
-        Raises `DeviceFailed` where it is plain that none of them is.
+        Raises `DeviceFailed` where the device is to blame.
         """
         if failure.is_for_want_of_memory:
             self._runner.free_memory()
@@ -61,17 +50,17 @@ class Blame:
             return
         refuse_machine_failure(failure)
         culprit.error = InternalError(failure.words, code=failure.code)
-        self.accuse(culprit)
+        self.accused.append(culprit)
 
     def judge(self, is_finite: Callable[[int], bool], vocab_size: int) -> list[Sequence]:
-        """Return the accused, who end with their errors, if a step of ours goes well.
+        """Return the accused, which end with their errors, after a canary step has succeeded.
 
-        `is_finite` runs one of a token. Raises `DeviceFailed` where it does not.
+        `is_finite` runs a canary of one token. Raises `DeviceFailed` where none succeeds.
         """
         run_canaries(is_finite, vocab_size)
-        accused, self.accused, self.is_open = self.accused, [], False
+        accused, self.accused = self.accused, []
         return accused
 
     def forget(self, unwanted: AbstractSet[object]) -> None:
-        """Let those of the accused go that nobody wants to hear of."""
+        """Drop accused sequences whose requests were aborted."""
         self.accused = [one for one in self.accused if one not in unwanted]

@@ -51,7 +51,7 @@ def attempt(call: Callable[[], T], subject: str = "request") -> T | Failure:
     """Do what the device may fail at; what ends the engine is raised."""
     try:
         return call()
-    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
+    except Exception as exc:  # noqa: BLE001 - returned as a Failure, and logged
         return failure_of(exc, subject)
 
 

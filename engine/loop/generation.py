@@ -109,12 +109,13 @@ class GenerationCore:
 
         Raises `DeviceFailed` where steps fail and no sequence is to blame.
         """
-        if self._blame.is_open and (outputs := self._settle_blame()) is not None:
+        blame = self._blame
+        if (blame.postponed or blame.accused) and (outputs := self._settle_blame()) is not None:
             return outputs
         part = self._failures.next_part() if self._failures.is_open else None
         plan = part or self._scheduler.plan()
         if plan is None:
-            return self._collect_oldest() if self._pipeline.flights else None
+            return self._collect_oldest() if self._pipeline else None
         self._count(plan)
         waits = self._awaits_ids(plan)
         flight = _attempt(partial(self._run if waits else self._launch, plan))
@@ -123,10 +124,10 @@ class GenerationCore:
             self._scheduler.rewind(plan)
             return self._fail(flight, plan, outputs)
         self._scheduler.launch(plan)
-        self._pipeline.flights.append(flight)
+        self._pipeline.append(flight)
         if waits:
             return self._sample_late(self._collect_oldest())
-        is_due = part is not None or len(self._pipeline.flights) > self._steps_ahead
+        is_due = part is not None or len(self._pipeline) > self._steps_ahead
         return self._collect_oldest() if is_due else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
@@ -164,11 +165,11 @@ class GenerationCore:
         )
 
     def _settle_blame(self) -> _Outputs | None:
-        """Follow up what failed, and judge the accused; None where nobody is accused."""
+        """Follow up the postponed failure and judge the accused; None where there are none."""
         self._blame.follow_up_postponed()
         if not self._blame.accused:
             return None
-        if self._pipeline.flights:
+        if self._pipeline:
             return self._collect_all()
         accused = self._blame.judge(self._has_finite_logits, self._vocab_size)
         return [output for sequence in accused for output in self._ended(sequence)]
@@ -180,7 +181,7 @@ class GenerationCore:
 
     def _awaits_ids(self, plan: StepPlan) -> bool:
         """Say whether constraints of a step go by tokens that a step in flight is to bring."""
-        if not self._pipeline.flights:
+        if not self._pipeline:
             return False
         table, slots = self._table, plan.sampled
         is_unknown = table.num_known_ids[slots] < table.num_tokens[slots]
@@ -219,22 +220,22 @@ class GenerationCore:
 
     def _sample_late(self, outputs: _Outputs) -> _Outputs:
         """Choose the tokens of the newest step, now that the one before has brought its own."""
-        if not self._pipeline.flights:  # lost with the step before
+        if not self._pipeline:  # lost with the step before
             return outputs
-        flight = self._pipeline.flights[-1]
+        flight = self._pipeline[-1]
         masks = self._masks.start(flight.plan)
         masks.wait()
         failure = _attempt(partial(self._sample, flight, masks))
         if failure is None:
             return outputs
-        self._pipeline.flights.pop()
+        self._pipeline.pop()
         self._scheduler.undo(flight.plan)
         return self._fail(failure, flight.plan, outputs)
 
     def _fail(self, failure: Failure, plan: StepPlan, outputs: _Outputs) -> _Outputs:
-        """Follow a failure up, once what came out before it is told."""
+        """Follow up a failure, after `outputs` of earlier steps are reported."""
         if outputs:
-            self._blame.postpone(failure, [plan])
+            self._blame.postponed = failure, [plan]
         else:
             self._blame.follow_up(failure, [plan])
         return outputs
@@ -244,20 +245,20 @@ class GenerationCore:
         return bool(plan.is_scored.any() or (self._table.logprobs[plan.sampled] >= 0).any())
 
     def _collect_oldest(self) -> _Outputs:
-        flights = self._pipeline.flights
-        assert flights[0].readout is not None
-        arrived = _attempt(flights[0].readout.wait)
+        readout = self._pipeline[0].readout
+        assert readout is not None
+        arrived = _attempt(readout.wait)
         if isinstance(arrived, Failure):
             lost = self._pipeline.lose()
             for plan in reversed(lost):
                 self._scheduler.undo(plan)
             self._blame.follow_up(arrived, lost)
             return []
-        return self._process_outputs(flights.popleft(), *arrived)
+        return self._process_outputs(self._pipeline.popleft(), *arrived)
 
     def _collect_all(self) -> _Outputs:
         outputs = []
-        while self._pipeline.flights:
+        while self._pipeline:
             outputs += self._collect_oldest()
         return outputs
 
@@ -305,7 +306,7 @@ class GenerationCore:
             elif row in flight.failed:
                 sequence.error = flight.failed[row]
             if is_broken.all():  # nothing of the step speaks for the device
-                self._blame.accuse(sequence)
+                self._blame.accused.append(sequence)
             else:
                 outputs += self._ended(sequence)
         if self._failures.is_open:
@@ -396,10 +397,13 @@ class GenerationCore:
 
 
 def _attempt(call: Callable[[], _T]) -> _T | Failure:
-    """Return what a call gives, or how it failed; what ends the engine is raised."""
+    """Return the result of a call, or its failure; `device_health.attempt` for the hot path.
+
+    A step that succeeds enters no module of failures (tests/bench/test_ways.py).
+    """
     try:
         return call()
-    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
+    except Exception as exc:  # noqa: BLE001 - returned as a Failure, and logged
         return failure_of(exc)
 
 

@@ -30,7 +30,7 @@ class Unsampled(NamedTuple):
 class Flight:
     """A step in flight: `unsampled` until its tokens are chosen, which `readout` then brings.
 
-    Of rows that `failed` nothing comes: their constraints could not be asked.
+    Rows that `failed` have no token: their constraints raised an error.
     """
 
     plan: StepPlan
@@ -41,14 +41,11 @@ class Flight:
     readout: Readout | None = None
 
 
-class Pipeline:
-    """Steps in flight; the newest may be unsampled, since it waits for the one before."""
-
-    def __init__(self) -> None:
-        self.flights: deque[Flight] = deque()  # oldest first
+class Pipeline(deque[Flight]):
+    """Steps in flight, oldest first; the newest may be unsampled: it waits for the one before."""
 
     def lose(self) -> list[StepPlan]:
-        """Empty the pipeline and return its plans: each step needs what the one before made."""
-        lost = [flight.plan for flight in self.flights]
-        self.flights.clear()
+        """Empty the pipeline and return its plans: each step needs the one before."""
+        lost = [flight.plan for flight in self]
+        self.clear()
         return lost
