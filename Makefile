@@ -307,7 +307,7 @@ smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
 	$(BIN)/python -m infra.ops.smoke --deployment $(NAME) $(if $(RECORD),--record $(RECORD))
 
-# What holds a bound of time runs first, with nothing beside it; the rest is shared among
+# Tests of time bounds run first, without other tests in parallel; the rest is shared among
 # processes, more than there are cores, as most tests wait for others (docs/testing.md).
 TEST_PROCESSES ?= 4
 # Compiled modules are kept, whatever the environment says: tests start hundreds of processes.

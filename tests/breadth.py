@@ -1,7 +1,7 @@
-"""Breadth that `make test` leaves to `make test-all`: tests, and of how many cases each keeps one.
+"""Cases that only `make test-all` runs: for each test, one in how many cases `make test` keeps.
 
-The case that stays proves the behaviour; the others prove it for further families, shapes, dtypes,
-modes or seeds. 0 keeps none: another test meets the behaviour more cheaply.
+The kept case proves the behaviour; the others prove it for more families, shapes, dtypes, modes or
+seeds. 0 keeps none: a cheaper test covers the behaviour.
 """
 
 from __future__ import annotations

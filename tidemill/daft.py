@@ -1,7 +1,7 @@
 """Answers in Daft; see docs/engines/daft.md.
 
 `Provider` follows Daft's own signatures, which may change with any release: it is experimental, and
-is loaded when it is asked for, so that such a release does not break `answer`.
+is loaded on first use, so that such a release does not break `answer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Provider", "answer"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the provider when it is asked for."""
+    """Import the provider on first use."""
     if name != "Provider":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .sdk.integrations import daft_provider

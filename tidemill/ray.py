@@ -1,8 +1,8 @@
 """Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md).
 
 `build_processor` and its configuration follow Ray's own signatures, which may change with any
-release: they are experimental, and are loaded when they are asked for, so that such a release does
-not break `answer`.
+release: they are experimental, and are loaded on first use, so that such a release does not break
+`answer`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"
 
 
 def __getattr__(name: str) -> object:
-    """Import the processor and its configuration when they are asked for."""
+    """Import the processor and its configuration on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .sdk.integrations.ray import processor, processor_config

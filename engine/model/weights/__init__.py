@@ -1,1 +1,1 @@
-"""Weights: where they lie in a checkpoint, and how they get onto a device."""
+"""Weights: their places in a checkpoint, and loading onto a device."""

@@ -223,7 +223,7 @@ async def test_a_commit_that_comes_too_late_counts_nothing(
     rig: Rig, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are durable, and the one who has the shard now will find them."""
-    # No beat of the heart tells of the row before the commit does.
+    # No heartbeat reports the row before the commit.
     monkeypatch.setattr(config_module, "_MAX_TICK_SECONDS", NEVER)
     work = rig.batch(GOOD)
     stolen: list[object] = []
