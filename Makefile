@@ -77,26 +77,26 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
 	@echo "make demo-engine   install and run the same table and file without a cloud"
-	@echo "make test          install and run the tests, in one order (docs/testing.md)"
+	@echo "make test          install and run the tests, in one order (docs/explanation/testing.md)"
 	@echo "make test-orders   run the tests in ten random orders; ORDERS=\"17 4\" repeats two"
 	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
 	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
-	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/deploy.md)"
-	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
+	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy.md)"
+	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy.md)"
 	@echo "make diff          what a deployment would change in the account"
 	@echo "make template      write plain CloudFormation templates, for tools other than the CDK"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
-	@echo "make programs      install all the programs of docs/engines/programs.md (make test-all does, too)"
+	@echo "make programs      install all the programs of docs/integrations/programs.md (make test-all does, too)"
 	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
 	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
-	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
+	@echo "make openapi       write docs/reference/openapi.json again, after a change of the API's routes"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
@@ -234,7 +234,7 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-# An AWS account: see docs/deploy.md. CONFIG is another file than infra/config.toml, NAME the
+# An AWS account: see docs/guides/deploy.md. CONFIG is another file than infra/config.toml, NAME the
 # deployment's name in it.
 CONFIG ?= infra/config.toml
 NAME ?= tidemill
@@ -301,14 +301,14 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
-# RECORD=folder writes what AWS said there, as fixtures of tests (docs/first-day.md).
+# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/first-day.md).
 RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
 	$(BIN)/python -m infra.ops.smoke --deployment $(NAME) $(if $(RECORD),--record $(RECORD))
 
 # Tests of time bounds run first, without other tests in parallel; the rest is shared among
-# processes, more than there are cores, as most tests wait for others (docs/testing.md).
+# processes, more than there are cores, as most tests wait for others (docs/explanation/testing.md).
 TEST_PROCESSES ?= 4
 # Compiled modules are kept, whatever the environment says: tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
@@ -387,7 +387,7 @@ format: $(INSTALLED_DEV)
 	$(BIN)/ruff format .
 
 openapi: $(INSTALLED_DEV)
-	$(BIN)/python -m tidemill.handler.api >docs/openapi.json
+	$(BIN)/python -m tidemill.handler.api >docs/reference/openapi.json
 
 demo-reranker: $(INSTALLED_DEV)
 	$(BIN)/python -m tools.demo.train_reranker

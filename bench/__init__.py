@@ -1,1 +1,1 @@
-"""Benchmarks: what is measured for docs/performance.md, one command each."""
+"""Benchmarks: what is measured for docs/explanation/benchmarks.md, one command each."""

@@ -24,7 +24,7 @@ NAMESPACE: Final = "Tidemill"
 
 
 class Metric(StrEnum):
-    """The metrics there are; docs/metrics.md says what each means."""
+    """The metrics there are; docs/reference/metrics.md says what each means."""
 
     PROMPT_TOKENS = "PromptTokens"
     CACHED_TOKENS = "CachedTokens"

@@ -1,4 +1,4 @@
-"""Alarms: each says in its description what it means and where docs/operate.md goes on."""
+"""Alarms: each says in its description what it means and where docs/guides/operate.md goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_alarm(
         comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
         evaluation_periods=periods,
         treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
-        alarm_description=f"{description} See docs/operate.md.",
+        alarm_description=f"{description} See docs/guides/operate.md.",
     )
     alarm.add_alarm_action(actions.SnsAction(topic))
     return alarm

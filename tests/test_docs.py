@@ -33,8 +33,8 @@ def flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
 
 
 def test_every_room_of_the_engine_is_explained() -> None:
-    """A new room of engine/ has its row in docs/engine.md, and what that names exists."""
-    page = (DOCS / "engine.md").read_text(encoding="utf-8")
+    """A new room of engine/ has its row in docs/explanation/engine.md, and what that names exists."""
+    page = (DOCS / "explanation/engine.md").read_text(encoding="utf-8")
     rooms = [path.name for path in (ROOT / "engine").iterdir() if (path / "__init__.py").exists()]
     assert "kernels" in rooms
     assert [room for room in rooms if f"`{room}/`" not in page] == []
@@ -46,16 +46,16 @@ def test_every_room_of_the_engine_is_explained() -> None:
 
 @pytest.mark.parametrize("command", ["run", "join"])
 def test_every_flag_of_run_and_join_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/running.md."""
-    page = (DOCS / "running.md").read_text(encoding="utf-8")
+    """A new flag of theirs comes with its line in docs/reference/running.md."""
+    page = (DOCS / "reference/running.md").read_text(encoding="utf-8")
     flags = flags_of(make_parser(), command)
     assert "--input-file" in flags
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 
 def test_every_flag_of_serve_is_explained() -> None:
-    """Its own in docs/serve.md, those of the engine where `run` has them."""
-    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("serve.md", "running.md")]
+    """Its own in docs/guides/serve.md, those of the engine where `run` has them."""
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("guides/serve.md", "reference/running.md")]
     flags = flags_of(make_parser(), "serve")
     assert "--max-queued-requests" in flags
     assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
@@ -65,16 +65,16 @@ def test_every_flag_of_serve_is_explained() -> None:
     "command", ["submit", "resume", "status", "results", "retry", "cancel", "drop"]
 )
 def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/commands.md."""
-    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    """A new flag of theirs comes with its line in docs/reference/commands.md."""
+    page = (DOCS / "reference/commands.md").read_text(encoding="utf-8")
     flags = flags_of(make_parser(), command)
     assert "--json" in flags
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
 
 
 def test_every_flag_of_the_launcher_is_explained() -> None:
-    """A new flag of it, or key of its plans, comes with its line in docs/engines/kubernetes.md."""
-    page = (DOCS / "engines" / "kubernetes.md").read_text(encoding="utf-8")
+    """A new flag of it, or key of its plans, comes with its line in docs/integrations/kubernetes.md."""
+    page = (DOCS / "integrations" / "kubernetes.md").read_text(encoding="utf-8")
     section = page.partition("\n## Launcher\n")[2].partition("\n## ")[0]
     keys = [*Plan.model_fields, *JobConfig.model_fields]
     flags = [flag for flag in flags_of(make_parser(), "launcher") if flag.startswith("--")]
@@ -84,8 +84,8 @@ def test_every_flag_of_the_launcher_is_explained() -> None:
 
 @pytest.mark.parametrize("command", ["sample", "diff", "view"])
 def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/files.md, in the section of its command."""
-    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    """A new flag of theirs comes with its line in docs/reference/files.md, in the section of its command."""
+    page = (DOCS / "reference/files.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {command.capitalize()}\n")[2].partition("\n## ")[0]
     flags = flags_of(make_parser(), command)
     assert "--output-tmp-dir" in flags
@@ -97,8 +97,8 @@ def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None
     [ChatCompletionRequest, CompletionRequest, TranscriptionRequest, TranslationRequest],
 )
 def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]) -> None:
-    """A new request parameter comes with its line in docs/parameters.md."""
-    page = (DOCS / "parameters.md").read_text(encoding="utf-8")
+    """A new request parameter comes with its line in docs/reference/parameters.md."""
+    page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     fields = list(request_type.model_fields)
     assert "temperature" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
@@ -115,8 +115,8 @@ def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]
 def test_every_parameter_that_is_refused_has_its_reason(
     heading: str, tables: list[unsupported.NeutralValues]
 ) -> None:
-    """Docs/parameters.md names them in one table, and none that is served."""
-    page = (DOCS / "parameters.md").read_text(encoding="utf-8")
+    """docs/reference/parameters.md names them in one table, and none that is served."""
+    page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     refused = page.partition("## Refused by name")[2]
     section = refused.partition(f"### {heading}\n")[2].partition("\n#")[0]
     rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| `")]
@@ -128,7 +128,7 @@ def test_every_parameter_that_is_refused_has_its_reason(
 
 def test_every_parameter_of_a_new_batch_is_explained() -> None:
     """A new parameter of `POST /v1/batches`, or field of ours in a Batch, has its line."""
-    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/api.md").read_text(encoding="utf-8")
     fields = [*BatchRequest.model_fields, *TidemillObject.model_fields]
     assert "metadata" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
@@ -136,7 +136,7 @@ def test_every_parameter_of_a_new_batch_is_explained() -> None:
 
 def test_what_nobody_has_run_is_said_to_be_so() -> None:
     """Wherever LocalStack, which needs Docker, is offered: no test of ours has been on it."""
-    pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "localstack" / "compose.yaml"]
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "localstack" / "compose.yaml"]
     texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
     offering = {name: text for name, text in texts.items() if "LocalStack" in text}
     assert "compose.yaml" in offering

@@ -1,4 +1,4 @@
-"""The tables of docs/endpoints.md: each cell is asked of a model of its kind."""
+"""The tables of docs/reference/endpoints.md: each cell is asked of a model of its kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidemill.protocol.routes import ENDPOINTS, find_route
 from tools.demo.train_reranker import assemble, base_path
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs/endpoints.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/reference/endpoints.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAME = "model"
 NOT_SERVED = "–"

@@ -1,4 +1,4 @@
-"""Answers in Daft; see docs/engines/daft.md.
+"""Answers in Daft; see docs/integrations/daft.md.
 
 `Provider` follows Daft's own signatures, which may change with any release: it is experimental, and
 is loaded on first use, so that such a release does not break `answer`.

@@ -1,4 +1,4 @@
-"""Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md).
+"""Tidemill on Ray Data: engines as actors over a Dataset (docs/integrations/ray.md).
 
 `build_processor` and its configuration follow Ray's own signatures, which may change with any
 release: they are experimental, and are loaded on first use, so that such a release does not break

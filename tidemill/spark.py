@@ -1,4 +1,4 @@
-"""Answers in Spark; see docs/engines/spark.md."""
+"""Answers in Spark; see docs/integrations/spark.md."""
 
 from __future__ import annotations
 

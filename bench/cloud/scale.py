@@ -29,7 +29,7 @@ class Scenario:
     line_bytes: int
     row_bytes: int
     rows_per_second: float  # of one worker
-    intake_lines_per_second: float  # of one Lambda, measured: docs/performance.md
+    intake_lines_per_second: float  # of one Lambda, measured: docs/explanation/benchmarks.md
 
     @property
     def shard_lines(self) -> int:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_SECONDS: Final = 15
 _NAP_SECONDS: Final = 0.2
-# The dimension `service` of its metrics (docs/metrics.md).
+# The dimension `service` of its metrics (docs/reference/metrics.md).
 _SERVICE: Final = "launcher"
 _EPILOG = """\
 Runs inside the cluster, beside the stacks of a deployment with compute = "none". The deployment is
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace, signals: StopSignals) -> int:
     path = plans_file(arguments)
     if path is None:
         raise Refused(
-            "name a file of plans by --plans or TIDEMILL_PLANS (docs/engines/kubernetes.md)"
+            "name a file of plans by --plans or TIDEMILL_PLANS (docs/integrations/kubernetes.md)"
         )
     settings = settings_of_environment()
     read = plans_reader(arguments, path, settings)

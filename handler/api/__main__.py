@@ -1,6 +1,6 @@
 """Writes the OpenAPI document of this API to standard output.
 
-python -m tidemill.handler.api > docs/openapi.json
+python -m tidemill.handler.api > docs/reference/openapi.json
 """
 
 from __future__ import annotations

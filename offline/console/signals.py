@@ -82,7 +82,7 @@ def interruptible(
 def _end_at_once(number: int) -> NoReturn:
     with suppress(OSError):
         os.write(2, f"tidemill: stopped by {signal.Signals(number).name}\n".encode())
-    # For a worker without work, and a launcher, this is an orderly stop; docs/worker.md.
+    # For a worker without work, and a launcher, this is an orderly stop; docs/reference/worker.md.
     os._exit(0 if sys.argv[1:2] in (["worker"], ["launcher"]) else 128 + number)
 
 

@@ -1,4 +1,4 @@
-"""docs/models.md is what the engine's tables say."""
+"""docs/reference/models.md is what the engine's tables say."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import transformers
 
 from bench.models_page import page
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def test_the_page_of_models_is_that_of_the_tables() -> None:
-    """After a change: `python -m bench.models_page --write docs/models.md`."""
+    """After a change: `python -m bench.models_page --write docs/reference/models.md`."""
     written, version = PAGE.read_text(encoding="utf-8"), transformers.__version__.split(".")[:2]
     if f"of transformers {'.'.join(version)} are tried" not in written:
         pytest.skip("another transformers has other types")
-    assert page() == written, "python -m bench.models_page --write docs/models.md"
+    assert page() == written, "python -m bench.models_page --write docs/reference/models.md"

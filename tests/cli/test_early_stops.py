@@ -73,7 +73,7 @@ def test_a_signal_in_an_import_ends_a_command_in_one_line(
 
 @pytest.mark.parametrize("trap", ["argparse", "pydantic", "pydantic_core"])
 def test_a_worker_without_work_is_stopped_in_order(trap: str) -> None:
-    """Whoever scales in does not read of a failure: docs/worker.md promises 0."""
+    """Whoever scales in does not read of a failure: docs/reference/worker.md promises 0."""
     status, said = trapped(signal.SIGTERM, trap, "worker", "--model", "m", "--queue", "q")
     assert (status, said.replace("tidemill: stopped by SIGTERM\n", "")) == (0, "")
 

@@ -1,6 +1,6 @@
 """Other people's programs, each a script that its own environment runs against an address of ours.
 
-`python -m tests.clients.program_scripts` writes their table into docs/engines/programs.md again.
+`python -m tests.clients.program_scripts` writes their table into docs/integrations/programs.md again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "programs"
 REQUIREMENTS = Path(__file__).parent / "requirements"
-PAGE = ROOT / "docs/engines/programs.md"
+PAGE = ROOT / "docs/integrations/programs.md"
 SECONDS = 300
 # Several live in one environment where their requirements agree.
 SHARED = dict.fromkeys(("cohere", "langchain-openai", "pydantic-ai-slim"), "chat-clients")

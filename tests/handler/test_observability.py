@@ -106,7 +106,7 @@ def test_what_was_added_is_never_less_than_nothing() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    """With its unit, in the table of docs/metrics.md, and no other is."""
-    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    """With its unit, in the table of docs/reference/metrics.md, and no other is."""
+    text = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([A-Z][A-Za-z]+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(Metric)

@@ -462,7 +462,7 @@ def test_every_alarm_is_told_and_explained(deployment: Deployment) -> None:
     }
     assert {"UndeliverableAlarm", "DeadLetterAlarm", "ControlAgeAlarm"} < set(for_people)
     for name, alarm in for_people.items():
-        assert alarm["AlarmDescription"].endswith(". See docs/operate.md."), name
+        assert alarm["AlarmDescription"].endswith(". See docs/guides/operate.md."), name
         assert alarm["TreatMissingData"] == "notBreaching", name
     # All others are what scaling listens to.
     for name in set(alarms) - set(for_people):

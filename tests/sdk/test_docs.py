@@ -1,4 +1,4 @@
-"""Programs of docs/python.md and examples of docstrings, run as they stand there."""
+"""Programs of docs/guides/python.md and examples of docstrings, run as they stand there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.sdk import engine as engine_module
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL
+    r"^```python\n(.*?)^```", (ROOT / "docs/guides/python.md").read_text(), re.MULTILINE | re.DOTALL
 )
 
 

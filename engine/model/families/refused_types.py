@@ -1,4 +1,4 @@
-"""Model types that no class of transformers can run here, by reason; docs/models.md shows them.
+"""Model types that no class of transformers can run here, by reason; docs/reference/models.md shows them.
 
 What is in no table is tried, and refused by what its config says or its layers do.
 """

@@ -40,7 +40,7 @@ def check_key(config: Config, kms: Any) -> None:
         missing.append(f"logs.{region}.amazonaws.com")
     if missing:
         raise NotReady(
-            f"The policy of kms_key does not let {', '.join(missing)} use it: docs/deploy.md has "
+            f"The policy of kms_key does not let {', '.join(missing)} use it: docs/guides/deploy.md has "
             "the statements."
         )
 

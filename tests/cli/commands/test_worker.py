@@ -179,8 +179,8 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
 
 
 def test_every_flag_of_worker_is_explained() -> None:
-    """A new flag of `tidemill worker` comes with its line in docs/worker.md."""
-    page = (DOCS / "worker.md").read_text(encoding="utf-8")
+    """A new flag of `tidemill worker` comes with its line in docs/reference/worker.md."""
+    page = (DOCS / "reference/worker.md").read_text(encoding="utf-8")
     flags = flags_of(make_parser(), "worker")
     assert "--lease-seconds" in flags
     assert [flag for flag in flags if f"`{flag}" not in page] == []

@@ -1,4 +1,4 @@
-"""docs/engines/kubernetes.md: its commands run, and its values are the chart's."""
+"""docs/integrations/kubernetes.md: its commands run, and its values are the chart's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from tests.container.chart.rendering import CHART, EXAMPLES, ROOT, helm_template, tool
 
-PAGE = (ROOT / "docs/engines/kubernetes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/integrations/kubernetes.md").read_text(encoding="utf-8")
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # The launcher's keys are no values of the chart: tests/test_docs.py has them.
 OF_CHART = re.sub(r"^## Launcher\n.*?(?=^## )", "", PAGE, flags=re.MULTILINE | re.DOTALL)

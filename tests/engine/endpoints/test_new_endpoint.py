@@ -1,6 +1,6 @@
 """A url is one file: an endpoint that nobody has, served beside those that everybody has.
 
-`docs/engine.md` points here: this is all that a new one needs.
+`docs/explanation/engine.md` points here: this is all that a new one needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A kind of model is one file: one that nobody has, loaded and served beside generation.
 
-`docs/engine.md` points here: work, an endpoint, and which models are of it.
+`docs/explanation/engine.md` points here: work, an endpoint, and which models are of it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_every_alarm_is_told(any_kind: Compute) -> None:
         for alarm in found.values():
             assert alarm["AlarmActions"] == ["EventsAlarms"]
             assert plan.model in alarm["AlarmDescription"]
-            assert alarm["AlarmDescription"].endswith("See docs/operate.md.")
+            assert alarm["AlarmDescription"].endswith("See docs/guides/operate.md.")
             assert alarm["TreatMissingData"] == "notBreaching"
     assert len(any_kind.of("AWS::CloudWatch::Alarm")) == len(KINDS) * len(any_kind.plans())
 

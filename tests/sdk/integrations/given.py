@@ -85,8 +85,8 @@ def rows_of_run(folder: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def program_of(page: str) -> str:
-    """Return the first program of a page of docs/engines."""
-    text = (ROOT / "docs/engines" / page).read_text()
+    """Return the first program of a page of docs/integrations."""
+    text = (ROOT / "docs/integrations" / page).read_text()
     found = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]

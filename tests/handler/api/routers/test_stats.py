@@ -23,7 +23,7 @@ from tidemill.handler.lifecycle.announce import announce
 from tidemill.handler.queries.stats import tenant_stats
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "tidemill.json"
-DOCS = Path(__file__).parents[4] / "docs" / "api.md"
+DOCS = Path(__file__).parents[4] / "docs" / "reference" / "api.md"
 HALF_DONE = Progress(6, 1, 70, 20, 30, 1800.0, 0.5, 8.0, 90.0, 40.0, 2.5)
 
 

@@ -353,7 +353,7 @@ def test_a_file_of_an_upload_goes_when_its_client_has_said(client: OpenAI) -> No
 @pytest.mark.skipif(bool(MISSING), reason=f"there is no {' and no '.join(MISSING)} here")
 def test_the_documents_upload_by_curl_works(token: str, cloud: Cloud, tmp_path: Path) -> None:
     """As it is written, with a file of three parts."""
-    page = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     script = page.partition("With `curl` and `jq`:")[2].partition("```sh\n")[2].partition("```")[0]
     data = data_of(17 * MIB)
     (tmp_path / "requests.jsonl").write_bytes(data)

@@ -14,7 +14,7 @@ from tidemill.batch.fleet import FleetPlan
 from tidemill.handler.fleet.kubernetes.plans import PlansRefused, read_plans
 from tidemill.handler.settings import read_settings
 
-PAGE = Path(__file__).parents[4] / "docs/engines/kubernetes.md"
+PAGE = Path(__file__).parents[4] / "docs/integrations/kubernetes.md"
 ENVIRONMENT = {
     "TIDEMILL_TABLE": "batches",
     "TIDEMILL_BUCKET": "drops",
@@ -121,7 +121,7 @@ def test_a_wrong_plan_is_a_sentence_with_its_key(tmp_path: Path, found: Any, sen
 
 
 def test_the_plans_of_the_page_are_taken(tmp_path: Path) -> None:
-    """As they stand in docs/engines/kubernetes.md."""
+    """As they stand in docs/integrations/kubernetes.md."""
     [shown] = re.findall(r"```json\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     queues = json.dumps({"qwen3-8b": "https://sqs/qwen"})
     [plan] = read(tmp_path, shown, TIDEMILL_WORK_QUEUES=queues).values()

@@ -26,7 +26,7 @@ import tidemill.ray
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs/engines/ray.md").read_text()
+PAGE = (ROOT / "docs/integrations/ray.md").read_text()
 PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 GREEDY = {"temperature": 0, "max_tokens": 4}
 
