@@ -32,7 +32,8 @@ from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
 PAGE = """# Models
 
-`python -m bench.models_page --write docs/reference/models.md` makes this page from the engine's tables.
+`python -m bench.models_page --write docs/reference/models.md` makes this page from the
+engine's tables.
 `tidemill models PATH-OR-HUB-ID` says of one model how it will run here, how much memory it takes
 and what is missing, before anything is loaded ([below](#one-model)). What decides is `model_type`
 in `config.json` (`text_config` in models of text and images). Every load proves that a model

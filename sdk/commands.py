@@ -57,8 +57,8 @@ def run(
     Flags are named as there, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
     `resume=True`. Messages go to standard error; progress is a bar in a notebook and on a terminal,
     lines in a log, and neither where `progress` is False. Raises TidemillError where the run cannot
-    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. docs/guides/python.md
-    has a program:
+    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. A program is in
+    docs/guides/python.md:
 
         done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
         print(done.output, done.num_ok, done.num_failed)

@@ -33,7 +33,7 @@ def flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
 
 
 def test_every_room_of_the_engine_is_explained() -> None:
-    """A new room of engine/ has its row in docs/explanation/engine.md, and what that names exists."""
+    """Each folder of engine/ has its row in engine.md, and each file named there exists."""
     page = (DOCS / "explanation/engine.md").read_text(encoding="utf-8")
     rooms = [path.name for path in (ROOT / "engine").iterdir() if (path / "__init__.py").exists()]
     assert "kernels" in rooms
@@ -55,7 +55,10 @@ def test_every_flag_of_run_and_join_is_explained(command: str) -> None:
 
 def test_every_flag_of_serve_is_explained() -> None:
     """Its own in docs/guides/serve.md, those of the engine where `run` has them."""
-    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("guides/serve.md", "reference/running.md")]
+    pages = [
+        (DOCS / name).read_text(encoding="utf-8")
+        for name in ("guides/serve.md", "reference/running.md")
+    ]
     flags = flags_of(make_parser(), "serve")
     assert "--max-queued-requests" in flags
     assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
@@ -73,7 +76,7 @@ def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) 
 
 
 def test_every_flag_of_the_launcher_is_explained() -> None:
-    """A new flag of it, or key of its plans, comes with its line in docs/integrations/kubernetes.md."""
+    """Each flag of the launcher and each key of its plans is in integrations/kubernetes.md."""
     page = (DOCS / "integrations" / "kubernetes.md").read_text(encoding="utf-8")
     section = page.partition("\n## Launcher\n")[2].partition("\n## ")[0]
     keys = [*Plan.model_fields, *JobConfig.model_fields]
@@ -84,7 +87,7 @@ def test_every_flag_of_the_launcher_is_explained() -> None:
 
 @pytest.mark.parametrize("command", ["sample", "diff", "view"])
 def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/reference/files.md, in the section of its command."""
+    """Each of their flags is in docs/reference/files.md, in the section of its command."""
     page = (DOCS / "reference/files.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {command.capitalize()}\n")[2].partition("\n## ")[0]
     flags = flags_of(make_parser(), command)

@@ -4,7 +4,7 @@
     python -m tools.english engine docs       # some of them
     python -m tools.english --count           # how many of each pattern
 
-An exception is a line of `tools/english_allowed.txt`: a path, a tab, and a part of the line of text.
+An exception is a line of `tools/english_allowed.txt`: a path, a tab, and a part of the line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ _SELF: Final = "tools/english"
 
 # Each pattern, with its replacement; in text, and in the names of tests, read as sentences.
 PATTERNS: Final[dict[str, str]] = {
-    r"(?<!there )\b(is|are|was|were) (but )?no (?!longer\b|more\b|less\b|better\b|worse\b|fewer\b)\w": (
-        "is not a"
-    ),
+    r"(?<!there )\b(is|are|was|were) no (?!(longer|more|less|better|worse|fewer)\b)\w": "is not a",
     r"\banew\b": "again, from scratch",
     r"\bbeside\b": "next to, in addition to, compared with",
-    r"\b(told|tells|said|says so|asked|asks)\b": "the fact itself: is reported, contains, requested",
+    r"\b(told|tells|said|says so|asked|asks)\b": "the fact itself: reports, contains, requested",
     r"\bso (long|many)\b(?! as\b| that\b)": "the number or the time itself",
     r"\bbut for\b": "except",
     r"\b(whoever|nobody|somebody)\b": "the noun: a client, a caller, no process",
@@ -44,14 +42,15 @@ PATTERNS: Final[dict[str, str]] = {
     r"\bmeanwhile\.": "in the meantime",
     r"\b(that|those) which\b": "the noun",
 }
-_TEXT: Final = {
-    re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()
-}
+_TEXT: Final = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
 # A docstring is a sentence: it starts with its subject or its verb.
 _FRAGMENT: Final = re.compile(
-    r"(What|Who|Whose|Whether|That|Those|Also|And|As|But|Nor|Or|Not|Of|Where)\b[^?]*?[.:;]", re.DOTALL
+    r"(What|Who|Whose|Whether|That|Those|Also|And|As|But|Nor|Or|Not|Of|Where)\b[^?]*?[.:;]",
+    re.DOTALL,
 )
-_NAMES: Final = frozenset({"said", "asked", "told", "heard", "anew", "beside", "nobody", "somebody"})
+_NAMES: Final = frozenset(
+    {"said", "asked", "told", "heard", "anew", "beside", "nobody", "somebody"}
+)
 _PROSE: Final = frozenset({".md", ".html", ".js", ".mjs", ".css", ".toml", ".yaml", ".tpl", ".sh"})
 _FENCE: Final = re.compile(r"^\s*```")
 
@@ -122,8 +121,11 @@ def _in_name(path: str, number: int, name: str) -> Iterator[Finding]:
 
 def tracked(folders: list[str]) -> list[str]:
     """Return the tracked files that people read, except this one and recorded history."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *folders], check=True, capture_output=True, text=True
+    listed = subprocess.run(  # noqa: S603
+        ["git", "ls-files", "-z", "--", *folders],  # noqa: S607
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return [
         path
@@ -152,7 +154,9 @@ def main() -> int:
             if not any(text in lines[finding.line - 1] for text in texts)
         ]
     if arguments.count:
-        for advice, count in Counter(finding.advice.partition(", not ")[0] for finding in findings).most_common():
+        for advice, count in Counter(
+            finding.advice.partition(", not ")[0] for finding in findings
+        ).most_common():
             print(f"{count:6} {advice}")
     else:
         for finding in findings:

@@ -1,6 +1,6 @@
 """Resource usage of the GPU's kernels: registers, shared memory, spills.
 
-    python -m bench.gpu.kernel_table [--write docs/explanation/kernels.md | --check docs/explanation/kernels.md]
+    python -m bench.gpu.kernel_table [--write PAGE | --check PAGE]
         [--architectures 80,86,89,90] [--models Gemma-2-9B,…|all]
 
 Compiles what the hot models ask for, in bf16 and for the architectures named below, without a card,
@@ -53,10 +53,10 @@ which the first has quantised weights, too, and the last has none but mxfp4; and
 latents of 512 numbers (MLA), with those of fp8, too; and recurrences of Qwen3-Next, Granite 4 H and
 Falcon-H1. Registers are those of one thread (255 is the most), shared memory is in bytes of one
 program; bytes spilled are those of one thread, which live in slow memory, and there should be none.
-A slash stands between
+A slash separates
 {architectures}, a dash where another tile is chosen.
-`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` makes this page, by Triton {version},
-without a card; what the kernels do on one is in [performance.md](performance.md).
+`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` makes this page by
+Triton {version}, without a card; what the kernels do on one is in [benchmarks.md](benchmarks.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

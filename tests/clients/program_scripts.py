@@ -1,6 +1,6 @@
 """Other people's programs, each a script that its own environment runs against an address of ours.
 
-`python -m tests.clients.program_scripts` writes their table into docs/integrations/programs.md again.
+`python -m tests.clients.program_scripts` updates the table of docs/integrations/programs.md.
 """
 
 from __future__ import annotations

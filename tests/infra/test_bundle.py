@@ -28,7 +28,7 @@ from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 MAX_UNZIPPED_BYTES, MAX_ZIPPED_BYTES = 32_000_000, 12_000_000
 # Of the layer: 105. Both together may have 250.
 MAX_LAYER_BYTES = 125_000_000
-# Calls of Python functions; 260,000 of them took 0.3 s on the machine of docs/explanation/benchmarks.md.
+# Calls of Python functions; 260,000 of them took 0.3 s.
 MAX_IMPORT_CALLS = 280_000
 HANDLERS = sorted(
     path.stem

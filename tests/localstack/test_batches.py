@@ -153,7 +153,7 @@ def test_a_batch_that_finalizes_can_no_longer_be_cancelled(
     """The report is written while the batch finalizes, just before it has ended."""
     cloud.drop("late", lines(40))
     report = cloud.wait("late")
-    with pytest.raises(NotCancellable, match="has ended|is finalizing"):
+    with pytest.raises(NotCancellable, match=r"has ended|is finalizing"):
         aws.run(cancel(deployment, report["id"], int(time.time())))
     assert len(cloud.rows("late")) == 40
 

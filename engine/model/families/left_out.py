@@ -1,4 +1,4 @@
-"""Published models that the engine's own decoder leaves out of its families, for docs/reference/models.md.
+"""Published models that no family of the decoder supports, for docs/reference/models.md.
 
 Each has a field in its config.json by which it computes something that the decoder does not.
 """

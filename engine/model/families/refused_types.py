@@ -1,4 +1,4 @@
-"""Model types that no class of transformers can run here, by reason; docs/reference/models.md shows them.
+"""Model types that no transformers class can run here, by reason, for docs/reference/models.md.
 
 What is in no table is tried, and refused by what its config says or its layers do.
 """

@@ -40,8 +40,8 @@ def check_key(config: Config, kms: Any) -> None:
         missing.append(f"logs.{region}.amazonaws.com")
     if missing:
         raise NotReady(
-            f"The policy of kms_key does not let {', '.join(missing)} use it: docs/guides/deploy.md has "
-            "the statements."
+            f"The policy of kms_key does not let {', '.join(missing)} use it: "
+            "docs/guides/deploy.md has the statements."
         )
 
 

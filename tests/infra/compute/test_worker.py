@@ -253,7 +253,7 @@ def test_a_worker_has_two_minutes_to_stop(any_kind: Compute) -> None:
 
 
 def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
-    """By default within the minute that docs/reference/worker.md promises; at its longest, before SIGKILL."""
+    """It ends within a minute by default, as the docs say; before SIGKILL at the latest."""
 
     def stop_seconds(grace_seconds: float, wait_seconds: float) -> float:
         asked = worker._HANDLING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS

@@ -35,7 +35,7 @@ ROUTES = {
 
 
 async def test_every_documented_route_is_served(tmp_path: Path) -> None:
-    """No route of README.md, docs/guides/serve.md and docs/reference/endpoints.md is a 404 or a 405."""
+    """No route of README.md, serve.md and endpoints.md is a 404 or a 405."""
     assert len(ROUTES) > 20
     statuses = {}
     async with serving(tmp_path) as local:

@@ -63,11 +63,18 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
 def test_what_is_hot_spills_nothing_and_is_told_as_it_is(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
-    """In docs/explanation/kernels.md: the kernels and constants that hot models ask for, and which choice.
+    """In docs/explanation/kernels.md: the kernels and constants of hot models, and which choice.
 
     Triton keeps what it compiled by a digest of all that it compiled it from and with: a kernel is
     compiled when something of that has changed.
     """
     assert pytestconfig.cache is not None
-    table = ("-m", "bench.gpu.kernel_table", "--check", "docs/explanation/kernels.md", "--architectures", arch)
+    table = (
+        "-m",
+        "bench.gpu.kernel_table",
+        "--check",
+        "docs/explanation/kernels.md",
+        "--architectures",
+        arch,
+    )
     assert python(pytestconfig.cache.mkdir("triton"), *table) == ""
