@@ -1,8 +1,10 @@
 """Write docs/reference/commands.md from the argument parsers.
 
-    python -m tools.docs_reference            # write the page; `make docs-reference` does the same
-    python -m tools.docs_reference --print    # print it
+python -m tools.docs_reference            # write the page; `make docs-reference` does the same
+python -m tools.docs_reference --print    # print it
 """
+
+# ruff: noqa: SLF001 - argparse has no public way to list arguments
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,22 +24,31 @@ _INTRODUCTION: Final = """\
 # Commands and flags
 
 `make docs-reference` generates this page from the parsers, so it lists every command and flag.
-`tidemill COMMAND --help` prints the same text. Groups of flags that several commands share are in
-[shared flags](#shared-flags). [Exit statuses](exit-statuses.md) and
-[environment variables](environment.md) have their own pages.
+`tidemill COMMAND --help` prints the same text. Flags that several commands have are listed once, in
+[common flags](#common-flags) and [shared flags](#shared-flags). [Exit statuses](exit-statuses.md)
+and [environment variables](environment.md) have their own pages.
 
-Flag names match vLLM's where vLLM has the same flag. A vLLM flag that changes nothing here is accepted
-with a warning, a flag that would change rows is rejected, and an unknown flag's error suggests the
-nearest known one. Flags can be written `--flag value` or `--flag=value`.
+Flag names match vLLM's where vLLM has the same flag. A vLLM flag that changes nothing here is
+accepted with a warning, a flag that would change rows is rejected, and an unknown flag's error
+suggests the nearest known one.
 """
 _UNNAMED: Final = frozenset({"positional arguments", "options", "actions"})
+_COMMON: Final = 3
+"""Number of commands from which on a row is in the table of common flags."""
+
+
+class Row(NamedTuple):
+    """One argument: its names with the metavariable, and its help."""
+
+    names: str
+    text: str
 
 
 class Group(NamedTuple):
-    """A titled group of arguments: the rows of its table."""
+    """A titled group of arguments."""
 
     title: str
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
 
 
 class Command(NamedTuple):
@@ -49,26 +60,73 @@ class Command(NamedTuple):
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of the page: each group and row that several commands share, once."""
     commands = [command for command in _commands(make_parser(), "") if command.name]
-    counts = Counter(group for command in commands for group in command.groups)
-    shared = {group: _anchor(group) for group, count in counts.items() if _is_shared(group, count)}
+    shared = _shared(commands)
+    rows = Counter(
+        row
+        for command in commands
+        for group in command.groups
+        if group not in shared
+        for row in group.rows
+        if row.names.startswith("`-")
+    )
+    common = [row for row, count in rows.items() if count >= _COMMON]
     lines = [_INTRODUCTION]
     for command in commands:
-        level = "###" if " " in command.name else "##"
-        lines.append(f"{level} {command.name}\n")
+        lines.append(f"{'###' if ' ' in command.name else '##'} {command.name}\n")
         if command.description:
             lines.append(f"{command.description}\n")
-        lines += [_table(group) for group in command.groups if group not in shared]
-        if links := [f"[{_title(each)}](#{shared[each]})" for each in command.groups if each in shared]:
-            lines.append(f"Shared flags: {', '.join(links)}.\n")
+        lines += _tables(command, shared, {*common})
+    lines.append(f"## Common flags\n\n{_table(common)}")
     lines.append("## Shared flags\n")
-    lines += [f"### {_title(group)}\n\n{_rows(group)}" for group in shared]
+    lines += [f"### {title}\n\n{_table(group.rows)}" for group, title in shared.items()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _is_shared(group: Group, count: int) -> bool:
-    return count > 1 and group.title not in _UNNAMED
+def _shared(commands: Iterable[Command]) -> dict[Group, str]:
+    """Return the groups of several commands, each with a heading that no other part has."""
+    users: dict[Group, list[str]] = {}
+    for command in commands:
+        for group in command.groups:
+            users.setdefault(group, []).append(command.name)
+    shared = {
+        group: names
+        for group, names in users.items()
+        if len(names) > 1 and group.title not in _UNNAMED
+    }
+    titles = Counter([_title(group).lower() for group in shared])
+    titles.update(command.name for command in commands)
+    return {
+        group: _title(group)
+        if titles[_title(group).lower()] == 1
+        else f"{_title(group)} of {' and '.join(names)}"
+        for group, names in shared.items()
+    }
+
+
+def _tables(command: Command, shared: Mapping[Group, str], common: set[Row]) -> Iterator[str]:
+    """Yield the tables of what only this command has, then links to the rest."""
+    unnamed: list[Row] = []
+    named, also = [], []
+    for group in command.groups:
+        if group in shared:
+            continue
+        own = [row for row in group.rows if row not in common]
+        also += [row.names.split(" ")[0].rstrip("`,") + "`" for row in group.rows if row in common]
+        if group.title in _UNNAMED:
+            unnamed += own
+        elif own:
+            named.append(f"**{_title(group)}**\n\n{_table(own)}")
+    if unnamed:
+        yield _table(unnamed)
+    yield from named
+    titles = [shared[each] for each in command.groups if each in shared]
+    links = [f"[{title}](#{_anchor(title)})" for title in titles]
+    if also:
+        links.append(f"[common flags](#common-flags) {', '.join(also)}")
+    if links:
+        yield f"See also: {'; '.join(links)}.\n"
 
 
 def _commands(parser: argparse.ArgumentParser, name: str, text: str = "") -> Iterator[Command]:
@@ -85,7 +143,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[Group]:
     formatter = parser._get_formatter()
     for group in parser._action_groups:
         rows = tuple(
-            (_names(action, formatter), _cell(formatter, action))
+            Row(_names(action, formatter), _cell(formatter, action))
             for action in group._group_actions
             if action.help != argparse.SUPPRESS
             and not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
@@ -96,7 +154,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[Group]:
 
 def _names(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
     if not action.option_strings:
-        return f"`{action.metavar or action.dest}`"
+        return f"`{action.metavar or action.dest}`".replace("|", r"\|")
     names = [f"`{name}`" for name in action.option_strings]
     if action.nargs != 0:
         default = formatter._get_default_metavar_for_optional(action)
@@ -122,22 +180,18 @@ def _description(text: str) -> str:
     return "\n".join([*lines, "```"] if is_code else lines)
 
 
-def _table(group: Group) -> str:
-    heading = "" if group.title in _UNNAMED else f"**{_title(group)}**\n\n"
-    return heading + _rows(group)
-
-
-def _rows(group: Group) -> str:
-    lines = [f"| {names} | {text} |" for names, text in group.rows]
+def _table(rows: Iterable[Row]) -> str:
+    lines = [f"| {row.names} | {row.text} |" for row in rows]
     return "\n".join(["| argument | meaning |", "|---|---|", *lines]) + "\n"
 
 
 def _title(group: Group) -> str:
-    return group.title[:1].upper() + group.title[1:]
+    title = group.title.partition(":")[0]
+    return title[:1].upper() + title[1:]
 
 
-def _anchor(group: Group) -> str:
-    return re.sub(r"[^\w -]", "", group.title.lower()).replace(" ", "-")
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def main() -> int:
