@@ -69,7 +69,8 @@ def codes_of(node: ast.AST) -> Iterator[str]:
         case ast.AnnAssign(target=ast.Name(id="code")):
             yield from strings(node.value)
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in CODE_PLACES:
-            yield from strings((node.args[CODE_PLACES[name] :] or [None])[0])
+            for argument in node.args[CODE_PLACES[name] :][:1]:
+                yield from strings(argument)
         case ast.arguments(kwonlyargs=keywords, kw_defaults=values):
             for keyword, value in zip(keywords, values, strict=True):
                 yield from strings(value if keyword.arg == "code" else None)
