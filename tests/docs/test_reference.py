@@ -147,3 +147,19 @@ def test_every_recipe_key_is_documented() -> None:
     names = {it.name for it in fields(Recipe)} - {"fields"}
     assert "params" in names
     assert sorted(names - page) == []
+
+
+def test_every_prometheus_metric_is_documented() -> None:
+    """metrics.md has each metric of a server and of a run."""
+    names = {
+        f"tidemill_{name}"
+        for path in ("server/metrics.py", "offline/run/metrics.py", "server/loop_lag.py")
+        if (ROOT / path).exists()
+        for pair in re.findall(
+            r'"tidemill_(\w+)"|\("(\w+)", "[A-Z]', (ROOT / path).read_text(encoding="utf-8")
+        )
+        for name in pair
+        if name
+    }
+    assert {"tidemill_rows", "tidemill_requests", "tidemill_preemptions"} <= names
+    assert sorted(names - words_of("metrics.md")) == []
