@@ -6,11 +6,14 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
-_BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guides/*.md"))]
+_BLOCK = re.compile(
+    r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL
+)
 _VARIABLE = re.compile(r"[A-Z_]+=")
 
 
@@ -27,7 +30,7 @@ def blocks_of(page: Path) -> list[Block]:
     """Return the blocks of a page in their order."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1)
+        Block(match[2], match[3] or "", dedent(match[4]), text.count("\n", 0, match.start()) + 1)
         for match in _BLOCK.finditer(text)
     ]
 
