@@ -90,7 +90,7 @@ help:
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make programs      install all the programs of docs/integrations/programs.md (make test-all does, too)"
-	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
+	@echo "make screenshots   take the pictures of the dashboard and of a session in docs/images again (some minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
 	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
@@ -198,6 +198,7 @@ programs: $(INSTALLED_PROGRAMS)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
+	$(BIN)/python -m tools.session_picture
 
 # What a first run takes, said before it takes it; figures of the CPU build were measured.
 .PHONY: demo-needs

@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guides/*.md"))]
-_BLOCK = re.compile(
-    r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"[A-Z_]+=")
 
 
@@ -35,8 +33,8 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def commands_of(text: str) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yield each command of a shell block as its variables and its words.
+def commands_of(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a shell block, without the variables before it.
 
     A command may extend over several lines, by a backslash or inside quotes.
     """
@@ -54,10 +52,8 @@ def commands_of(text: str) -> Iterator[tuple[dict[str, str], list[str]]]:
         pending = ""
         if words[:1] == ["export"]:
             words = words[1:]
-        variables = {}
         while words and _VARIABLE.match(words[0]):
-            name, _, value = words.pop(0).partition("=")
-            variables[name] = value
-        if words or variables:
-            yield variables, words
+            words = words[1:]
+        if words:
+            yield words
     assert not pending, f"an incomplete command: {pending}"

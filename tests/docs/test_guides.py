@@ -150,8 +150,8 @@ class Page:
     def run(self, block: Block) -> None:
         """Run a block, or write, compare or parse the file that it shows."""
         if block.language == "sh":
-            for variables, words in commands_of(block.text):
-                self.run_command(variables, words)
+            for words in commands_of(block.text):
+                self.run_command(words)
         elif block.title == "output":
             assert self.printed == block.text
         elif block.title and (self.folder / block.title).exists():
@@ -167,10 +167,8 @@ class Page:
         else:
             parse_file(block)
 
-    def run_command(self, variables: dict[str, str], words: list[str]) -> None:
+    def run_command(self, words: list[str]) -> None:
         """Run one of our commands or a script of the page; only parse other commands."""
-        if not words:
-            return
         if words[:3] == ["python", "-m", "tidemill"]:
             words = words[2:]
         if words[0] == "tidemill":
@@ -222,7 +220,7 @@ class Page:
         if all(importlib.util.find_spec(name.partition(".")[0]) for name in names):
             said = io.StringIO()
             with redirect_stdout(said):
-                exec(code, {"__name__": "__main__"})
+                exec(code, {"__name__": "__main__"})  # noqa: S102 - a program of a page
             self.printed = said.getvalue()
 
 
@@ -260,17 +258,15 @@ def keys_of(value: object) -> object:
     return [keys_of(part) for part in value] if isinstance(value, list) else None
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_every_block_of_a_page_runs(
-    path: Path,
+@pytest.fixture
+def page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     load: Callable[..., Served],
     models: Models,
     address: str,
-    engine: tidemill.Engine,
-) -> None:
-    """Files are written, commands and programs run, and output has the form that is shown."""
+) -> Page:
+    """Return a page in its folder, with the examples and a recording; runs share the engines."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "recordings").mkdir()
@@ -278,10 +274,17 @@ def test_every_block_of_a_page_runs(
     monkeypatch.setenv("OPENAI_BASE_URL", f"{address}/v1")
     monkeypatch.setenv("TIDEMILL_BASE_URL", address)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr(tidemill, "Engine", lambda *_, **__: Lent(engine))
     for module in ("cli.commands.run", "offline.estimate.estimate"):
         monkeypatch.setattr(f"tidemill.{module}.load_engine", load_without_cache(load))
-    page = Page(tmp_path, models, address)
+    return Page(tmp_path, models, address)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_block_of_a_page_runs(
+    path: Path, page: Page, engine: tidemill.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are written, commands and programs run, and output has the form that is shown."""
+    monkeypatch.setattr(tidemill, "Engine", lambda *_, **__: Lent(engine))
     for block in blocks_of(path):
         try:
             page.run(block)
