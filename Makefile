@@ -72,7 +72,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi docs docs-reference docs-report demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
@@ -97,6 +97,9 @@ help:
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/reference/openapi.json again, after a change of the API's routes"
+	@echo "make docs-reference  write docs/reference/commands.md again, after a change of a command or flag"
+	@echo "make docs-report   words of each page, dead links, and code blocks that no test runs"
+	@echo "make docs          build the documentation's site in $(OUT)/site"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
@@ -389,6 +392,12 @@ format: $(INSTALLED_DEV)
 
 openapi: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.handler.api >docs/reference/openapi.json
+
+docs-reference: $(INSTALLED_DEV)
+	$(BIN)/python -m tools.docs_reference
+
+docs-report: $(INSTALLED_DEV)
+	@$(BIN)/python -m tools.docs_report
 
 demo-reranker: $(INSTALLED_DEV)
 	$(BIN)/python -m tools.demo.train_reranker

@@ -32,38 +32,31 @@ from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
 PAGE = """# Models
 
-`python -m bench.models_page --write docs/reference/models.md` makes this page from the
-engine's tables.
-`tidemill models PATH-OR-HUB-ID` says of one model how it will run here, how much memory it takes
-and what is missing, before anything is loaded ([below](#one-model)). What decides is `model_type`
-in `config.json` (`text_config` in models of text and images). Every load proves that a model
-computes the same as its class in transformers, or refuses it.
+`python -m bench.models_page --write docs/reference/models.md` generates this page from the
+engine's tables. The `model_type` in `config.json` decides (in `text_config` for models of text and
+images). `tidemill models PATH-OR-HUB-ID` shows how one model would run ([example](#one-model)).
+Every load compares the model with its transformers class and rejects it if they differ.
 
-## By the engine's own decoder
-All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism, and the quantised
-weights that they are published in:
-{methods}
-([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
-read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
-experts are refused. A field of `config.json` that the engine does not know is ignored with a note
-where the code of transformers' class never reads it. Any other leaves the model to that class, as
-do `architectures` of another network, such as an EAGLE draft's. Such a model is refused where that
-class cannot run here: those of
-{only_own}, and `…ForConditionalGeneration` below.
+## The engine's own decoder
+These models support CUDA graphs, chunked prefill, prefix caching, tensor parallelism and these
+quantized formats: {methods}
+([details](model-loading.md#quantization)). Images work with quantized weights if the vision encoder
+is not quantized. A config field that the engine does not know is ignored with a note if
+transformers never reads it; otherwise the model runs on its transformers class. These types cannot
+run there and are rejected instead:
+{only_own} and `…ForConditionalGeneration` below.
 
-`--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
-shared experts; its key heads must be a multiple of it, or it of them. Of recurrent layers it must
-divide the heads, and the groups of B and C where Mamba-2 has more than one. GPT-OSS as published
-(`mxfp4`), where 32 columns of an expert share a scale, can be shared by 2 GPUs only, and Gemma 4
-26B-A4B and Falcon-H1 by none. `tidemill models` lists the sizes for one model, up to 8.
+`--tensor-parallel-size` must divide the query heads and the MLP, expert and recurrent columns;
+`tidemill models` lists the sizes up to 8. GPT-OSS in `mxfp4` supports 2; Gemma 4 26B-A4B and
+Falcon-H1 support none.
 
 | `model_type` | class in transformers | LoRA adapters | images |
 |---|---|---|---|
 {own}
 
-It does not run these models of the families above:
+Exceptions in these families:
 
-| `model_type` | but not | whose `config.json` says | instead |
+| `model_type` | model | `config.json` | instead |
 |---|---|---|---|
 {left_out}
 
@@ -72,28 +65,26 @@ It does not run these models of the families above:
 |---|---|
 {encoders}
 
-Of the decoders above, those that are published as models of vectors or scores give them as well
-([which](parameters.md#which-models-give-vectors-or-scores)).
+Decoders published as embedding or reranking models work too
+([how the kind is detected](parameters.md#which-models-give-vectors-or-scores)).
 
-## By transformers' classes
-These types of transformers {version} are tried: slower, on one GPU, without adapters or images.
-Quantised weights are dequantised at load, which a note says: they take as much memory as any.
-`--quantization fp8` or `int8` is refused. So are, at load and by name, layers that attend in a way
-that pages cannot hold.
+## Transformers' classes
+These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and
+with quantized weights dequantized at load. `--quantization` is rejected, and so are layers whose
+attention does not fit a paged cache.
 
 {others}
 
-## Refused
-| because | `model_type` |
+## Rejected
+| reason | `model_type` |
 |---|---|
 {refused}
 
-Other types, and classes that lie beside the weights (`auto_map`), are refused: a model's own code
-is never run.
+All other types are rejected, and so are models that bring their own code (`auto_map`).
 
 ## Tool calls and reasoning
-The parser is chosen by what the chat template contains, whatever the family; the first row that is
-found counts. Flags name another ([what each reads](parameters.md#tools-and-thinking)).
+The first mark found in the chat template selects the parser. Flags override it
+([formats](parameters.md#tools-and-thinking)).
 
 | in the template | `--tool-call-parser` |
 |---|---|
@@ -105,37 +96,12 @@ found counts. Flags name another ([what each reads](parameters.md#tools-and-thin
 
 ## One model
 ```
-$ tidemill models demo/model
-model            demo/model (qwen3)
-runs             by the engine's own network (Qwen3ForCausalLM)
-gives            text
-context          2,048 tokens
-weights          4.2 MB as bfloat16 on cpu
-KV cache         1,280 bytes a token; 524,288 tokens fit here now
-tensor parallel  2
-adapters         LoRA
-quantised as     {quantised}
-images           no
-tool calls       hermes
-reasoning        none by its template
+tidemill models demo/model
 ```
-A model with recurrent layers also has a row `recurrent state`: bytes a sequence, and how many fit.
-The command reads `config.json`, the tokenizer and the headers of the weights; of a hub id whose
-weights are not here yet, it fetches the small files only. `config.json` alone is enough to tell the
-memory: the other files then count as missing. The context is the one that a run enforces; for
-vectors and scores that is at most what `sentence_bert_config.json` or the tokenizer says. A row
-`note` names the fields of `config.json` that are ignored. The command takes the flags of the model
-and the engine that [`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`,
-`--max-model-len`, and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens
-that fit are counted by the memory that is free at the moment, and no more than can be in use at
-once; a load on a GPU measures its largest step and may fit more. `--device cuda` plans for a GPU
-(from Ampere on) on a machine without one, too: only the tokens that fit are not known then.
 
-`--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
-the reason. What would run a model that lacks files is the row `would run`, and `plan_runs` and
-`plan_why`. The exit status is 1 for a model that would be refused, 2 for wrong arguments. What only
-a load can prove is not looked at: whether weights hold noise, and whether both networks compute the
-same.
+Only `config.json`, the tokenizer and the headers of the weights are read. The command accepts the
+[model flags](commands.md#model-and-engine); `--device cuda` plans for a GPU on a machine without
+one. `--json` prints one object. The exit status is 1 if the model would be rejected.
 """
 
 
@@ -145,7 +111,6 @@ def page() -> str:
 
     return PAGE.format(
         methods=_listed(supported_methods()),
-        quantised=", ".join(supported_methods()),
         own="\n".join(_own_rows()),
         encoders="\n".join(_encoder_rows()),
         version=".".join(transformers.__version__.split(".")[:2]),

@@ -27,7 +27,10 @@ from tidemill.protocol.routes import ENDPOINTS, find_route
 from tools.demo.train_reranker import assemble, base_path
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs/reference/endpoints.md").read_text(encoding="utf-8")
+TEXT = "".join(
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("docs/reference/endpoints.md", "tests/endpoint_bodies.md")
+)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAME = "model"
 NOT_SERVED = "–"
