@@ -82,8 +82,8 @@ help:
 	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
 	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
-	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy.md)"
-	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy.md)"
+	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy-to-aws.md)"
+	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy-to-aws.md)"
 	@echo "make diff          what a deployment would change in the account"
 	@echo "make template      write plain CloudFormation templates, for tools other than the CDK"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
@@ -238,7 +238,7 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-# An AWS account: see docs/guides/deploy.md. CONFIG is another file than infra/config.toml, NAME the
+# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is another file than infra/config.toml, NAME the
 # deployment's name in it.
 CONFIG ?= infra/config.toml
 NAME ?= tidemill
@@ -305,7 +305,7 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
-# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/first-day.md).
+# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/operate.md).
 RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
