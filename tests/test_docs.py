@@ -44,37 +44,6 @@ def test_every_room_of_the_engine_is_explained() -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-@pytest.mark.parametrize("command", ["run", "join"])
-def test_every_flag_of_run_and_join_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/reference/running.md."""
-    page = (DOCS / "reference/running.md").read_text(encoding="utf-8")
-    flags = flags_of(make_parser(), command)
-    assert "--input-file" in flags
-    assert [flag for flag in flags if f"`{flag}" not in page] == []
-
-
-def test_every_flag_of_serve_is_explained() -> None:
-    """Its own in docs/guides/serve.md, those of the engine where `run` has them."""
-    pages = [
-        (DOCS / name).read_text(encoding="utf-8")
-        for name in ("guides/serve.md", "reference/running.md")
-    ]
-    flags = flags_of(make_parser(), "serve")
-    assert "--max-queued-requests" in flags
-    assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
-
-
-@pytest.mark.parametrize(
-    "command", ["submit", "resume", "status", "results", "retry", "cancel", "drop"]
-)
-def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) -> None:
-    """A new flag of theirs comes with its line in docs/reference/commands.md."""
-    page = (DOCS / "reference/commands.md").read_text(encoding="utf-8")
-    flags = flags_of(make_parser(), command)
-    assert "--json" in flags
-    assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
-
-
 def test_every_flag_of_the_launcher_is_explained() -> None:
     """Each flag of the launcher and each key of its plans is in integrations/kubernetes.md."""
     page = (DOCS / "integrations" / "kubernetes.md").read_text(encoding="utf-8")
@@ -83,16 +52,6 @@ def test_every_flag_of_the_launcher_is_explained() -> None:
     flags = [flag for flag in flags_of(make_parser(), "launcher") if flag.startswith("--")]
     assert {"--interval", "--plans"} <= set(flags)
     assert [name for name in (*flags, *keys) if f"`{name}" not in section] == []
-
-
-@pytest.mark.parametrize("command", ["sample", "diff", "view"])
-def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
-    """Each of their flags is in docs/reference/files.md, in the section of its command."""
-    page = (DOCS / "reference/files.md").read_text(encoding="utf-8")
-    section = page.partition(f"\n## {command.capitalize()}\n")[2].partition("\n## ")[0]
-    flags = flags_of(make_parser(), command)
-    assert "--output-tmp-dir" in flags
-    assert [flag for flag in flags if f"`{flag}" not in section] == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tools.docs_report import ROOT, dead_links, pages
 
 PAGES = [page for page in pages() if page.exists()]
 # A path of a page in code, comments, help or messages.
-PAGE = re.compile(r"\bdocs/[\w/.-]*\w")
+PAGE = re.compile(r"(?<!\w/)\bdocs/(?!images/)[\w/-]+(?:\.(?:md|json|sh))?")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

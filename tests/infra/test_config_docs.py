@@ -1,4 +1,4 @@
-"""The tables of docs/guides/deploy.md have every key of the configuration and no other."""
+"""docs/reference/configuration.md has every key of the configuration and no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.config import Config, Model
 from infra.config.table import Table
 from tests.infra.reading import Deployment
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def documented(text: str) -> list[str]:

@@ -19,7 +19,7 @@ def check_builder(environment: Mapping[str, str]) -> None:
         raise NotReady(
             f"The workers' image is built here, and there is no `{command}`: install Docker, or "
             "another builder of its kind and name it (export CDK_DOCKER=finch), or give an `image` "
-            "that is built elsewhere (docs/guides/deploy.md)."
+            "that is built elsewhere (docs/reference/configuration.md)."
         )
     try:
         said = subprocess.run(  # noqa: S603 - what the CDK is about to run

@@ -41,7 +41,7 @@ def check_key(config: Config, kms: Any) -> None:
     if missing:
         raise NotReady(
             f"The policy of kms_key does not let {', '.join(missing)} use it: "
-            "docs/guides/deploy.md has the statements."
+            "docs/reference/configuration.md has the statements."
         )
 
 

@@ -29,7 +29,7 @@ def check_machines(config: Config, ec2: Any) -> Iterator[str]:
         if not offered:
             raise NotReady(
                 f"{ec2.meta.region_name} has no {machines}: take another region, or another `gpu` "
-                "(docs/guides/deploy.md)."
+                "(docs/reference/configuration.md)."
             )
         elsewhere = ", ".join(sorted(offered - covered))
         if not offered & covered:

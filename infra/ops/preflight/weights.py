@@ -51,5 +51,5 @@ def _check_key(aws: Aws, location: Location, key: str) -> None:
     if used and used != key:
         raise NotReady(
             f"{location} is encrypted by a key of KMS, which workers may use where its model names "
-            f'it: weights_key = "{used}" (docs/guides/deploy.md).'
+            f'it: weights_key = "{used}" (docs/reference/configuration.md).'
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.test_docs import DOCS, flags_of
 from tidemill.cli.commands.worker import _engine_command, _read, options_from
 from tidemill.cli.main import main, make_parser
 from tidemill.offline.console.errors import Refused
@@ -176,11 +175,3 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
     assert not any("queue" in word for word in started)
     other = ["python", "x.py"]
     assert _engine_command(options, {"TIDEMILL_ENGINE_COMMAND": json.dumps(other)}) == other
-
-
-def test_every_flag_of_worker_is_explained() -> None:
-    """A new flag of `tidemill worker` comes with its line in docs/reference/worker.md."""
-    page = (DOCS / "reference/worker.md").read_text(encoding="utf-8")
-    flags = flags_of(make_parser(), "worker")
-    assert "--lease-seconds" in flags
-    assert [flag for flag in flags if f"`{flag}" not in page] == []

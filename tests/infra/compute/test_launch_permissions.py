@@ -10,7 +10,7 @@ import pytest
 from tests.infra.compute.kinds import Compute
 from tests.infra.conftest import Synth
 
-# A dozen, as docs/guides/deploy.md says of one deployment.
+# A dozen, as docs/reference/configuration.md says of one deployment.
 MODELS = [
     {"name": f"org/Model-{n}-8B", "gpu": "l4", "weights": f"s3://weights/{n}"} for n in range(12)
 ]
