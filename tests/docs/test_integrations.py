@@ -74,7 +74,7 @@ def recorded(script: str, folder: Path) -> list[list[str]]:
 def check_command(words: list[str]) -> None:
     """Parse a command of ours; check the files, targets, variables and extras of others."""
     match words:
-        case ["tidemill", *arguments] | ["kubectl", "exec", _, "--", "tidemill", *arguments]:
+        case ["tidemill", *arguments] | ["kubectl", _, _, _, _, "--", "tidemill", *arguments]:
             parse(arguments)
         case ["sbatch", *_, "--wrap", wrapped]:
             check_command(shlex.split(wrapped))
@@ -89,7 +89,7 @@ def check_command(words: list[str]) -> None:
             subprocess.run(["make", "-n", *targets], cwd=ROOT, check=True, capture_output=True)
         case ["pip", "install", package]:
             project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-            extras = package.removeprefix("tidemill[").removesuffix("]").split(",")
+            extras = package.removeprefix(".[").removesuffix("]").split(",")
             assert set(extras) <= set(project["optional-dependencies"])
         case ["python", "-m", "pytest", *arguments]:
             assert all(Path(it).exists() for it in arguments if it.startswith("tests/"))
