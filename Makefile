@@ -82,16 +82,16 @@ help:
 	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
 	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
-	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy.md)"
-	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy.md)"
+	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy-to-aws.md)"
+	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy-to-aws.md)"
 	@echo "make diff          what a deployment would change in the account"
 	@echo "make template      write plain CloudFormation templates, for tools other than the CDK"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make programs      install all the programs of docs/integrations/programs.md (make test-all does, too)"
-	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
-	@echo "make charts        draw the charts of docs/explanation/benchmarks.md again, from bench/charts.json"
+	@echo "make screenshots   make the pictures in docs/images: the dashboard and a terminal session (some minutes)"
+	@echo "make charts        draw the charts of docs/explanation/benchmarks.md from bench/charts.json"
 	@echo "make chaos         the chaos suite with all of its seeds (make test-all runs three)"
 	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
@@ -202,6 +202,7 @@ programs: $(INSTALLED_PROGRAMS)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
+	$(BIN)/python -m tools.session_picture
 
 charts: $(INSTALLED_VENV)
 	$(BIN)/python -m bench.charts
@@ -241,7 +242,7 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-# An AWS account: see docs/guides/deploy.md. CONFIG is another file than infra/config.toml, NAME the
+# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is another file than infra/config.toml, NAME the
 # deployment's name in it.
 CONFIG ?= infra/config.toml
 NAME ?= tidemill
@@ -308,7 +309,7 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
-# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/first-day.md).
+# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/operate.md).
 RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)

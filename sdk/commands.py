@@ -58,7 +58,7 @@ def run(
     `resume=True`. Messages go to standard error; progress is a bar in a notebook and on a terminal,
     lines in a log, and neither where `progress` is False. Raises TidemillError where the run cannot
     be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. A program is in
-    docs/guides/python.md:
+    docs/guides/python-and-notebooks.md:
 
         done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
         print(done.output, done.num_ok, done.num_failed)

@@ -31,7 +31,6 @@ TEXT = "".join(
     (ROOT / name).read_text(encoding="utf-8")
     for name in ("docs/reference/endpoints.md", "tests/endpoint_bodies.md")
 )
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAME = "model"
 NOT_SERVED = "–"
 Load = Callable[[str], Served]
@@ -163,22 +162,6 @@ def test_what_a_model_answers_is_known_before_it_is_loaded(kind: str, load: Load
     assert set(endpoints_of(EngineConfig(info.model)) or ()) == set(info.endpoints) & {*ENDPOINTS}
     assert endpoints_of(EngineConfig("s3://bucket/model")) is None
     assert endpoints_of(EngineConfig("no/such-model")) is None
-
-
-def test_the_readme_says_the_same() -> None:
-    """Of each endpoint by its name, in the same order of kinds."""
-    rows = [
-        row.strip("| ").split(" | ") for row in README.splitlines() if row.startswith("| `/v1/")
-    ]
-    shown = {
-        (url, kind): told
-        for urls, *tellings in rows
-        for url in re.findall(r"`([^`]+)`", urls)
-        for kind, told in zip(KINDS, tellings, strict=True)
-    }
-    assert shown == {
-        (cell.url, cell.kind): cell.told for cell in overview() if cell.url in ENDPOINTS
-    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A file in shards, each a job of Hugging Face's; the bucket holds requests.jsonl and tidemill's wheel,
-# and gets the rows:
+# Run a file in shards, with one Hugging Face job per shard. The bucket contains requests.jsonl and
+# Tidemill's wheel, and receives the rows:
 #   bash hf-jobs.sh ORG BUCKET 8
 set -eu
 namespace=$1 bucket=$2 shards=$3

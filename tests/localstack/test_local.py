@@ -282,32 +282,32 @@ def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any])
     assert [status_with(token) for token in (kept, revoked)] == [200, 401]
 
 
-def test_the_quick_start_of_the_readme_runs_as_written(cloud: LocalCloud) -> None:
-    """With the two variables that `local up` prints it shows a row for each line of the example."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, _, section = readme.partition("### Use the OpenAI SDK\n")
-    quick_start, *_ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    told = {"OPENAI_BASE_URL": f"{cloud.api_url}/v1", "OPENAI_API_KEY": cloud.key}
-    said = subprocess.run(
-        [sys.executable, "-c", quick_start],
-        env={**os.environ, **told},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+def test_the_program_of_the_guide_for_openai_runs(cloud: LocalCloud, tmp_path: Path) -> None:
+    """The two variables of `local up` are enough; each line of the example gets its row."""
+    page = (ROOT / "docs/guides/openai-batch.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "requests.jsonl").write_bytes(EXAMPLE)
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "OPENAI_BASE_URL": f"{cloud.api_url}/v1",
+            "OPENAI_API_KEY": cloud.key,
+        },
+        cwd=tmp_path,
         timeout=SECONDS,
         check=True,
-    ).stdout
-    rows = [json.loads(line) for line in said.splitlines() if line]
-    assert [row["custom_id"] for row in rows] == [
+    )
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert [json.loads(row)["custom_id"] for row in rows] == [
         json.loads(line)["custom_id"] for line in EXAMPLE.splitlines()
     ]
 
 
 def test_a_table_that_is_dropped_comes_back_as_one(cloud: LocalCloud, tmp_path: Path) -> None:
-    """By the README's own command: its columns, and beside them the answers."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, _, section = readme.partition("### Drop a table into a bucket\n")
-    command = section.partition("```\n")[2].partition("\n```")[0]
+    """The guide's own command returns the columns of the table, followed by the answers."""
+    page = (ROOT / "docs/guides/deploy-to-aws.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^tidemill drop reviews.*$", page, re.MULTILINE)
     reviews = pa.table({"id": [7, 8], "review": ["The food was great.", "Never again."]})
     pq.write_table(reviews, tmp_path / "reviews.parquet")
     environment = environment_for(cloud.endpoint_url)

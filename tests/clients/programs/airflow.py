@@ -1,4 +1,4 @@
-"""A file uploaded by `OpenAIHook`, run by `OpenAITriggerBatchOperator`, its rows downloaded.
+"""Upload by `OpenAIHook`, run by `OpenAITriggerBatchOperator`, download of the rows.
 
 Package: apache-airflow-providers-openai
 Point: `AIRFLOW_CONN_OPENAI_DEFAULT={"conn_type": "openai", "host": URL, "password": KEY}`

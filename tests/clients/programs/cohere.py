@@ -1,4 +1,4 @@
-"""Documents ranked for a question by `ClientV2.rerank`.
+"""Reranking with `ClientV2.rerank`.
 
 Package: cohere
 Point: `cohere.ClientV2(base_url="http://127.0.0.1:8000", api_key=KEY)`

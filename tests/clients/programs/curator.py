@@ -1,4 +1,4 @@
-"""Rows of a dataset answered through the Batches API (`batch=True`).
+"""Rows of a dataset through the Batch API (`batch=True`).
 
 Package: bespokelabs-curator
 Point: `curator.LLM(NAME, backend="openai", batch=True, backend_params={"base_url": URL, …})`

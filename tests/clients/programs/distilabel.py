@@ -1,4 +1,4 @@
-"""Outputs of `OpenAILLM` with `use_offline_batch_generation`.
+"""`OpenAILLM` with `use_offline_batch_generation`.
 
 Package: distilabel
 Point: `OpenAILLM(model=NAME, base_url=URL, api_key=KEY, use_offline_batch_generation=True)`

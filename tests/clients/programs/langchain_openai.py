@@ -1,4 +1,4 @@
-"""Chats: whole, streamed, many at once, and as a pydantic model.
+"""Chats: whole, streamed, in parallel, and as a pydantic model.
 
 Package: langchain-openai
 Point: `ChatOpenAI(base_url=URL, api_key=KEY, model=NAME)`
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """A person's home."""
 
     city: str
 

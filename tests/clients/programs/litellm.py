@@ -1,4 +1,4 @@
-"""Chats, whole and streamed, vectors and a ranking.
+"""Chats, whole and streamed, embeddings and reranking.
 
 Package: litellm
 Point: `litellm.completion(model="openai/NAME", api_base=URL, api_key=KEY)`
@@ -16,8 +16,8 @@ DOCUMENTS = ["A wheel turns in the water.", "The capital of France is Paris."]
 
 def chat(**more):
     """Ask for a capital."""
-    asked = [{"role": "user", "content": FRANCE}]
-    return litellm.completion("openai/tidemill-demo", messages=asked, temperature=0, **more)
+    messages = [{"role": "user", "content": FRANCE}]
+    return litellm.completion("openai/tidemill-demo", messages=messages, temperature=0, **more)
 
 
 vectors = litellm.embedding("openai/vectors", input=["The tide", "The mill"], **VECTORS)

@@ -1,4 +1,4 @@
-"""Questions answered by its `OpenAIClient` and, many at once, by `AsyncOpenAIClient`.
+"""Questions answered by `OpenAIClient` and, in parallel, by `AsyncOpenAIClient`.
 
 Package: nemo-curator
 Point: `AsyncOpenAIClient(base_url=URL, api_key=KEY)`
@@ -14,12 +14,12 @@ GREEDY = GenerationConfig(temperature=0, max_tokens=16)
 
 
 def question(number):
-    """Return a chat that asks for a sum."""
+    """Return a chat with a sum."""
     return [{"role": "user", "content": f"What is {number} + 7?"}]
 
 
 async def many(numbers):
-    """Return the answers to several."""
+    """Return the answers to several chats."""
     client = AsyncOpenAIClient(max_concurrent_requests=4)
     client.setup()
     return await asyncio.gather(

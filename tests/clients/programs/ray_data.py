@@ -1,4 +1,4 @@
-"""Rows of a dataset answered by `HttpRequestProcessorConfig`.
+"""Rows of a dataset by `HttpRequestProcessorConfig`.
 
 Package: ray
 Point: `HttpRequestProcessorConfig(url=URL + "/chat/completions", headers={"Authorization": …})`

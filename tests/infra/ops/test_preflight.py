@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def account(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process an account, as after the export of docs/guides/deploy.md."""
+    """Give this process an account, as after the export of docs/guides/deploy-to-aws.md."""
     for name, value in ministack.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_DEFAULT_REGION")

@@ -30,12 +30,11 @@ def documented_routes(name: str, heading: str, method: str) -> Iterator[tuple[st
 ROUTES = {
     *documented_routes("docs/guides/serve.md", "route", ""),
     *documented_routes("docs/reference/endpoints.md", "url of a line", "POST"),
-    *documented_routes("README.md", "url of a line", "POST"),
 }
 
 
 async def test_every_documented_route_is_served(tmp_path: Path) -> None:
-    """No route of README.md, serve.md and endpoints.md is a 404 or a 405."""
+    """No route of serve.md and endpoints.md is a 404 or a 405."""
     assert len(ROUTES) > 20
     statuses = {}
     async with serving(tmp_path) as local:
