@@ -55,10 +55,10 @@ class Results:
 
 
 def is_done(record: Mapping[str, Any] | None) -> bool:
-    """Say whether a task need not be done again."""
+    """Return whether a task need not be done again."""
     return record is not None and "error" not in record
 
 
 def is_complete(part: Records) -> bool:
-    """Say whether a part has ended and none of its tasks failed."""
+    """Return whether a part has ended and none of its tasks failed."""
     return part.get(WHOLE, {}).get("status") == "done" and all(map(is_done, part.values()))

@@ -101,7 +101,7 @@ def attempt(task: Task) -> Numbers:
 
 
 def is_broken(place: Place) -> bool:
-    """Say whether a task has left the device unusable, as an illegal memory access does."""
+    """Return whether a task has left the device unusable, as an illegal memory access does."""
     try:
         place.wait()
         torch.ones(1, device=place.device)

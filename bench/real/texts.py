@@ -46,7 +46,7 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Say whether a text is an English sentence rather than code, a list or a table."""
+    """Return whether a text is an English sentence rather than code, a list or a table."""
     if not MIN_CHARS <= len(text) <= MAX_CHARS or not _PROSE.fullmatch(text):
         return False
     words = text.split(" ")

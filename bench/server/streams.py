@@ -83,7 +83,7 @@ async def measure(url: str, model: str, *, streams: int, requests: int, seed: in
 
 
 def _is_whole(counts: Sequence[int]) -> bool:
-    """Say whether nothing is missing nor out of order: counts grow to the last token."""
+    """Return whether nothing is missing nor out of order: counts grow to the last token."""
     return bool(counts) and [*counts] == sorted(counts) and counts[-1] == MAX_TOKENS
 
 

@@ -33,7 +33,7 @@ def num_words(text: str) -> int:
 
 
 def is_scattered(groups: list[str]) -> bool:
-    """Say whether lines of one group are no oftener neighbours than a shuffle makes them."""
+    """Return whether lines of one group are no oftener neighbours than a shuffle makes them."""
     neighbours = sum(one == other for one, other in pairwise(groups))
     expected = sum(count * (count - 1) for count in Counter(groups).values()) / len(groups)
     return neighbours < 2 * expected + 6

@@ -106,7 +106,7 @@ QUICK: dict[str, tuple[Break, str]] = {
             said("config.json", "layer_types", value=None),
             said("config.json", "num_hidden_layers", value=10**6),
         ),
-        "no model has above",
+        "no model has more than",
     ),
     "no layers": (said("config.json", "num_hidden_layers", value=0), "num_hidden_layers"),
     "a vocabulary beyond measure": (said("config.json", "vocab_size", value=10**12), "hold"),

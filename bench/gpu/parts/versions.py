@@ -69,7 +69,7 @@ def packages() -> Numbers:
 
 
 def imported(name: str) -> Numbers:
-    """Say whether a module can be imported."""
+    """Return whether a module can be imported."""
     try:
         module = import_module(name)
     except ImportError as exc:

@@ -37,8 +37,8 @@ def prepare_adapted(
 ) -> Linear | None:
     """Prepare the layer of `weight [O, I]` with adapters; None where that is not supported.
 
-    The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
-    beside it.
+    The weight itself is not kept. A row's result is bit-identical whatever other rows run in the
+    same batch.
     """
     base = prepare(weight, bias, gate)
     if base is None:

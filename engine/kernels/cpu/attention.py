@@ -1,6 +1,6 @@
 """Paged attention backend on the CPU: the KV cache, and flash attention by tiles.
 
-Arithmetic is fp32. A row is summed block after block whatever runs beside it, bit for bit: where
+Arithmetic is fp32. A row's sum over blocks is bit-identical whatever else is in the batch: if
 sequences share a prefix (cascade attention), one tile attends their queries to it, and each row
 resumes from its partial state.
 """
@@ -55,7 +55,7 @@ class CpuAttention:
         """Return a backend of other layers over the same pages."""
         other = copy(self)
         pages = zip(shapes, self.keys, self.values, strict=False)
-        other._layers = [_Layer(*own) for own in pages]  # noqa: SLF001 - of its own class
+        other._layers = [_Layer(*own) for own in pages]  # noqa: SLF001 - of the same class
         return other
 
     @classmethod
@@ -70,7 +70,7 @@ class CpuAttention:
     def supports(
         shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
     ) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels can do all these layers in this dtype."""
         if device.type != "cpu" or dtype not in DTYPES:
             return False
         return all(shape.key_dim * dtype.itemsize % WORD_BYTES == 0 for shape in shapes)

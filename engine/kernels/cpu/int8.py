@@ -59,7 +59,7 @@ class Int8Linear:
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Say whether int8 weights are multiplied on this CPU in a model of this dtype."""
+    """Return whether int8 weights are multiplied on this CPU in a model of this dtype."""
     return HAS_INT8_PRODUCT and HAS_PAIR_PRODUCT and dtype == torch.bfloat16
 
 

@@ -114,13 +114,13 @@ Function = Callable[..., Any]
 
 def cache_folders() -> list[Path]:
     """Return the cache folders of these kernels; the first one is written to."""
-    found = []
-    with suppress(RuntimeError):  # nobody's home
-        found.append(_root())
-    if brought := os.environ.get(PREBUILT_VARIABLE):
-        found.append(Path(brought))
+    folders = []
+    with suppress(RuntimeError):  # the user has no home folder
+        folders.append(_root())
+    if prebuilt := os.environ.get(PREBUILT_VARIABLE):
+        folders.append(Path(prebuilt))
     digest = folder_digest(Path(__file__).parent)
-    return [root / digest for root in found]
+    return [root / digest for root in folders]
 
 
 def _root() -> Path:

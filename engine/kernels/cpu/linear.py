@@ -43,7 +43,7 @@ HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Say whether the kernel supports this dtype on this CPU, and oneDNN is not faster."""
+    """Return whether the kernel supports this dtype on this CPU, and oneDNN is not faster."""
     if dtype == torch.bfloat16:
         # torch has no public function for it; with AMX oneDNN multiplies tiles in one instruction.
         return HAS_PAIR_PRODUCT and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
@@ -93,8 +93,8 @@ class PackedLinear:
 def prepare(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | None:
     """Prepare the layer of `weight [O, I]`; None where the kernel does not support it.
 
-    The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
-    beside it.
+    The weight itself is not kept. A row's result is bit-identical whatever other rows run in the
+    same batch.
     """
     outputs, inputs = weight.shape
     dtype, size = weight.dtype, weight.itemsize

@@ -1,8 +1,8 @@
 """GEMM microkernel on the CPU: a few rows against one panel of packed weights, in SIMD registers.
 
 A panel has as many outputs as the registers' accumulators have columns, and its words (see `simd`)
-lie input after input, so that it is read in one stream. Each sum adds its inputs in their order,
-whichever rows run beside it, so that a row's result does not depend on the batch.
+are stored input after input, so that it is read in one stream. Each sum adds its inputs in order,
+so that a row's result does not depend on the other rows of the batch.
 
 A word of int8 is four neighbouring inputs. VPDPBUSD multiplies unsigned by signed numbers, so that
 rows have a zero point of 128: the sums start at what that adds to them, negated.
@@ -140,7 +140,7 @@ class _FloatProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Int8Product:
-    """Sums of products of uint8 and int8: see `multiply_panel` for where their scales lie."""
+    """Sums of products of uint8 and int8; `multiply_panel` describes the layout of their scales."""
 
     outputs: Any
     rows: Any

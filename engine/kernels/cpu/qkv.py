@@ -1,8 +1,8 @@
 """Fused QK norm, RoPE and KV cache write on the CPU, before attention.
 
 A page of a head is `[units, PAGE_SIZE]` words of keys and `[units of tokens, width]` words of
-values, a word being one fp32 or two bf16: of a key two neighbouring numbers, of values the same
-number of two neighbouring tokens. So a word is an operand of `simd.multiply_add` as it is stored.
+values, a word being one fp32 or two bf16: two neighbouring numbers of a key, or the same number of
+two neighbouring tokens' values. So a stored word is directly an operand of `simd.multiply_add`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .simd import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
 from .thread_pool import parallel_for
 
 TOKENS_AT_ONCE = 16
-# From so many tokens of a page on a 16 x 16 transpose pays off; fewer are written one by one.
+# From this many tokens of a page on, a 16 x 16 transpose pays off; fewer are written one by one.
 MIN_TRANSPOSED = 3
 
 
@@ -290,8 +290,8 @@ def _store_values(
 ) -> None:
     """Write numbers `first …` of some tokens' rows as their values, a head after the other.
 
-    The first of two tokens in a word writes both: the other's are those of the next row where it
-    is one of these, else zero, as what lay there before must not be met.
+    The first of two tokens in a word writes both. The other is the next row's if that is one of
+    these, else zero, so that old contents are never read.
     """
     row, is_wide = bits.shape[1], width % LANES == 0
     for head in range(values.shape[1]):

@@ -1,7 +1,7 @@
 """Recurrent backend on the CPU: rows of states, and recurrences over them, a span and head each.
 
-Arithmetic is fp32, token after token, so that a row is the same bit for bit whatever runs beside
-it. The state of a head stays in the cache from one token of a span to the next; a decode reads and
+Arithmetic is fp32, token after token, so that a row is bit-identical whatever else is in the batch.
+The state of a head stays in the cache from one token of a span to the next; a decode reads and
 writes it once.
 """
 
@@ -56,7 +56,7 @@ class CpuRecurrence:
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> bool:
-        """Say whether the kernels compute in this dtype."""
+        """Return whether the kernels compute in this dtype."""
         return device.type == "cpu" and dtype in DTYPES
 
     def prepare(self, step: Step) -> None:

@@ -157,7 +157,7 @@ def _argmax(row: Any) -> Any:
 
 @compiled
 def _is_only_masked(number: Any, metadata: Any) -> Any:
-    """Say whether a greedy row has a bitmask, and no other logits processor."""
+    """Return whether a greedy row has a bitmask, and no other logits processor."""
     return (
         metadata.mask_rows[number] >= 0
         and metadata.temperature[number] == 0
@@ -199,7 +199,7 @@ def _argmax_allowed(row: Any, mask: Any) -> Any:
 
 @compiled
 def _is_broken(best: Any, size: Any, like: Any) -> Any:
-    """Say whether the best of a row is not finite; a NaN anywhere is the best."""
+    """Return whether the best of a row is not finite; a NaN anywhere is the best."""
     infinity = order(narrow(np.float32(np.inf), like))
     return size > infinity or best >= infinity or best <= -infinity
 

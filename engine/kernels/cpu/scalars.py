@@ -99,7 +99,7 @@ def exp(_typing: Any, _value: Any) -> Any:
 def order(_typing: Any, value: Any) -> Any:
     """Return an element as an integer of its width that orders as it does; both zeros are 0.
 
-    A NaN lies beyond either infinity.
+    A NaN is beyond either infinity.
     """
     kind = {types.float32: types.int32, types.uint16: types.int16}[value]
 

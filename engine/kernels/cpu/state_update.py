@@ -68,7 +68,7 @@ class _Columns:
 
 
 def _delta(count: int) -> Any:
-    """Return the intrinsic of the gated delta rule for so many vectors of columns."""
+    """Return the intrinsic of the gated delta rule for a number of vectors of columns."""
 
     @intrinsic
     def update(
@@ -121,7 +121,7 @@ def _delta(count: int) -> Any:
 
 
 def _space(count: int) -> Any:
-    """Return the intrinsic of a state space for so many vectors of columns."""
+    """Return the intrinsic of a state space for a number of vectors of columns."""
 
     @intrinsic
     def update(

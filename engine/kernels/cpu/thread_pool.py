@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from .jit_cache import compiled, intrinsic
 
-# Words of the array, those that different threads write on cache lines of their own.
+# Words of the array; those that different threads write are on separate cache lines.
 OPEN, NEXT, ACTIVE, BUSY, SLEEPING = 0, 8, 16, 24, 32
 FUNCTION, DATA, COUNT = 40, 41, 42
 SIZE = 43

@@ -30,9 +30,9 @@ from .tiles import (
     TILE_FIELDS,
 )
 
-# The fewest sequences and shared blocks that are worth a tile of their own. The fewest block reads
-# saved, over all tiles, that are worth a phase of its own (measured by
-# `bench.kernels.attention_cost`). And how often groups are divided.
+# The fewest sequences and shared blocks that justify a separate tile. The fewest saved block reads,
+# over all tiles, that justify a separate phase (measured by `bench.kernels.attention_cost`). Also
+# the number of times that groups are divided.
 FEWEST_SHARING = 2
 FEWEST_BLOCKS = 2
 FEWEST_READS = 32

@@ -51,7 +51,7 @@ class TritonAttention(TiledAttention):
 
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels can do all these layers in this dtype."""
         return dtype in DTYPES and all(
             (width := max(shape.key_dim, shape.value_dim)) <= WIDEST
             and (group := shape.num_query_heads // shape.num_kv_heads) <= MOST_IN_GROUP

@@ -19,9 +19,9 @@ from .launch import arch_of
 
 # cuBLAS has these products for this architecture alone, from 12.9 on.
 ARCHITECTURES = {"sm_90"}
-# From so many rows on its tile for many of them is full on all multiprocessors.
+# From this many rows on, its tile for many of them is full on all multiprocessors.
 MANY_ROWS = 256
-# cuBLAS reads a column of blocks' scales at a multiple of so many.
+# cuBLAS reads a column of blocks' scales at multiples of this.
 ALIGNED_BLOCKS = 4
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _problem(
     apart = (got.float() - expected).abs().amax()
     # A comparison that fails for NaN, too.
     is_near = bool(apart <= TOLERANCE[dtype] * expected.abs().amax())
-    return None if is_near else f"it is {float(apart):.2g} apart from our own"
+    return None if is_near else f"it differs from our own by {float(apart):.2g}"
 
 
 @cache

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
 HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
 SILU, OF_GPT_OSS = Gate(), Gate(alpha=1.702, limit=7.0, beta=1.0)
-# Average rows of an expert, one of each class that has tiles of its own.
+# Average rows of an expert, one of each class that has separate tiles.
 AVERAGES = (8, 16, 32, 64, 128)
 
 
@@ -108,7 +108,7 @@ LATENTS = AttentionShape(16, 1, 576, 512, 1.0, has_latent_values=True)
 
 
 def latents(dtype: torch.dtype) -> None:
-    """Call attention to latents (MLA) on a step of no tokens; those of fp8, too, beside bf16."""
+    """Call latent attention (MLA) on a step without tokens, in bf16 and fp8."""
     shape = LATENTS
     for kept in (dtype, FP8) if dtype == torch.bfloat16 else (dtype,):
         backend = TritonLatentAttention([shape], 0, kept, CPU)
@@ -221,7 +221,7 @@ def _multiplied(weight: Quantised) -> None:
 
 
 def pooling_calls(dtype: torch.dtype) -> None:
-    """Pool by each mode, alone and beside another, and normalise."""
+    """Pool by each mode, alone and with another, and normalise."""
     starts = torch.tensor([0, 1])
     for mode in pooling.MODES:
         hidden = torch.empty(1, HIDDEN, dtype=dtype)

@@ -1,6 +1,6 @@
 """Gated delta rule on GPUs: a token's update, and chunks of tokens by products.
 
-Of a chunk with decays exp(g), G their running sums, the rows u of what is added to the state S are
+In a chunk with decays exp(g) and their running sums G, the rows u that are added to the state S are
 (I + A)·U = β·(V − exp(G)·K·S), with A[i, j] = β[i]·exp(G[i] − G[j])·(k[i]·k[j]) for j < i (the WY
 form of Yang et al., 2024). I + A is inverted by products: blocks of 8 rows first, then the blocks.
 """

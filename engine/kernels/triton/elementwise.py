@@ -1,7 +1,7 @@
 """Norms and gated activations on GPUs, and quantisation of activations to fp8.
 
-The references are `engine.kernels.elementwise` and, of what they give, `quantise_rows_fp8`.
-Arithmetic is fp32; each number is read once, but for rows that are quantised alone.
+The references are `engine.kernels.elementwise` and, for their outputs, `quantise_rows_fp8`.
+Arithmetic is fp32; each number is read once, except for rows that are quantised alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ norm_weight = elementwise.norm_weight
 GELU_SLOPE = tl.constexpr(1.5957691216057308)
 GELU_CUBE = tl.constexpr(0.044715)
 ROOT_OF_HALF = tl.constexpr(0.7071067811865476)
-# Rows up to so many numbers are gated and quantised by one program, in registers; the error
-# function takes some of its own.
+# Rows up to this length are gated and quantised by one program, in registers; the error function
+# needs some registers, too.
 MAX_GATED_ROW, MAX_ERF_ROW = 32768, 16384
 # Of grouped rows and their scales the count is padded to a multiple: cuBLAS reads 16 bytes at once.
 PADDED_TO = 16
@@ -169,7 +169,7 @@ def _norm(
     x,  # [T, width]
     residual,  # the same, or None
     weight,  # [width]
-    bias,  # [width], or None where it is no norm by mean and variance
+    bias,  # [width], or None for an RMS norm
     out,  # [T, width]; uint8 where it becomes fp8
     scales,  # [groups, padded_rows] of fp8, or None
     width,

@@ -162,7 +162,7 @@ def _attend_tiles(
     total = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
-    own_bias = rows  # which nobody reads
+    own_bias = rows  # it is not read
     if REACH > 0:
         # The place of the bias that a row's first key takes.
         position = tl.load(positions + token, is_row, other=0)
@@ -244,7 +244,7 @@ def _meet(
     dims, columns = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
     for place in range(begin, last, PLACES):
         places = place + tl.arange(0, PLACES)
-        # Beyond the end nothing may be stored yet, and anything may lie there, NaN too.
+        # Memory after the end may be uninitialised and contain anything, including NaN.
         is_place = places < end
         page = tl.load(pages + places // PAGE_SIZE, is_place, other=0).to(tl.int64)
         slot = (page * num_heads + head) * PAGE_SIZE + places % PAGE_SIZE

@@ -22,12 +22,12 @@ FIRST_ARCH = 89
 # Rows that a program may have, by how many there are, and programs of it that fill any GPU.
 PROGRAMS = {16: 512, 64: 256, 128: 128}
 STEP = tl.constexpr(BLOCK)
-# So many tiles of rows run beside each other over all outputs, so that both sides stay in L2.
+# This many tiles of rows run together over all outputs, so that both sides stay in L2.
 TILES_OF_ROWS = tl.constexpr(16)
 
 
 def has_fp8_matmul(device: torch.device) -> bool:
-    """Say whether a device multiplies fp8 numbers in hardware."""
+    """Return whether a device multiplies fp8 numbers in hardware."""
     arch = arch_of(device)
     return arch == "interpreter" or int(arch.removeprefix("sm_")) >= FIRST_ARCH
 
@@ -83,12 +83,12 @@ def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
 
 
 def supports(weight: Quantised) -> bool:
-    """Say whether there is a product with a weight."""
+    """Return whether there is a product with a weight."""
     return len(weight.shape) == 2 and supports_groups(weight)
 
 
 def supports_groups(weight: Quantised) -> bool:
-    """Say whether a weight is of fp8 with a scale a row, or one that activations can have too."""
+    """Return whether a weight is fp8 with row scales, or with groups that activations can have."""
     is_one = weight.group >= weight.inputs
     is_power = weight.group % BLOCK == 0 and weight.group.bit_count() == 1
     return weight.is_fp8 and (is_one or is_power)

@@ -1,7 +1,7 @@
 """Grouped GEMM on GPUs: multiplies rows that are sorted by expert by each expert's own weight.
 
 One launch serves all experts, as only the device knows how many rows each has. It gathers the rows,
-adds the biases and joins gates with their ups, so that none of that is a pass of its own.
+adds the biases and joins gates with their ups, so that none of these needs a separate pass.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def grouped_fp8(
 
 
 def supports_fp8(weight: Quantised) -> bool:
-    """Say whether `grouped_fp8` takes a weight on its device."""
+    """Return whether `grouped_fp8` takes a weight on its device."""
     return (
         fp8.has_fp8_matmul(weight.device)
         and fp8.supports_groups(weight)
@@ -134,7 +134,7 @@ def grouped_quantised(
 
 
 def num_tiles(count: int, num_experts: int, rows: int) -> int:
-    """Return the most tiles of so many rows that `count` rows may make, however they are sorted."""
+    """Return the most tiles of a number of rows that `count` rows may need, however sorted."""
     return (count + min(count, num_experts) * (rows - 1)) // rows
 
 
@@ -206,7 +206,7 @@ def _grouped(
         return
     rows = first + tl.arange(0, ROWS)
     columns = block * COLUMNS + tl.arange(0, COLUMNS)
-    # What lies beyond the last row or column is computed as that, and not stored.
+    # Positions after the last row or column are computed like it, and not stored.
     row, column = tl.minimum(rows, end - 1), tl.minimum(columns, width - 1)
     source = row if tokens is None else tl.load(tokens + row)
     places = tl.arange(0, INNER)
@@ -339,7 +339,7 @@ def _grouped_few_bits(
         return
     row = begin + tl.arange(0, ROWS)
     has_row = row < behind
-    # What lies beyond the last row or output is computed as that, and not stored.
+    # Positions after the last row or output are computed like it, and not stored.
     source = tl.minimum(row, behind - 1)
     source = source if tokens is None else tl.load(tokens + source)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -385,7 +385,7 @@ def _sums(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Return sums over all inputs, `[OUTPUTS, ROWS]`, as `linear` makes them for so many rows."""
+    """Return sums over all inputs, `[OUTPUTS, ROWS]`, in the way of `linear` for as many rows."""
     steps = tl.cdiv(inputs, linear.STEP)
     if ROWS <= linear.FEW or (ROWS < linear.WIDE and numbers.dtype.element_ty == tl.int32):
         total = linear.accumulated(

@@ -1,7 +1,7 @@
 """Paged attention backend of latents (MLA) on GPUs; its reference is `engine.kernels.latent`.
 
 One layer's pages are `[pages, page_size, R + Dr]`. Decodes and short chunks are absorbed, by tiles
-(`latent_flash`); the latents of long chunks are expanded and attended as heads of their own.
+(`latent_flash`); the latents of long chunks are expanded and attended as separate heads.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TritonLatentAttention(TiledAttention):
 
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels can do all these layers in this dtype."""
         return dtype in DTYPES and all(
             shape.has_latent_values
             and shape.is_causal
@@ -85,7 +85,7 @@ class TritonLatentAttention(TiledAttention):
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """Raise: a latent's queries and keys are no heads of one product."""
+        """Raise: a latent's queries and keys are not heads of one product."""
         raise NotImplementedError
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:

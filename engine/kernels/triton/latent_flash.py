@@ -162,7 +162,7 @@ def _attend_latents(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     for place in range(begin, end, PLACES):
         places = place + tl.arange(0, PLACES)
-        # Beyond the end nothing may be stored yet, and anything may lie there, NaN too.
+        # Memory after the end may be uninitialised and contain anything, including NaN.
         is_place = places < end
         page = tl.load(pages + places // PAGE_SIZE, is_place, other=0).to(tl.int64)
         slot = page * PAGE_SIZE + places % PAGE_SIZE

@@ -26,7 +26,7 @@ from .tiles import TileSpec
 Ints = NDArray[np.int64]
 # Of expanded keys and values at once; one head of the longest span, where that is more.
 MOST_BYTES = 2**28
-# Places of the spans that are expanded together, but for a longer span alone.
+# Tokens of the spans that are expanded together; a longer span is expanded alone.
 MOST_PLACES = 2**15
 # Programs for each multiprocessor: enough that a long one overlaps with others.
 PROGRAMS = 4
@@ -169,7 +169,7 @@ def _lengths(host: Step, spans: Ints) -> Ints:
 
 
 def _slots(host: Step, span: int, length: int, page_size: int) -> Ints:
-    """Return where the places of a span lie."""
+    """Return the positions of a span's tokens."""
     first = int(host.page_starts.numpy()[span])
     pages = host.pages.numpy()[first : first + cdiv(length, page_size)].astype(np.int64)
     return (pages[:, None] * page_size + np.arange(page_size)).ravel()[:length]

@@ -1,6 +1,6 @@
 """Launches kernels: runs them on tensors, or only compiles them, for a GPU that may be absent.
 
-Both use the same functions, so that an image precompiles exactly what a run asks for.
+Both use the same functions, so that an image precompiles exactly the kernels of a run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def compile_only(arch: int) -> Iterator[None]:
 
 
 class _StubDriver:
-    """Stub of Triton's driver: all that compiling asks of it, without a GPU."""
+    """Stub of Triton's driver: the functions that compiling needs, without a GPU."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target

@@ -1,8 +1,8 @@
 """Linear layers with quantised weights (int4, fp4, fp8) on GPUs; the reference is `Quantised`.
 
 The weight is dequantised in registers (weight-only quantisation, split-k), so that few bits are
-read; of so many rows that one pass over the weight is little beside their product it is dequantised
-first. Where the device multiplies fp8, rows are quantised to fp8, too.
+read. For many rows, where one pass over the weight is cheap compared with the product, it is
+dequantised first. If the device multiplies fp8, rows are quantised to fp8, too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .tuned_tiles import config_for
 
 # Rows that a program may have, by how many there are.
 TILES = (16, 64, 128)
-# From a tile of so many rows on a weight is scaled before the product, not the sums behind it; of
-# fp8, whose numbers take twice the registers, above a few.
+# From a tile of this many rows on, a weight is scaled before the product, not the sums after it;
+# for fp8, whose numbers take twice the registers, above a few.
 FEW, WIDE = tl.constexpr(16), tl.constexpr(128)
 # Inputs of one such product: the registers of a program hold no more dequantised weights.
 PART = tl.constexpr(32)
-# So many programs fill any GPU, wide ones one to a multiprocessor: split-k makes them.
+# Enough programs to fill any GPU, or one wide program per multiprocessor: split-k makes them.
 MANY_PROGRAMS = 512
 MANY_WIDE_PROGRAMS = 128
 # torch._scaled_mm requires both sides of a weight to be multiples of it.
@@ -90,7 +90,7 @@ def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
 
 
 def supports(weight: Quantised) -> bool:
-    """Say whether the kernels support a weight's group size."""
+    """Return whether the kernels support a weight's group size."""
     is_one = weight.group >= weight.inputs
     halves = 4 if weight.is_fp8 else BLOCK // WORDS_A_BLOCK
     is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves

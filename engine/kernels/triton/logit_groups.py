@@ -30,7 +30,7 @@ class GroupStats(NamedTuple):
 
     peaks: Tensor  # [N, groups] fp32, of the processed logits
     weights: Tensor  # [N, groups] fp32: Σ exp((logit - peak) · factor), where the factor is not 0
-    flags: Tensor  # [N, groups] int8: of the logits as the model gave them
+    flags: Tensor  # [N, groups] int8: for the logits before processing
 
 
 def group_capacity(vocabulary: int) -> int:

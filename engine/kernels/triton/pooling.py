@@ -24,7 +24,7 @@ SHORTEST = tl.constexpr(1e-12)
 def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
     """See `PoolingOps.pool`; a mode moves N·H numbers, of the first or last S·H, and 4·S·H bytes.
 
-    A sequence is summed in the same order whatever runs beside it.
+    A sequence is summed in the same order whatever else is in the batch.
     """
     hidden = hidden.contiguous()
     count, width = len(segments.skipped), hidden.shape[1]

@@ -209,7 +209,7 @@ def _turned(
         numbers *= scale * tl.load(weight + columns, is_there, other=0.0).to(tl.float32)
     if TURNED > 0:
         is_first, is_turned = columns < TURNED, columns < 2 * TURNED
-        # What a number turns with is read again: it lies in the nearest cache.
+        # A number's partner in the rotation is read again: it is in the nearest cache.
         partners = tl.where(is_first, columns + TURNED, columns - TURNED)
         others = tl.load(source + partners, is_head & is_turned, other=0.0).to(tl.float32)
         if weight is not None:

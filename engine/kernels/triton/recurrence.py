@@ -2,8 +2,8 @@
 
 The rules are `delta_rule` and `state_space`. The reference is `engine.kernels.recurrence`; sums and
 states are fp32. Each kernel has a program for a span and some of its channels or of a head's state,
-so that no program reads what another writes. Spans of one token, and longer ones, have a launch
-each: of a step of decodes alone the second is left out.
+so that no program reads what another writes. Spans of one token, and longer ones, have separate
+launches: a step that consists of decodes skips the second.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TritonRecurrence:
 
     @staticmethod
     def supports(shapes: Sequence[RecurrentShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels can do all these layers in this dtype."""
         rules = (shape.rule for shape in shapes)
         return dtype in DTYPES and all(
             max(rule.state_shape[1:]) <= WIDEST_HEAD for rule in rules if rule is not None

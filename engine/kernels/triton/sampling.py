@@ -220,7 +220,7 @@ def _least_kept(
 
     A number weighs its mass, or 1. From `high` on they weigh less than the goal; where they do from
     `low` on, too, all these are left. Each look makes the bounds four times narrower, and more
-    where nothing lies; the last finds but one number between them, however often it comes. It
+    where a range is empty; the last finds only one number between them, however often it occurs. It
     leaves the masses of each listed group in `weights`.
     """
     listed, weights = room

@@ -32,11 +32,11 @@ RECORD = np.dtype(
         ("mask", np.int32),
         ("pages", np.int32),  # where its own begin
         ("num_prompt", np.int32),
-        ("num_known", np.int32),  # 0 where nobody asks
+        ("num_known", np.int32),  # 0 if it is not used
     ]
 )
 NONE = -1
-# Ids that come from the host lie in pages of this size, that of the KV cache.
+# Ids that come from the host are in pages of this size, that of the KV cache.
 PAGE = 16
 # Most numbers of the dense bias of one chunk of rows: 256 MB.
 MOST_ADDS = 2**26
@@ -54,7 +54,7 @@ class RowChunk(NamedTuple):
 class SamplingInputs(NamedTuple):
     """Sampling metadata of `N` rows on the device; all int32 but `added`."""
 
-    records: Tensor  # [N, words of ASKED]
+    records: Tensor  # [N, words of a record]
     masks: Tensor  # [M, words]
     ids: Tensor  # [pages · page size]
     pages: Tensor  # of each row with a history, one after the other

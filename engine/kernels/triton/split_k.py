@@ -17,7 +17,7 @@ FEWEST_STEPS = 2
 
 
 def divide(steps: int, shares: int) -> tuple[int, int]:
-    """Return how many shares of steps there are, about so many or one, and the steps of each."""
+    """Return the number of shares of steps, about the given number or one, and their steps."""
     each = cdiv(steps, max(min(shares, steps // FEWEST_STEPS), 1))
     return cdiv(steps, each), each
 

@@ -49,9 +49,9 @@ class TiledAttention(ABC):
         return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
-        """Return a backend of other layers over the same pages, with a workspace of its own."""
+        """Return a backend of other layers over the same pages, with a separate workspace."""
         other = copy(self)
-        other._set_layers(  # noqa: SLF001 - of its own class
+        other._set_layers(  # noqa: SLF001 - of the same class
             shapes, self.keys[0].dtype, self.keys[0].device
         )
         return other

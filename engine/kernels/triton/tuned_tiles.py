@@ -80,12 +80,12 @@ def _clear_caches() -> None:
 
 
 @cached_choice
-def lookup_config(kernel: str, asked: Shape) -> KernelConfig:
+def lookup_config(kernel: str, shape: Shape) -> KernelConfig:
     """Look up the config of a kernel for an architecture and shape."""
-    _requested.add((kernel, asked))
-    if (kernel, asked) in _overrides:
-        return _overrides[kernel, asked]
-    fits = [entry for entry in _tuned_configs()[kernel] if entry.where <= asked]
+    _requested.add((kernel, shape))
+    if (kernel, shape) in _overrides:
+        return _overrides[kernel, shape]
+    fits = [entry for entry in _tuned_configs()[kernel] if entry.where <= shape]
     return max(reversed(fits), key=lambda entry: len(entry.where)).config
 
 

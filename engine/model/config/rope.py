@@ -138,7 +138,8 @@ def _check_factor(fields: ConfigFields, factor: object) -> None:
     """Refuse a factor below 1 or far too large, which transformers would accept."""
     if factor is not None and not _is_factor(factor):
         raise ModelRefused(
-            f"{fields.where} has factor {factor!r}; it must be between 1 and {MOST_STRETCHED:,}."
+            f"{fields.where} has factor {factor!r}; it must be a number from 1 to "
+            f"{MOST_STRETCHED:,}."
         )
 
 

@@ -46,7 +46,7 @@ def eager_outputs(
 ) -> tuple[list[EncoderOutput], list[EncoderOutput]]:
     """Return a model's answers in fp32, and in the dtype that is `served`, each sequence alone.
 
-    `raw` is the content of config.json after overrides; `num_layers` limits the run to first layers.
+    `raw` is config.json after overrides; `num_layers` limits the run to the first layers.
     """
     config = read_config(checkpoint.name, raw)
     if num_layers is not None:

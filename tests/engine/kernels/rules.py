@@ -30,7 +30,7 @@ class Rule:
 
     @property
     def has_processors(self) -> bool:
-        """Say whether any logit changes."""
+        """Return whether any logit changes."""
         penalties = (self.repetition, self.presence, self.frequency)
         return penalties != (1, 0, 0) or bool(self.bias or self.bans) or self.mask is not None
 

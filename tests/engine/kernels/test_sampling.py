@@ -40,7 +40,7 @@ def scaled(row: Row, rule: Rule) -> Row:
 
 
 def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
-    """Say which tokens a rule leaves, by sorting; `slack` widens the share of the nucleus.
+    """Return which tokens a rule leaves, by sorting; `slack` widens the share of the nucleus.
 
     Top-k and min-p first, each from the whole row, then top-p of the mass that they leave. Tied
     tokens stay or go together.

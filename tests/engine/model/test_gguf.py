@@ -156,9 +156,7 @@ def test_inspection_dequantizes_nothing_and_names_the_fault_of_a_file(tmp_path: 
     report = inspect_model(EngineConfig(str(file), device="cpu"))
     assert (report.runs, report.model_type, report.faults) == ("native", "qwen3", ())
     assert report.plan is not None
-    assert report.plan.notes == (
-        "its weights are dequantized and kept in the cache by the first load",
-    )
+    assert report.plan.notes == ("the first load dequantizes its weights and caches them",)
     assert not list(tmp_path.glob("weights/gguf/*/model.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
     report = inspect_model(EngineConfig(str(file), device="cpu"))

@@ -106,16 +106,19 @@ def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
 ) -> None:
     """A field that its decoder does not know, and then what is wrong with transformers' class."""
     folder = folder_of(tmp_path, SIZES | config)
-    own = f"the engine's own decoder cannot run it (config.json says {words}), and transformers"
+    own = (
+        f"the engine's own decoder does not support it (config.json has unsupported {words}), and "
+        "neither does"
+    )
     why = ONLY_OWN_TYPES[config["model_type"]]
-    assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} cannot either: {why}."
+    assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} transformers: {why}."
 
 
 def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path) -> None:
     """Without them it would be refused, too."""
     folder = folder_of(tmp_path, SIZES | OWN[0][0])
     settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))
-    assert "says attention_chunk_size" in reason_of(settings)
+    assert "has unsupported attention_chunk_size" in reason_of(settings)
     assert "merge" not in reason_of(settings)
 
 
@@ -128,9 +131,10 @@ def test_a_class_that_fails_at_its_layers_is_the_second_reason(
     transformers.NemotronForCausalLM(config).save_pretrained(tmp_path)
     reason = reason_of(EngineConfig(str(tmp_path), device="cpu"))
     assert reason.startswith(
-        "the engine's own decoder cannot run it (config.json says attention_chunk_size"
+        "the engine's own decoder does not support it (config.json has unsupported "
+        "attention_chunk_size"
     )
-    assert "NemotronForCausalLM does not pass the attention interface's arguments" in reason
+    assert "NemotronForCausalLM does not pass the arguments of the attention" in reason
 
 
 def test_missing_weights_are_no_fault_of_either(tmp_path: Path) -> None:
@@ -150,11 +154,11 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     said = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}
     folder = folder_of(tmp_path, said, "adapter_config.json")
     reason = reason_of(EngineConfig(folder))
-    assert reason.startswith("it is an adapter and no model")
-    assert "adapter_config.json says Qwen/Qwen3-8B" in reason
-    assert reason.endswith(f"by --lora-modules NAME={folder}")
+    assert reason.startswith("it is an adapter, not a model")
+    assert "(Qwen/Qwen3-8B, according to its adapter_config.json)" in reason
+    assert reason.endswith(f"with --lora-modules NAME={folder}")
     folder_of(tmp_path, {"base_model_name_or_path": None}, "adapter_config.json")
-    assert "that it was trained for by --model" in reason_of(EngineConfig(folder))
+    assert "pass its base model" in reason_of(EngineConfig(folder))
 
 
 def test_weights_in_their_publishers_own_format_are_told_apart(tmp_path: Path) -> None:
@@ -186,7 +190,7 @@ def test_a_type_that_has_code_of_its_own_is_refused_with_what_helps(
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "reads and writes text alone")],
+    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "text-only class")],
 )
 def test_a_type_without_a_decoder_is_refused_in_words_of_ours(
     kind: str, words: str, tmp_path: Path

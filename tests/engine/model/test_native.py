@@ -268,7 +268,7 @@ def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
     ("differs", "words"),
     [
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"attention_chunk_size": 7}, "says attention_chunk_size"),
+        ({"attention_chunk_size": 7}, "has unsupported attention_chunk_size"),
     ],
 )
 def test_what_our_decoder_does_not_know_transformers_runs(
@@ -295,7 +295,7 @@ def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> No
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
-    assert "'olmo' is no family" in loaded.notes[0]
+    assert "'olmo' is not a supported model type" in loaded.notes[0]
 
 
 def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
@@ -313,7 +313,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> 
     tensors = load_file(folder / WHOLE)
     tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = value
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match=r"down_proj\.weight holds NaN or infinity"):
+    with pytest.raises(ModelRefused, match=r"down_proj\.weight contains NaN or infinity"):
         load_model(settings(folder))
 
 

@@ -118,5 +118,5 @@ def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
 
 
 def is_inlined(kernel: numba.core.dispatcher.Dispatcher) -> bool:
-    """Say whether it has no machine code of its own."""
+    """Return whether it has no machine code of its own."""
     return bool(kernel.targetoptions.get("inline") == "always")

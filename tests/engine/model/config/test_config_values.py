@@ -102,17 +102,17 @@ def test_an_activation_has_several_names(activation: str) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"quantization": {"group_size": 64, "bits": 4}}, "quantised by MLX (4 bits), and only"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantised with MLX (4 bits), but only"),
         (
             {"quantization_config": {"group_size": 64, "bits": 8, "mode": "affine"}},
-            "quantised by MLX (8 bits), and only",
+            "quantised with MLX (8 bits), but only",
         ),
         (
             {"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}},
-            "quantised by bitsandbytes, and only",
+            "quantised with bitsandbytes, but only",
         ),
-        ({"quantization_config": {"quant_algo": "FP8"}}, "by NVIDIA's ModelOpt (FP8), and only"),
-        ({"quantization_config": {"x": 1}}, "by an unknown method (config.json: quantization_"),
+        ({"quantization_config": {"quant_algo": "FP8"}}, "with NVIDIA's ModelOpt (FP8), but only"),
+        ({"quantization_config": {"x": 1}}, "with an unknown method (config.json: quantization_"),
     ],
 )
 def test_weights_of_other_tools_are_refused_by_the_tools_name(
@@ -129,6 +129,6 @@ def test_a_config_within_one_that_has_none_is_refused_in_a_sentence(tmp_path: Pa
     """Llama's has no text of its own."""
     text = said_by("LlamaConfig") | {"model_type": "unheard_of"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": text}))
-    words = "config.json says text_config, which transformers' LlamaConfig does not have"
+    words = "config.json has a text_config, which transformers' LlamaConfig does not have"
     with pytest.raises(ModelRefused, match=words):
         plan_model(EngineConfig(str(tmp_path), device="cpu"))

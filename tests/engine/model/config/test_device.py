@@ -68,7 +68,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     """By the name of the option, with what helps; `auto` takes the CPU then."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs alone")):
+    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs only")):
         monkeypatch.setattr(torch.version, "cuda", built)
         with pytest.raises(ModelRefused, match=f"--device cuda .*{helps}"):
             choose_device("cuda")
@@ -87,7 +87,7 @@ def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPa
     card.setattr(driver, "launch_problem", lambda: None)
     assert choose_device("auto") == CUDA
     card.setattr(driver, "launch_problem", lambda: "install gcc")
-    with pytest.raises(EngineError, match="install gcc; or --device cpu"):
+    with pytest.raises(EngineError, match="install gcc, or use --device cpu"):
         choose_device("auto")
     card.setitem(sys.modules, "tidemill.engine.kernels.triton.driver", None)
     with pytest.raises(EngineError, match="triton, which cannot be imported"):

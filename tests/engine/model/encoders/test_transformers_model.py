@@ -127,7 +127,7 @@ def test_a_curve_that_nobody_knows_is_named(tmp_path: Path) -> None:
     save(tmp_path, "Bert")
     said = json.loads((tmp_path / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**said, "hidden_act": "wobble"}))
-    with pytest.raises(ModelRefused, match=r"config\.json says 'wobble' for hidden_act, which"):
+    with pytest.raises(ModelRefused, match=r"config\.json has hidden_act 'wobble', which"):
         loaded(tmp_path)
 
 
@@ -139,8 +139,8 @@ def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> No
     model.save(str(tmp_path))
     ours = loaded(tmp_path)
     (note,) = ours.notes
-    assert note.startswith("transformers runs this model, sequences of one length together")
-    assert "'albert' is no family that it knows" in note
+    assert note.startswith("transformers runs this model, with sequences of one length together")
+    assert "'albert' is not a supported model type" in note
     got = values(ours, requests(model.tokenizer, TEXTS))
     np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
 

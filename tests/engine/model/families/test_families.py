@@ -103,8 +103,8 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
         for name in ("GemmaConfig", "Gemma2Config", "Gemma3TextConfig")
     ),
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "inputs of their own"),
-    ("Gemma4TextConfig", {"per_layer_config": True}, "does not fit together"),
+    ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "per-layer inputs"),
+    ("Gemma4TextConfig", {"per_layer_config": True}, "contradict each other"),
     ("GPT2Config", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
     ("LlamaConfig", {"sliding_window": 12}, "sliding_window"),
@@ -130,10 +130,10 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     (
         "Phi3Config",
         {"rope_parameters": ROPE | {"partial_rotary_factor": 0.35}},
-        "turns 5 of the 16",
+        "rotates 5 of the 16",
     ),
     ("Gemma3TextConfig", {"rope_parameters": ROPE}, "kind of layer"),
-    ("MixtralConfig", {"num_experts": 3}, "how many experts"),
+    ("MixtralConfig", {"num_experts": 3}, "number of experts"),
     ("Dots1Config", {"moe_layer_freq": 2}, "moe_layer_freq"),
     ("HunYuanMoEV1Config", {"moe_intermediate_size": [96, 48] * 2}, "moe_intermediate_size"),
     ("HunYuanMoEV1Config", {"num_shared_expert": [2] * 4}, "num_shared_expert"),
@@ -174,17 +174,17 @@ def test_a_dtype_that_weights_are_not_served_in_is_not_understood(
 @pytest.mark.parametrize(
     ("name", "differs", "words"),
     [
-        ("LlamaConfig", {"hidden_size": "x"}, "hidden_size 'x'; it must be a count"),
+        ("LlamaConfig", {"hidden_size": "x"}, "hidden_size 'x'; it must be a whole number"),
         ("LlamaConfig", {"vocab_size": True}, "vocab_size True"),
         ("LlamaConfig", {"num_hidden_layers": -1}, "num_hidden_layers -1"),
-        ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has above"),
+        ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has more than"),
     ],
 )
 def test_what_no_model_can_be_is_refused(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
     """By the model's name, whoever would have run it."""
-    with pytest.raises(ModelRefused, match=rf"^{tmp_path}: config.json says .*{words}"):
+    with pytest.raises(ModelRefused, match=rf"^{tmp_path}: config.json has .*{words}"):
         understood(tmp_path, said_by(name) | differs)
 
 

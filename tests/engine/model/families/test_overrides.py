@@ -122,9 +122,9 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"rope_scalling": YARN}, "--hf-overrides says rope_scalling, which transformers. classes"),
-        ({"hidden_size": "x"}, "config.json with --hf-overrides says hidden_size 'x'"),
-        ({"vocab_size": 5}, "other shapes"),
+        ({"rope_scalling": YARN}, "--hf-overrides sets rope_scalling, which transformers. classes"),
+        ({"hidden_size": "x"}, "config.json with --hf-overrides has hidden_size 'x'"),
+        ({"vocab_size": 5}, "the shapes of its weights do not match"),
         ({"rope_scaling": {**YARN, "factor": -4}}, "factor -4; it must be a number from 1 to"),
         ({"rope_scaling": {**YARN, "factor": 1e300}}, "must be a number from 1 to 10,000"),
         ({"rope_scaling": {**YARN, "factor": "4"}}, "factor '4'; it must be a number"),

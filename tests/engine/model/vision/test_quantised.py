@@ -105,7 +105,7 @@ def test_a_model_of_quantised_text_sees(
     assert isinstance(loaded.network, Decoder)
     assert loaded.vision_encoder is not None
     [note] = loaded.notes
-    assert "as much memory as if they were not" in note
+    assert "as much memory as unquantised ones" in note
     plan = plan_model(settings(folder))
     assert plan.takes_images
     assert plan.notes == loaded.notes
@@ -171,7 +171,9 @@ def test_a_tower_with_a_quantised_tensor_is_not_served(
     pieces, _ = FORMS[form][1](tensors.pop(f"{module}.weight").float())
     tensors |= {f"{module}.{piece}": tensor for piece, tensor in pieces.items()}
     save_file(tensors, folder / WHOLE, {"format": "pt"})
-    note = f"this model is served without images: {module}.{stored} of its tower is quantised"
+    note = (
+        f"this model is served without images: {module}.{stored} of its vision tower is quantised"
+    )
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, Decoder)
     assert loaded.vision_encoder is None

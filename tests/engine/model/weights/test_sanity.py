@@ -57,14 +57,14 @@ NOISE: dict[str, tuple[Change, str]] = {
     "the embedding is 0": (times("embed_tokens.weight", 0), "the same score"),
     "one channel drowns all others": (
         lambda tensors: tensors["model.embed_tokens.weight"][:, 3].fill_(1e4),
-        "the same whatever it reads",
+        "output does not depend on its input",
     ),
     "the head is 0": (times("lm_head.weight", 0), "the same score"),
-    "one matrix is huge": (times(DOWN, 1e30), f"{DOWN} holds numbers up to .*e.29"),
-    "one norm is huge": (times("layers.2.input_layernorm.weight", 1e30), "holds numbers up to"),
+    "one matrix is huge": (times(DOWN, 1e30), f"{DOWN} contains numbers up to .*e.29"),
+    "one norm is huge": (times("layers.2.input_layernorm.weight", 1e30), "contains numbers up to"),
     "one row is NaN": (
         lambda tensors: tensors["model.embed_tokens.weight"][7].fill_(torch.nan),
-        "embed_tokens.weight holds NaN or infinity",
+        "embed_tokens.weight contains NaN or infinity",
     ),
 }
 
@@ -89,12 +89,12 @@ def test_a_matrix_of_zeros_is_noted(tmp_path: Path) -> None:
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     config = EngineConfig(str(change(tmp_path, times(DOWN, 0))), dtype="float32", device="cpu")
     assert load_model(config).notes == (
-        f"nothing but 0 is in {DOWN}: unless that is meant, copy the files again",
+        f"{DOWN} contain only zeros: unless that is intended, copy the files again",
     )
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(1e6, "adds numbers up to"), (1e7, "holds numbers up to")]
+    ("size", "words"), [(1e6, "adds numbers up to"), (1e7, "contains numbers up to")]
 )
 def test_an_adapter_that_drowns_its_model_is_refused(
     tmp_path: Path, size: float, words: str
@@ -126,7 +126,7 @@ def test_vectors_that_are_the_same_for_every_text_are_refused(
     folder = save_encoder(tmp_path, family)
     load_encoder(folder)
     change(folder, times("layer.2.output.LayerNorm.weight", 0))
-    with pytest.raises(ModelRefused, match="the same whatever it reads"):
+    with pytest.raises(ModelRefused, match="output does not depend on its input"):
         load_encoder(folder)
 
 
@@ -180,6 +180,6 @@ def test_answers_that_do_not_depend_on_tokens_are_refused(
 ) -> None:
     """Though each of them prefers some token; those that do, a little, are taken."""
     one = torch.randn(64)
-    with pytest.raises(ModelRefused, match="the same whatever it reads"):
+    with pytest.raises(ModelRefused, match="output does not depend on its input"):
         check_logits("tiny", same(one))
     check_logits("tiny", other(one))

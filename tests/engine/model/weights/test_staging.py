@@ -82,6 +82,6 @@ def test_a_file_that_is_cut_off_is_said_to_be(
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
     device = late_device(monkeypatch)
-    with pytest.raises(ModelRefused, match="was cut off while it was read"):
+    with pytest.raises(ModelRefused, match="was truncated while it was read"):
         read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
     assert device.most_at_once == 2

@@ -147,7 +147,7 @@ def test_a_file_that_is_cut_off_meanwhile_is_said_to_be(tmp_path: Path) -> None:
     checkpoint = find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
-    with pytest.raises(ModelRefused, match="was cut off while it was read"):
+    with pytest.raises(ModelRefused, match="was truncated while it was read"):
         read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
 
 
