@@ -89,7 +89,7 @@ class Kept:
         return found
 
 
-def asked(go: Callable[[], None]) -> set[Form]:
+def requested_by(go: Callable[[], None]) -> set[Form]:
     """Return the kernels that this would have compiled, each with its types, sizes and options."""
     found: set[Form] = set()
 
@@ -155,11 +155,11 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             architecture, model = tiny(family, folder)
         kept = run(model)
-        compiled = asked(lambda made=architecture: compile_kernels.run(made, torch.float32))  # type: ignore[misc]
-        of_run = asked(lambda made=architecture, kept=kept: replay(made, *kept))  # type: ignore[misc]
+        compiled = requested_by(lambda made=architecture: compile_kernels.run(made, torch.float32))  # type: ignore[misc]
+        of_run = requested_by(lambda made=architecture, kept=kept: replay(made, *kept))  # type: ignore[misc]
         for form in sorted(of_run - compiled):
             sys.stdout.write(f"{family}: {form}\n")
-        assert of_run, "no kernel of the GPU's was asked for"
+        assert of_run, "no kernel of the GPU was requested"
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
     of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
     for name, quantise in (
@@ -167,7 +167,7 @@ def main() -> int:
         *of_quantised,
     ):
         run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)
-        forms = asked(partial(run_usual, quantise=quantise))
+        forms = requested_by(partial(run_usual, quantise=quantise))
         sys.stderr.write(f"{name} {quantise and quantise.__name__}: {len(forms)} forms\n")
     return 0
 

@@ -103,13 +103,13 @@ def sizes(
     hidden: int, inner: int, layers: int, heads: int, key_heads: int | None = None, **others: Any
 ) -> dict[str, Any]:
     """Return what most configs tell of sizes."""
-    said = {
+    fields = {
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
     }
-    return said | ({} if key_heads is None else {"num_key_value_heads": key_heads}) | others
+    return fields | ({} if key_heads is None else {"num_key_value_heads": key_heads}) | others
 
 
 def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def gemma4(kind: str, *shape: int, **others: Any) -> dict[str, Any]:
     return {"model_type": kind, "text_config": text, "vision_config": vision}
 
 
-# What datatrove's sweep of batch inference runs, but for Qwen3-Next.
+# The models of datatrove's sweep of batch inference, except Qwen3-Next.
 BENCHMARK: dict[str, tuple[dict[str, Any], float]] = {
     "SmolLM2-135M": (_SMOLLM2 | sizes(576, 1536, 30, 9, 3), 0.1345),
     "SmolLM2-360M": (_SMOLLM2 | sizes(960, 2560, 32, 15, 5), 0.3618),

@@ -42,7 +42,7 @@ def fixture_config(
 def test_an_adapter_at_another_scale_is_refused(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is, too: it was asked for with its adapters."""
+    """The model is refused, too, because it was requested with its adapters."""
     placed = Adapter.placed
 
     def wrong(self: Adapter, *args: Any) -> Any:
@@ -128,7 +128,7 @@ def test_an_adapter_that_answers_with_no_numbers_is_refused(
 def test_what_does_not_fit_in_fp32_is_proved_by_its_first_layers(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the model itself is."""
+    """The model itself is checked in the same way."""
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     assert load_model(config).notes

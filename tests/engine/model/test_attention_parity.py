@@ -36,7 +36,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Compute each distance anew."""
+    """Forget all cached distances."""
     attention_distance.cache_clear()
     yield
     attention_distance.cache_clear()
@@ -54,7 +54,7 @@ def test_a_cpus_kernels_are_off_by_rounding_alone(
 
 
 def test_keys_and_values_in_fp8_are_compared_as_they_are_kept() -> None:
-    """What they lose when they are rounded is no fault of the kernels."""
+    """Their loss from rounding is not an error of the kernels."""
     shape = SHAPES["grouped"]
     assert attention_distance(ReferenceAttention, shape, torch.bfloat16, FP8, CPU) < 0.01
 

@@ -138,7 +138,7 @@ def test_a_gguf_file_answers_chats_by_its_own_template(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> None:
-    """A chat is told what to pass."""
+    """For a chat, the error contains the option to pass."""
     file = write_gguf(tmp_path / "tiny.gguf", build("LlamaConfig"), template=None)
     _, reply = served(file)
     assert reply.status_code == 400
@@ -151,7 +151,7 @@ def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> Non
 
 
 def test_inspection_dequantizes_nothing_and_names_the_fault_of_a_file(tmp_path: Path) -> None:
-    """As a load would."""
+    """A load reports the same fault."""
     file = write_gguf(tmp_path / "tiny.gguf", build("Qwen3Config"))
     report = inspect_model(EngineConfig(str(file), device="cpu"))
     assert (report.runs, report.model_type, report.faults) == ("native", "qwen3", ())

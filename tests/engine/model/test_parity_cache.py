@@ -67,8 +67,8 @@ def test_a_second_load_proves_nothing_and_answers_the_same(
     assert torch.equal(chunked_logits(cold, tokens), chunked_logits(warm, tokens))
 
 
-def said(folder: Path) -> None:
-    """Let a config say something more, which changes nothing."""
+def reconfigured(folder: Path) -> None:
+    """Add a field without effect to a config."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"top_k": 3}))
 
@@ -81,18 +81,18 @@ def rewritten(folder: Path) -> None:
     os.utime(path, ns=(later, later))
 
 
-@pytest.mark.parametrize("change", [said, rewritten])
+@pytest.mark.parametrize("change", [reconfigured, rewritten])
 def test_a_change_of_its_files_is_noticed(
     folder: Path, proofs: list[ParityResult], change: Callable[[Path], None]
 ) -> None:
-    """Of the config by its bytes, of the weights by when and how they were written."""
+    """The config counts by its bytes, the weights by the time and size of their last write."""
     load(folder)
     change(folder)
     load(folder)
     assert len(proofs) == 2
 
 
-def test_another_dtype_processor_or_version_proves_anew(
+def test_another_dtype_processor_or_version_repeats_the_check(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may compute otherwise."""
@@ -129,7 +129,7 @@ def test_a_snapshots_proof_holds_on_every_machine(folder: Path, proofs: list[Par
     assert len(proofs) == 2
 
 
-def test_what_was_compared_only_in_part_is_said_each_time(
+def test_a_partial_comparison_is_noted_each_time(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same proof, and so the same note."""
@@ -143,7 +143,7 @@ def test_what_was_compared_only_in_part_is_said_each_time(
 def test_damaged_weights_are_refused_whatever_is_remembered(
     folder: Path, proofs: list[ParityResult]
 ) -> None:
-    """A disk may change numbers under a file that nobody wrote."""
+    """A disk may change numbers in a file that was not written."""
     load(folder)
     path = folder / WHOLE
     before, data = path.stat(), bytearray(path.read_bytes())

@@ -105,7 +105,7 @@ def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
 
 
 def test_an_adapter_is_shared_as_its_model_is(tmp_path: Path) -> None:
-    """Beside rows of the model itself, of merged tensors and of single ones."""
+    """It shares steps with rows of the model itself, for merged tensors and single ones."""
     for name in ("Phi3Config", "LlamaConfig"):
         checkpoint, hf_config, architecture = saved(name, tmp_path / name)
         targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "k_proj", "up_proj")
@@ -147,7 +147,7 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("LlamaConfig", 3, "4 query heads and 2 key heads"),
         ("LlamaConfig", 8, "4 query heads cannot"),
         ("GptOssConfig", 5, "96 columns of an expert"),
-        ("Gemma4, MoE beside an MLP", 2, "experts next to an MLP"),
+        ("Gemma4, MoE next to an MLP", 2, "experts next to an MLP"),
         ("FalconH1Config", 2, "projections with multipliers"),
         ("Qwen3NextConfig", 4, "2 key heads of recurrent layers"),
         ("Mamba2Config", 4, "2 groups of B and C and 2 groups of gated norms"),
@@ -162,7 +162,7 @@ def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shares_lie_side_by_side(size: int) -> None:
+def test_shares_are_side_by_side(size: int) -> None:
     """None twice, none missing; key heads are had by as many ranks as there are too few of."""
     for count in (1, 7, 8, 24):
         parts = [Shard(rank, size).indices(count) for rank in range(size)]

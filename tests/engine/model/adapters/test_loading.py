@@ -48,7 +48,7 @@ def read(model: Path, folder: Path, **settings: Any) -> Adapter:
 
 
 def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
-    """Write an adapter's tensors anew, changed."""
+    """Write an adapter's tensors again, changed."""
     tensors = load_file(folder / TENSORS)
     change(tensors)
     save_file(tensors, folder / TENSORS)
@@ -76,13 +76,13 @@ def test_ranks_and_scales_are_those_of_each_module(model: Path, tmp_path: Path) 
 
 
 def test_a_scale_may_go_by_the_root_of_the_rank(model: Path, tmp_path: Path) -> None:
-    """As rsLoRA has it."""
+    """rsLoRA uses this scale."""
     folder = write_adapter(tmp_path, modules_of("q_proj"), lora_alpha=6, use_rslora=True)
     assert {module.scale for module in read(model, folder).modules.values()} == {3}
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "fields"),
     [
         (ALL, {"target_modules": "all-linear"}),
         (("q_proj", "k_proj"), {"target_modules": r".*self_attn\.[qk]_proj"}),
@@ -92,15 +92,15 @@ def test_a_scale_may_go_by_the_root_of_the_rank(model: Path, tmp_path: Path) -> 
     ],
 )
 def test_modules_are_meant_by_ends_of_names_or_by_a_pattern(
-    model: Path, tmp_path: Path, targets: tuple[str, ...], said: dict[str, Any]
+    model: Path, tmp_path: Path, targets: tuple[str, ...], fields: dict[str, Any]
 ) -> None:
-    """As PEFT reads each form."""
+    """PEFT reads each form in the same way."""
     modules = modules_of(*targets)
-    assert read(model, write_adapter(tmp_path, modules, **said)).modules.keys() == modules.keys()
+    assert read(model, write_adapter(tmp_path, modules, **fields)).modules.keys() == modules.keys()
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    ("layers", "fields"),
     [
         ({1}, {"layers_to_transform": 1}),
         ({0, 3}, {"layers_to_transform": [0, 3], "layers_pattern": "layers"}),
@@ -108,7 +108,7 @@ def test_modules_are_meant_by_ends_of_names_or_by_a_pattern(
     ],
 )
 def test_modules_may_be_those_of_some_layers(
-    model: Path, tmp_path: Path, layers: set[int], said: dict[str, Any]
+    model: Path, tmp_path: Path, layers: set[int], fields: dict[str, Any]
 ) -> None:
     """Others are adapted nowhere."""
     modules = {
@@ -116,11 +116,11 @@ def test_modules_may_be_those_of_some_layers(
         for name, pair in modules_of("q_proj").items()
         if int(name.split(".")[2]) in layers
     }
-    assert read(model, write_adapter(tmp_path, modules, **said)).modules.keys() == modules.keys()
+    assert read(model, write_adapter(tmp_path, modules, **fields)).modules.keys() == modules.keys()
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"peft_type": "IA3"}, "has unsupported peft_type 'IA3': only LoRA is supported"),
         ({"use_dora": True}, "has unsupported use_dora: DoRA also changes the magnitude"),
@@ -162,10 +162,10 @@ def test_modules_may_be_those_of_some_layers(
     ],
 )
 def test_a_config_that_would_compute_something_else_is_refused(
-    model: Path, tmp_path: Path, said: dict[str, Any], words: str
+    model: Path, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     """With the field, the adapter's name and its path."""
-    folder = write_adapter(tmp_path, modules_of("q_proj"), **said)
+    folder = write_adapter(tmp_path, modules_of("q_proj"), **fields)
     with pytest.raises(ModelRefused, match=words) as refused:
         read(model, folder)
     assert str(refused.value).startswith(f"adapter own ({folder}): ")
@@ -263,7 +263,7 @@ def test_a_folder_without_an_adapter_says_what_is_missing(model: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"target_modules": "(.|.)*[!?]"},
         {"exclude_modules": "(.|.)*[!?]"},
@@ -275,11 +275,11 @@ def test_a_folder_without_an_adapter_says_what_is_missing(model: Path, tmp_path:
     ids=["targets", "excluded", "ranks", "alphas", "layers", "many"],
 )
 def test_patterns_that_take_for_ever_are_refused(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     """Whichever field they are in, and however little each of many takes."""
     monkeypatch.setattr(patterns, "BUDGET_SECONDS", 0.05)
-    folder = write_adapter(tmp_path, modules_of("q_proj"), **said)
+    folder = write_adapter(tmp_path, modules_of("q_proj"), **fields)
     with pytest.raises(ModelRefused, match=r"adapter own .* which takes too long to match"):
         read(model, folder)
 
@@ -294,14 +294,14 @@ def test_the_pattern_that_spun_is_matched_in_no_time(model: Path, tmp_path: Path
 def test_a_pattern_may_look_ahead(model: Path, tmp_path: Path) -> None:
     """Tools that train models of text and images write such ones."""
     modules = modules_of("q_proj", "v_proj")
-    said = r"^(?!.*(visual|aligner)).*\.(q_proj|v_proj)(?=$)"
-    folder = write_adapter(tmp_path, modules, target_modules=said)
+    fields = r"^(?!.*(visual|aligner)).*\.(q_proj|v_proj)(?=$)"
+    folder = write_adapter(tmp_path, modules, target_modules=fields)
     assert read(model, folder).modules.keys() == modules.keys()
 
 
 @pytest.mark.parametrize("file", [TENSORS, "adapter_config.json"])
 def test_links_that_lead_outside_are_not_followed(model: Path, tmp_path: Path, file: str) -> None:
-    """Those within the folder are."""
+    """Links within the folder are followed."""
     folder = write_adapter(tmp_path / "own", modules_of("q_proj"))
     (folder / file).rename(folder / "other")
     (folder / file).symlink_to("other")
@@ -322,7 +322,7 @@ def test_a_rank_may_be_bounded(model: Path, tmp_path: Path) -> None:
 
 
 def test_experts_are_not_adapted(tmp_path: Path) -> None:
-    """Attention beside them is."""
+    """Attention in the same layers is adapted."""
     network = build("Qwen3MoeConfig")
     network.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     folder = write_adapter(tmp_path / "own", halves(network, ALL[:4]))
@@ -340,8 +340,8 @@ def test_experts_are_not_adapted(tmp_path: Path) -> None:
 def test_a_model_that_transformers_runs_has_no_adapters(model: Path, tmp_path: Path) -> None:
     """The refusal says why it runs it."""
     folder = write_adapter(tmp_path / "own", modules_of("q_proj"))
-    said = json.loads((model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(said | {"attention_chunk_size": 7}))
+    fields = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"attention_chunk_size": 7}))
     (tmp_path / "model.safetensors").symlink_to(model / "model.safetensors")
     config = EngineConfig(str(tmp_path), lora_modules=(LoraModule("own", str(folder)),))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Where a model runs, in which dtype, and how long its sequences may be."""
+"""Selection of a model's device, dtype and context length."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_context_beyond_the_models_positions_is_refused() -> None:
         context_length(EngineConfig("m", max_model_len=513), 512)
 
 
-def test_a_model_that_tells_no_positions_has_a_usual_context() -> None:
-    """And any that is asked for."""
+def test_a_model_without_positions_has_the_default_context() -> None:
+    """Any requested context is allowed."""
     assert context_length(EngineConfig("m"), None) == 4096
     assert context_length(EngineConfig("m", max_model_len=9999), None) == 9999
 
@@ -76,7 +76,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An Ampere card, of which torch tells."""
+    """Make torch report an Ampere card."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
     return monkeypatch
@@ -113,14 +113,14 @@ def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatc
 def test_a_step_holds_what_fills_a_card(
     monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
 ) -> None:
-    """By its memory, as torch tells it of an H200, an H100, an L40S and an L4."""
+    """The limits follow from the memory that torch reports for an H200, H100, L40S and L4."""
     card = SimpleNamespace(total_memory=int(gibibytes * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     assert step_limits(EngineConfig("m"), CUDA) == limits
 
 
-def test_what_a_step_holds_is_what_was_asked_for() -> None:
-    """One of both that was not asked for gives way to the other."""
+def test_step_limits_can_be_requested() -> None:
+    """If only one limit is requested, the other is lowered to fit."""
     assert step_limits(EngineConfig("m"), CPU) == (256, 2048)
     assert step_limits(EngineConfig("m", max_num_seqs=7), CPU) == (7, 2048)
     assert step_limits(EngineConfig("m", max_num_seqs=3000), CPU) == (3000, 3000)

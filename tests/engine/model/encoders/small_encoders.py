@@ -53,7 +53,7 @@ TEXTS = [
 
 
 def save(folder: Path, family: str, kind: str = "Model", **changes: Any) -> Path:
-    """Save a random model of a family, whole or with a head, and a tokenizer beside it."""
+    """Save a random model of a family, with or without a head, together with a tokenizer."""
     make = getattr(transformers, f"{family}Config")
     config = make(**{**SIZES, "pad_token_id": 1, **FAMILIES[family], **changes})
     torch.manual_seed(0)
@@ -69,8 +69,8 @@ def save(folder: Path, family: str, kind: str = "Model", **changes: Any) -> Path
 def loaded(folder: Path, **settings: Any) -> LoadedEncoder:
     """Load the model of a folder."""
     config = EngineConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **settings})
-    said = json.loads((folder / "config.json").read_bytes())
-    description = read_pooling_config(said, config)
+    raw = json.loads((folder / "config.json").read_bytes())
+    description = read_pooling_config(raw, config)
     assert description is not None
     return load_encoder(config, description)
 

@@ -72,7 +72,7 @@ def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, f
 def test_a_decoder_may_score_by_two_of_its_tokens(
     tmp_path: Path, *, tie_word_embeddings: bool
 ) -> None:
-    """By how much more likely the one is: of its head two rows are read."""
+    """The score is how much more likely one token is: only two rows of the head are read."""
     save(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=tie_word_embeddings)
     overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     ours = loaded(tmp_path, runner="pooling", hf_overrides=overrides)

@@ -48,8 +48,8 @@ def test_weights_of_more_than_the_network_are_refused(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Damaged ones answer with what is no number."""
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Damaged weights produce answers that are not finite."""
     save(tmp_path, "Bert")
     weights(tmp_path, embeddings__LayerNorm__bias=torch.full((48,), torch.nan))
     with pytest.raises(ModelRefused, match=r"NaN or infinity|relative distance"):
@@ -108,7 +108,7 @@ def test_what_the_proof_does_not_hold_for_is_run_by_transformers(
 def test_a_proof_that_went_well_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same files, by the same sources."""
+    """The files and the source code must be the same."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     save(tmp_path / "model", "Bert")
     loaded(tmp_path / "model")

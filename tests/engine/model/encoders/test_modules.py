@@ -1,4 +1,4 @@
-"""Modules beside a network, fetched as the hub's cache keeps them."""
+"""Modules in addition to a network, fetched in the layout of the hub's cache."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_link_of_a_module_that_leads_elsewhere_is_refused(snapshot: Path, tmp_
         from_hub(snapshot)
 
 
-def test_a_module_without_weights_is_said_to_lack_them(snapshot: Path) -> None:
-    """A hub that has only pickled ones is not asked for a model of the folder's name."""
+def test_missing_weights_of_a_module_are_named(snapshot: Path) -> None:
+    """A hub with only pickled weights is not queried for a model of the folder's name."""
     (snapshot / WEIGHTS).rename(snapshot / "2_Dense/pytorch_model.bin")
     repository = snapshot.parent.parent
     missing = repository / ".no_exist" / COMMIT / WEIGHTS

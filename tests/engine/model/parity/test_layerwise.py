@@ -83,7 +83,7 @@ def _num_layers() -> int:
 def test_transformers_logits_and_windows_are_those_of_its_whole_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Whether layers are read alone or together."""
+    """Layers may be read alone or together."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, reader = opened(tmp_path, monkeypatch)
     whole = transformers_model.load_fp32(reader.checkpoint, hf_config, CPU, None)

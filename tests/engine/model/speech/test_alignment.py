@@ -1,4 +1,4 @@
-"""When tokens are said: the way through what heads look at is transformers'."""
+"""Timestamps of tokens: the path through the attention of heads is transformers'."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_cheapest_way_is_that_of_transformers(tokens: int, places: int) -> N
 @pytest.mark.parametrize("width", [1, 3, 7])
 @pytest.mark.parametrize("places", [2, 3, 20])
 def test_medians_are_those_of_transformers(width: int, places: int) -> None:
-    """Of a window that is shorter than its neighbourhood, too."""
+    """One window is shorter than its neighbourhood."""
     from transformers.models.whisper.generation_whisper import _median_filter
 
     x = torch.randn(2, 5, places, generator=torch.Generator().manual_seed(0))

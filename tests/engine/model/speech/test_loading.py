@@ -26,7 +26,7 @@ def load(folder: Path, dtype: Any = "float32") -> LoadedSpeech:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_is_the_function_that_transformers_has(tmp_path: Path, shape: str) -> None:
-    """In fp32 but for the order of sums, and in bf16 but for rounding."""
+    """In fp32 only the order of sums differs, and in bf16 only the rounding."""
     save(tmp_path, shape)
     exact = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path))
     rounded = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path, "bfloat16"))
@@ -54,7 +54,7 @@ def test_a_network_that_computes_something_else_is_refused(
 def test_where_fp32_does_not_fit_the_first_layers_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever runs it is told."""
+    """A note informs the user."""
     save(tmp_path, "English alone")
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 0)
     (note,) = load(tmp_path).notes
@@ -85,7 +85,7 @@ def test_weights_of_a_bare_model_are_found(tmp_path: Path) -> None:
     assert torch.equal(loading.chunked_logits(load(tmp_path)), expected)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     """Nothing that is written could be believed."""
     save(tmp_path, "English alone")
     tensors = load_file(tmp_path / WHOLE)

@@ -1,4 +1,4 @@
-"""What a speech model's files say, and which of them are refused, by what they say."""
+"""The fields of a speech model's files, and refusals by their values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tidemill.engine.inspection import ENGLISH_ONLY, inspect_model
 from tidemill.engine.model.speech.whisper_config import read_speech
 
 
-def edit(folder: Path, file: str, **said: Any) -> None:
-    """Let a file of a folder say something else."""
+def edit(folder: Path, file: str, **fields: Any) -> None:
+    """Change fields of a file in a folder."""
     path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
 
 
 def test_a_model_of_english_has_no_languages(tmp_path: Path) -> None:
-    """What it is begun with is what its file forces."""
+    """Its prompt contains the tokens that its file forces."""
     model = save(tmp_path, "English alone")
     hf_config = read_speech(str(tmp_path))
     assert hf_config.hearing.languages == ()
@@ -53,8 +53,8 @@ def test_is_multilingual_false_overrides_the_tables_of_languages_and_tasks(tmp_p
     assert (hearing.languages, hearing.tasks) == ((), ("transcribe",))
 
 
-def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None:
-    """It tells no times, and then neither words nor long recordings can be had."""
+def test_without_a_generation_config_the_config_is_used(tmp_path: Path) -> None:
+    """It contains no timestamps, so neither word timestamps nor long recordings are supported."""
     model = save(tmp_path, "English alone")
     (tmp_path / "generation_config.json").unlink()
     hf_config = read_speech(str(tmp_path))
@@ -65,7 +65,7 @@ def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None
 
 
 def test_without_alignment_heads_the_upper_half_looks(tmp_path: Path) -> None:
-    """As in openai-whisper."""
+    """openai-whisper has the same default."""
     save(tmp_path, "English alone")
     edit(tmp_path, "generation_config.json", alignment_heads=None)
     assert read_speech(str(tmp_path)).whisper_tokens.alignment_heads == (
@@ -77,16 +77,16 @@ def test_without_alignment_heads_the_upper_half_looks(tmp_path: Path) -> None:
 
 
 def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
-    """Which keeps the same within a file of its own."""
+    """It keeps the same settings in a separate file."""
     save(tmp_path, "many languages")
-    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    fields = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").unlink()
-    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": said}))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": fields}))
     assert read_speech(str(tmp_path)).features.window_frames == 300
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "words"),
+    ("file", "fields", "words"),
     [
         ("config.json", {"model_type": "moonshine"}, "only the Whisper family"),
         ("config.json", {"quantization_config": {"bits": 4}}, "quantised"),
@@ -110,11 +110,11 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_model_of_the_family_says_is_refused(
-    tmp_path: Path, file: str, said: dict[str, Any], words: str
+    tmp_path: Path, file: str, fields: dict[str, Any], words: str
 ) -> None:
     """With the name of the file or the field."""
     save(tmp_path, "English alone")
-    edit(tmp_path, file, **said)
+    edit(tmp_path, file, **fields)
     with pytest.raises(ModelRefused, match=words):
         read_speech(str(tmp_path))
 

@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder_of", scope="module")
 def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes a folder with the tiny model of a kind, each time anew."""
+    """Return a function that creates a new folder with the tiny model of a kind."""
     networks: dict[str, Any] = {}
 
     def folder_of(kind: str) -> Path:
@@ -77,9 +77,9 @@ def check_parity(
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what a JSON file says."""
-    said = json.loads(path.read_text())
-    change(said)
-    path.write_text(json.dumps(said))
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -104,16 +104,16 @@ def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -
 
 
 def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: FolderOf) -> None:
-    """Of many tokens the same ones are compared by both."""
+    """Both compare the same selection of many tokens."""
     folder = folder_of("gemma3")
-    rewrite(folder / "config.json", lambda said: said["text_config"].update(sliding_window=400))
+    rewrite(folder / "config.json", lambda raw: raw["text_config"].update(sliding_window=400))
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind: str) -> None:
+def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
     def dim(vision: VisionConfig) -> None:
@@ -126,7 +126,7 @@ def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind
 def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the text; its tower is whole."""
+    """The text's first layers are compared; its tower is complete."""
     monkeypatch.setattr(parity_inputs, "fits", lambda *_: False)
     assert check_parity(folder_of(kind)).num_layers == 2
 
@@ -169,14 +169,14 @@ def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kin
 
 
 def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -> None:
-    """As those of Qwen2.5-VL on the hub are: all of the text's fields beside the tower's."""
+    """Qwen2.5-VL on the hub has all fields of the text at the top level."""
     folder = folder_of("qwen2_5_vl")
 
-    def flatten(said: dict[str, Any]) -> None:
-        text = said.pop("text_config")
-        said |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
+    def flatten(raw: dict[str, Any]) -> None:
+        text = raw.pop("text_config")
+        raw |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
         section = {"type": "mrope", "mrope_section": [2, 3, 3]}
-        said |= {"rope_theta": 10_000.0, "rope_scaling": section}
+        raw |= {"rope_theta": 10_000.0, "rope_scaling": section}
 
     rewrite(folder / "config.json", flatten)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
@@ -185,9 +185,9 @@ def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -
 
 
 def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
-    """Small models of Qwen2.5-VL say so beside the text's config."""
+    """Small models of Qwen2.5-VL set it outside the text's config."""
     folder = folder_of("qwen2_5_vl")
-    rewrite(folder / "config.json", lambda said: said.update(tie_word_embeddings=True))
+    rewrite(folder / "config.json", lambda raw: raw.update(tie_word_embeddings=True))
     weights = load_file(folder / WHOLE)
     del weights["lm_head.weight"]
     save_file(weights, folder / WHOLE, {"format": "pt"})
@@ -220,7 +220,7 @@ def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
     if change is None:
         (folder / PREPARATION).unlink()
     else:
-        rewrite(folder / PREPARATION, lambda said: said.update(change))
+        rewrite(folder / PREPARATION, lambda raw: raw.update(change))
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is None
@@ -243,8 +243,8 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(
     )
 
 
-def test_ranks_share_experts_that_lie_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
-    """Each reads its columns of the gates and of the ups beside them."""
+def test_ranks_share_experts_stored_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
+    """Each rank reads its columns of the gates and of the ups."""
     folder = folder_of("qwen3_vl_moe")
     hf_config = read_hf_config(str(folder))
     parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -269,12 +269,14 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     assert "mm_soft_emb_norm" in model.notes[0]
 
 
-def test_bounds_of_pixels_can_be_told_otherwise(folder_of: FolderOf) -> None:
-    """As vLLM is told; what its proof compares stays the same. Nothing else can be."""
+def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
+    """vLLM supports the same; the compared input stays the same. Other options are refused."""
     folder = folder_of("qwen2_5_vl")
 
-    def loaded(**told: Any) -> BySquares:
-        config = EngineConfig(str(folder), dtype="float32", device="cpu", mm_processor_kwargs=told)
+    def loaded(**options: Any) -> BySquares:
+        config = EngineConfig(
+            str(folder), dtype="float32", device="cpu", mm_processor_kwargs=options
+        )
         vision_encoder = load_model(config).vision_encoder
         assert vision_encoder is not None
         assert isinstance(vision_encoder.image_spec.sizes, BySquares)

@@ -184,7 +184,7 @@ def test_a_tower_with_a_quantised_tensor_is_not_served(
 
 
 def test_a_config_of_the_text_alone_may_say_how_it_is_quantised(folder_of: FolderOf) -> None:
-    """Some tools write it there, and not beside the tower's."""
+    """Some tools write it there, and not at the top level."""
     folder = folder_of("mistral3")
     quantise("fp8, per tensor", folder, *TOWERS)
     config = json.loads((folder / "config.json").read_text())

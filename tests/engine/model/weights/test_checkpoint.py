@@ -184,7 +184,7 @@ def test_another_models_config_over_the_weights_is_refused(
     changes: dict[str, Any],
     words: str,
 ) -> None:
-    """Also where every tensor that it asks for is there, and only what is left over tells."""
+    """Some have all required tensors, so that only surplus ones show it."""
     folder = Path(shutil.copytree(saved(family), tmp_path / "model"))
     change_config(folder, **changes)
     with pytest.raises(ModelRefused, match=words):
@@ -202,7 +202,7 @@ def test_layers_too_many_show_in_a_base_models_weights_too(llama: Path) -> None:
         load(llama)
 
 
-def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -> None:
+def test_tied_heads_and_training_heads_are_accepted(llama: Path) -> None:
     """A head that is the embedding need not be stored; one for a reward is not served."""
     change_config(llama, tie_word_embeddings=True)
     change_tensors(
@@ -221,9 +221,7 @@ def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
-    llama: Path, *, is_equal: bool
-) -> None:
+def test_a_stored_head_is_used_even_if_the_config_ties_it(llama: Path, *, is_equal: bool) -> None:
     """StoredTensor twice or stored another one: transformers believes the weights, too."""
     change_config(llama, tie_word_embeddings=True)
     eager: Any = build("LlamaConfig")
@@ -235,7 +233,7 @@ def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
 
 
 def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
-    """As the head alone, which some tools keep."""
+    """Some tools store only the head."""
     change_config(llama, tie_word_embeddings=True)
     change_tensors(llama, without("embed_tokens"))
     eager: Any = build("LlamaConfig")
@@ -247,7 +245,7 @@ def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
 def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
     tmp_path: Path, kind: str
 ) -> None:
-    """They lie under another prefix there, beside towers that are left out."""
+    """They have another prefix there; towers are left out."""
     text = COMMON | {"num_hidden_layers": 2}
     if kind == "Llava":
         text["model_type"] = "llama"
@@ -268,7 +266,7 @@ def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
 
 
 class Payload:
-    """What leaves a witness when it is unpickled."""
+    """Object that leaves a witness when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -332,7 +330,7 @@ def test_a_link_that_leaves_the_folder_is_not_followed(llama: Path, tmp_path: Pa
 
 
 def test_files_that_are_missing_or_torn_are_named(llama: Path) -> None:
-    """As a copy that was cut off leaves them."""
+    """An interrupted copy leaves such files."""
     first, second = shard(llama)
     check_logits(load(llama), build("LlamaConfig"))
     whole = (llama / second).read_bytes()

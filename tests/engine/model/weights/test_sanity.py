@@ -1,4 +1,4 @@
-"""Noise is refused at load: of every shape that is asked for, and none that a trained model has."""
+"""Noise is refused at load: weights of valid shapes that no trained model has."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_model_that_could_write_nothing_but_noise_is_refused(
     """By our decoder in bf16, and by transformers."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     if dtype == "float32":
-        said = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(said | {"attention_chunk_size": 7}))
+        raw = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"attention_chunk_size": 7}))
     how, words = NOISE[noise]
     with pytest.raises(ModelRefused, match=words):
         load_model(EngineConfig(str(change(tmp_path, how)), dtype=dtype, device="cpu"))
@@ -121,7 +121,7 @@ def test_an_adapter_that_drowns_its_model_is_refused(
 def test_vectors_that_are_the_same_for_every_text_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Those of a last norm that lets nothing through but its bias, by ours and transformers'."""
+    """Their last norm passes only its bias, in our networks and in transformers'."""
     monkeypatch.setitem(FAMILIES, "Electra", {"embedding_size": 16})
     folder = save_encoder(tmp_path, family)
     load_encoder(folder)
@@ -131,7 +131,7 @@ def test_vectors_that_are_the_same_for_every_text_are_refused(
 
 
 def test_a_speech_model_of_zeros_is_refused(tmp_path: Path) -> None:
-    """As those that write text."""
+    """It is refused like a text model of zeros."""
     save_speech(tmp_path, "English alone")
     change(tmp_path, times("", 0))
     with pytest.raises(ModelRefused, match="the same score"):
@@ -157,7 +157,7 @@ def test_what_trained_models_have_is_taken() -> None:
     logits = torch.randn(2, 5, 8)
     logits[:, 0] = 0  # of a token whose row is 0
     check_logits("tiny", logits)
-    check_not_constant("tiny", torch.ones(1, 8))  # one row has nothing to be told apart from
+    check_not_constant("tiny", torch.ones(1, 8))  # one row cannot be compared with another
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_trained_models_have_is_taken() -> None:
             lambda one: torch.randn(2, 5, 64) + 8 * (one == one.max()),
         ),
     ],
-    ids=["equal", "but for rounding", "by one token that is always certain"],
+    ids=["equal", "up to rounding", "by one token that is always certain"],
 )
 def test_answers_that_do_not_depend_on_tokens_are_refused(
     same: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]

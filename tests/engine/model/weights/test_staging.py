@@ -73,10 +73,8 @@ def test_weights_are_those_that_are_read_in_place(
     assert device.most_at_once == 2
 
 
-def test_a_file_that_is_cut_off_is_said_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where it is read in place."""
+def test_a_truncated_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is the same as for weights that are read in place."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()

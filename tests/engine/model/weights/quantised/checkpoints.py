@@ -1,6 +1,6 @@
-"""Tiny checkpoints in each form that quantised weights are published in, made of a tiny model.
+"""Tiny checkpoints in each published form of quantised weights, made from a tiny model.
 
-Each is written by the words of its own format, number by number, and not by what reads it.
+Each is written number by number, following its format's specification and not our reader.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _fp8(weight: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_tensor(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
-    """One scale for all, beside one of activations."""
+    """One scale for the matrix, and one for activations."""
     scale = weight.abs().amax() / 448
     numbers, meant = _fp8(weight, scale)
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(())}, meant
@@ -101,7 +101,7 @@ def awq(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
 
 
 def gptq(weight: Tensor, *, lack: int = 1, is_sorted: bool = True) -> tuple[LoadingInfo, Tensor]:
-    """GPTQ's: a zero is stored less one; groups are of neighbours, or of whoever mattered alike."""
+    """GPTQ's: zeros are stored minus one; groups are neighbours, or sorted by importance."""
     inputs = weight.shape[1]
     groups = torch.arange(inputs) // GROUP
     order = torch.arange(inputs)
@@ -265,7 +265,7 @@ def quantise(name: str, folder: Path, *more: str) -> LoadingInfo:
 
     What is named by any of `more` stays as it is, too.
     """
-    said, make = FORMS[name]
+    quantization_config, make = FORMS[name]
     kept = ("embed", "lm_head", "3.self_attn.v", "gate.w", *more)
     stored, meant = {}, {}
     for key, tensor in load_file(folder / WHOLE).items():
@@ -276,13 +276,13 @@ def quantise(name: str, folder: Path, *more: str) -> LoadingInfo:
             stored |= {f"{module}.{piece}": value for piece, value in pieces.items()}
         else:
             stored[key] = meant[key] = tensor
-    _write(folder, stored, said)
+    _write(folder, stored, quantization_config)
     return meant
 
 
-def _write(folder: Path, stored: LoadingInfo, said: dict[str, Any]) -> None:
+def _write(folder: Path, stored: LoadingInfo, quantization_config: dict[str, Any]) -> None:
     """Write tensors, and what config.json says of them."""
     save_file(stored, folder / WHOLE, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = said
+    config["quantization_config"] = quantization_config
     (folder / "config.json").write_text(json.dumps(config))

@@ -156,16 +156,16 @@ def test_experts_are_quantised_one_by_one(
 def test_ranks_make_their_shares_fp8_by_the_scales_of_whole_rows(
     tmp_path: Path, family: str
 ) -> None:
-    """Of experts that are stored one by one, and of those stored as one."""
+    """Experts may be stored one by one, or as one tensor."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config = read_hf_config(str(tmp_path))
     architecture = architecture_of(hf_config)
 
-    def read(asked: str | None, shard: Shard) -> dict[str, Matrix]:
-        checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, asked))
+    def read(method: str | None, shard: Shard) -> dict[str, Matrix]:
+        checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, method))
         return read_weights(checkpoint, architecture, torch.float32, CPU, shard=shard)
 
-    plain, made = (read(asked, Shard()) for asked in (None, "fp8"))
+    plain, made = (read(method, Shard()) for method in (None, "fp8"))
     for role in ("0.gate_up_proj", "0.down_proj"):
         expected = quantise_fp8(as_tensor(plain[role])).dequantised()
         torch.testing.assert_close(as_tensor(made[role]), expected)
@@ -181,8 +181,8 @@ def test_weights_are_made_fp8_as_they_are_read(
     monkeypatch.setattr(quantised, "ROWS_AT_ONCE", 40)
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     plain, made = (
-        chunked_logits(load_model(settings(tmp_path, quantization=asked)), IDS)
-        for asked in (None, "fp8")
+        chunked_logits(load_model(settings(tmp_path, quantization=method)), IDS)
+        for method in (None, "fp8")
     )
     weight = torch.randn(3, 50, 8)
     numbers, scales = quantise_rows_fp8(weight.view(150, 8), 8)
@@ -195,7 +195,7 @@ def test_weights_are_made_fp8_as_they_are_read(
 def test_a_load_that_quantises_measures_what_that_changes(tmp_path: Path) -> None:
     """The log-probabilities of the plain model's likeliest tokens; on the text of its tokenizer."""
     copytree(demo.MODEL_PATH, tmp_path, dirs_exist_ok=True)
-    models = [load_model(settings(tmp_path, quantization=asked)) for asked in (None, "fp8")]
+    models = [load_model(settings(tmp_path, quantization=method)) for method in (None, "fp8")]
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     ids = torch.tensor(tokenizer.encode(HELD_TEXT).ids[:MOST_TOKENS])
     plain, made = (chunked_logits(model, ids)[0].double().log_softmax(-1) for model in models)
@@ -218,8 +218,8 @@ def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
     """Proved like others, and near to what they were."""
     build(family).to(torch.bfloat16).save_pretrained(tmp_path)
     plain, made = (
-        load_model(settings(tmp_path, dtype="bfloat16", quantization=asked))
-        for asked in (None, "int8")
+        load_model(settings(tmp_path, dtype="bfloat16", quantization=method))
+        for method in (None, "int8")
     )
     assert isinstance(made.network, Decoder)
     assert isinstance(made.network._layers[0].out_proj, int8.Int8Linear)
@@ -248,7 +248,7 @@ def test_int8_is_refused_where_nothing_multiplies_it(
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("quantization", "words"),
     [
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, and only fp8, compressed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has unsupported fmt 'e5m2'"),
@@ -273,16 +273,18 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         ("?", "quantised by ?"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(tmp_path: Path, said: Any, words: str) -> None:
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, quantization: Any, words: str
+) -> None:
     """Before anything is read."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
-    change(tmp_path, quantization_config=said)
+    change(tmp_path, quantization_config=quantization)
     with pytest.raises(ModelRefused, match="use the unquantised model") as refused:
         load_model(settings(tmp_path))
     assert words in str(refused.value)
 
 
-def test_what_was_asked_for_must_be_how_the_weights_are_quantised(tmp_path: Path) -> None:
+def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
     """None are quantised twice, and nothing is passed over."""
     save("awq", tmp_path)
     load_model(settings(tmp_path, quantization="awq"))
@@ -357,7 +359,7 @@ def test_tensors_that_lack_or_are_others_are_refused(tmp_path: Path) -> None:
 
 
 def test_biases_are_left_out_that_are_zero_and_have_no_place(tmp_path: Path) -> None:
-    """AutoGPTQ writes one beside every matrix; another is what the model does not have."""
+    """AutoGPTQ adds one to every matrix; any other bias does not fit the model."""
     save("gptq", tmp_path)
     tensors = load_file(tmp_path / WHOLE)
     bias = torch.zeros(96)
@@ -370,8 +372,8 @@ def test_biases_are_left_out_that_are_zero_and_have_no_place(tmp_path: Path) -> 
         load_model(settings(tmp_path))
 
 
-def test_fp8_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Not every kernel would show them."""
+def test_fp8_weights_that_contain_nan_are_refused(tmp_path: Path) -> None:
+    """Some kernels would not notice them."""
     save("fp8, per tensor", tmp_path)
     tensors = load_file(tmp_path / WHOLE)
     tensors["model.layers.1.mlp.up_proj.weight"].view(torch.uint8)[3, 4] = 255
@@ -511,7 +513,7 @@ UP = "model.layers.1.mlp.up_proj"
 def test_scales_that_no_weight_was_quantised_by_are_refused(
     tmp_path: Path, name: str, key: str, change_scales: Callable[[Tensor], Tensor], words: str
 ) -> None:
-    """What they stand for would be 0, or the other way about."""
+    """The dequantised weights would be 0, or a scale would be 0 for other numbers."""
     save(name, tmp_path)
     tensors = load_file(tmp_path / WHOLE)
     tensors[f"{UP}.{key}"] = change_scales(tensors[f"{UP}.{key}"]).contiguous()
@@ -536,20 +538,20 @@ def test_scales_that_some_tools_write_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "key"),
+    ("name", "quantization", "key"),
     [
         ("gptq, sorted", {}, "g_idx"),
         ("compressed int4", {"actorder": "group"}, "weight_g_idx"),
     ],
 )
 def test_sorted_inputs_without_their_groups_are_refused(
-    tmp_path: Path, name: str, said: dict[str, Any], key: str
+    tmp_path: Path, name: str, quantization: dict[str, Any], key: str
 ) -> None:
-    """In the order in which they lie, each would have another's scale."""
+    """In stored order, inputs would get the scales of others."""
     save(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    if said:
-        config["config_groups"]["group_0"]["weights"] |= said
+    if quantization:
+        config["config_groups"]["group_0"]["weights"] |= quantization
     change(tmp_path, quantization_config=config)
     tensors = load_file(tmp_path / WHOLE)
     less = {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")}
