@@ -27,7 +27,7 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     },
     "tests/engine/kernels/test_backends.py": {
         "test_any_steps_give_plain_attention": 8,
-        "test_in_bf16_it_is_plain_attention_but_for_rounding": 2,
+        "test_in_bf16_it_is_plain_attention_up_to_rounding": 2,
         "test_some_tokens_see_on_to_where_their_step_says": 5,
         "test_who_looks_both_ways_sees_the_whole_sequence": 6,
     },

@@ -55,7 +55,7 @@ def test_a_mark_that_never_comes_is_named(tmp_path: Path) -> None:
 
 
 def test_memory_counts_the_whole_process_tree() -> None:
-    """What a grandchild holds is part of the peak, as vLLM forks its engine."""
+    """A grandchild's memory is part of the peak, because vLLM forks its engine."""
     with subprocess.Popen(python(HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -67,7 +67,7 @@ def test_memory_counts_the_whole_process_tree() -> None:
 
 
 def test_a_tree_that_has_ended_holds_nothing() -> None:
-    """Sampling a process that is gone is no error."""
+    """Sampling a process that has ended does not raise."""
     process = subprocess.Popen(python(""))
     process.wait()
     assert tree_bytes(process.pid) == 0

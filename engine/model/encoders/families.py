@@ -106,7 +106,7 @@ def architecture_of(
     kind = raw.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise UnsupportedConfig(f"{kind!r} is not a supported model type")
+        raise UnsupportedConfig(f"the engine's encoder does not implement model type {kind!r}")
     hf_config = parse_hf_config(name, raw)
     hf_config.check_class(family.class_name for family in FAMILIES.values())
     fields = ConfigFields(

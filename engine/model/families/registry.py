@@ -38,7 +38,9 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
     """Return a model's architecture; `UnsupportedConfig` if our decoder cannot run it."""
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
-        raise UnsupportedConfig(f"{hf_config.model_type!r} is not a supported model type")
+        raise UnsupportedConfig(
+            f"the engine's decoder does not implement model type {hf_config.model_type!r}"
+        )
     hf_config.check_class(family.class_name for family in FAMILIES.values())
     fields = ConfigFields(
         hf_config.where,

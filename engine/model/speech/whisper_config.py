@@ -63,8 +63,8 @@ def read_speech(name: str) -> WhisperConfig:
     hf_config = read_hf_config(name)
     if hf_config.model_type != KIND:
         raise ModelRefused(
-            f"{name}: model type {hf_config.model_type!r} is not supported: the only speech models "
-            "supported are of the Whisper family."
+            f"{name}: model type {hf_config.model_type!r} is not supported: only speech models of "
+            "the Whisper family are supported."
         )
     if hf_config.quantization_config:
         raise ModelRefused(f"{name}: {QUANTISED}")

@@ -163,7 +163,7 @@ def _qwen_vl(
     most = fields.count("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
     if not 0 < least <= most:
         raise UnsupportedConfig(
-            f"{_PREPARATION} has unsupported limits of {least} and {most} pixels"
+            f"{_PREPARATION} has invalid limits: between {least} and {most} pixels"
         )
     token = whole.get("image_token_id", 151_655)
     image_spec = ImageSpec(

@@ -1,4 +1,4 @@
-"""What intake takes: one core measured, the rest added up."""
+"""Cost of intake: one core is measured, the rest is added up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bench.cloud.intake import Lines, Rates, measure, simulate
 RATES = Rates(60_000, 1_000_000)
 
 
-def test_lines_have_the_length_that_was_asked_for() -> None:
-    """And are requests, each with an id of its own, in whatever pieces they are read."""
+def test_lines_have_the_requested_length() -> None:
+    """They are requests with unique ids, whatever pieces they are read in."""
     lines = Lines(300)
     assert len(lines.line(7)) == 300
     stream = lines.open()

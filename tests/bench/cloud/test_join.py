@@ -1,4 +1,4 @@
-"""What joining takes, on paper."""
+"""Predicted cost of joining."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_large_files_are_copied_and_small_ones_sent() -> None:
     assert small.num_groups == large.num_groups == 0
 
 
-def test_a_row_of_the_table_tells_of_both_levels() -> None:
+def test_a_row_of_the_table_contains_both_levels() -> None:
     """Bytes are copied twice where one upload has no room."""
     sizes, num_shards = segments_of(2 * 10**8, 1000, 1000)
     done = join(sizes, num_shards, Assumed())

@@ -31,6 +31,6 @@ def test_what_was_given_back_counts() -> None:
     # In a process that holds nothing else: what others have left here may go at any moment.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         first, second = pool.submit(peaks).result()
-    # Half of it tells enough: the system may take other pages of the process back meanwhile.
+    # Half is enough, because the system may reclaim other pages of the process.
     assert first.most_bytes - first.before_bytes > (MEGABYTES // 2) << 20
     assert second.most_bytes - second.before_bytes < (MEGABYTES // 2) << 20

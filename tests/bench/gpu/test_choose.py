@@ -1,4 +1,4 @@
-"""What the script that chooses tiles does with what a card says, without one."""
+"""The script that chooses tiles, with a simulated card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST = KernelConfig({"ROWS": 16, "PLACES": 32}, 4, 2)
 
 
 def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> None:
-    """What does not run is passed over, however quick it might be."""
+    """A config that does not run is skipped, however fast it might be."""
     tried: list[KernelConfig] = []
 
     def times(choice: KernelConfig) -> float | None:
@@ -33,7 +33,7 @@ def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> No
     assert best_of(FIRST, lambda _: None) is None
 
 
-def test_what_is_found_is_written_for_what_was_asked() -> None:
+def test_results_are_written_for_the_requested_shapes() -> None:
     """In place of what stood there for the same; all else stays, and it can be read."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     kernel = min(data)
@@ -51,14 +51,14 @@ def test_what_is_found_is_written_for_what_was_asked() -> None:
     assert parse_configs(json.loads(printed(twice))).keys() == data.keys()
 
 
-def test_the_file_stands_as_the_script_prints_it() -> None:
+def test_the_file_matches_the_output_of_the_script() -> None:
     """So that what it writes differs in what it found alone."""
     text = FILE.read_text(encoding="utf-8")
     assert printed(json.loads(text)) == text
 
 
 def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each kernel and shape; and refuses to try it."""
+    """The list has each kernel and shape, and running it is refused."""
     assert main(["--dry-run", "--models", "Qwen3-0.6B"]) == 0
     assert 'Qwen3-0.6B: norm {"arch": "sm_90", "width": 1024}: ' in capsys.readouterr().out
     assert main(["--dry-run", "--models", "Qwen3-30B-A3B", "--kernels", "grouped"]) == 0

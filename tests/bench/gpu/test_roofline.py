@@ -50,7 +50,7 @@ def test_what_is_shared_is_computed_and_read_once() -> None:
 
 
 def test_a_window_bounds_what_is_seen() -> None:
-    """As many keys as there are before a place, but never more than the window has."""
+    """A position sees as many keys as precede it, but at most the window."""
     assert pairs(0, 8, 0) == 32
     assert pairs(0, 8, 100) == 32
     assert pairs(4, 8, 4) == 16

@@ -16,7 +16,7 @@ def test_a_run_finds_all_that_it_looks_for() -> None:
 
 
 def test_wheels_are_pinned_as_they_are_everywhere() -> None:
-    """What is required in turn, too; nothing that is there is carried."""
+    """Transitive requirements are included; installed packages are not."""
     names = needed()
     assert {"pydantic", "pydantic-core", "llguidance", "rpds-py"} <= names
     assert not names & (HELD | LEFT_OUT)

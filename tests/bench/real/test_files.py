@@ -34,7 +34,7 @@ def test_a_file_is_the_same_every_time_and_ends_by_itself(
 
 
 def test_texts_are_sentences_rather_than_code_and_lists() -> None:
-    """Of docstrings, of 60 to 250 characters."""
+    """They come from docstrings and have 60 to 250 characters."""
     assert all(map(texts._is_prose, TEXTS))
     for other in (
         "Short.",

@@ -1,4 +1,4 @@
-"""The smallest backend of a layout of its own: what a new device brings, without its kernels."""
+"""The smallest backend with a separate layout: the code of a new device, without its kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.engine.kernels.step import Step
 
 
 class RowsAttention:
-    """Keys and values lie token after token, `[slots, Hkv, D]`, in pages of eight."""
+    """Keys and values are stored token after token, `[slots, Hkv, D]`, in pages of eight."""
 
     page_size = 8
 

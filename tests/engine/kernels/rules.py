@@ -36,7 +36,7 @@ class Rule:
 
 
 def joined(metadata: Sequence[Rule], draws: NDArray[np.float64]) -> SamplingMetadata:
-    """Return these rows' rules as arrays; their tokens lie in slots in another order."""
+    """Return these rows' rules as arrays; their tokens are in slots in another order."""
 
     def column(name: str) -> NDArray[np.float32]:
         return np.array([getattr(rule, name) for rule in metadata], np.float32)

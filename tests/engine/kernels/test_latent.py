@@ -82,7 +82,7 @@ def test_many_decodes_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_expanded_chunks_are_what_absorbed_ones_are() -> None:
-    """Behind a past, beside a decode: by keys and values, or by projected queries and sums."""
+    """A chunk after a context, with a decode, has the same output with keys and values."""
     over = paged([60, 50])
     backend, sequences = over.backend, over.sequences
     assert isinstance(backend, LatentAttention)

@@ -31,7 +31,7 @@ def maker(product: Any) -> str:
 def test_it_is_the_product_of_torch(
     dtype: torch.dtype, rows: int, ways: list[Any] | None, *, is_biased: bool
 ) -> None:
-    """For any number of rows, but for the order of sums, with halves joined or not."""
+    """Any number of rows agrees up to the order of sums, with halves joined or not."""
     generator = torch.Generator().manual_seed(rows)
     weight, bias = torch.randn(72, 40, generator=generator), torch.randn(72, generator=generator)
     x = torch.randn(rows, 40, generator=generator).to(dtype)
@@ -88,7 +88,7 @@ def test_without_those_operations_there_is_still_a_product(
 
 
 def test_they_are_used_on_this_release_of_torch() -> None:
-    """Else every step would read its weights a third slower, and nobody would know."""
+    """Otherwise every step would read its weights a third slower without notice."""
     assert maker(LinearFactory(elementwise, [prepack]).make(torch.randn(64, 64))) == linear.__name__
 
 
@@ -104,7 +104,7 @@ def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
 
 
 def test_it_is_known_whether_any_is_torchs_own() -> None:
-    """Whose threads a model needs depends on it."""
+    """The threads that a model needs depend on it."""
     weight = torch.randn(32, 16)
 
     def never(_weight: torch.Tensor, _bias: object, _gate: object) -> None:

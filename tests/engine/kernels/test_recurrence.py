@@ -150,7 +150,7 @@ def _space(x: Tensor, dt: Tensor, _: Tensor, weights: RuleWeights) -> Tensor:
 def test_chunks_of_any_length_are_the_sequence_computed_whole(
     name: str, rule: GatedDelta | StateSpace | None, dtype: torch.dtype
 ) -> None:
-    """Beside others, in place or from row to row, whatever the rows held before."""
+    """Other sequences run in the same step, in place or from row to row, over any old contents."""
     if name == "triton" and dtype == torch.bfloat16:
         dtype = torch.float16  # bf16 has no products where kernels are interpreted
     inputs = Inputs(rule, dtype)
@@ -198,7 +198,7 @@ def test_a_row_that_is_only_read_stays_a_snapshot(name: str, rule: GatedDelta | 
 @pytest.mark.parametrize("groups", [0, 1, 4])
 @pytest.mark.parametrize("is_norm_first", [False, True])
 def test_gated_norms_agree(groups: int, *, is_norm_first: bool) -> None:
-    """Of one weight for each number, or for those of any group."""
+    """Weights are one per number, or shared by groups of any size."""
     torch.manual_seed(1)
     x, gate = torch.randn(2, 7, 24).unbind()
     for weight in (torch.randn(24), torch.randn(24 // max(groups, 1))):
@@ -213,7 +213,7 @@ def test_gated_norms_agree(groups: int, *, is_norm_first: bool) -> None:
 
 
 def test_keys_that_repeat_lose_no_digits_in_a_chunk() -> None:
-    """As of one token again and again, nothing decaying: sums of powers would be large there."""
+    """One token repeats without decay, so that sums of powers would be large."""
     inputs = Inputs(DELTA, torch.float32)
     inputs.x[4] = inputs.x[4][:1].expand(40, -1).contiguous()
     inputs.b[4] = torch.full_like(inputs.b[4], 9.0)

@@ -130,7 +130,7 @@ def test_a_draw_falls_where_the_thresholds_put_it(
 def test_a_large_vocabulary_is_cut_where_a_small_one_is(
     kernels: SamplingOps, rule: Rule, spread: float
 ) -> None:
-    """Also where the nucleus is wider than the candidates that are tried first."""
+    """One nucleus is wider than the first candidates."""
     vocabulary = 4 * NUM_FEW + 5
     rng = np.random.default_rng(4)
     logits = np.tile(rng.normal(0, spread, vocabulary).astype(np.float32), (6, 1))
@@ -176,7 +176,7 @@ def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: SamplingOps) -> 
 
 @either
 def test_tied_tokens_at_a_threshold_all_stay(kernels: SamplingOps) -> None:
-    """Nothing tells them apart."""
+    """Their scores are equal."""
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
     for rule in (Rule(top_k=2), Rule(top_p=0.6), Rule(min_p=float(np.exp(np.float32(-1))))):
         draws = np.linspace(0, 0.999, 40)
@@ -245,7 +245,7 @@ def test_a_row_is_chosen_as_if_it_were_alone(kernels: SamplingOps) -> None:
     assert choose(kernels, logits[::-1], metadata[::-1], draws[::-1].copy()).tolist() == alone[::-1]
 
 
-def test_uniform_numbers_lie_in_the_half_open_unit_interval() -> None:
+def test_uniform_numbers_are_in_the_half_open_unit_interval() -> None:
     """At every seed and position, the ends of both ranges too."""
     seeds = np.array([0, 1, 2**63 - 1, 2**64 - 1], np.uint64).repeat(1000)
     numbers = uniform_draws(seeds, np.tile(np.arange(1000), 4))
@@ -338,9 +338,9 @@ def test_a_rank_counts_likelier_tokens(kernels: SamplingOps) -> None:
     logits[0], logits[1, 7] = 0.5, -torch.inf
     chosen = torch.tensor([5, 7, *range(2, 9)])
     for dtype in (torch.float32, torch.bfloat16):
-        asked = logits.to(dtype)
-        expected = (asked > asked[range(9), chosen, None]).sum(dim=1) + 1
-        assert kernels.compute_ranks(asked, chosen).tolist() == expected.tolist()
+        converted = logits.to(dtype)
+        expected = (converted > converted[range(9), chosen, None]).sum(dim=1) + 1
+        assert kernels.compute_ranks(converted, chosen).tolist() == expected.tolist()
     assert expected[:2].tolist() == [1, 2400]
 
 

@@ -295,7 +295,7 @@ def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> No
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
-    assert "'olmo' is not a supported model type" in loaded.notes[0]
+    assert "does not implement model type 'olmo'" in loaded.notes[0]
 
 
 def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:

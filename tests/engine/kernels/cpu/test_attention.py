@@ -1,4 +1,4 @@
-"""What the CPU's decode kernel holds to beyond plain attention: single bits, and all sizes."""
+"""The CPU's decode kernel beyond plain attention: bit-identical results, and all sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_decode_is_as_exact_as_its_dtype(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_summed_alike_whatever_runs_beside_it(dtype: torch.dtype) -> None:
+def test_a_rows_sum_does_not_depend_on_other_rows(dtype: torch.dtype) -> None:
     """Bit for bit: alone, among others, and on other pages."""
     sequences = Sequences.random(EVERYTHING, LENGTHS, dtype)
     together = decoded(sequences)
@@ -53,7 +53,7 @@ def test_a_row_is_summed_alike_whatever_runs_beside_it(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("size", [1e-3, 40.0])
 def test_scores_of_any_size_neither_overflow_nor_vanish(size: float) -> None:
-    """Also when a sink or one token outweighs all others by e to the hundreds."""
+    """One case has a sink or token that outweighs all others by e to the hundreds."""
     sequences = Sequences.random(replace(GROUPED, has_sinks=True), LENGTHS)
     for query in sequences.queries:
         query.mul_(size)

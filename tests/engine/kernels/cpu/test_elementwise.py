@@ -19,7 +19,7 @@ GATES = [SILU, Gate("gelu_tanh"), Gate("gelu"), Gate(alpha=1.702, limit=1.5, bet
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_norm_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
-    """Of rows of any size of values, in the dtype of the input."""
+    """Rows may have values of any size, and the result has the input's dtype."""
     generator = torch.Generator().manual_seed(rows)
     x = (torch.randn(1, rows, 96, generator=generator) * 10.0 ** (rows % 4 - 2)).to(dtype)
     weight = torch.randn(96, generator=generator)
@@ -49,7 +49,7 @@ def test_rms_norm_of_zeros_is_zeros() -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layer_norm_is_that_of_torch(dtype: torch.dtype, rows: int, blocks: ElementwiseOps) -> None:
-    """Of a row alone, and of its sum with the residual, which is kept."""
+    """A single row and its sum with the residual, which is stored, agree."""
     generator = torch.Generator().manual_seed(rows)
     x, residual = ((torch.randn(rows, 96, generator=generator) * 3 + 5).to(dtype) for _ in range(2))
     numbers = [torch.randn(96, generator=generator).to(dtype) for _ in range(2)]
@@ -112,7 +112,7 @@ def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Hold a result to the reference in fp32 but for one rounding."""
+    """Compare a result with the fp32 reference, up to one rounding."""
     tolerance = 5e-6 if got.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(got.float(), expected, atol=2e-6, rtol=tolerance)
 

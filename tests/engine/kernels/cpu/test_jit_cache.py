@@ -1,4 +1,4 @@
-"""Where the machine code of kernels is kept, and what it was compiled with."""
+"""The location of kernels' machine code, and the flags that it was compiled with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_this_very_process_uses_it() -> None:
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
-    """A file stands where the folder should be: no cache, and no error."""
+    """With a file in place of the folder, there is neither a cache nor an error."""
     (tmp_path / "file").touch()
     code = (
         "import torch; from tidemill.engine.kernels.cpu import elementwise as blocks; "
@@ -88,7 +88,7 @@ def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path
 
 
 def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
-    """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
+    """NaN must be propagated, but a compiler with such an assumption may drop it."""
     for kernel in (*kernels(), *inlined()):
         assert isinstance(kernel.targetoptions["fastmath"], set)
         assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
@@ -118,5 +118,5 @@ def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
 
 
 def is_inlined(kernel: numba.core.dispatcher.Dispatcher) -> bool:
-    """Return whether it has no machine code of its own."""
+    """Return whether it has no separate machine code."""
     return bool(kernel.targetoptions.get("inline") == "always")

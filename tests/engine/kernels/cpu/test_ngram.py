@@ -43,12 +43,12 @@ def drafts(known: list[int], count: int, finished: FinishedRows | None = None) -
     ],
 )
 def test_what_followed_the_longest_match_is_drafted(known: list[int], expected: list[int]) -> None:
-    """Of the sequence itself."""
+    """The match is in the sequence itself."""
     assert drafts(known, 3) == expected
 
 
 def test_finished_rows_are_looked_up_too() -> None:
-    """To their ends; a longer match stands above a shorter one in the sequence."""
+    """Rows are searched to their ends; a longer match precedes a shorter one in the sequence."""
     rows = FinishedRows(64)
     rows.add(np.array([1, 2, 3, 4, 5, 6], np.int32))
     assert drafts([9, 1, 2, 3, 4], 5, rows) == [5, 6]
@@ -73,7 +73,7 @@ def test_finished_rows_have_bounds() -> None:
     st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=5),
 )
 def test_a_match_is_one(known: list[int], finished: list[list[int]]) -> None:
-    """As long as it says; within a sequence none is longer."""
+    """It has the reported length; within a sequence none is longer."""
     rows = FinishedRows(128)
     for row in finished:
         rows.add(np.array(row, np.int32))

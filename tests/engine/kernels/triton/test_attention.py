@@ -103,7 +103,7 @@ def own(over: Paged, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
 
 
 def store_before(over: Paged, backend: StoresAtOnce, pieces: Sequence[Piece]) -> None:
-    """Store what lies before some pieces, whose sequences nobody computes."""
+    """Store the contexts of some pieces, whose sequences are not computed."""
     earlier = [(index, 0, start) for index, start, _ in pieces if start]
     if not earlier:
         return
@@ -135,14 +135,14 @@ def test_shapes_whose_tiles_do_not_fit_are_left_to_the_reference(
 
 
 @pytest.mark.parametrize("kind", ["everything", "three of odd widths", "sinks"])
-def test_in_fp16_it_is_plain_attention_but_for_rounding(kind: str) -> None:
-    """What is summed is fp32; tiles are those of cards that round no more."""
+def test_in_fp16_it_is_plain_attention_up_to_rounding(kind: str) -> None:
+    """Sums are in fp32; tiles are those of cards that round equally."""
     check(SHAPES[kind], [[(1, 64, 65), (0, 30, 63)]], [63, 65], dtype=torch.float16)
 
 
 @pytest.mark.parametrize("kind", ["a head each", "window", "softcap", "sinks"])
 def test_long_contexts_are_cut_and_joined(kind: str) -> None:
-    """A decode's and a chunk's; beside short ones."""
+    """The contexts are a decode's and a chunk's, next to short ones."""
     check(SHAPES[kind], [[(0, 900, 901), (2, 12, 13), (1, 620, 640)]], [901, 640, 13])
 
 
@@ -155,7 +155,7 @@ def test_what_decodes_share_is_met_together(kind: str) -> None:
 
 
 def test_tokens_of_an_image_see_on_to_its_end() -> None:
-    """In chunks that end where it does; a window still ends what lies before."""
+    """Chunks end where the image does; a window still limits earlier tokens."""
     steps = [[(1, 0, 1), (0, 0, 20)], [(1, 1, 2), (0, 20, 45)]]
     for kind in ("a head each", "window"):
         check(SHAPES[kind], steps, [45, 2], wholes=((3, 20), (30, 41)))
@@ -163,20 +163,20 @@ def test_tokens_of_an_image_see_on_to_its_end() -> None:
 
 @pytest.mark.parametrize("kind", ["sinks", "window"])
 def test_who_looks_both_ways_sees_the_whole_sequence(kind: str) -> None:
-    """Of several lengths, to the ends of pages and beyond."""
+    """Sequences have several lengths, up to the ends of pages and beyond."""
     shape = replace(SHAPES[kind], is_causal=False)
     check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 50)]], [1, 16, 50])
 
 
 def test_a_position_bias_is_added_to_scores_by_distance() -> None:
-    """Also in blocks without masks, and behind a softcap."""
+    """It is added in blocks without masks, too, and after a softcap."""
     for kind in ("a head each", "everything"):
         shape = biased(replace(SHAPES[kind], is_causal=False), 90)
         check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 90)]], [1, 16, 90])
 
 
 def test_a_thousand_pages_that_all_share_are_met_once() -> None:
-    """By one tile a piece of them, whatever of their own comes then."""
+    """Each part of them is read by one tile, whatever private pages follow."""
     length, count = 1000 * StoresAtOnce.page_size + 3, 3
     shape = AttentionShape(2, 1, 8, 8, 0.3)
     sequences = Sequences.random(shape, [length] * count, beginnings=[length - 3] * count)
@@ -241,7 +241,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
 def test_a_captured_step_launches_what_its_kind_needs(
     pieces: list[Piece], monkeypatch: pytest.MonkeyPatch, *, has_wide: bool, has_joins: bool
 ) -> None:
-    """As many programs as any step of the kind; padding makes none that needs wide tiles."""
+    """There are as many programs as for any step of the kind; padding needs no wide tiles."""
     most = {}
     monkeypatch.setattr(
         attention,
@@ -271,7 +271,7 @@ def check_module(module: ModuleType) -> None:
         try:
             check(shape, steps, [521, 36, 65])
             check(replace(shape, window=100), [[(0, 200, 206)]], [206])
-        except InterpreterError as exc:  # numbers that nobody wrote may be too large
+        except InterpreterError as exc:  # unwritten numbers may be too large
             raise AssertionError from exc
 
 
@@ -293,7 +293,7 @@ def check_eight_bits(module: ModuleType) -> None:
 
 
 def test_numbers_of_eight_bits_are_what_torch_takes_them_for() -> None:
-    """All 256 of them: small ones, the largest, and what is no number."""
+    """All 256 are tested: small ones, the largest, and NaN."""
     check_eight_bits(flash)
 
 

@@ -48,7 +48,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
     assert len(x) % 16 == 0
     blocks = range(0, x.shape[1], BLOCK)
     total = torch.zeros(len(x), weight.shape[1], dtype=torch.float64)
-    flat = of_blocks.T.flatten()  # as it lies
+    flat = of_blocks.T.flatten()  # as it is stored
     for index, first in enumerate(blocks):
         own = slice(first, first + BLOCK)
         at = torch.arange(weight.shape[1] // BLOCK) * (-(-len(blocks) // 4) * 4) + index
@@ -97,10 +97,10 @@ def test_what_torch_refuses_or_gets_wrong_is_our_tiles(
     assert len(caplog.records) == 1
 
 
-def test_torch_is_not_asked_for_what_it_cannot_have(
+def test_torch_is_not_used_for_unsupported_products(
     weight: Quantised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sides that are no whole blocks, rows that differ, or another card."""
+    """Widths are not whole blocks, rows differ, or the card is another one."""
     monkeypatch.setattr(block_scaled, "scaled_mm", None)
     odd = weight.submatrix(range(200), range(INPUTS))
     assert odd is not None

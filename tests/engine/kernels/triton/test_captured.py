@@ -38,9 +38,9 @@ from tidemill.engine.state import rows
     with_long([("Gemma2Config", 2)], [("Qwen3Config", 1), ("DeepseekV3Config", 1)]),
 )
 def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layers: int) -> None:
-    """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16.
+    """Prompts, decodes over one page and two, and sequences that end run by graphs of 8 and 16.
 
-    Of one group of layers, or of two, each with page lists of its own; and over latents.
+    There are one group of layers, two groups with separate page lists, and latents.
     """
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     description, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))

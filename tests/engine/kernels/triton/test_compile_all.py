@@ -29,7 +29,7 @@ knobs.runtime.jit_cache_hook = is_met
 
 
 def python(folder: Path, *words: str) -> str:
-    """Run Python in a process of its own, where nothing is interpreted; return what it says."""
+    """Run Python in a separate process, where nothing is interpreted; return its output."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     ran = subprocess.run(
         [sys.executable, *words],
@@ -60,7 +60,7 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["80", "86", "89", "90"])
-def test_what_is_hot_spills_nothing_and_is_told_as_it_is(
+def test_hot_kernels_spill_nothing_and_are_reported_correctly(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
     """In docs/explanation/kernels.md: the kernels and constants of hot models, and which choice.

@@ -28,7 +28,7 @@ GATES = [
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """Hold a kernel's numbers to exact ones, but for one rounding to its dtype."""
+    """Compare a kernel's numbers with exact ones, up to one rounding to its dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
 
@@ -151,8 +151,8 @@ def test_a_row_too_wide_for_a_program_is_quantised_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("group", [256, 128])
-def test_what_is_no_number_becomes_none(group: int) -> None:
-    """Whoever chooses tokens must hear of it; others beside it are what they were."""
+def test_rows_with_nan_have_nan_results(group: int) -> None:
+    """The sampler must detect them; other rows are unchanged."""
     x = torch.randn(2, 256)
     x[0, 200] = torch.nan
     quantised = elementwise.quantise_fp8(x, group)
@@ -165,7 +165,7 @@ def test_gemmas_weight_is_widened_before_one_is_added() -> None:
     assert elementwise.norm_weight(stored, 1.0).item() == 1 + 2**-10
 
 
-def test_rows_may_lie_apart_or_deeper() -> None:
+def test_rows_may_have_a_stride_or_more_dimensions() -> None:
     """A part of a wider tensor, and one of transformers' shapes."""
     wide, weight = torch.randn(2, 3, 40), torch.randn(20)
     expected = reference.rms_norm(wide[..., :20], weight, 1e-5)
@@ -184,8 +184,8 @@ def test_of_no_rows_nothing_comes() -> None:
     assert elementwise.act_and_mul_fp8(torch.randn(0, 512), Gate(), 128).count == 0
 
 
-def test_what_is_no_number_stays_so() -> None:
-    """Also where a limit cuts off."""
+def test_nan_stays_nan() -> None:
+    """A limit does not hide it, either."""
     both = torch.tensor([[torch.nan, 1.0, 1.0, torch.nan]])
     assert elementwise.act_and_mul(both, Gate(limit=1.0)).isnan().all()
 

@@ -26,7 +26,7 @@ BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """Hold numbers to exact ones, but for roundings on the way to their dtype."""
+    """Compare numbers with exact ones, up to intermediate roundings to their dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), expected.double(), atol=bound, rtol=bound)
 
@@ -125,8 +125,8 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
         assert chosen.tolist() == [[0, 1, 2]]
 
 
-def test_what_is_no_number_makes_no_share_one() -> None:
-    """And names experts that there are."""
+def test_nan_does_not_get_a_share_of_one() -> None:
+    """The chosen experts exist."""
     scores = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan] * 3])
     chosen, shares = experts.select_experts(scores, 2, among_chosen=True, is_renormalised=False)
     assert chosen.tolist() == [[1, 2], [0, 1]]

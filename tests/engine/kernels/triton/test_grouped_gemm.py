@@ -40,7 +40,7 @@ def expected(
 
 
 def assert_near(got: Tensor, exact: Tensor) -> None:
-    """Hold numbers to exact ones, but for roundings on the way to their dtype."""
+    """Compare numbers with exact ones, up to intermediate roundings to their dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), exact, atol=bound, rtol=bound)
 
@@ -150,7 +150,7 @@ def check_fp8_gates(module: ModuleType) -> None:
 def test_products_of_many_experts_are_each_ones_own(
     dtype: torch.dtype, inner: int, width: int, gate: Gate | None
 ) -> None:
-    """Of any width, with a gate and without."""
+    """Widths vary, with a gate and without."""
     check_products(grouped_gemm, dtype, inner, width, gate=gate)
 
 

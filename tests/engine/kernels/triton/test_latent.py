@@ -91,7 +91,7 @@ class Steps:
         return query, rotary, stored
 
     def store_before(self, pieces: Sequence[Piece]) -> None:
-        """Store what lies before some pieces, whose sequences nobody computes."""
+        """Store the contexts of some pieces, whose sequences are not computed."""
         earlier = [(index, 0, start) for index, start, _ in pieces if start]
         for paged in (self.paged, self.reference) if earlier else ():
             paged.backend.prepare(paged.step(earlier, 0))
@@ -109,7 +109,7 @@ class Steps:
         return backend.attend_latents(0, query, rotary, self.projections)
 
     def check(self, *steps: Sequence[Piece]) -> None:
-        """Hold steps to the reference; what the first needs and nobody computes is stored."""
+        """Compare steps with the reference; the first one's context is stored, not computed."""
         self.store_before(steps[0])
         for pieces in steps:
             out, wanted = (self.run(paged, pieces) for paged in (self.paged, self.reference))
@@ -143,7 +143,7 @@ def test_absorbed_queries_are_attended_as_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["four heads", "two blocks of heads, one not full"])
 def test_long_contexts_are_cut_and_joined(kind: str) -> None:
-    """A decode's, an absorbed chunk's and an expanded one's; beside short ones."""
+    """A decode, an absorbed chunk and an expanded one have long contexts, next to short ones."""
     steps = Steps(SHAPES[kind], [901, 640, 13])
     steps.check([(0, 900, 901), (2, 0, 1)])
     assert steps.backend.launches & JOINS
@@ -163,7 +163,7 @@ def test_what_decodes_share_is_met_together(heads: int) -> None:
     assert steps.backend.launches == (JOINS if heads == 4 else WIDE | JOINS)
 
 
-def test_in_fp16_it_is_torchs_but_for_rounding() -> None:
+def test_in_fp16_it_is_torchs_up_to_rounding() -> None:
     """Decodes, an absorbed chunk and an expanded one."""
     Steps(SHAPE, [63, 65, 36], torch.float16).check([(1, 64, 65), (0, 50, 63), (2, 0, 36)])
 
@@ -213,7 +213,7 @@ def test_little_is_expanded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shape_that_does_not_fit_is_left_to_torch() -> None:
-    """By the latents' width, by the rotary part's, by the dtype, and by what is no latent."""
+    """The latents' width, the rotary part's, or the dtype is unsupported, or it is not a latent."""
     fits = AttentionShape(128, 1, 576, 512, 1.0, has_latent_values=True)
     assert TritonLatentAttention.supports([SHAPE, fits], torch.bfloat16)
     assert not TritonLatentAttention.supports([fits], torch.float64)
@@ -270,7 +270,7 @@ def check_module(module: ModuleType) -> None:
                 [(0, 519, 520), (2, 64, 65), (1, 0, 20)], [(1, 20, 50), (2, 30, 63)]
             )
             Steps(replace(shape, num_query_heads=33), [36, 3]).check([(0, 35, 36), (1, 0, 3)])
-        except InterpreterError as exc:  # numbers that nobody wrote may be too large
+        except InterpreterError as exc:  # unwritten numbers may be too large
             raise AssertionError from exc
 
 

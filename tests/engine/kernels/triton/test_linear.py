@@ -179,18 +179,18 @@ def fp8_product(x: Tensor, weight: Quantised) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_few_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
-    """Of four and of eight, whatever shares a scale."""
+    """Weights have four or eight bits, with any group size."""
     check_multiply(linear, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_many_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
-    """Of four and of eight, whatever shares a scale."""
+    """Weights have four or eight bits, with any group size."""
     check_multiply_wide(linear, dtype)
 
 
 def test_a_weight_is_dequantised() -> None:
-    """Of four bits and of eight."""
+    """Weights have four or eight bits."""
     check_dequantised(linear)
 
 

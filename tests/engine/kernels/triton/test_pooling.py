@@ -47,12 +47,12 @@ def test_each_mode_is_the_references(dtype: torch.dtype) -> None:
 
 
 def test_vectors_come_to_length_one() -> None:
-    """Those that have a length."""
+    """A vector of zeros stays zero."""
     check_units(pooling)
 
 
 def test_a_vector_is_its_own_sequences() -> None:
-    """Bit for bit the same alone; what is no number makes no other so."""
+    """It is bit-identical when it runs alone; a NaN does not affect other sequences."""
     hidden = torch.randn(int(LENGTHS.sum()), 20)
     hidden[9] = torch.nan
     together = pooling.pool(hidden, SEGMENTS, pooling.MODES).view(len(LENGTHS), -1, 20)

@@ -42,7 +42,7 @@ CUTS = [
 
 
 def draws(count: int) -> NDArray[np.float64]:
-    """Return so many draws, every other one the first that there is, and one the last."""
+    """Return draws, every other one the first that there is, and one the last."""
     numbers = torch.rand(count, dtype=torch.float64).numpy()
     numbers[::2] = 0
     numbers[1:2] = 1 - 2.0**-53
@@ -86,7 +86,7 @@ def test_a_flat_row_is_cut_as_any(scale: float) -> None:
 
 
 def check_top_k(module: ModuleType) -> None:
-    """Hold what is left to the last so many of a row that grows: the first draw is its first."""
+    """Compare the result with the last numbers of a rising row: the first draw is its first."""
     counts = [1, 2, 3, 5, 40, 300]
     logits = torch.arange(2 * GROUP + 3).expand(len(counts), -1) / 64
     metadata = joined([Rule(9, count) for count in counts], np.zeros(len(counts)))
@@ -94,8 +94,8 @@ def check_top_k(module: ModuleType) -> None:
     assert (logits.shape[1] - chosen).tolist() == counts
 
 
-def test_so_many_are_left_as_are_asked_for() -> None:
-    """Not one more, however many groups they are of."""
+def test_exactly_the_requested_number_is_left() -> None:
+    """No more are left, however many groups they are in."""
     check_top_k(sampling)
 
 
@@ -180,15 +180,15 @@ def test_a_history_is_found_in_pages_of_the_device() -> None:
     kept = PagedTokenIds(ids, pages, size)
     metadata = [Rule(0, repetition=5.0, presence=1.5, frequency=0.5)] * 4
     logits = torch.rand(4, vocabulary) + 1
-    asked = joined(metadata, draws(4))._replace(
+    requested = joined(metadata, draws(4))._replace(
         num_prompt=np.array([0, 2, 500, 7]), num_known=np.array(lengths), paged_ids=kept
     )
-    chosen = sampling.sample(logits, asked)
-    assert_same(chosen, logits, asked)
+    chosen = sampling.sample(logits, requested)
+    assert_same(chosen, logits, requested)
     known = np.zeros((4, 1100), np.int32)
     for slot, row in enumerate(pages):
         known[slot] = ids.view(-1, size)[row].flatten()[:1100]
-    assert_same(chosen, logits, asked._replace(paged_ids=None, tokens=known))
+    assert_same(chosen, logits, requested._replace(paged_ids=None, tokens=known))
 
 
 @pytest.mark.parametrize("rule", [Rule(0), Rule(1, 5, 0.5)], ids=str)

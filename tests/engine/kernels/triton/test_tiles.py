@@ -25,9 +25,9 @@ Span = tuple[int, int]
 
 
 def step_of(spans: list[Span], shared: list[int], *, is_seeing_on: bool = False) -> Step:
-    """Return a step whose decode `d` has the first `shared[d]` pages of a list that all know.
+    """Return a step whose decode `d` has the first `shared[d]` pages of a common list.
 
-    Those without a number have pages of their own. With `is_seeing_on` chunks see their whole span.
+    Those without a number have separate pages. With `is_seeing_on` chunks see their whole span.
     """
     counts = [-(-(context + count) // PAGE_SIZE) for context, count in spans]
     pages, fresh = [], 1000

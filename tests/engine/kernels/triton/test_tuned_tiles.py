@@ -27,14 +27,14 @@ ANY = {"sizes": {}, "num_warps": 4, "num_stages": 1}
 
 
 def test_the_file_is_sound_and_of_the_kernels_that_there_are() -> None:
-    """Each that asks is in it, and none besides."""
+    """Every kernel that reads the file is in it, and no other."""
     entries = parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")))
     sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
     assert set(re.findall(r'config_for\(\s*"(\w+)"', sources)) == entries.keys()
 
 
 def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of those that fit; of equals the last."""
+    """Among matching entries the most specific applies; of equals the last."""
     listed = [
         {**ANY, "num_warps": 1},
         {**ANY, "num_warps": 2, "where": {"width": 8}},
@@ -55,14 +55,14 @@ def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found == [1, 2, 1, 4, 4, 8]
 
 
-def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
+def test_overrides_apply_within_their_context_and_requests_are_reported() -> None:
     """Whatever the file says."""
     kernel = min(parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8"))))
     before = config_for(kernel, "sm_90", width=1)
     tried, shape = KernelConfig({"BLOCK": 2}, 16, 7), frozenset({("arch", "sm_90"), ("width", 1)})
-    with override_configs({(kernel, shape): tried}) as asked:
+    with override_configs({(kernel, shape): tried}) as requested:
         assert config_for(kernel, "sm_90", width=1) == tried
-        assert asked == {(kernel, shape)}
+        assert requested == {(kernel, shape)}
         assert config_for(kernel, "sm_90", width=3) == before
     assert config_for(kernel, "sm_90", width=1) == before
 
@@ -70,7 +70,7 @@ def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
 def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
     """Though it is kept from launch to launch."""
     shape = AttentionShape(4, 2, 128, 128, 1.0)
-    asked = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
+    requested = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
     tried = KernelConfig({"PLACES": 16}, 1, 1)
 
     def places() -> int:
@@ -78,7 +78,7 @@ def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
         return config.sizes["PLACES"]
 
     before = places()
-    with override_configs({("attention_narrow", asked): tried}):
+    with override_configs({("attention_narrow", requested): tried}):
         assert places() == 16 != before
     assert places() == before
 
@@ -101,8 +101,8 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("said", BROKEN)
-def test_what_is_wrong_is_said_with_its_place(said: str) -> None:
+@pytest.mark.parametrize("error", BROKEN)
+def test_errors_contain_their_place(error: str) -> None:
     """Before a kernel is compiled by it."""
-    with pytest.raises(ValueError, match=re.escape(said)):
-        parse_configs({"norm": BROKEN[said]})
+    with pytest.raises(ValueError, match=re.escape(error)):
+        parse_configs({"norm": BROKEN[error]})

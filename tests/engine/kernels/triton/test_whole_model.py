@@ -87,9 +87,9 @@ def test_rows_are_those_of_a_cpu(
 def test_quantised_weights_that_are_kept_give_what_they_stand_for(
     form: str, family: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merged, through experts and beside what is not quantised, but for the rounding of halves.
+    """Merged weights, experts and unquantised layers agree with dequantised ones up to rounding.
 
-    In fp8, which norms and gates write, but for that of activations, which is emulated.
+    In fp8, which norms and gates write, the quantisation of activations is emulated.
     """
     save(form, tmp_path, family)
     monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: bound == FP8_TOLERANCE)

@@ -140,7 +140,7 @@ def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> No
     ours = loaded(tmp_path)
     (note,) = ours.notes
     assert note.startswith("transformers runs this model, with sequences of one length together")
-    assert "'albert' is not a supported model type" in note
+    assert "does not implement model type 'albert'" in note
     got = values(ours, requests(model.tokenizer, TEXTS))
     np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
 

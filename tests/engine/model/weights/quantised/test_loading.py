@@ -250,10 +250,10 @@ def test_int8_is_refused_where_nothing_multiplies_it(
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, and only fp8, compressed"),
+        ({"quant_method": "bitsandbytes"}, "quantised with bitsandbytes, but only fp8, compressed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has unsupported fmt 'e5m2'"),
         ({"quant_method": "gptq", "bits": 8}, "has unsupported bits 8"),
-        ({"quant_method": "gptq"}, "leaves out bits"),
+        ({"quant_method": "gptq"}, "does not set bits"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, "has unsupported dynamic"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "has unsupported group_size 0"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "has unsupported version 'gemv'"),
@@ -270,7 +270,7 @@ def test_int8_is_refused_where_nothing_multiplies_it(
             },
             "a has unsupported weights with 8 bits, type 'int', format 'int-quantized'",
         ),
-        ("?", "quantised by ?"),
+        ("?", "quantised with ?"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
@@ -288,7 +288,7 @@ def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
     """None are quantised twice, and nothing is passed over."""
     save("awq", tmp_path)
     load_model(settings(tmp_path, quantization="awq"))
-    with pytest.raises(ModelRefused, match="quantised by awq: leave it out"):
+    with pytest.raises(ModelRefused, match="quantised with awq: leave the flag out"):
         load_model(settings(tmp_path, quantization="fp8"))
     change(tmp_path, quantization_config=None)
     with pytest.raises(ModelRefused, match="has no quantization_config: leave the flag out"):
@@ -470,7 +470,11 @@ EXPERTS = "model.layers.1.mlp.experts.down_proj"
             lambda blocks: blocks.half(),
             f"lack {EXPERTS}, which .*{EXPERTS}_blocks instead",
         ),
-        ("scales", lambda scales: scales.half(), f"{EXPERTS}_scales is stored as F16 and not U8"),
+        (
+            "scales",
+            lambda scales: scales.half(),
+            f"{EXPERTS}_scales is stored as F16, but must be U8",
+        ),
         ("scales", lambda scales: scales | 255, f"{EXPERTS}: its scales reach 2[*][*]128"),
         ("scales", lambda scales: scales & 0, f"{EXPERTS}: its scales are 0"),
     ],
