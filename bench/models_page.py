@@ -2,7 +2,7 @@
 
     python -m bench.models_page [--write docs/reference/models.md]
 
-Whoever adds a family, a parser or a reason to refuse writes the page again.
+After adding a family, a parser or a reason to refuse, write the page again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ It does not run these models of the families above:
 |---|---|
 {encoders}
 
-Of the decoders above, those that are published as models of vectors or scores give them as well
+Decoders above that are also published as models for vectors or scores support those tasks as well
 ([which](parameters.md#which-models-give-vectors-or-scores)).
 
 ## By transformers' classes
@@ -88,8 +88,8 @@ that pages cannot hold.
 |---|---|
 {refused}
 
-Other types, and classes that lie beside the weights (`auto_map`), are refused: a model's own code
-is never run.
+Other types, and classes in the model's folder (`auto_map`), are refused: a model's own code is
+never run.
 
 ## Tool calls and reasoning
 The parser is chosen by what the chat template contains, whatever the family; the first row that is
@@ -183,8 +183,8 @@ def _own_rows() -> Iterable[str]:
 def _left_out_rows() -> Iterable[str]:
     for kind, (models, field, value) in sorted(LEFT_OUT.items()):
         instead = "refused" if kind in ONLY_OWN_TYPES else "by transformers' class"
-        said = f"`{field}: {json.dumps(value)}`"
-        yield f"| `{kind}` | {models} | {said} | {instead} |"
+        cell = f"`{field}: {json.dumps(value)}`"
+        yield f"| `{kind}` | {models} | {cell} | {instead} |"
 
 
 def _encoder_rows() -> Iterable[str]:
@@ -208,11 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args(arguments)
-    if asked.write is None:
+    options = parser.parse_args(arguments)
+    if options.write is None:
         sys.stdout.write(page())
     else:
-        asked.write.write_text(page(), encoding="utf-8")
+        options.write.write_text(page(), encoding="utf-8")
     return 0
 
 

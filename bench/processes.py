@@ -18,7 +18,7 @@ SHOWN_LOG_LINES = 20
 
 
 class RunFailed(Exception):
-    """A measured command failed, or never said what was waited for; the message shows its log."""
+    """Error of a measured command that failed or lacked the expected output; it shows the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def tail(log: Path) -> str:
 class PeakMemory:
     """Samples the memory of a process and all its descendants while the context is open.
 
-    The private pages of every process and the shared ones of that which has most: the sum of
-    their resident sizes would count each shared library once a process.
+    The result is the private pages of every process plus the largest shared pages of one: the sum
+    of their resident sizes would count each shared library once per process.
     """
 
     def __init__(self, root_pid: int) -> None:

@@ -3,8 +3,8 @@
     python -m bench.cloud.api_load [--clients N] [--seconds N] [--runs N]
 
 The API's Lambda runs in this process as one instance that answers a request at a time, behind the
-tests' gateway and over an emulator; each client, all in another process, asks once a second. The
-handler tells its own time in `Server-Timing`: what it took in all, and what of that went into calls
+tests' gateway and over an emulator. Each client, all in another process, polls once a second. The
+handler reports its own time in `Server-Timing`: the total, and the part that went into calls
 to AWS, which is boto3 and here the emulator's DynamoDB.
 """
 
@@ -72,7 +72,7 @@ async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> N
 
 
 async def measure(url: str, key: str, clients: int, seconds: float) -> Seen:
-    """Return what so many clients see in so many seconds; they begin over one of them."""
+    """Return the latencies of `clients` for `seconds`; they start within one second."""
     seen = Seen()
     until = time.perf_counter() + seconds
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=clients)

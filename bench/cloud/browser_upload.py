@@ -2,9 +2,9 @@
 
     python -m bench.cloud.browser_upload [--bytes N] [--runs N]
 
-The API is one instance in this process, the bucket an emulator's; every run has a browser and a
-cloud of its own. A run fails unless the object is the file by size and digest, and when the API was
-sent a body that could hold even one line of it.
+The API is one instance in this process, the bucket an emulator's; every run has a new browser and
+cloud. A run fails unless the object matches the file in size and digest, and if the API received a
+body that could contain even one line of it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Upload:
 
 
 def write_lines(path: Path, num_bytes: int) -> str:
-    """Write so many bytes of lines that are all different; return their digest."""
+    """Write `size` bytes of distinct lines; return their digest."""
     num_lines, rest = divmod(num_bytes, len(_line(0)))
     digest = sha256()
     with path.open("wb") as file:
@@ -129,7 +129,9 @@ def check(cloud: Cloud, path: Path, digest: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print each run, and the medians of all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, default=10**9, help="of the file (%(default)s)")
+    parser.add_argument(
+        "--bytes", type=int, default=10**9, help="set the size of the file (%(default)s)"
+    )
     parser.add_argument("--runs", type=int, default=1)
     parsed = parser.parse_args(arguments)
     executable = find_chromium()

@@ -3,9 +3,9 @@
     python -m bench.cloud.intake
     python -m bench.cloud.intake --lines 1000000000 --runs 50 --scanned 60000 --searched 500000
 
-The first makes a range of lines in memory and tells lines and ids a second, and the most memory
-that was held. The second adds up what a file of any length takes, unit by unit, with rates of one
-run, and requests that take what they may in a Lambda (assumed: see `Rates`).
+The first makes a range of lines in memory and prints lines and ids per second, and the peak memory.
+The second adds up the time for a file of any length, unit by unit, with the rates of one run and
+the allowed duration of requests in a Lambda (assumed: see `Rates`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Endless(io.BytesIO):
         self._left = b""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return so many bytes."""
+        """Return `count` bytes."""
         assert size is not None
         pieces, num_bytes = [self._left], len(self._left)
         while num_bytes < size:
@@ -100,7 +100,7 @@ class Measured:
 
 
 def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> ScanResult:
-    """Scan a range of a file that has more than this one, made beside it."""
+    """Scan a range of a file that has more ranges, generated concurrently."""
     scanner = Scanner(
         Lines(line_bytes),
         Source("b", "k", "e", num_bytes),
@@ -160,7 +160,7 @@ class Rates:
     rung: float = 800.0
 
     def reads(self, count: int) -> float:
-        """Return the seconds for so many small objects, read beside each other."""
+        """Return the seconds for some small objects, read concurrently."""
         return count * max(self.core_seconds, self.wait_seconds / 16)
 
 
@@ -197,7 +197,7 @@ class Intake:
 
 
 def simulate(num_lines: int, line_bytes: int, num_runs: int, rates: Rates) -> Intake:
-    """Return what a file takes whose units are taken by so many runs, one after another each."""
+    """Return the duration for a file whose units are processed by parallel sequential runs."""
     reading = new_progress(FileFormat(), ShardLimits(), num_lines * line_bytes, RANGE_BYTES, None)
     num_ranges, num_shares = reading.num_ranges, count_shares(num_lines)
     range_lines = reading.range_bytes / line_bytes
@@ -252,12 +252,18 @@ def table(rates: Rates, num_runs: int, sizes: Sequence[tuple[int, int]]) -> list
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one core, then add up what files of some sizes take with what it did or was given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--lines", type=int, help="tell of a file of so many, not of some")
+    parser.add_argument(
+        "--lines", type=int, help="estimate a file of N lines instead of the default sizes"
+    )
     parser.add_argument("--line-bytes", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=MAX_INTAKE_RUNS)
     parser.add_argument("--range-mib", type=int, default=RANGE_BYTES // _MIB)
-    parser.add_argument("--scanned", type=float, help="lines a second of a run, not measured")
-    parser.add_argument("--searched", type=float, help="ids a second of a run, not measured")
+    parser.add_argument(
+        "--scanned", type=float, help="use this rate of lines per second instead of measuring"
+    )
+    parser.add_argument(
+        "--searched", type=float, help="use this rate of ids per second instead of measuring"
+    )
     parsed = parser.parse_args(arguments)
     scanned, searched = parsed.scanned, parsed.searched
     if not (scanned and searched):

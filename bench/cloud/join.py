@@ -20,7 +20,7 @@ from tidemill.batch.shard_cutter import ShardLimits
 from tidemill.handler.aws.objects.upload_plan import plan_groups, plan_upload
 
 _MIB = 2**20
-_RANGE_BYTES = 256 * _MIB  # of the input, in each of which shards are cut anew
+_RANGE_BYTES = 256 * _MIB  # of input; shards are cut again in each
 _THREADS, _SENDING_THREADS = 64, 24
 _REQUEST_PRICE = 5.0e-6
 _SHARDS_A_PAGE = 3000

@@ -2,8 +2,8 @@
 
     python -m bench.cloud.scale --workers 1000 --lines 1000000000
 
-Counts come from how the code works (named beside each), prices and limits from AWS's public lists
-for us-east-1 in autumn 2026: check them before you rely on a sum. GPUs are not counted.
+Counts come from the code (named next to each), prices and limits from AWS's public lists for
+us-east-1 in autumn 2026: check them before you rely on a sum. GPUs are not counted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Demand:
 
 
 def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
-    """Return what the run asks of each service, between the first row and the last."""
+    """Return the run's load on each service, between the first row and the last."""
     shards, seconds = scenario.num_shards, scenario.shard_seconds
     shard_bytes = scenario.shard_lines * scenario.row_bytes
     flushes = seconds / worker.flush_seconds_for(shards)
@@ -102,7 +102,7 @@ def _look_units(scenario: Scenario) -> float:
 
 
 def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
-    """Return the lines of the table and of what stands around it."""
+    """Return the lines of the table and of the text around it."""
     run_seconds = scenario.run_seconds
     lines = [
         (

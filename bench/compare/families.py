@@ -1,4 +1,4 @@
-"""Families by the engine's own decoder, beside transformers' classes in the same engine.
+"""Families by the engine's own decoder, compared with transformers' classes in the same engine.
 
     python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,…] [--rows 64]
 
@@ -54,9 +54,9 @@ def make_model(title: str, folder: Path) -> None:
     name = title.removesuffix(MXFP4)
     differs = FAMILIES[name]
     larger = {key: value for key, value in LARGER.items() if key in differs}
-    said = told(name, differs | SHAPE | larger)
+    fields = told(name, differs | SHAPE | larger)
     torch.manual_seed(0)
-    config = getattr(transformers, name)(**said)
+    config = getattr(transformers, name)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     if title.endswith(MXFP4):
@@ -104,7 +104,7 @@ def run_one(folder: Path, file: Path, rows: int, dtype: Any) -> float:
 
 
 def seconds_of(folder: Path, arguments: argparse.Namespace, by: str) -> float:
-    """Return `run_one`'s figure from a process of its own."""
+    """Return `run_one`'s figure from a separate process."""
     command = [sys.executable, "-m", "bench.compare.families", str(arguments.file), "--by", by]
     command += ["--rows", str(arguments.rows), "--model", str(folder), "--dtype", arguments.dtype]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -120,7 +120,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16", help="%(default)s, or float32")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="use this dtype: %(default)s or float32"
+    )
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--by", choices=(OURS, THEIRS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

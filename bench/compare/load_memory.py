@@ -1,11 +1,11 @@
-"""The most memory that loading a model takes beyond its weights, ours beside transformers' own.
+"""Peak memory for loading a model beyond its weights, ours compared with transformers' own.
 
     python -m bench.compare.load_memory --model out/bench/1b
 
-Each loader runs in a process of its own, which has loaded a small model before: imports and
-compiled code are no part of it. Counted is what is resident, private pages and mapped files alike,
-by the kernel's own high-water mark. `load_model` is all that the engine does: the first time it
-proves the model beside transformers' classes, after that it remembers.
+Each loader runs in a separate process, which has loaded a small model before, so that imports and
+compiled code do not count. Resident memory counts, private pages and mapped files alike, by the
+kernel's own high-water mark. `load_model` is everything that the engine does: the first time it
+checks the model against transformers' classes, after that it uses the cached result.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _status(name: str) -> int:
 def main() -> None:
     """Compare the loaders, or be the process of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a folder")
+    parser.add_argument("--model", type=Path, required=True, help="load this model folder")
     parser.add_argument("--in", dest="loader", choices=LOADERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.loader is None:

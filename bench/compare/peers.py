@@ -69,7 +69,7 @@ def arrival_order(job: Job) -> Peer:
 
 
 def openvino(job: Job, python: Path) -> Peer:
-    """OpenVINO GenAI from an environment of its own; the exported model lies beside the other."""
+    """OpenVINO GenAI from a separate environment; the exported model is next to the original."""
     command = [str(python), "-m", "bench.compare.openvino_batches"]
     command += ["--model", f"{job.model}-openvino", "--dtype", job.dtype, "-i", str(job.requests)]
     marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
@@ -85,7 +85,7 @@ def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
 
 
 def vllm_environment() -> dict[str, str]:
-    """Return what vLLM's CPU build is told by its environment: all cores, memory for its cache."""
+    """Return the environment of vLLM's CPU build: all cores, memory for its cache."""
     cores = sorted(os.sched_getaffinity(0))
     return {
         "VLLM_CPU_KVCACHE_SPACE": "4",

@@ -1,11 +1,12 @@
-"""Rows a second of an engine under Ray Data beside the same engine alone.
+"""Rows per second of an engine under Ray Data compared with the same engine alone.
 
     python -m bench.compare.ray_data [--rows 6000] [--runs 3] [--threads 1] [--max-tokens 24]
 
 Both have an engine of the demo model with the same number of threads, and answer the same table;
 they take turns. A rate is that of the rows between the first and the last tenth, by when each block
 of 256 is there, so that neither loading nor the end counts. Ray's own processes need a processor
-beside the engine's threads: without one to spare its figure says how busy the machine is.
+in addition to the engine's threads: without a spare one the figure shows only how busy the machine
+is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m bench.compare.timeline out/bench/e.jsonl --model out/bench/46m \
         --kv-cache-memory 160M --svg docs/images/plan-e.svg
 
-Each way runs once, in a process of its own, whose metrics are read four times a second.
+Each way runs once, in a separate process, whose metrics are read four times a second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TITLES = ("running sequences", "KV cache in use, %")
 
 
 class Point(NamedTuple):
-    """What the engine said so many seconds after it was first asked."""
+    """The engine's metrics at some seconds after the first request."""
 
     seconds: float
     running: float
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 
 def run(source: str, flags: Sequence[str]) -> list[Point]:
-    """Run a file and return what its engine said meanwhile."""
+    """Run a file and return its engine's metrics during the run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tidemill", "run", source, "--any-model", *flags]
         command += ["-o", f"{folder}/rows.jsonl", "--enable-metrics", "--port", "0"]
@@ -46,7 +46,9 @@ def run(source: str, flags: Sequence[str]) -> list[Point]:
         with log.open("wb") as file, subprocess.Popen(command, stderr=file) as process:
             points = list(sample_metrics(process, log))
         if process.returncode:
-            raise SystemExit(f"it ended with {process.returncode}: {log.read_text()[-500:]}")
+            raise SystemExit(
+                f"the run ended with exit status {process.returncode}: {log.read_text()[-500:]}"
+            )
     return points
 
 
@@ -119,9 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file")
     parser.add_argument("--svg", type=Path, required=True)
-    asked, flags = parser.parse_known_args()
-    ways = {name: run(asked.file, [*flags, *([] if name == "plan" else [name])]) for name in WAYS}
-    asked.svg.write_text("\n".join(render_svg(ways)) + "\n", encoding="utf-8")
+    arguments, flags = parser.parse_known_args()
+    ways = {
+        name: run(arguments.file, [*flags, *([] if name == "plan" else [name])]) for name in WAYS
+    }
+    arguments.svg.write_text("\n".join(render_svg(ways)) + "\n", encoding="utf-8")
     for name, points in ways.items():
         usage = sum(point.kv_cache_usage for point in points) / len(points)
         running, seconds = mean_running(points), points[-1].seconds

@@ -2,9 +2,9 @@
 
     python -m bench.compare.transformers_static --model DIR -i requests.jsonl -o rows.jsonl
 
-Each batch is padded on the left and runs until its longest line is done. It samples as its first
-line asks; the end token is forbidden until `max_tokens`, as the benchmark files ask with
-`ignore_eos`.
+Each batch is padded on the left and runs until its longest line is done. It samples with the
+parameters of its first line; the end token is forbidden until `max_tokens`, because the benchmark
+files set `ignore_eos`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Published throughput of batch-shaped work that anyone can repeat, and what is expected beside it.
+"""Published throughput of batch workloads that anyone can repeat, with our predictions.
 
 datatrove's sweep (its `examples/inference/benchmark`): vLLM 0.15 on one H100, the best settings of
 a sweep, 10,000 documents of FineWeb-Edu rewritten at temperature 0. Documents are 1,034 tokens in
 the mean (10 billion of 9.67 million documents), the instruction some 60. Answers may have 4,096
 tokens; how many they have is not published, and taken to be 1,024 here. Of Qwen3-30B-A3B it is what
 vLLM's defaults gave on one H100: the best, 5,310 a GPU, was on two, which have room for nearly
-six times as many sequences as one's beside 61 GB of weights.
+six times as many sequences as one GPU has next to 61 GB of weights.
 
 MLPerf Inference, Offline, Llama-3.1-8B: vLLM in fp8 on one H100. 13,368 articles of CNN-DailyMail,
 778 tokens in the mean, summed up in up to 128 tokens; the reference's answers are 611 characters in

@@ -29,7 +29,7 @@ FP32 = 4
 
 
 class Kernel(NamedTuple):
-    """So many calls alike, their bytes and operations together; a pass computes next to nothing."""
+    """A number of equal calls: the sum of their bytes and operations; passes compute little."""
 
     name: str
     kind: Kind
@@ -135,7 +135,7 @@ class _Step:
             yield from self.choice(rows)
 
     def layer(self, block: Block, after: int) -> Iterator[Kernel]:
-        """Yield one layer's; so many tokens go on after its attention."""
+        """Yield one layer's calls; `after` tokens continue after its attention."""
         shape, form, hidden = block.attention, self.form, self.model.hidden_size
         tokens, size = self.spans.num_tokens, form.itemsize
         queries, attended = shape.num_query_heads * shape.key_dim, mixer_outputs(block)

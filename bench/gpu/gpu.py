@@ -3,8 +3,8 @@
     python -m bench.gpu.gpu [--results FOLDER] [--seconds 570] [--only attention,step]
 
 Nothing is downloaded: models are random weights of known shapes, made on the card, and the demo
-model of this repository. Each part runs in processes of its own until a time of its own; of tasks
-that end, a line is printed and a record lies in FOLDER/results.jsonl, whatever becomes of the next.
+model of this repository. Each part runs in separate processes until its time limit. For each task
+that ends, a line is printed and a record is in FOLDER/results.jsonl, whatever happens to the next.
 A second call with the same folder does what is missing or failed. `--tiny` does all of it on a CPU
 on tiny shapes, where Triton's kernels are interpreted: it proves this script, not the kernels, and
 its numbers mean nothing.
@@ -41,13 +41,13 @@ LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 class Part:
     """A module with `tasks`: its share of the time, and how many processes do its tasks.
 
-    It starts when the one before has ended or, `beside` it, together with that.
+    It starts when the one before has ended or, if `is_concurrent`, together with that.
     """
 
     name: str
     seconds: float
     processes: int = 1
-    beside: bool = False
+    is_concurrent: bool = False
     module: str = ""
 
     @property
@@ -60,7 +60,7 @@ PARTS = (
     Part("versions", 10),
     # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
     Part("accuracy", 75, processes=12),
-    Part("rows", 75, beside=True),
+    Part("rows", 75, is_concurrent=True),
     Part("ceilings", 12),
     Part("attention", 50),
     Part("speed", 10),
@@ -160,9 +160,9 @@ class Running:
 def run_all(
     parts: Sequence[Part], results: Results, seconds: float, *, is_tiny: bool = False
 ) -> None:
-    """Run what is missing of these parts within so many seconds.
+    """Run the missing tasks of these parts within `seconds`.
 
-    What one does not need of its time, those after it have; where few are missing each has more.
+    Time that one part does not need goes to those after it; if few are missing, each has more.
     """
     results.open()
     found = results.read()
@@ -189,7 +189,7 @@ def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def run_group(group: Sequence[Part], results: Results, until: float, *, is_tiny: bool) -> None:
-    """Run parts beside each other until a time of the monotonic clock."""
+    """Run parts concurrently until a time of the monotonic clock."""
     with tempfile.TemporaryDirectory() as folder:
         running = []
         for part in group:
@@ -216,21 +216,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, help="a folder; what it holds is not done again")
-    parser.add_argument("--seconds", type=float, help=f"for all (default: {SECONDS:.0f})")
-    parser.add_argument("--only", default="", help="parts, comma-separated")
-    parser.add_argument("--tiny", action="store_true", help="on a CPU, to try this script")
-    asked = parser.parse_args()
-    results = Results(asked.results or RESULTS / ("tiny" if asked.tiny else "gpu"))
-    only = set(filter(None, asked.only.split(",")))
+    parser.add_argument(
+        "--results", type=Path, help="write results to this folder; results in it are not repeated"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"limit the seconds for all parts (default: {SECONDS:.0f})"
+    )
+    parser.add_argument("--only", default="", help="run only these parts, comma-separated")
+    parser.add_argument(
+        "--tiny", action="store_true", help="run tiny shapes on a CPU, to try this script"
+    )
+    options = parser.parse_args()
+    results = Results(options.results or RESULTS / ("tiny" if options.tiny else "gpu"))
+    only = set(filter(None, options.only.split(",")))
     if unknown := only - {part.name for part in PARTS}:
-        parser.error(f"no part is called {min(unknown)}: {', '.join(p.name for p in PARTS)}")
-    if not asked.tiny and not torch.cuda.is_available():
-        parser.error("there is no GPU here; --tiny tries the script on a CPU")
-    seconds = asked.seconds or (TINY_SECONDS if asked.tiny else SECONDS)
+        parser.error(f"unknown part {min(unknown)}: choose from {', '.join(p.name for p in PARTS)}")
+    if not options.tiny and not torch.cuda.is_available():
+        parser.error("no GPU found: use --tiny to try the script on a CPU")
+    seconds = options.seconds or (TINY_SECONDS if options.tiny else SECONDS)
     parts = [part for part in PARTS if not only or part.name in only]
     try:
-        run_all(parts, results, seconds, is_tiny=asked.tiny)
+        run_all(parts, results, seconds, is_tiny=options.tiny)
     finally:
         text = "\n".join(report(results.read())) + "\n"
         (results.folder / "report.md").write_text(text, encoding="utf-8")

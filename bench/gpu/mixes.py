@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Mix(NamedTuple):
-    """Requests of `prompt` tokens of their own behind `shared` ones, and `output` new ones."""
+    """Requests with `prompt` private tokens after `shared` ones, and `output` new ones."""
 
     prompt: int
     output: int
@@ -25,7 +25,7 @@ class Mix(NamedTuple):
         return f"{shared}{self.prompt}/{self.output}"
 
     def at_once(self, places: float, max_num_seqs: int) -> int:
-        """Return how many requests so many places of keys and values hold, half way through."""
+        """Return how many half-finished requests fit into `places` of keys and values."""
         own = (places - self.shared) / (self.prompt + self.output / 2)
         return max(1, min(max_num_seqs, int(own)))
 

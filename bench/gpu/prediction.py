@@ -5,9 +5,9 @@
 The ceilings are measured in the same run: what a copy moves, what our kernels of each kind reach
 where they have much to do, and what a step takes of a model that is as deep and next to no width,
 which stands for the host. Then `bench.gpu.counts` alone predicts every shape of step, timed as
-the loop runs it. Beside it stands what the two ceilings of copies and products alone would foretell
-with the same host. Figures are those below which one run in ten stays; with one thread they are of
-the processor's time: what others do on the machine is in the rest.
+the loop runs it. For comparison there is the prediction of the two ceilings of copies and products,
+with the same host. Figures are the first decile of runs; with one thread they are processor time,
+and the rest includes other programs on the machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DECODES = 64
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A step of `decodes` after so much context, and prompts beside them."""
+    """A step of `decodes` after a context, together with prompts."""
 
     decodes: int
     context: int
@@ -111,7 +111,7 @@ def ceilings(model: Architecture, dtype: torch.dtype, clock: Clock) -> Ceilings:
 
 
 def host_of(model: Architecture, dtype: torch.dtype, clock: Clock) -> Callable[[int], float]:
-    """Measure what a step costs beside its numbers: one of a model as deep, and of no width."""
+    """Measure a step's cost outside its arithmetic: a model as deep, with next to no width."""
     narrow = architecture("tiny")
     steps = Steps(replace(narrow, blocks=narrow.blocks[:1] * len(model.blocks)), dtype, clock)
     few, many = (steps.measure(Shape(count, RUNS)) for count in (FEW, MANY))
@@ -281,7 +281,7 @@ def table(
 def main() -> None:
     """Measure and foretell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="46m", help="a known shape, or a folder")
+    parser.add_argument("--model", default="46m", help="use a known shape, or a model folder")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# What a part came to, beside what its tasks did.
+# The result of a part, in addition to those of its tasks.
 WHOLE = "(part)"
 
 Records = dict[str, dict[str, Any]]

@@ -4,8 +4,8 @@
 
 Work is counted once for each request, and both ceilings of the card are met in turn: products, or
 where that takes longer the weights, which all sequences of a step read together; then keys, values
-and recurrent states, which each reads alone. No launch, no host, no norm is in it: what an engine
-loses beside it is its share.
+and recurrent states, which each reads alone. It contains no launches, host or norms: the engine's
+share of it shows its loss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Weights:
 def block_weights(model: Architecture, block: Block) -> tuple[int, int]:
     """Return how many weights of a layer a token meets, and how many there are."""
     if block.latent is not None:
-        raise SystemExit("latent attention (MLA) is not counted here")
+        raise SystemExit("latent attention (MLA) is not supported by this script")
     hidden, experts = model.hidden_size, block.experts
     fixed = hidden * (mixer_inputs(model, block) + mixer_outputs(block))
     if experts is None:
@@ -118,7 +118,7 @@ class Bound:
 
 
 def sequence_bytes(model: Architecture, num_tokens: float) -> float:
-    """Return the bytes that a sequence of so many tokens holds: what is still seen, and rows."""
+    """Return the bytes of a sequence of some tokens: those still visible, and rows."""
     return sum(
         kv_bytes(block.attention) * min(num_tokens, block.attention.most_visible or num_tokens)
         + state_bytes(block)
@@ -179,9 +179,13 @@ def main() -> None:
     """Print the bounds of one model on one card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h200")
-    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="use a known shape, or a model folder"
+    )
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
-    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
+    parser.add_argument(
+        "--weight-itemsize", type=float, default=ITEMSIZE, help="set the bytes per weight"
+    )
     arguments = parser.parse_args()
     mixes = tuple(map(Mix.read, arguments.mixes.split(",")))
     card, itemsize = CARDS[arguments.card], arguments.weight_itemsize

@@ -175,9 +175,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def architecture(name: str) -> Architecture:
-    """Return what a known decoder is made of, or the one whose config.json lies in a folder."""
+    """Return the architecture of a known decoder, or of the config.json in a folder."""
     if name in CONFIGS:
         return architecture_of(parse_hf_config(name, CONFIGS[name]))
     if not Path(name).is_dir():
-        raise SystemExit(f"{name} is none of {', '.join(CONFIGS)}, and no folder")
+        raise SystemExit(f"{name} is neither a folder nor one of {', '.join(CONFIGS)}")
     return architecture_of(read_hf_config(name))

@@ -4,10 +4,11 @@
         [--max-num-seqs 1024] [--max-num-batched-tokens 8192] [--levers]
 
 Each step that the engine's own scheduler plans takes, for each of its kernels, the time of its
-bytes or of its operations, whichever is longer (`bench.gpu.counts`), at what kernels should reach
-of the card's ceilings, and a gap for each kernel's start; beside it stands what the host does.
-With `--levers` the same without one thing at a time: what each overlap and each pass is worth. The
-share is that of the serial roofline (`bench.gpu.roofline`). Nothing here was measured on a card.
+bytes or of its operations, whichever is longer (`bench.gpu.counts`), at the share of the ceilings
+that kernels should reach, plus a gap for each kernel's start. The host's work is added. With
+`--levers` it repeats this without one feature at a time, to show the value of each overlap and
+pass. The share is that of the serial roofline (`bench.gpu.roofline`). Nothing here was measured on
+a card.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ Machine = Mapping[Kind, Limits]
 
 
 def seconds_of(kernel: Kernel, machine: Machine) -> float:
-    """Return how long so many calls of a kernel take."""
+    """Return the duration of a kernel's calls."""
     limits = machine[kernel.kind]
     parts = kernel.bytes / limits.bandwidth, kernel.flops / limits.flops
     return (max(parts) if limits.overlaps else sum(parts)) + limits.gap * kernel.calls
@@ -102,8 +103,8 @@ class Reach:
 class Host:
     """Host cost of a step: planning, packing, sampling, collecting, and launches.
 
-    A graph is one launch, which steps have that are no larger than is worth it (ADR 54).
-    Overlapped, the host does all this while the device is at the step before, unless that must be
+    Steps up to the size that is worth it (ADR 54) are a graph, which is one launch. Overlapped, the
+    host does all this while the device is at the step before, unless that must be
     collected before the next can be planned.
     """
 
@@ -219,7 +220,7 @@ class Setting:
 
 
 def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast:
-    """Return what so many steps come to, once as many requests as fit have started."""
+    """Return the results of a number of steps, after as many requests as fit have started."""
     room, (max_num_seqs, max_tokens) = setting.room(mix), setting.limits
     table = SequenceTable(max_num_seqs, sum(mix), PAGE_SIZE)
     pool = PagePool(room.num_pages)
@@ -270,7 +271,7 @@ def add_step(
     *,
     waits: bool,
 ) -> None:
-    """Add one step to a forecast, but for the tokens that it samples; `sizes` have a graph."""
+    """Add one step to a forecast, except for the tokens it samples; `sizes` have a graph."""
     host, form = setting.host, setting.form
     place = bisect_left(sizes, spans.num_tokens)
     found.tokens += spans.num_tokens
@@ -336,13 +337,23 @@ def main() -> None:
     """Print what one model would give on one card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h200")
-    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="use a known shape, or a model folder"
+    )
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
-    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
-    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
+    parser.add_argument(
+        "--max-num-seqs", type=int, help="set the sequences per step (default: the card's)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, help="set the tokens per step (default: the card's)"
+    )
+    parser.add_argument(
+        "--weight-itemsize", type=float, default=ITEMSIZE, help="set the bytes per weight"
+    )
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--levers", action="store_true", help="and without one thing at a time")
+    parser.add_argument(
+        "--levers", action="store_true", help="also show results without one feature at a time"
+    )
     arguments = parser.parse_args()
     setting = Setting(
         architecture(arguments.model),

@@ -1,4 +1,4 @@
-"""Requests of one mix without end, before a scheduler, and steps that nobody computes."""
+"""Requests of one mix without end, before a scheduler, and steps that are not computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GREEDY = Sampling(temperature=0)
 
 
 class Supply:
-    """Sees to it that somebody always waits; ids of prompts are below `vocabulary`.
+    """Keeps requests waiting at all times; ids of prompts are below `vocabulary`.
 
     Those that start first have been at it for a while: their outputs so far are of their prompts,
     so that the mixture that lasts is there from the start.

@@ -2,8 +2,8 @@
 
     python -m bench.gpu.wheels [--download FOLDER]
 
-Prints what the engine needs beside what such a machine is taken to have (`HELD`), at the versions
-of constraints.txt; `--download` fetches them for Python 3.12 on Linux x86_64 and says how large
+Prints the packages that the engine needs besides those of such a machine (`HELD`), at the versions
+of constraints.txt; `--download` fetches them for Python 3.12 on Linux x86_64 and prints how large
 they are. There: `pip install --no-index --no-deps --target SITE FOLDER/*.whl`, and SITE on
 PYTHONPATH.
 """
@@ -81,20 +81,20 @@ def download(wheels: Iterable[str], folder: Path) -> int:
 
 
 def main() -> None:
-    """Print the list, and fetch it if asked."""
+    """Print the list, and fetch it on request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--download", type=Path, metavar="FOLDER")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     wheels = pinned(needed())
     print("\n".join(wheels))
-    if asked.download is None:
+    if options.download is None:
         return
-    size = download(wheels, asked.download)
+    size = download(wheels, options.download)
     print(f"{size / 2**20:.1f} MiB", file=sys.stderr)
     if size > MOST_BYTES:
-        raise SystemExit(f"they are larger than {MOST_BYTES >> 20} MiB")
+        raise SystemExit(f"the wheels are larger than {MOST_BYTES >> 20} MiB")
 
 
 if __name__ == "__main__":

@@ -121,25 +121,25 @@ def write_lines(path: Path, count: int, rows: str) -> None:
     """Write `count` requests for such rows, of about 150 to 300 bytes."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            url, asked = _asked(number, rows)
+            url, fields = _url_and_fields(number, rows)
             line = {
                 "custom_id": f"request-{number}",
                 "method": "POST",
                 "url": url,
-                "body": {"model": "null", **asked},
+                "body": {"model": "null", **fields},
             }
             file.write(json.dumps(line) + "\n")
 
 
-def _asked(number: int, rows: str) -> tuple[str, dict[str, Any]]:
+def _url_and_fields(number: int, rows: str) -> tuple[str, dict[str, Any]]:
     question = f"What is the capital of country number {number}?"
     if rows == "chat":
         messages = [
             {"role": "system", "content": "You are a helpful assistant who answers briefly."},
             {"role": "user", "content": question},
         ]
-        asked = {"messages": messages, "max_tokens": 64, "temperature": 0}
-        return "/v1/chat/completions", asked
+        fields = {"messages": messages, "max_tokens": 64, "temperature": 0}
+        return "/v1/chat/completions", fields
     encoding = "base64" if rows == "vectors-base64" else "float"
     return "/v1/embeddings", {"input": question, "encoding_format": encoding}
 

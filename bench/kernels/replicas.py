@@ -35,7 +35,7 @@ _MODEL = {"model": "null"}
 
 
 class FixedEngine(NullEngine):
-    """Answers so many requests at a time, each after a fixed time."""
+    """Answers a number of requests at a time, each after a fixed time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def write_lines(path: Path, count: int, rows: str) -> None:
 
 
 def measure(engines: int, rows: str, folder: Path) -> float:
-    """Return the rows/s of a run over so many engines, without their start."""
+    """Return the rows/s of a run over some engines, without their start."""
     from tidemill.offline.run import job, replicas
     from tidemill.offline.run.run_options import RunOptions
 

@@ -2,9 +2,9 @@
 
     python -m bench.kernels.reuse [--lines 10000 1000000] [--s3]
 
-Answers have 128 words. Each run is a process of its own: *first* keeps all results, *second* looks
-all lines up, runs those that are new and writes the rows, so that what it takes a line is what
-reuse costs beside an engine. *Plain* is the first run without `--reuse`. With `--s3` results are
+Answers have 128 words. Each run is a separate process: *first* keeps all results, *second* looks
+all lines up, runs those that are new and writes the rows, so that its time per line is the cost of
+reuse in addition to an engine. *Plain* is the first run without `--reuse`. With `--s3` results are
 in a bucket of an emulator on this machine.
 """
 

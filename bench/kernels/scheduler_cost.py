@@ -2,8 +2,8 @@
 
     python -m bench.kernels.scheduler_cost [--sequences 64,256,1024] [--steps-ahead 0]
 
-The model takes no time and always says the same. Each situation is run until it lasts, then its
-steps are timed one by one, in processor time: the median, the mean, and the longest of them.
+The model takes no time and its answers are constant. Each situation runs until it is stable. Then
+its steps are timed one by one, in processor time: the median, the mean, and the longest of them.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Silence:
 
 
 class Situation:
-    """Generation of up to so many sequences at a time, over a pool of so many pages."""
+    """Generation of up to `num_seqs` sequences at a time, over a pool of `num_pages` pages."""
 
     def __init__(
         self, num_sequences: int, num_pages: int, steps_ahead: int, sampling: Sampling = GREEDY
     ) -> None:
         self._sampling = sampling
         table = SequenceTable(num_sequences, MAX_MODEL_LEN, PAGE_SIZE)
-        # All that are asked for at once start in one step.
+        # Requests that arrive together start in one step.
         scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), num_sequences * 128)
         silence = Silence()
         runner = Runner(cast("LoadedModel", silence), cast("AttentionBackend", silence), table)
@@ -86,7 +86,7 @@ class Situation:
         self.core = GenerationCore(scheduler, runner, VOCABULARY, steps_ahead)
 
     def add(self, num_prompt_tokens: int, max_tokens: int, beginning: Sequence[int] = ()) -> None:
-        """Ask for a sequence whose prompt is its own, but for its beginning."""
+        """Request a sequence whose prompt is unique, except for its beginning."""
         num_own = num_prompt_tokens - len(beginning)
         prompt = [*beginning, *self.rng.integers(0, 1 << 20, num_own).tolist()]
         self.core.add(SequenceRequest(prompt, max_tokens, self._sampling))
@@ -178,7 +178,11 @@ def table(counts: list[int], steps_ahead: int) -> Iterator[str]:
 def main() -> None:
     """Measure every situation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", default="64,256,1024", help="comma-separated (%(default)s)")
+    parser.add_argument(
+        "--sequences",
+        default="64,256,1024",
+        help="measure these numbers, comma-separated (%(default)s)",
+    )
     parser.add_argument("--steps-ahead", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""Cost of one step of few sequences, beside reading the weights once, and its parts.
+"""Cost of one step of few sequences, compared with reading the weights once, and its parts.
 
     python -m bench.kernels.step_cost --model out/bench/46m [--dtype bfloat16] [--sequences 1,2,4,8]
         [--contexts 32,1024]
 
-*Reading* is told twice, from a copy of the weight matrices in the same process, just before the
+*Reading* is measured twice, from a copy of the weight matrices in the same process, just before the
 steps: the time of a plain sum over their bytes, and that of a product with one row by torch's
 `linear` for each matrix. A step is timed as the loop runs it, sampling included, in pure decode.
 Figures are those that one run in ten stays below, as other work on a machine hides in the rest. The
@@ -65,7 +65,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Milliseconds of a step of so many sequences, and what stands beside it."""
+    """Milliseconds of a step of some sequences, and the figures to compare it with."""
 
     num_sequences: int
     context: int
@@ -109,7 +109,7 @@ class WeightReader:
 def measure(
     core: GenerationCore, reader: WeightReader, vocab_size: int, num_sequences: int, context: int
 ) -> StepCost:
-    """Run sequences of their own prompts until all decode, then time and profile their steps."""
+    """Run sequences of separate prompts until all decode, then time and profile their steps."""
     rng = np.random.default_rng(num_sequences * context)
     sequences = {
         core.add(
@@ -197,8 +197,12 @@ def show(costs: list[StepCost]) -> None:
 def main() -> None:
     """Measure one model in each dtype."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a folder")
-    parser.add_argument("--dtype", default="bfloat16,float32", help="comma-separated (%(default)s)")
+    parser.add_argument("--model", type=Path, required=True, help="use this model folder")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16,float32",
+        help="measure these dtypes, comma-separated (%(default)s)",
+    )
     parser.add_argument("--sequences", default="1,2,4,8,64,256")
     parser.add_argument("--contexts", default="32,1024")
     arguments = parser.parse_args()

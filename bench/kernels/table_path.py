@@ -3,10 +3,10 @@
     python -m bench.kernels.table_path [--rows 10000 1000000] [--kinds chat jinja vectors]
 
 Each kind and length runs in a fresh process pinned to one core. A Parquet table of such rows is
-rendered as a file of requests, then rows of results (made beforehand) are written beside its
+rendered as a file of requests, then rows of results (made beforehand) are written next to its
 columns as Parquet: a short answer each, or a vector of 384 numbers. `jinja` has an expression in
-its template. Beside each stands a program by hand, with pyarrow and json alone: what people write
-today. Prints a markdown table.
+its template. Each is compared with a program written by hand, with pyarrow and json alone. Prints a
+markdown table.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Message:
 
 
 def make_messages(count: int) -> list[Message]:
-    """Return so many messages, the same ones each time."""
+    """Return a number of messages, the same ones each time."""
     rng = random.Random(SEED)
     messages = []
     for _ in range(count):

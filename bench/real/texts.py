@@ -22,7 +22,7 @@ _SKIPPED: Final = {"test", "tests", "site-packages", "idlelib", "lib2to3", "__py
 
 
 def sample_texts(count: int) -> list[str]:
-    """Return so many different texts, the same ones each time."""
+    """Return a number of different texts, the same ones each time."""
     found = sorted(set(_texts(Path(sysconfig.get_path("stdlib")))))
     random.Random(SEED).shuffle(found)
     return found[:count]

@@ -1,8 +1,8 @@
-"""People beside a batch: how long first tokens take, and how fast lines are, alone and together.
+"""Interactive requests next to a batch: first-token latency and line rate, alone and together.
 
     python -m bench.server.mixed out/bench/46m [--lines 5000] [--rate 4] [--seconds 150]
 
-One `tidemill serve` process, three phases: requests alone for so many seconds, a batch alone, and
+One `tidemill serve` process runs three phases: requests alone for some seconds, a batch alone, and
 such a batch with requests until it has ended. No two prompts are alike, so nothing is
 found computed. Requests come at random moments, `--rate` a second,
 whether or not those before are answered, and stream. Prints one line of JSON, with two ratios:
@@ -33,7 +33,7 @@ _MOST_TTFT, _LEAST_RATE = 1.5, 0.8
 
 
 class Prompts:
-    """Texts that nobody else has."""
+    """Unique texts."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -44,9 +44,9 @@ class Prompts:
         return " ".join(self._draw.choices(self._words, k=PROMPT_WORDS))
 
     def body(self, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """Return a request for so many tokens."""
-        asked = {"model": NAME, "prompt": next(self), "max_tokens": max_tokens, **more}
-        return {**asked, "temperature": 0, "ignore_eos": True}
+        """Return a request for `max_tokens` tokens."""
+        body = {"model": NAME, "prompt": next(self), "max_tokens": max_tokens, **more}
+        return {**body, "temperature": 0, "ignore_eos": True}
 
 
 class Online:
@@ -59,19 +59,19 @@ class Online:
         self._rate = rate
         self._draw = random.Random(seed)
         self._prompts = Prompts(seed)
-        self._asked: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def come(self) -> None:
         """Ask for ever."""
         while True:
             await asyncio.sleep(self._draw.expovariate(self._rate))
             task = asyncio.create_task(self._ask())
-            self._asked.add(task)
-            task.add_done_callback(self._asked.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        """Wait for those who have asked."""
-        await asyncio.gather(*self._asked)
+        """Wait for all pending requests."""
+        await asyncio.gather(*self._tasks)
 
     async def _ask(self) -> None:
         body = json.dumps(self._prompts.body(ONLINE_TOKENS, stream=True)).encode()
@@ -80,12 +80,12 @@ class Online:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection(self._place.host, self._place.port)
-        asked, first, read = time.monotonic(), None, b""
+        started_at, first, read = time.monotonic(), None, b""
         writer.write(head.encode() + body)
         while data := await reader.read(2**16):
             read += data
             if first is None and b"data:" in read:
-                first = time.monotonic() - asked
+                first = time.monotonic() - started_at
         writer.close()
         if first is None or b"[DONE]" not in read:
             self.num_failed += 1
@@ -131,8 +131,8 @@ async def _batch_seconds(client: httpx.AsyncClient, data: bytes) -> float:
     """Run a batch to its end and return the seconds between its first line and its last."""
     form = {"files": {"file": ("in.jsonl", data)}, "data": {"purpose": "batch"}}
     uploaded = (await client.post("/v1/files", **form)).raise_for_status().json()  # type: ignore[arg-type]
-    asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions"}
-    batch = (await client.post("/v1/batches", json=asked)).raise_for_status().json()
+    body = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions"}
+    batch = (await client.post("/v1/batches", json=body)).raise_for_status().json()
     began = time.monotonic()
     while batch["status"] in {"validating", "in_progress"}:
         if batch["status"] == "validating":
@@ -140,7 +140,7 @@ async def _batch_seconds(client: httpx.AsyncClient, data: bytes) -> float:
         await asyncio.sleep(_POLL_SECONDS)
         batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
     if batch["request_counts"]["completed"] != batch["request_counts"]["total"]:
-        raise RuntimeError(f"the batch came to {batch['status']}: {batch['errors']}")
+        raise RuntimeError(f"the batch ended as {batch['status']}: {batch['errors']}")
     return time.monotonic() - began
 
 
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--log", type=Path, default=Path("out/bench/mixed.log"))
-    parser.add_argument("flags", nargs="*", help="of the server, behind --")
+    parser.add_argument("flags", nargs="*", help="pass these flags to the server, after --")
     given = parser.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)
     flags = ("--model", given.model, "--served-model-name", NAME, *given.flags)

@@ -1,4 +1,4 @@
-"""A server of ours as a process, for whoever measures or tries it from outside."""
+"""A server of ours as a process, for measurements and tests from outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Return its address, as clients are told of it."""
+        """Return its address for clients."""
         return f"http://{self.host}:{self.port}"
 
     def get(self, path: str) -> str:
@@ -51,9 +51,9 @@ class Place:
 def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
     """Start `tidemill serve` at a free port, and in the end stop it as a container is stopped.
 
-    With a `key` nobody else is let in.
+    With a `key` no other client is admitted.
 
-    What it says goes to `log`. Raises `RunFailed` with its last words where it does not come to
+    Its output goes to `log`. Raises `RunFailed` with its last words where it does not come to
     listen, or ends with another status than 0.
     """
     command = [sys.executable, "-m", "tidemill", "serve", "--port", "0", *flags]
@@ -85,13 +85,13 @@ def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
 
 
 def _address(output: IO[bytes], held: IO[bytes], log: Path) -> tuple[str, int]:
-    """Return where a server listens, once it says so."""
+    """Return a server's address, once it prints it."""
     for line in output:
         held.write(line)
         held.flush()
         if found := _ADDRESS.search(line):
             return found[1].decode(), int(found[2])
-    raise RunFailed(f"the server came to nothing.\n{tail(log)}")
+    raise RunFailed(f"the server did not start.\n{tail(log)}")
 
 
 def _copy(output: IO[bytes], held: IO[bytes]) -> None:

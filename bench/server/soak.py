@@ -1,13 +1,13 @@
-"""A server among people who vanish, stall, send garbage and ask for much: what they leave in it.
+"""Soak test of a server with clients that vanish, stall, send garbage and large requests.
 
     python -m bench.server.soak [--minutes N] [--visitors N] [--seed N] [--model PATH]
 
-Many visitors come at once, each with a habit that a seeded draw gives: some ask and read politely,
-the others hang up in mid-answer or before it, read nothing, send their body by drops, or bytes that
-are no HTTP. Beside them come large prompts, completions of many and bodies that unfold to far more
-than they are, and batches are run. Polite ones must be answered, rude ones must never get a 5xx. In
-the end nothing may run or wait, no page of the KV cache may be held, and memory must be what it was
-once caches were full; it is looked at in pauses, when what was freed has gone back.
+Many visitors come at once, each with a habit that is drawn from a seed. Some read their answers.
+Others hang up during or before an answer, read nothing, send their body slowly, or send bytes that
+are not HTTP. There are also large prompts, many completions, bodies that decompress to a multiple
+of their size, and batches. Well-behaved visitors must be answered, and others must never get a 5xx.
+In the end nothing may run or wait, no page of the KV cache may be held, and memory must be the same
+as after caches were filled; it is measured in pauses, when freed memory was returned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One visitor's connection to a server, and a draw of its own."""
+    """One visitor's connection to a server, with a separate random generator."""
 
     place: Place
     reader: asyncio.StreamReader
@@ -78,7 +78,7 @@ class Visit:
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + body)
 
     def ask(self, **fields: Any) -> bytes:
-        """Return the body of a chat, each of which asks for something else."""
+        """Return the body of a chat, each with a different prompt."""
         text = f"{_QUESTION} ({self.draw.randrange(10**9)})"
         body = {
             "model": self.place.model,
@@ -155,14 +155,14 @@ async def silent(_: Visit) -> str | None:
 
 
 async def babbling(visit: Visit) -> str | None:
-    """Send bytes that are no HTTP."""
+    """Send bytes that are not HTTP."""
     visit.writer.write(visit.draw.randbytes(visit.draw.randrange(1, 5_000)) + b"\r\n\r\n")
     visit.writer.write_eof()
     return _refusal(await visit.reader.read())
 
 
 async def wrong(visit: Visit) -> str | None:
-    """Send a body that is none, or that asks for what cannot be."""
+    """Send an invalid body, or one with impossible values."""
     bodies = (
         b"",
         b"{",
@@ -248,7 +248,7 @@ async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> 
     try:
         fault = await habit(Visit(place, reader, writer, draw))
     except ConnectionError as exc:
-        # Whoever sends garbage may be hung up on.
+        # The server may hang up on visitors that send garbage.
         fault = None if habit in (babbling, dripping, wrong, stalling, leaving) else repr(exc)
     finally:
         writer.close()
@@ -265,7 +265,7 @@ async def come(
     seen: Seen,
     habits: tuple[Habit, ...] = HABITS,
 ) -> None:
-    """Let so many visits be made, so many of them at once; each draws from the seed alone."""
+    """Run a number of visits, some of them concurrently; each draws from the seed alone."""
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
@@ -290,9 +290,9 @@ async def run_batch(place: Place, seed: int, seen: Seen) -> None:
     async with httpx.AsyncClient(base_url=place.url, headers=place.headers, timeout=60) as client:
         sent = {"file": ("in.jsonl", "\n".join(lines).encode())}
         file = (await client.post("/v1/files", files=sent, data={"purpose": "batch"})).json()
-        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        asked["input_file_id"] = file["id"]
-        batch = (await client.post("/v1/batches", json=asked)).json()
+        body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        body["input_file_id"] = file["id"]
+        batch = (await client.post("/v1/batches", json=body)).json()
         while batch["status"] in ("validating", "in_progress", "finalizing"):
             await asyncio.sleep(0.2)
             batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
@@ -308,7 +308,7 @@ async def run_batch(place: Place, seed: int, seen: Seen) -> None:
 
 
 async def state(place: Place) -> dict[str, float]:
-    """Return what the server says that it holds now."""
+    """Return the resources that the server reports as held."""
     text = await asyncio.to_thread(place.get, "/metrics")
     found = {name: re.search(rf"^tidemill_{name} (\S+)$", text, re.MULTILINE) for name in _STATE}
     missing = [name for name, value in found.items() if value is None]
@@ -328,7 +328,7 @@ async def settled(place: Place, before: dict[str, float]) -> dict[str, float]:
 
 
 def _text(draw: random.Random, size: int) -> str:
-    """Return about so many characters, which no other prompt begins with."""
+    """Return about that many characters, which no other prompt begins with."""
     piece = " ".join(draw.choices(_WORDS, k=200))
     return f"{draw.randrange(10**9)} {piece * (size // len(piece) + 1)}"[:size]
 
@@ -358,7 +358,7 @@ async def _round(place: Place, *, at_once: int, seed: int, seen: Seen) -> None:
 
 
 async def soak(place: Place, *, minutes: float, at_once: int, seed: int) -> bool:
-    """Let visitors come for so long, print what they left, and say whether it is nothing."""
+    """Run visitors for some seconds, print the remaining resources, and return whether none are."""
     seen = Seen()
     before = await state(place)
     begun = time.monotonic()
@@ -393,7 +393,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--visitors", type=int, default=32, help="so many at once (default: 32)")
+    parser.add_argument(
+        "--visitors", type=int, default=32, help="run N visitors at once (default: 32)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, default=demo.MODEL_PATH)
     arguments = parser.parse_args()

@@ -13,7 +13,7 @@ from .step import Step
 
 
 class HybridBackend:
-    """An `AttentionBackend` and a `RecurrentBackend`; each counts the layers of its own kind."""
+    """An `AttentionBackend` and a `RecurrentBackend`; each counts its own layers."""
 
     def __init__(self, attention: AttentionBackend, recurrence: RecurrentBackend) -> None:
         self.page_size = attention.page_size

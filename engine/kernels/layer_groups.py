@@ -26,7 +26,7 @@ class LayerGroup:
 def group_layers(shapes: Sequence[AttentionShape], max_model_len: int) -> tuple[LayerGroup, ...]:
     """Return the groups of layers; the first one's see all tokens.
 
-    All layers are one group if none sees all, if windows are no shorter than sequences, or if
+    All layers are one group if none sees all, if windows are at least as long as sequences, or if
     layers' pages would differ in size.
     """
     kinds: dict[tuple[int, int], list[int]] = {}

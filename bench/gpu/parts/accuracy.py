@@ -124,9 +124,9 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
-    """Return how far what was got is from what was expected, and whether that holds.
+    """Return the difference of a result from the expected one, and whether it passes.
 
-    A number may be off by so many units of its own size, or of that of all in the mean.
+    A number may differ by a multiple of its unit, or of the unit of the mean of all.
     """
     unit = torch.finfo(dtype).eps
     worst = 0.0
@@ -204,8 +204,8 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
             backend.prepare(sequences.step(pieces, backend.page_size, place.device))
             angle = cos_sin if to is dtype else cos_sin.double()
             query = backend.store_qkv(0, qkv.to(to), angle, HeadNorms(of_query, of_key, 1e-6))
-            asked = sinks.to(to) if shape.has_sinks else None
-            outs.append((query, backend.attend(0, query, asked)))
+            layer_sinks = sinks.to(to) if shape.has_sinks else None
+            outs.append((query, backend.attend(0, query, layer_sinks)))
         pairs += list(zip(*outs, strict=True))
     return held(pairs, dtype, FAR)
 
@@ -213,7 +213,7 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
 def latent_attention(
     place: Place, dtype: torch.dtype, shape: AttentionShape, nope: int, width: int
 ) -> Numbers:
-    """Chunks that are expanded and others, then decodes beside such, some of a shared prefix."""
+    """Expanded chunks and others, then decodes with such chunks, some with shared prefixes."""
     size = 1 if place.is_tiny else 20
     long = 64 + 30 * size
     sequences = PagedSequences([140, long, 97, 98], shared=64)
@@ -251,9 +251,9 @@ def latent_attention(
 
 
 def recurrence(place: Place, dtype: torch.dtype, rule: GatedDelta | StateSpace) -> Numbers:
-    """Chunks from zeros, then decodes beside chunks, from rows: convolution, rule, gated norm.
+    """Chunks from zeros, then decodes with chunks, from rows: convolution, rule, gated norm.
 
-    What a layer's later kernels are given is what the reference made of the earlier ones. Its own
+    The input of a layer's later kernels is the reference's output of the earlier ones. Its own
     sums are fp32, so that four times as much may be off in fp32.
     """
     size, device, heads = 1 if place.is_tiny else 8, place.device, rule.state_shape[0]
@@ -342,7 +342,7 @@ def quantised_experts(place: Place, dtype: torch.dtype, form: str) -> Numbers:
 
 
 def mixed(place: Place, both: Matrix, down: Matrix) -> list[tuple[Tensor, Tensor]]:
-    """Return a mixture's outputs and routing weights, each beside what is expected."""
+    """Return a mixture's outputs and routing weights, each with the expected ones."""
     count, hidden, _ = down.shape
     tokens, chosen = (5, 2) if place.is_tiny else (150, 4)
     dtype = both.dtype

@@ -1,8 +1,8 @@
-"""One layer's attention, replayed from a graph, beside what else computes it on this machine.
+"""One layer's attention, replayed from a graph, compared with other implementations here.
 
 Ours reads random pages of random numbers. The others read the same amount of numbers: torch's own
 kernels contiguously, flashinfer from pages. One that cannot be imported, or refuses a shape, is a
-line that says so.
+line with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.gpu.parts.task import Numbers, Place, Task
 from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.backends import choose_backend
 
-# What is asked of decodes, as a share of a copy, and of 4,096 tokens on Hopper.
+# The goal for decodes, as a share of a copy, and for 4,096 tokens on Hopper.
 DECODE_BOUND = 0.85
 PREFILL_BOUND = 350e12
 WORKSPACE_BYTES = 128 * 2**20
@@ -134,7 +134,7 @@ def ours(place: Place, case: Case) -> Numbers:
 
 
 def peer(place: Place, case: Case, prepare: Callable[[Place, Case], Attend]) -> Numbers:
-    """Time another's kernels; what it cannot do is said, and is no failure of ours."""
+    """Time another library's kernels; its failures are reported, and do not count as ours."""
     try:
         attend = prepare(place, case)
         seconds = place.replay_seconds(attend)

@@ -1,8 +1,8 @@
-"""Tokens a second of the whole engine but its texts, beside what is published and the roofline.
+"""Tokens per second of the whole engine except its texts, against published figures and roofline.
 
 Random weights of a shape, requests of one mix without end, and a window of seconds. As many run
-from the start as fit, and have been at it for a while: their keys and values are noise that nobody
-computed, as many as there would be (`bench.gpu.supply`). Then some steps in torch's profiler.
+from the start as fit, in the middle of their outputs: their keys and values are noise with the
+right length (`bench.gpu.supply`). Then some steps run in torch's profiler.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def generate(place: Place, name: str, mix: Mix, *, is_fp8: bool) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work with somebody always waiting."""
+    """Work with requests always waiting."""
 
     core: GenerationCore
     supply: Supply
@@ -103,7 +103,7 @@ class Load:
         self.core.step()
 
     def run_for(self, seconds: float, place: Place) -> float:
-        """Run steps for so long, and some at least; return how long it was."""
+        """Run steps for some seconds, and a few at least; return the actual duration."""
         started = time.perf_counter()
         for num_steps in count():
             took = time.perf_counter() - started

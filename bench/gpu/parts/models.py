@@ -82,7 +82,7 @@ def _make(name: str, device: torch.device, *, is_fp8: bool, is_tiny: bool) -> Ma
 
 def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
     """Capture nothing, so that all is launched plainly."""
-    raise RuntimeError("no graphs were asked for")
+    raise RuntimeError("no graphs were requested")
 
 
 def core_of(made_model: Made, config: EngineConfig) -> tuple[GenerationCore, CountedCapture | None]:

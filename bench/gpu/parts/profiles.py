@@ -16,7 +16,7 @@ LONGEST = 25
 
 
 def profiled(place: Place, step: Callable[[], object], steps: int) -> Numbers:
-    """Return where the time of so many steps goes."""
+    """Return the distribution of time over some steps."""
     activities = [ProfilerActivity.CPU]
     if place.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -1,6 +1,6 @@
-"""Greedy rows: of a real run beside a CPU's, and of the loop beside transformers' eager attention.
+"""Greedy rows: a real run compared with a CPU's, and the loop with transformers' eager attention.
 
-The demo model is run by `tidemill run` in fp32; what a CPU answers to the same file lies beside the
+The demo model is run by `tidemill run` in fp32; a CPU's answers to the same file are next to the
 model's requests in this folder, written by
 
     python -m bench.gpu.parts.rows > bench/gpu/parts/greedy_rows.json
@@ -56,9 +56,9 @@ def timed(*arguments):
     return captured
 CudaCapture.__call__ = timed
 status = main()
-told = {"load": step_seconds(), "processor_seconds": time.process_time()}
-told |= {"captures": len(taken), "capture_seconds": sum(taken)}
-print(json.dumps(told), file=sys.stderr)
+figures = {"load": step_seconds(), "processor_seconds": time.process_time()}
+figures |= {"captures": len(taken), "capture_seconds": sum(taken)}
+print(json.dumps(figures), file=sys.stderr)
 end_process(status)
 """
 NUM_LINES, MOST_NUMBERS, MAX_TOKENS = 160, 60, 24
@@ -108,14 +108,17 @@ def run(device: str, folder: Path) -> list[str]:
 
 
 def run_tidemill(arguments: list[str], folder: Path) -> str:
-    """Run a command of Tidemill's in a process of its own; return what it says."""
+    """Run a command of Tidemill's in a separate process; return its output."""
     # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(stand_ins(folder)), *sys.path[1:]])
     command = [sys.executable, "-c", RUN, *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise RuntimeError(f"it ended with {ran.returncode}: {' '.join(ran.stderr.split())[-500:]}")
+        raise RuntimeError(
+            f"tidemill ended with exit status {ran.returncode}: "
+            f"{' '.join(ran.stderr.split())[-500:]}"
+        )
     return ran.stderr
 
 
@@ -146,7 +149,7 @@ def real_run(place: Place) -> Numbers:
 
 
 def rows(place: Place, captures: Capture | None) -> Numbers:
-    """Generate by our loop; ask transformers, token by token, what it would have said instead.
+    """Generate with our loop, and compare each token with transformers' choice.
 
     transformers reads what ours generated, so that one near tie does not make all that follows
     another text. What it says in fp32 decides whose tokens are nearer.
@@ -170,11 +173,11 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     network = loaded(model, weights, max_model_len=prompt + output)
     ours = generated(network, prompts, output, captures)
     pairs = list(zip(prompts, ours, strict=True))
-    said = [logits_after(theirs, *pair).argmax(1) for pair in pairs]
-    same = sum(own == other.tolist() for own, other in zip(ours, said, strict=True))
+    choices = [logits_after(theirs, *pair).argmax(1) for pair in pairs]
+    same = sum(own == other.tolist() for own, other in zip(ours, choices, strict=True))
     theirs.float()
     own_gap, their_gap = 0.0, 0.0
-    for pair, other in zip(pairs, said, strict=True):
+    for pair, other in zip(pairs, choices, strict=True):
         logits = logits_after(theirs, *pair)
         own = torch.tensor(pair[1], device=place.device)
         own_gap = max(own_gap, logit_gap(logits, own))
@@ -206,7 +209,7 @@ def logit_gap(logits: torch.Tensor, tokens: torch.Tensor) -> float:
 def generated(
     model: LoadedModel, prompts: list[list[int]], output: int, captures: Capture | None
 ) -> list[list[int]]:
-    """Return what our loop says to each prompt."""
+    """Return our loop's answer to each prompt."""
     # Interpreted, the largest graph takes a minute.
     most = 1024 if model.device.type == "cuda" else 32
     config = EngineConfig("random", max_num_seqs=32, max_num_batched_tokens=most)

@@ -20,7 +20,7 @@ from tidemill.engine.kernels.backends import (
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.model.config.architecture import Architecture
 
-# What is asked of passes, as a share of a copy.
+# The goal for passes, as a share of a copy.
 PASS_BOUND = 0.85
 TOKENS = 8192
 PRODUCT_ROWS = (1, 64, 256, 1024, 8192)

@@ -42,19 +42,19 @@ class Place:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those that kernels are held to; the interpreter has no bfloat16."""
+        """Return the dtypes of accuracy checks; the interpreter does not support bfloat16."""
         if self.is_tiny:
             return (torch.float32, torch.float16)
         return (torch.bfloat16, torch.float16)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of what is timed."""
+        """Return the dtype of timed runs."""
         return torch.float32 if self.is_tiny else torch.bfloat16
 
     @property
     def card(self) -> Card:
-        """Return the card: its memory as it says, its ceilings as they were measured."""
+        """Return the card: its reported memory and its measured ceilings."""
         like = CARDS["h200"]
         if not self.is_tiny:
             found = torch.cuda.get_device_properties(self.device)
@@ -93,7 +93,7 @@ class Place:
         return self.seconds(self.captured(call).replay, runs)
 
     def captured(self, call: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
-        """Return a graph of so many calls, which were made before."""
+        """Return a graph of a number of calls, which were made before."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)

@@ -36,7 +36,7 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def card(place: Place) -> Numbers:
-    """Return what the driver says of the card, and the host's processors."""
+    """Return the driver's description of the card, and the host's processors."""
     host = {"python": platform.python_version(), "processors": os.cpu_count()}
     if place.is_tiny:
         return {**host, "said": "none: interpreted on a CPU"}

@@ -97,7 +97,7 @@ def test_a_part_that_crashes_or_hangs_leaves_the_rest(
     results, calls = Results(faulty / "results"), faulty / "calls"
     parts = (
         Part("crashes", 12, module="crashes"),
-        Part("hangs", 12, beside=True, module="hangs"),
+        Part("hangs", 12, is_concurrent=True, module="hangs"),
         Part("fine", 20, processes=2, module="fine"),
     )
 

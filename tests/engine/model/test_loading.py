@@ -140,7 +140,7 @@ def test_a_class_that_fails_at_its_layers_is_the_second_reason(
 def test_missing_weights_have_their_own_error(tmp_path: Path) -> None:
     """The model is of a family whose class runs models that the engine's own decoder does not."""
     folder = folder_of(tmp_path, SIZES | {"model_type": "cohere", "use_qk_norm": True})
-    with pytest.raises(ModelRefused, match=r"^\S+ holds neither"):
+    with pytest.raises(ModelRefused, match=r"^\S+ has neither"):
         load_model(EngineConfig(folder, device="cpu"))
 
 
@@ -167,7 +167,7 @@ def test_weights_in_their_publishers_own_format_are_recognised(tmp_path: Path) -
     (tmp_path / "consolidated.safetensors").touch()
     assert "fetch config.json, model*.safetensors and the tok" in reason_of(EngineConfig(folder))
     folder_of(tmp_path, SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16})
-    with pytest.raises(ModelRefused, match=r"\(it has consolidated\.safetensors\)"):
+    with pytest.raises(ModelRefused, match=r"\(it contains consolidated\.safetensors\)"):
         load_model(EngineConfig(folder, device="cpu"))
 
 
