@@ -1,4 +1,4 @@
-"""Page of the models that are served: docs/reference/models.md, from the engine's own tables.
+"""Page of supported models: docs/reference/models.md, from the engine's own tables.
 
     python -m bench.models_page [--write docs/reference/models.md]
 
@@ -32,38 +32,39 @@ from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
 PAGE = """# Models
 
-`python -m bench.models_page --write docs/reference/models.md` makes this page from the
-engine's tables.
-`tidemill models PATH-OR-HUB-ID` says of one model how it will run here, how much memory it takes
-and what is missing, before anything is loaded ([below](#one-model)). What decides is `model_type`
-in `config.json` (`text_config` in models of text and images). Every load proves that a model
-computes the same as its class in transformers, or refuses it.
+`python -m bench.models_page --write docs/reference/models.md` generates this page from the engine's
+tables.
+`tidemill models PATH-OR-HUB-ID` shows how a model will run on this machine, how much memory it
+needs and which files are missing, before anything is loaded ([below](#one-model)). The `model_type`
+in `config.json` decides (in `text_config` for multimodal models). Every load checks that a model
+computes the same as its class in transformers, and refuses it otherwise.
 
 ## By the engine's own decoder
-All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism, and the quantised
-weights that they are published in:
+All of these support CUDA graphs, chunked prefill, prefix caching, tensor parallelism, and the
+quantised formats in which they are published:
 {methods}
-([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
-read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
-experts are refused. A field of `config.json` that the engine does not know is ignored with a note
-where the code of transformers' class never reads it. Any other leaves the model to that class, as
-do `architectures` of another network, such as an EAGLE draft's. Such a model is refused where that
-class cannot run here: those of
-{only_own}, and `…ForConditionalGeneration` below.
+([which](running.md#models)). `--quantization fp8`, or `int8` on a CPU, quantises other models at
+load. Images work with quantised weights, unless the vision encoder itself is quantised. Adapters of
+experts are refused. If transformers' code never reads an unknown field of `config.json`, the field
+is ignored with a note. Any other unknown field leaves the model to transformers' class, as do
+`architectures` of another network, such as an EAGLE draft's. If that class cannot run here, the
+model is refused: this applies to
+{only_own}, and to `…ForConditionalGeneration` below.
 
 `--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
-shared experts; its key heads must be a multiple of it, or it of them. Of recurrent layers it must
-divide the heads, and the groups of B and C where Mamba-2 has more than one. GPT-OSS as published
-(`mxfp4`), where 32 columns of an expert share a scale, can be shared by 2 GPUs only, and Gemma 4
-26B-A4B and Falcon-H1 by none. `tidemill models` lists the sizes for one model, up to 8.
+shared experts. It must divide the key heads or be a multiple of them. In recurrent layers it must
+divide the heads, and the groups of B and C if Mamba-2 has more than one. GPT-OSS as published
+(`mxfp4`) shares a scale between 32 columns of an expert, so it supports only 2 GPUs. Gemma 4
+26B-A4B and Falcon-H1 do not support tensor parallelism. `tidemill models` lists a model's sizes up
+to 8.
 
 | `model_type` | class in transformers | LoRA adapters | images |
 |---|---|---|---|
 {own}
 
-It does not run these models of the families above:
+The decoder does not support these models of the families above:
 
-| `model_type` | but not | whose `config.json` says | instead |
+| `model_type` | models | field in `config.json` | instead |
 |---|---|---|---|
 {left_out}
 
@@ -77,14 +78,14 @@ Decoders above that are also published as models for vectors or scores support t
 
 ## By transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images.
-Quantised weights are dequantised at load, which a note says: they take as much memory as any.
-`--quantization fp8` or `int8` is refused. So are, at load and by name, layers that attend in a way
-that pages cannot hold.
+Quantised weights are dequantised at load, with a note: they take as much memory as unquantised
+ones. `--quantization fp8` and `int8` are refused. Layers whose attention does not work with pages
+are refused by name at load.
 
 {others}
 
 ## Refused
-| because | `model_type` |
+| reason | `model_type` |
 |---|---|
 {refused}
 
@@ -92,8 +93,8 @@ Other types, and classes in the model's folder (`auto_map`), are refused: a mode
 never run.
 
 ## Tool calls and reasoning
-The parser is chosen by what the chat template contains, whatever the family; the first row that is
-found counts. Flags name another ([what each reads](parameters.md#tools-and-thinking)).
+The content of the chat template determines the parser, whatever the family. The first matching row
+applies. Flags select another parser ([formats](parameters.md#tools-and-thinking)).
 
 | in the template | `--tool-call-parser` |
 |---|---|
@@ -119,22 +120,23 @@ images           no
 tool calls       hermes
 reasoning        none by its template
 ```
-A model with recurrent layers also has a row `recurrent state`: bytes a sequence, and how many fit.
-The command reads `config.json`, the tokenizer and the headers of the weights; of a hub id whose
-weights are not here yet, it fetches the small files only. `config.json` alone is enough to tell the
-memory: the other files then count as missing. The context is the one that a run enforces; for
-vectors and scores that is at most what `sentence_bert_config.json` or the tokenizer says. A row
-`note` names the fields of `config.json` that are ignored. The command takes the flags of the model
-and the engine that [`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`,
-`--max-model-len`, and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens
-that fit are counted by the memory that is free at the moment, and no more than can be in use at
-once; a load on a GPU measures its largest step and may fit more. `--device cuda` plans for a GPU
-(from Ampere on) on a machine without one, too: only the tokens that fit are not known then.
+For a model with recurrent layers there is also a row `recurrent state`: the bytes per sequence, and
+how many sequences fit. The command reads `config.json`, the tokenizer and the headers of the
+weights. If the weights of a hub id are not downloaded yet, it fetches only the small files. For the
+memory, `config.json` alone is enough: the other files then count as missing. The context is the one
+that a run enforces; for vectors and scores it is at most the limit in `sentence_bert_config.json`
+or the tokenizer. A row `note` lists ignored fields of `config.json`. The command takes the model
+and engine flags of [`tidemill run`](running.md#flags), such as `--device`, `--quantization`,
+`--max-model-len`, and `--tensor-parallel-size`, with which the memory is that of one rank. The
+tokens that fit are computed from the memory that is free now, and limited to the tokens that can be
+in use at once; a load on a GPU measures its largest step and may fit more. `--device cuda` plans
+for a GPU (Ampere or later) on a machine without one, too; then only the tokens that fit are
+unknown.
 
-`--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
-the reason. What would run a model that lacks files is the row `would run`, and `plan_runs` and
-`plan_why`. The exit status is 1 for a model that would be refused, 2 for wrong arguments. What only
-a load can prove is not looked at: whether weights hold noise, and whether both networks compute the
+`--json` prints one object: `runs` is `native`, `transformers` or `refused`, and `why` is the
+reason. For a model with missing files, the row `would run`, or `plan_runs` and `plan_why`, show how
+it would run. The exit status is 1 for a model that would be refused, 2 for invalid arguments. Two
+checks need a load and are skipped: whether weights are noise, and whether both networks compute the
 same.
 """
 

@@ -344,7 +344,7 @@ def test_files_that_are_missing_or_torn_are_named(llama: Path) -> None:
     (llama / first).unlink()
     (llama / INDEX).unlink()
     (llama / "model.bin").touch()
-    with pytest.raises(ModelRefused, match=r"neither .* \(it has model\.bin\)"):
+    with pytest.raises(ModelRefused, match=r"neither .* \(it contains model\.bin\)"):
         load(llama)
 
 
