@@ -161,7 +161,7 @@ def _gate_rows(
     at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
-            # In this order a NaN stays one.
+            # This order preserves NaN.
             g = min(widen(both[row, i]), limit)
             up = max(min(widen(both[row, width + i]), limit), -limit) + beta
             slope = GELU_SLOPE * (g + GELU_CUBE * g * g * g) if is_gelu else alpha * g

@@ -133,7 +133,7 @@ def _run(slots: Any, token: Any, stop: Any) -> Any:
 def _rotate_heads(
     row: Any, first: Any, cos_sin: Any, weight: Any, eps: Any, out: Any, width: Any
 ) -> None:
-    """Norm heads where there is a weight, and rotate the first numbers of each (RoPE)."""
+    """Norm heads if there is a weight, and rotate the first numbers of each (RoPE)."""
     half = len(cos_sin) // 2
     if width % LANES == 0 and half % LANES == 0:
         for start in range(0, len(out), width):
@@ -175,7 +175,7 @@ def rotate_head(
     _start: Any,
     _width: Any,
 ) -> Any:
-    """Norm and rotate one head whose widths are whole vectors, as `_rotate_heads` does any."""
+    """Norm and rotate one head whose widths are whole vectors, as `_rotate_heads` does for any."""
     int64 = types.int64
     signature = types.void(
         row, int64, cos_sin, int64, weight, int64, types.float32, out, int64, int64
@@ -288,7 +288,7 @@ def _store_keys(
 def _store_values(
     bits: Any, token: Any, first: Any, width: Any, count: Any, page: Any, offset: Any, values: Any
 ) -> None:
-    """Write numbers `first …` of some tokens' rows as their values, a head after the other.
+    """Write numbers `first …` of some tokens' rows as their values, one head after another.
 
     The first of two tokens in a word writes both. The other is the next row's if that is one of
     these, else zero, so that old contents are never read.
@@ -394,7 +394,7 @@ def transpose_square(
         zero, last = ir.Constant(WORD, 0), builder.sub(count, ir.Constant(WORD, 1))
 
         def row(lane: int) -> Any:
-            # Of a lane that has no token, another's.
+            # Lanes without a token get another's.
             number = builder.sub(ir.Constant(WORD, lane), offset)
             number = builder.select(builder.icmp_signed("<", number, zero), zero, number)
             number = builder.select(builder.icmp_signed(">", number, last), last, number)

@@ -90,7 +90,7 @@ HEADS = (
 
 
 def attention(dtype: torch.dtype) -> None:
-    """Call each variant of attention, on a step of no tokens, as kernels do not depend on these.
+    """Call each variant of attention, on a step without tokens, as kernels do not depend on them.
 
     The first variant is called with an fp8 KV cache, too.
     """
@@ -103,7 +103,7 @@ def attention(dtype: torch.dtype) -> None:
         backend.attend(0, query, sinks)
 
 
-# Of DeepSeek V2 Lite, and of V3 on one of eight cards.
+# Shapes of DeepSeek V2 Lite, and of V3 on one of eight cards.
 LATENTS = AttentionShape(16, 1, 576, 512, 1.0, has_latent_values=True)
 
 
@@ -118,7 +118,7 @@ def latents(dtype: torch.dtype) -> None:
         backend.store(0, query[:, :1], query[:, :1])
 
 
-# Of Qwen3-Next, Granite 4 H and the largest Falcon-H1.
+# Shapes of Qwen3-Next, Granite 4 H and the largest Falcon-H1.
 RULES = (GatedDelta(16, 32, 128, 128), StateSpace(128, 64, 1, 128), StateSpace(32, 128, 1, 256))
 
 
@@ -172,7 +172,7 @@ def mixtures(dtype: torch.dtype) -> None:
 
 
 def quantised(dtype: torch.dtype) -> None:
-    """Multiply by int4 weights, by fp4 ones of experts, and by fp8, which come with bf16."""
+    """Multiply by int4 weights, by fp4 ones of experts, and by fp8 ones, which come with bf16."""
     for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
         words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
         numbers = torch.empty(outputs, HIDDEN, dtype=FP8)

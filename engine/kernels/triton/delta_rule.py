@@ -53,13 +53,13 @@ def apply_delta_rule(
 
 @triton.jit
 def log_decay(rate, inputs):
-    """Return how much of a state is left, in logarithms: −rate · softplus(inputs)."""
+    """Return the logarithm of the remaining share of a state: −rate · softplus(inputs)."""
     return -rate * softplus(inputs)
 
 
 @triton.jit
 def softplus(x):
-    """Return log(1 + exp(x)), which no x overflows."""
+    """Return log(1 + exp(x)), which does not overflow for any x."""
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
@@ -210,9 +210,10 @@ def _l2_normed(x, scaling):
 
 @triton.jit
 def _inverse(met, order, KIND: tl.constexpr):
-    """Return the inverse of I + `met`, which is not 0 below its diagonal only.
+    """Return the inverse of I + `met`, which is strictly lower triangular.
 
-    Of either block by the sum of its powers, up to the seventh; what lies between meets both.
+    Each diagonal block is inverted by the sum of its powers, up to the seventh; then the block
+    between is multiplied by both.
     """
     tl.static_assert(met.shape[0] == 2 * NEAR)
     PRECISION: tl.constexpr = "ieee" if tl.float32 == KIND else "tf32"

@@ -1,7 +1,7 @@
 """Triton's launcher module in C, through which it calls the CUDA driver: checked and precompiled.
 
-Triton compiles it at first use, with a C compiler and Python's headers, which an image lacks: so
-the image brings it prebuilt. Compiling needs no driver, only a stub library of the same name.
+Triton compiles it at first use, with a C compiler and Python's headers, which an image lacks, so
+the image contains it prebuilt. Compiling needs no driver, only a stub library of the same name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARY = "libcuda.so.1"
 def launch_problem() -> str | None:
     """Return why kernels cannot be launched, with a remedy; None if they can.
 
-    Loads the launcher module, and compiles it where it is missing.
+    It loads the launcher module, and compiles it if it is missing.
     """
     try:
         _ = driver.active

@@ -28,7 +28,7 @@ ROOT_OF_HALF = tl.constexpr(0.7071067811865476)
 # Rows up to this length are gated and quantised by one program, in registers; the error function
 # needs some registers, too.
 MAX_GATED_ROW, MAX_ERF_ROW = 32768, 16384
-# Of grouped rows and their scales the count is padded to a multiple: cuBLAS reads 16 bytes at once.
+# Grouped rows and their scales are padded to a multiple of this: cuBLAS reads 16 bytes at once.
 PADDED_TO = 16
 
 
@@ -113,7 +113,7 @@ def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
 
 
 def _empty_fp8(x: Tensor, width: int, group: int) -> Fp8Rows:
-    """Return room for x's rows, of a width; padded where they have groups, see `Fp8Rows`."""
+    """Allocate x's rows with a given width, padded if they have groups; see `Fp8Rows`."""
     rows, groups = len(x), cdiv(width, group)
     padded = rows if groups == 1 else -(-rows // PADDED_TO) * PADDED_TO
     numbers = torch.empty(padded, width, dtype=FP8, device=x.device)
@@ -281,7 +281,7 @@ def gated(
 ):
     """Join fp32 gates with their ups; see `Gate`."""
     if LIMIT is not None:
-        # In this form a NaN stays one.
+        # This form preserves NaN.
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     if CURVE == "gelu":

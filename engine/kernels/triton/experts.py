@@ -37,7 +37,7 @@ class SortedRows(NamedTuple):
 def select_experts(
     scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `ExpertOps.select_experts`; of equal scores the first is chosen. Experts are int32.
+    """See `ExpertOps.select_experts`; the first of equal scores is chosen. Experts are int32.
 
     Moves T·E numbers of the scores' dtype and 8·T·count bytes.
     """

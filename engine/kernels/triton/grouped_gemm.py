@@ -20,9 +20,9 @@ from .elementwise import gated
 from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import KernelConfig
 
-# Classes of an expert's average rows, which tiles are tuned by.
+# Classes of an expert's average rows, by which tiles are tuned.
 FEWEST_ROWS, MOST_ROWS = 8, 128
-# Triton vectorises what is a multiple of it.
+# Triton vectorises loads at multiples of this.
 ALIGNED = 16
 
 
@@ -38,7 +38,7 @@ def grouped_linear(
 
     Rows are gathered from `x [T, I]` by `tokens [S]`, or are those of `x [S, I]`. A `bias [E, O]`
     is added. With a `gate` the first half of the outputs are gates of the second: → `[S, O / 2]`.
-    Moves S numbers for each input and output, and the weights of each expert that has rows once for
+    Moves S numbers for each input and output, and the weights of each expert with rows once for
     every tile of them.
     """
     count = len(x) if tokens is None else len(tokens)
@@ -144,7 +144,7 @@ def _config_for(
     """Return the config for experts of a shape and their average rows, as a power of two."""
     rows = next_power_of_2(cdiv(count, shape[0]))
     if shape[2] % ALIGNED:
-        # Read number by number, large tiles would not fit the registers.
+        # These are read number by number, so large tiles would not fit the registers.
         rows = FEWEST_ROWS
     return tuned_tiles.config_for(
         kernel,
@@ -159,7 +159,7 @@ def _config_for(
 
 
 def _constants(gate: Gate | None) -> dict[str, Any]:
-    """Return the constants that a kernel knows a gate by; no curve says that there is none."""
+    """Return the constants by which a kernel selects a gate; an empty curve means none."""
     is_none, gate = gate is None, gate or Gate()
     return {
         "CURVE": None if is_none else gate.activation,
@@ -169,7 +169,7 @@ def _constants(gate: Gate | None) -> dict[str, Any]:
     }
 
 
-# How many tiles there are changes with every step, and makes no other kernel.
+# The number of tiles changes with every step, and must not specialise the kernel.
 @triton.jit(do_not_specialize=["num_tiles", "group", "padded_rows", "groups"])
 def _grouped(
     x,  # [T, inner], or [S, inner]
@@ -248,7 +248,7 @@ def _grouped(
 
 @triton.jit
 def _loaded(pointers, is_place, IS_EVEN: tl.constexpr):
-    """Load numbers; behind the last place of each row there are zeros."""
+    """Load numbers, with zeros after the last place of each row."""
     if IS_EVEN:
         return tl.load(pointers)
     return tl.load(pointers, is_place[None, :], other=0.0)
@@ -287,9 +287,9 @@ def _place_of(num_tiles, num_blocks, TILES: tl.constexpr):
 
 @triton.jit
 def _tile_of(tile, stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """Return a tile's expert, its first row and where that expert's end.
+    """Return a tile's expert, its first row and the end of that expert's rows.
 
-    Tiles that are left over have the expert behind the last.
+    Unused tiles have the number after the last expert.
     """
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
@@ -303,7 +303,7 @@ def _tile_of(tile, stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr
     return expert, begin + (tile - first) * ROWS, end
 
 
-# Numbers of groups change with the weight, and make no other kernel.
+# Numbers of groups change with the weight, and must not specialise the kernel.
 @triton.jit(do_not_specialize=["num_tiles", "groups", "steps_a_group"])
 def _grouped_few_bits(
     x,  # [T, inputs], or [S, inputs]

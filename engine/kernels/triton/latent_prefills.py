@@ -1,6 +1,6 @@
 """Long chunks over latents (MLA): latents are expanded to keys and values of heads, and attended.
 
-What is expanded at once is bounded: spans are batched by their places, and heads go in blocks.
+Memory is bounded: spans are batched by their places, and heads are processed in blocks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .tiled import multiprocessors
 from .tiles import TileSpec
 
 Ints = NDArray[np.int64]
-# Of expanded keys and values at once; one head of the longest span, where that is more.
+# Limit of expanded keys and values at once; one head of the longest span may exceed it.
 MOST_BYTES = 2**28
 # Tokens of the spans that are expanded together; a longer span is expanded alone.
 MOST_PLACES = 2**15
 # Programs for each multiprocessor: enough that a long one overlaps with others.
 PROGRAMS = 4
-# Of expanded keys and values: a place is a page, so that they are written as a product gives them.
+# A place of expanded keys and values is a page, so that products can write them directly.
 PAGE_SIZE = 1
 
 
@@ -162,7 +162,7 @@ class ExpandedSpans:
 
 
 def _lengths(host: Step, spans: Ints) -> Ints:
-    """Return how many places each of some spans sees, its own among them."""
+    """Return how many places each of some spans sees, including its own."""
     starts = host.query_starts.numpy().astype(np.int64)
     lengths: Ints = host.context_lengths.numpy() + starts[1:] - starts[:-1]
     return lengths[spans]

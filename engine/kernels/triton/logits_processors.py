@@ -96,7 +96,7 @@ def _note_histories(
 
 @triton.jit
 def shaped(numbers, columns, is_there, vocabulary, shape):
-    """Process fp32 logits at these columns of a row; minus infinity where there is no column.
+    """Process fp32 logits at these columns of a row; minus infinity beyond the last column.
 
     `shape` is its record, then `ProcessorInputs`, and the words of a row of bits and of a mask.
     """

@@ -19,7 +19,7 @@ from .tuned_tiles import config_for
 
 __all__ = ["compute_logprobs", "compute_ranks"]
 
-# Each of the best moves `GROUP` logits: so many that a sort moves less than that.
+# Each of the best moves `GROUP` logits; beyond this number a sort moves less.
 MOST_SEARCHED = 64
 NOTHING = tl.constexpr(-(2**31))  # below the order of any number
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..sampling import SamplingMetadata
 from ..step import ALIGNMENT, host_buffer
 
-# Sampling parameters of one row. Indices are rows of what the field names; NONE is none.
+# Sampling parameters of one row. Indices are rows of the named array; NONE means none.
 RECORD = np.dtype(
     [
         ("draw", np.float64),
@@ -133,7 +133,7 @@ def send_arrays(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Te
 def _histories(
     made: NDArray[np.void], metadata: SamplingMetadata
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-    """Locate the tokens of rows with penalties → ids of the host, pages, page size."""
+    """Locate the tokens of rows with penalties → ids on the host, pages, page size."""
     penalties = (made["repetition"] != 1, made["presence"] != 0, made["frequency"] != 0)
     rows = np.flatnonzero(np.logical_or.reduce(penalties))
     known, slots = metadata.num_known[rows], metadata.slots[rows]

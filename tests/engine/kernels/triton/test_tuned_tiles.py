@@ -91,7 +91,7 @@ def test_sizes_are_rounded_up(number: int) -> None:
 
 
 BROKEN: dict[str, list[dict[str, Any]]] = {
-    "norm: no entry fits always": [{**ANY, "where": {"width": 8}}],
+    "norm: one entry must have an empty `where`": [{**ANY, "where": {"width": 8}}],
     "norm: two entries": [ANY, ANY],
     "norm[1]: num_warps is 3": [ANY, {**ANY, "where": {"width": 8}, "num_warps": 3}],
     "norm[0]: num_warps is 64": [{**ANY, "num_warps": 64}],
