@@ -47,9 +47,9 @@ def copying_weights(
 
 
 def _bring_tokens_before(made: dict[str, Any], attention: str, rope_theta: float) -> None:
-    """Let even heads look one token back, and odd heads two, and copy what is there."""
+    """Let even heads look one token back, and odd heads two, and copy that token."""
     query, key, value, out = _projections(made, attention)
-    scale = math.sqrt((_CODE + 1) / query.shape[1])  # of what a norm makes of an embedding
+    scale = math.sqrt((_CODE + 1) / query.shape[1])  # of a normed embedding
     for pair in range(_NEAR):
         angle = rope_theta ** (-2 * pair / _HEAD_DIM)
         for head in range(_KV_HEADS):
@@ -67,7 +67,7 @@ def _bring_tokens_before(made: dict[str, Any], attention: str, rope_theta: float
 
 
 def _follow_matches(made: dict[str, Any], attention: str) -> None:
-    """Let heads look behind where the last two tokens stand, and write what is there."""
+    """Let heads look after an earlier occurrence of the last two tokens, and write that token."""
     query, key, value, out = _projections(made, attention)
     scale = math.sqrt((3 * _CODE + 1) / query.shape[1])
     for place in range(2 * _MATCHED):

@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "46m": {**_46M, "vocab_size": 16_384},
     # The same layers under the vocabulary of Qwen 2.5 and 3: 115.6M, 77.8M of them the embedding.
     "46m-152k": {**_46M, "vocab_size": 152_000},
-    # 46.1M parameters that copy what is written; see `bench.copying`.
+    # 46.1M parameters that copy the text before; see `bench.copying`.
     COPYING: {
         **_46M,
         "vocab_size": 16_384,

@@ -108,7 +108,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside the block."""
+        """Record the files that run inside the block."""
         self.is_on = True
         try:
             yield

@@ -130,7 +130,7 @@ def show(seen: dict[str, list[float]], num_shards: int, clients: int, seconds: f
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the clients have seen, run by run."""
+    """Print the clients' latencies, run by run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)

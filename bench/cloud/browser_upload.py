@@ -1,4 +1,4 @@
-"""A large file through the dashboard in Chromium: seconds, and what the browser holds of it.
+"""A large file through the dashboard in Chromium: seconds, and the browser's memory.
 
     python -m bench.cloud.browser_upload [--bytes N] [--runs N]
 
@@ -54,7 +54,7 @@ class WatchedBridge(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One run: from the click until the batch is shown; bytes are what the browser holds."""
+    """One run, from the click until the batch is shown, with the bytes that the browser holds."""
 
     seconds: float
     before_bytes: int

@@ -250,7 +250,7 @@ def table(rates: Rates, num_runs: int, sizes: Sequence[tuple[int, int]]) -> list
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one core, then add up what files of some sizes take with what it did or was given."""
+    """Measure one core, then add up the cost of files of some sizes, at its rate or a given one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--lines", type=int, help="estimate a file of N lines instead of the default sizes"

@@ -66,7 +66,7 @@ def segments_of(num_lines: int, line_bytes: int, row_bytes: int) -> tuple[array[
 
 
 def _segments(num_bytes: int) -> Iterator[int]:
-    """Yield what a shard's rows become, by the rule of `batch.parts`."""
+    """Yield the segments of a shard's rows, by the rule of `batch.parts`."""
     while num_bytes >= SEGMENT_BYTES + MIN_COPIED_BYTES:
         yield SEGMENT_BYTES
         num_bytes -= SEGMENT_BYTES
@@ -74,7 +74,7 @@ def _segments(num_bytes: int) -> Iterator[int]:
 
 
 def join(sizes: Sequence[int], num_shards: int, assumed: Assumed) -> Joined:
-    """Return what joining these segments takes."""
+    """Return the cost of joining these segments."""
     groups = list(plan_groups(sizes))
     parts = [
         part for group in groups for part in plan_upload(sizes[group.first : group.end])

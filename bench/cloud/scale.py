@@ -132,7 +132,7 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
         *segments_of(scenario.num_lines, scenario.line_bytes, scenario.row_bytes), Assumed()
     )
     join_price = joined.seconds * 2 * 0.0000166667  # 2 GB each
-    # As parts, as segments, and as what many segments become on their way to one object.
+    # As parts, as segments, and as the merged segments on their way to one object.
     times = 3 if joined.num_groups else 2
     lines += [
         f"First limit: {first.name}, at about {most:,.0f} workers on one batch.",
@@ -149,7 +149,7 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table for what was typed."""
+    """Print the table for the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=10**9)

@@ -27,7 +27,7 @@ from localstack.resources import create_resources
 from tidemill import demo
 from tidemill.batch.object_keys import parity_prefix
 
-MODEL = "scripted"  # what the lines of `request_lines` ask for
+MODEL = "scripted"  # the model in the lines of `request_lines`
 STEPS = {
     "process_seconds": "process",
     "engine_imports_seconds": "libraries",
@@ -77,7 +77,7 @@ def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list
 
 
 def forget_proofs(cloud: Cloud) -> None:
-    """Delete what workers have proved."""
+    """Delete the workers' cached parity checks."""
     where = {"Bucket": cloud.resources.bucket, "Prefix": parity_prefix(MODEL)}
     for found in cloud.s3.list_objects_v2(**where).get("Contents", ()):
         cloud.s3.delete_object(Bucket=cloud.resources.bucket, Key=found["Key"])

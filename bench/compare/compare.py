@@ -161,7 +161,7 @@ def machine() -> str:
 
 
 def report(job: Job, runs: list[Run]) -> str:
-    """Return the table of one file and under it what was run."""
+    """Return the table of one file, followed by the commands that ran."""
     last = runs[-1]
     num_runs = sum(run.peer == last.peer for run in runs)
     shape = (

@@ -41,13 +41,13 @@ def estimated(job: Job, cache: str, *flags: str) -> float | None:
 
 
 def forget_costs(cache: str) -> None:
-    """Forget what runs cost, and nothing else."""
+    """Delete the recorded cost of runs, and nothing else."""
     for entry in Path(cache).glob("remembered/cost-model-*"):
         entry.unlink()
 
 
 def compared(seconds: float | None, took: float) -> str:
-    """Return two cells: an estimate, and its ratio to what it took."""
+    """Return two cells: an estimate, and its ratio to the actual time."""
     return "not known | " if seconds is None else f"{seconds:.1f} | {seconds / took:.2f}"
 
 

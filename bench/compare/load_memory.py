@@ -58,7 +58,7 @@ LOADERS: dict[str, Callable[[str], object]] = {OURS: load_ours, THEIRS: load_the
 
 
 def peak_of(load: Callable[[], object]) -> Peak:
-    """Return what this process holds before and at most while it loads."""
+    """Return this process's memory before a load, and its peak during it."""
     CLEAR_REFS.write_text(RESET_HIGH_WATER, encoding="ascii")
     before = _status("VmRSS")
     loaded = load()

@@ -1,4 +1,4 @@
-"""A batch file through OpenVINO GenAI's continuous batching: what a person would script.
+"""A batch file through OpenVINO GenAI's continuous batching, as in a user's script.
 
     python -m bench.compare.openvino_batches --model EXPORTED -i requests.jsonl -o rows.jsonl
 

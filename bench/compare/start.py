@@ -97,7 +97,7 @@ def _line(number: int) -> str:
 
 
 def run(compared: Sequence[Start], runs: int, folder: Path) -> dict[str, list[Measured]]:
-    """Return what each start came to, by name, in turns; a round before them fills the caches."""
+    """Return the times of each start, by name, in turns; a round before them fills the caches."""
     found: dict[str, list[Measured]] = {start.name: [] for start in compared}
     for number in range(runs + 1):
         for start in compared:

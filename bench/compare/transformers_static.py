@@ -1,4 +1,4 @@
-"""A batch file through transformers' `generate`, 64 lines at a time: what a person would script.
+"""A batch file through transformers' `generate`, 64 lines at a time, as in a user's script.
 
     python -m bench.compare.transformers_static --model DIR -i requests.jsonl -o rows.jsonl
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 _BANDWIDTH_SHARE = 4.3 / 4.8
 _FLOPS_SHARE = 790 / 989
-# Of what is left after the weights: the rest is for a step's own tensors.
+# Share of the memory left after the weights; the rest is for a step's own tensors.
 KV_SHARE = 0.95
 
 

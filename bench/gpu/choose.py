@@ -96,7 +96,7 @@ Times = Callable[[KernelConfig], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best choice of a kernel for a shape, and what it and the one before it took, in ms."""
+    """The best choice of a kernel for a shape, with its time and the previous one's, in ms."""
 
     choice: KernelConfig
     took: float
@@ -256,7 +256,7 @@ class Bench:
 
 
 def _milliseconds(event: Any) -> float:
-    """Return what an event took on the card, if it is one of our kernels, by its name."""
+    """Return an event's time on the card, if it is one of our kernels, by its name."""
     is_ours = event.key.startswith("_") and not event.key.startswith("_Z")  # mangled C++
     return event.device_time_total / 1000 if is_ours else 0.0
 
@@ -293,7 +293,7 @@ def choose_all(
     results: Results,
     seconds: float,
 ) -> None:
-    """Try what there is to try of each kernel that has no record yet, and write what is better."""
+    """Try the choices of each kernel that has no record yet, and write better ones."""
     until = time.monotonic() + seconds
     for model in models:
         bench, done = Bench(model, dtype, device), results.done()
@@ -322,7 +322,7 @@ def choose_all(
 
 
 def until_then(until: float, times: Times) -> Times:
-    """Return what finds every choice unfit from a time of the monotonic clock on."""
+    """Return a filter that rejects every choice from a time of the monotonic clock on."""
     return lambda choice: None if time.monotonic() > until else times(choice)
 
 
@@ -362,7 +362,7 @@ class Results:
 
 
 def print_candidates(models: Sequence[str], kernels: Sequence[str], dtype: torch.dtype) -> None:
-    """Print what would be tried of each kernel and shape, without a card."""
+    """Print the choices that would be tried for each kernel and shape, without a card."""
     for model in models:
         with knobs.runtime.scope(), compile_only(DRY_ARCH), without_memory():
             knobs.runtime.jit_cache_hook = lambda **_: True  # as good as compiled

@@ -59,7 +59,7 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Variant of the network: which passes are fused, and what is left out.
+    """Variant of the network: the fused passes, and the parts that are left out.
 
     Sums with the residual are one pass with the norm that follows; norms of heads, turns and
     storing are one; gates are joined within their product; after the last attention only rows whose
@@ -90,7 +90,7 @@ def entry(shape: AttentionShape, tokens: int, itemsize: int) -> Kernel:
 
 
 def attention(shape: AttentionShape, spans: Spans, form: Form) -> Kernel:
-    """Return one layer's: keys and values that are seen, queries and what comes of them."""
+    """Return one layer's bytes: visible keys and values, queries and outputs."""
     starts, stops, reach = spans.starts, spans.stops, shape.most_visible
     lengths = stops - starts
     met, places = lengths * (starts + stops + 1) / 2, stops

@@ -232,7 +232,7 @@ def rows(
 
 
 def least_tokens(lines: list[Line]) -> Iterator[int]:
-    """Yield what each prompt adds to the prefix tree of all."""
+    """Yield each prompt's addition to the prefix tree of all."""
     before: list[int] = []
     for prompt in sorted(line.prompt for line in lines):
         pairs = zip(before, prompt, strict=False)
@@ -242,7 +242,7 @@ def least_tokens(lines: list[Line]) -> Iterator[int]:
 
 
 def main() -> None:
-    """Print what the files would take."""
+    """Print the predicted cost of the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h100")
     parser.add_argument(

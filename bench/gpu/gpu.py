@@ -58,7 +58,7 @@ class Part:
 
 PARTS = (
     Part("versions", 10),
-    # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
+    # Kernels compile on all cores; Triton's cache keeps the results.
     Part("accuracy", 75, processes=12),
     Part("rows", 75, is_concurrent=True),
     Part("ceilings", 12),
@@ -92,7 +92,7 @@ class Running:
             self.start_one()
 
     def start_one(self) -> None:
-        """Start a process, which prints here; what it has to complain of goes to the log."""
+        """Start a process, which prints here; its errors go to the log."""
         command = [sys.executable, "-m", "bench.gpu.work", self.part.name, self.part.path]
         command += ["--results", str(self.results.folder), "--claims", str(self.claims_folder)]
         command += ["--until", str(self.until)]
@@ -137,7 +137,7 @@ class Running:
         return bool(tasks)
 
     def stop(self, why: str) -> None:
-        """Kill what runs, and what it started."""
+        """Kill running processes and their children."""
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):  # a driver may hold it for a while
@@ -212,7 +212,7 @@ def run_group(group: Sequence[Part], results: Results, until: float, *, is_tiny:
 
 
 def main() -> None:
-    """Run all parts that are missing, and say what was found."""
+    """Run all missing parts, and print the findings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

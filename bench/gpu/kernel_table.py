@@ -91,7 +91,7 @@ def compiled(
     architectures: Iterable[int] = tuple(MOST_SHARED),
     dtype: torch.dtype = torch.bfloat16,
 ) -> Table:
-    """Compile what these models ask for and return what each kernel takes."""
+    """Compile the kernels of these models and return each one's usage."""
     table: Table = {}
 
     def on_compiled(
@@ -134,7 +134,7 @@ def _quantisations(model: str) -> Sequence[Quantise | None]:
 
 
 def usage_of(files: dict[str, str], shared: int) -> Usage:
-    """Return what the machine code among these files takes."""
+    """Return the usage of the machine code among these files."""
     [cubin] = [path for name, path in files.items() if name.endswith(".cubin")]
     done = subprocess.run(
         [knobs.nvidia.cuobjdump.path, "-res-usage", cubin],
@@ -148,7 +148,7 @@ def usage_of(files: dict[str, str], shared: int) -> Usage:
 
 
 def faults(table: Table) -> list[str]:
-    """Return what spills, and what no card of an architecture has room for."""
+    """Return kernels that spill, or that need more than any card of an architecture has."""
     return [
         f"{key.kernel} ({key.constants}) on sm_{arch}: {usage}"
         for key, usages in sorted(table.items())

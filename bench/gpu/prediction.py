@@ -82,7 +82,7 @@ SHAPES = (
 
 
 def spans_of(shape: Shape) -> Spans:
-    """Return what the step computes."""
+    """Return the step's kernels."""
     counts = [shape.decodes, shape.prompts]
     starts = np.repeat([shape.context, 0], counts)
     stops = np.repeat([shape.context + 1, shape.prompt], counts)

@@ -71,7 +71,7 @@ def mixer_inputs(model: Architecture, block: Block) -> int:
 
 
 def mixer_outputs(block: Block) -> int:
-    """Return the width of what attention, a recurrence, or both give of a token."""
+    """Return the width of a token's output of attention, a recurrence, or both."""
     shape = block.attention
     width = shape.num_query_heads * shape.value_dim
     return width + (block.recurrence.inner_size if block.recurrence else 0)
@@ -93,7 +93,7 @@ def pair_flops(shape: AttentionShape) -> int:
 
 
 def pairs(first: float, last: float, window: int, chunk: int = 0) -> float:
-    """Return how many keys the queries from place `first` to `last` see, each what is before."""
+    """Return how many keys the queries from place `first` to `last` see, each those before it."""
 
     def before(place: float) -> float:
         if chunk and place > chunk:
@@ -107,7 +107,7 @@ def pairs(first: float, last: float, window: int, chunk: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds of one request by what bounds them, and the tokens a second that they leave."""
+    """Seconds of one request by their bounds, and the resulting tokens per second."""
 
     products: float
     weights: float

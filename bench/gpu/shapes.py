@@ -1,4 +1,4 @@
-"""Shapes of known decoders, as their config.json has them, for what needs no weights."""
+"""Shapes of known decoders, as in their config.json, for programs that need no weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
         "tie_word_embeddings": False,
     },
-    # Llama-3.2-1B's, without what that does to positions beyond 8,192.
+    # Llama-3.2-1B's, without its rope scaling, which matters from position 8,192 on.
     "llama-3-1b": {
         **_LLAMA,
         "hidden_size": 2048,
@@ -158,7 +158,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
-    # For tests of what else takes minutes.
+    # For tests that would otherwise take minutes.
     "tiny": {
         **_QWEN3,
         "hidden_size": 64,

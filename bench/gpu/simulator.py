@@ -88,7 +88,7 @@ class Reach:
     gap: float = 2e-6
 
     def limits(self, card: Card) -> Machine:
-        """Return what kernels reach on a card."""
+        """Return the kernels' rates on a card."""
         copy, flops, gap = card.bandwidth, card.flops, self.gap
         passes = Limits(copy * self.passes, flops, gap)
         return {
@@ -170,7 +170,7 @@ class Setting:
 
     @property
     def limits(self) -> StepLimits:
-        """Return what a step may hold."""
+        """Return the limits of a step."""
         usual = next(limits for least, limits in LIMITS_OF_GPU if self.card.memory >= least)
         return StepLimits(
             self.max_num_seqs or usual.max_num_seqs,
@@ -292,7 +292,7 @@ def add_step(
 
 
 def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Yield the setting and what it is without one thing each."""
+    """Yield the setting and variants of it, each without one feature."""
     host, form = setting.host, setting.form
     yield "as it is built", setting
     yield "host and device in turns", replace(setting, host=replace(host, overlaps=False))
@@ -334,7 +334,7 @@ def table(
 
 
 def main() -> None:
-    """Print what one model would give on one card."""
+    """Print one model's forecast for one card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h200")
     parser.add_argument(

@@ -62,7 +62,7 @@ class Supply:
         return num_steps
 
     def spans(self, plan: StepPlan) -> Spans:
-        """Return what a step computes, and what of it is shared."""
+        """Return a step's spans, and its shared tokens."""
         return spans_of(self._scheduler.table, plan, is_shared=bool(self._mix.shared))
 
     def _add(self, done: int) -> None:
@@ -75,7 +75,7 @@ class Supply:
 
 
 def spans_of(table: SequenceTable, plan: StepPlan, *, is_shared: bool = True) -> Spans:
-    """Return what a step computes, and how many tokens of pages it meets more than once."""
+    """Return a step's spans, and how many tokens of pages it reads more than once."""
     shared = 0
     if is_shared:
         counts = -(-plan.stops // table.page_size)

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
-# Packages of an image for training and inference: torch, transformers, and what comes with them.
+# Packages of an image for training and inference: torch, transformers, and their requirements.
 HELD = frozenset(
     """
     anyio attrs certifi charset-normalizer click filelock fsspec h11 hf-xet httpcore httpx
@@ -42,7 +42,7 @@ MOST_BYTES = 40 * 2**20
 
 
 def needed(package: str = "tidemill", extras: frozenset[str] = frozenset({"engine"})) -> set[str]:
-    """Return what has to be carried for a package, all that it requires in turn among it."""
+    """Return the wheels to carry for a package, including its transitive requirements."""
     found: set[str] = set()
     waiting = list(required(package, extras))
     while waiting:
@@ -54,7 +54,7 @@ def needed(package: str = "tidemill", extras: frozenset[str] = frozenset({"engin
 
 
 def required(package: str, extras: frozenset[str]) -> Iterator[str]:
-    """Yield what a package requires directly on the machine."""
+    """Yield a package's direct requirements on the machine."""
     for text in requires(package) or ():
         requirement = Requirement(text)
         # Python 3.12, whatever runs this.

@@ -64,7 +64,7 @@ class Claims:
 def work(
     part: str, module: str, results: Results, claims: Claims, until: float, *, is_tiny: bool
 ) -> int:
-    """Do what is missing of a part's tasks; return the exit status."""
+    """Run the missing tasks of a part; return the exit status."""
     found = results.read()
     place = Place(torch.device("cpu" if is_tiny else "cuda"), is_tiny, found, until)
     has_left, parent = False, os.getppid()
@@ -91,7 +91,7 @@ def work(
 
 
 def attempt(task: Task) -> Numbers:
-    """Return what a task gives, or what it fails with: the next may go well."""
+    """Return a task's result, or its error: the next one may succeed."""
     started = time.monotonic()
     try:
         numbers = task.call()

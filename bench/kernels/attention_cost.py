@@ -62,7 +62,7 @@ class Sequences:
 
 
 def attending(shape: AttentionShape, sequences: Sequences) -> Callable[[], object]:
-    """Return what prepares the step and attends one layer."""
+    """Return a function that prepares the step and attends one layer."""
     step, num_pages = sequences.step()
     backend = CpuAttention([shape], num_pages, DTYPE, CPU)
     for words in (backend.keys[0], backend.values[0]):

@@ -129,7 +129,7 @@ class MadeUpDevice:
         return StepLogits(torch.zeros(int(plan.num_logits.sum()), self._vocabulary))
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
-        """Return what a step came to, which is there once the device has computed it."""
+        """Return a step's result, which is available once the device has computed it."""
         readout, there_at = Readout(tensors), self._free_at
         wait = readout.wait
 
@@ -178,7 +178,7 @@ def memory(schemas: int) -> None:
 
 
 def resident_mib() -> float:
-    """Return what this process holds in memory."""
+    """Return this process's memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * _PAGE_KIB / 1024
 
@@ -203,7 +203,7 @@ def valid(rows: int) -> None:
 
 
 def judged(seed: int, reply: Reply) -> str:
-    """Return what became of a row; one that is not of its schema is printed."""
+    """Return the verdict on a row; one that does not match its schema is printed."""
     if reply.status_code != 200:
         print(seed, json.dumps(drawn_schema(seed)), reply.body["error"]["message"])
         return "refused"

@@ -77,7 +77,7 @@ class NullEngine:
 
     @cached_property
     def _vectors(self) -> NDArray[np.float32]:
-        """More than one: what a body has of a number is as long as its digits."""
+        """Return several vectors: a body's length depends on the digits of its numbers."""
         import numpy as np
 
         vectors = np.random.default_rng(0).standard_normal((64, _DIMENSIONS)).astype(np.float32)
@@ -145,7 +145,7 @@ def _url_and_fields(number: int, rows: str) -> tuple[str, dict[str, Any]]:
 
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
-    """Run the file in this process and return what it took, from the first check to the end."""
+    """Run the file in this process and return its time, from the first check to the end."""
     from tidemill.offline.run.job import run_job
     from tidemill.offline.run.run_options import RunOptions
 
@@ -171,7 +171,7 @@ def peak_bytes() -> int:
 
 
 def measure(lines: int, rows: str, folder: Path) -> Measured:
-    """Run `lines` lines in a fresh process on one core and return what it took."""
+    """Run `lines` lines in a fresh process on one core and return the time."""
     input_path = folder / f"{rows}-{lines}.jsonl"
     write_lines(input_path, lines, rows)
     command = [sys.executable, "-m", "bench.kernels.host_path", "--one", str(input_path)]

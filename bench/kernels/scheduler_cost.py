@@ -55,7 +55,7 @@ class Silence:
 
     @property
     def network(self) -> Silence:
-        """Return what runs a step."""
+        """Return the function that runs a step."""
         return self
 
     def prepare(self, step: Step) -> None:

@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Milliseconds of a step by what they went into, and how often it called torch or numba."""
+    """Milliseconds of a step by category, and the number of calls of torch and numba."""
 
     products: float
     attention: float
@@ -134,7 +134,7 @@ def measure(
 
 
 def profiled(core: GenerationCore) -> Parts:
-    """Run one step under the profiler and return what it went into."""
+    """Run one step under the profiler and return its time by category."""
     profile = cProfile.Profile()
     profile.runcall(core.step)
     compiled = compiled_functions()
@@ -167,7 +167,7 @@ def compiled_functions() -> set[CodeType]:
 
 
 def _quick(run: Callable[[], object]) -> float:
-    """Return milliseconds below which one run in ten stays: what others do is in the rest."""
+    """Return the first decile in milliseconds, to exclude other programs on the machine."""
     times = []
     for _ in range(NUM_STEPS):
         started = time.perf_counter()

@@ -94,8 +94,8 @@ class Online:
 
 
 async def measure(place: Place, *, lines: int, rate: float, seconds: float) -> dict[str, Any]:
-    """Return what the three phases came to."""
-    await _requests(place, rate, 10.0, seed=1)  # what is compiled or found out at first
+    """Return the results of the three phases."""
+    await _requests(place, rate, 10.0, seed=1)  # warm-up
     idle = await _requests(place, rate, seconds, seed=2)
     async with httpx.AsyncClient(base_url=place.url, timeout=600) as client:
         alone_seconds = await _batch_seconds(client, b"".join(_lines(lines, seed=4)))

@@ -87,7 +87,7 @@ def print_medians(name: str, streams: int, rounds: Sequence[Figures]) -> tuple[f
 
 
 def main() -> None:
-    """Start the servers, ask them in turns and print what came of it."""
+    """Start the servers, measure them in turns and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--vllm-python", type=Path)

@@ -33,7 +33,7 @@ class Place:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return what a request to it must have in its head."""
+        """Return the headers that a request to it needs."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
@@ -42,7 +42,7 @@ class Place:
         return f"http://{self.host}:{self.port}"
 
     def get(self, path: str) -> str:
-        """Return what it answers at a path."""
+        """Return its answer at a path."""
         answer = httpx.get(f"{self.url}{path}", headers=self.headers, timeout=60)
         return answer.raise_for_status().text
 

@@ -236,7 +236,7 @@ LARGE: tuple[Habit, ...] = (large, large, tokenizing, many, hollow)
 
 
 async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> None:
-    """Come once with a habit, and note what was wrong."""
+    """Visit once with a habit, and record errors."""
     name = habit.__name__
     seen.visits[name] += 1
     fault: str | None
@@ -318,7 +318,7 @@ async def state(place: Place) -> dict[str, float]:
 
 
 async def settled(place: Place, before: dict[str, float]) -> dict[str, float]:
-    """Return the state once it is as it was before, or what it is when that takes too long."""
+    """Return the state once it is the same as before, or the current one after a timeout."""
     until = time.monotonic() + _SETTLE_SECONDS
     now = await state(place)
     while now != before and time.monotonic() < until:
@@ -339,7 +339,7 @@ def _status(answer: bytes) -> int | None:
 
 
 def _refusal(answer: bytes) -> str | None:
-    """Return what is wrong with what a rude visitor got: a 5xx."""
+    """Return the error in a rude visitor's answer: a 5xx."""
     status = _status(answer)
     return _format(answer) if status is not None and status >= 500 else None
 

@@ -78,7 +78,7 @@ class Clock:
 
 
 def main() -> None:
-    """Serve, let another process ask, and print what the clock has seen."""
+    """Serve, let another process send requests, and print the clock's measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=64)

@@ -78,7 +78,7 @@ def gemma4(
     experts: Experts | None = None,
 ) -> Architecture:
     """Return a Gemma 4: its full-attention layers have heads of 512 and one key head."""
-    made = decoder(
+    architecture = decoder(
         hidden,
         inner,
         heads,
@@ -92,28 +92,30 @@ def gemma4(
         logit_softcap=30.0,
         **{**GEMMA, "norm_offset": 0.0, "names": GEMMA4_NAMES},
     )
-    full, sliding = made.blocks
+    full, sliding = architecture.blocks
     shape = AttentionShape(*full_heads, 512, 512, 1.0)
     full = Block(shape, Rope((1.0,) * 256), experts, has_keys_as_values=True)
-    return replace(made, blocks=(full, sliding))
+    return replace(architecture, blocks=(full, sliding))
 
 
 def latent_decoder(
     hidden: int, inner: int, heads: int, vocabulary: int, *, latent: Latent, experts: Experts
 ) -> Architecture:
     """Return a decoder of one layer with latent attention (MLA)."""
-    made = decoder(hidden, inner, (heads, 1), latent.nope_dim, vocabulary, experts=experts)
+    architecture = decoder(hidden, inner, (heads, 1), latent.nope_dim, vocabulary, experts=experts)
     rank = latent.kv_rank
     shape = AttentionShape(heads, 1, rank + latent.rope_dim, rank, 0.1, has_latent_values=True)
     rope = Rope((1.0,) * (latent.rope_dim // 2))
-    return replace(made, blocks=(Block(shape, rope, experts, latent=latent),))
+    return replace(architecture, blocks=(Block(shape, rope, experts, latent=latent),))
 
 
-def hybrid_decoder(made: Architecture, recurrence: Recurrence, *, has_mlp: bool) -> Architecture:
+def hybrid_decoder(
+    architecture: Architecture, recurrence: Recurrence, *, has_mlp: bool
+) -> Architecture:
     """Return a decoder with a recurrent layer before its own."""
-    (block,) = made.blocks
+    (block,) = architecture.blocks
     first = replace(block, attention=NO_ATTENTION, rope=NO_ROPE, recurrence=recurrence)
-    return replace(made, blocks=(replace(first, has_mlp=has_mlp), block))
+    return replace(architecture, blocks=(replace(first, has_mlp=has_mlp), block))
 
 
 def mamba2(heads: int, width: int, groups: int, state: int) -> Recurrence:

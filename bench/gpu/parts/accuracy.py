@@ -68,7 +68,7 @@ TINY_SHAPES = {
     "grouped": AttentionShape(4, 2, 16, 16, 0.25),
     "window": AttentionShape(2, 1, 16, 16, 0.25, window=5, softcap=5.0, has_sinks=True),
 }
-# Attention to latents (MLA), and the widths of a head's key, without what is turned, and value.
+# Latent attention (MLA), with the widths of a head's key, without its rotary part, and value.
 Latents = tuple[AttentionShape, int, int]
 LATENTS: dict[str, Latents] = {
     "deepseek v2 lite": (OF_LATENTS, 128, 128),
@@ -175,7 +175,7 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
     first, last = 16 + 16 * size, 16 + 30 * size
     sequences = PagedSequences([16 + 7 * size, last, 32, 17, 49], shared=16)
     rounds = (
-        [Piece(0, 0, 16 + 7 * size)],  # what is shared is stored once
+        [Piece(0, 0, 16 + 7 * size)],  # the shared prefix is stored once
         [Piece(1, 16, first), Piece(2, 16, 31), Piece(4, 16, 32)],
         [Piece(2, 31, 32), Piece(3, 16, 17), Piece(1, first, last - 1), Piece(4, 32, 48)],
         [Piece(1, last - 1, last), Piece(4, 48, 49)],
@@ -218,7 +218,7 @@ def latent_attention(
     long = 64 + 30 * size
     sequences = PagedSequences([140, long, 97, 98], shared=64)
     rounds = (
-        [Piece(0, 0, 139)],  # what is shared is stored once
+        [Piece(0, 0, 139)],  # the shared prefix is stored once
         [Piece(0, 139, 140), Piece(1, 64, long - 2), Piece(2, 64, 96), Piece(3, 64, 95)],
         [Piece(1, long - 2, long - 1), Piece(2, 96, 97), Piece(3, 95, 98)],
         [Piece(1, long - 1, long), Piece(0, 139, 140), Piece(2, 96, 97)],
@@ -378,7 +378,7 @@ def pooling(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """Weights in fp8, and on cards that multiply such numbers what they are multiplied with."""
+    """Weights in fp8, and their activations on cards that multiply such numbers."""
     height, width = (48, 64) if place.is_tiny else (1024, 2048)
     weight = quantise_fp8(torch.randn(height, width, device=place.device).to(dtype))
     return multiplied(place, weight, FP8_BOUND)

@@ -62,7 +62,7 @@ class Case:
         return [Piece(i, self.length - self.new, self.length) for i in range(self.count)]
 
     def numbers(self, place: Place, seconds: float) -> Numbers:
-        """Return bytes or products a second; what is shared counts once among the bytes."""
+        """Return bytes or products per second; shared bytes count once."""
         spans = Spans(
             np.full(self.count, self.length - self.new),
             np.full(self.count, self.length),
@@ -88,7 +88,7 @@ class Case:
 
 
 def cases(place: Place) -> tuple[Case, ...]:
-    """Return what is timed, the most telling first."""
+    """Return the timed cases, the most informative first."""
     if place.is_tiny:
         return Case(TINY, 3, 40), Case(TINY, 3, 40, shared=16), Case(TINY, 1, 24, 24)
     return (
@@ -192,7 +192,7 @@ def flash_attn(place: Place, case: Case) -> Attend:
 
 
 def flex(place: Place, case: Case) -> Attend:
-    """Prepare what torch compiles."""
+    """Prepare the version that torch compiles."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     query, key, value = (one.transpose(1, 2).contiguous() for one in case.tensors(place))
@@ -235,11 +235,11 @@ def flashinfer(place: Place, case: Case) -> Attend:
 
 
 def sdpa_of(backend: SDPBackend) -> Callable[[Place, Case], Attend]:
-    """Return what prepares one backend of torch's attention."""
+    """Return the preparation of one backend of torch's attention."""
     return partial(sdpa, backend=backend)
 
 
-# By name: what prepares them, and their usual seconds.
+# By name: their preparation, and their usual seconds.
 PEERS: Mapping[str, tuple[Callable[[Place, Case], Attend], float]] = {
     "torch's flash": (sdpa_of(SDPBackend.FLASH_ATTENTION), 2),
     "torch's cuDNN": (sdpa_of(SDPBackend.CUDNN_ATTENTION), 3),

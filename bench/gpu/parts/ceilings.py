@@ -1,4 +1,4 @@
-"""Ceilings of the card, by torch's own functions, and what a launch costs host and device."""
+"""Ceilings of the card, by torch's own functions, and the cost of a launch on host and device."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fp8_product(place: Place, *, is_fast: bool) -> Numbers:
 
 
 def gap(place: Place) -> Numbers:
-    """Measure a kernel of nothing, one of many in a graph: what is between two launches."""
+    """Measure an empty kernel, one of many in a graph: the gap between two launches."""
     if place.is_tiny:
         return {"skipped": "no GPU"}
     nothing = torch.zeros(1, device=place.device)
@@ -81,7 +81,7 @@ def gap(place: Place) -> Numbers:
 
 
 def launch(place: Place) -> Numbers:
-    """Measure what calling a kernel of next to no work costs the host, and the device."""
+    """Measure the cost of calling a nearly empty kernel, on the host and on the device."""
     row = torch.ones(1, 64, dtype=place.dtype, device=place.device)
     blocks = choose_elementwise(place.dtype, place.device)
     weight = blocks.norm_weight(row[0], 0.0)

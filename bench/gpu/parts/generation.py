@@ -115,7 +115,7 @@ class Load:
 
 
 def window(place: Place, load: Load) -> Numbers:
-    """Count what comes in some seconds."""
+    """Count the tokens of some seconds."""
     before = load.core.stats()
     seconds = load.run_for(0.0 if place.is_tiny else WINDOW_SECONDS, place)
     after = load.core.stats()

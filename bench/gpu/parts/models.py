@@ -86,7 +86,7 @@ def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
 
 
 def core_of(made_model: Made, config: EngineConfig) -> tuple[GenerationCore, CountedCapture | None]:
-    """Return the loop over a model, and what counts its graphs where it has any."""
+    """Return the loop over a model, and the counter of its graphs if it has any."""
     capture = capture_on(made_model.model.device)
     counted = None if capture is None else CountedCapture(capture)
     return make_core(made_model.model, made_model.room, config, counted), counted

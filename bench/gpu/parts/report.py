@@ -36,7 +36,7 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
 
 
 def figures(numbers: Mapping[str, Any]) -> str:
-    """Return what of a task is shown, in one line."""
+    """Return a task's figures in one line."""
     cells = [show(numbers[key]) for key, show in SHOWN.items() if numbers.get(key) is not None]
     if profile := numbers.get("profile"):
         cells.append(f"device busy {profile['device_busy']:.0%}")

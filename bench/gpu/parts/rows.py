@@ -96,7 +96,7 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 def run(device: str, folder: Path) -> list[str]:
-    """Run the file on a device and return what is answered."""
+    """Run the file on a device and return the answers."""
     source, target = folder / "requests.jsonl", folder / "rows.jsonl"
     source.write_text("".join(json.dumps(one) + "\n" for one in requests()), encoding="utf-8")
     command = ["run", str(source), "-o", str(target)]
@@ -123,7 +123,7 @@ def run_tidemill(arguments: list[str], folder: Path) -> str:
 
 
 def stand_ins(folder: Path) -> Path:
-    """Make what a run looks for and only recordings need, where it is missing: empty packages."""
+    """Create empty packages for missing modules that a run imports but only recordings need."""
     site = folder / "site"
     site.mkdir(exist_ok=True)
     for name in LEFT_OUT:

@@ -101,7 +101,7 @@ def product(place: Place, model: Architecture, rows: int) -> Numbers:
 
 
 def choice(place: Place, model: Architecture, *, is_mixed: bool) -> Numbers:
-    """Time the choice of tokens, what the host does for it among it."""
+    """Time the choice of tokens, including the host's part."""
     count = 4 if place.is_tiny else 1024
     logits = torch.randn(count, model.vocab_size, device=place.device).to(place.dtype)
     metadata = sampling_metadata(count, model.vocab_size, is_mixed=is_mixed)

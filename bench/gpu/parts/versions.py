@@ -1,4 +1,4 @@
-"""The machine: card, driver, packages, and what of optional ones can be imported."""
+"""The machine: card, driver, packages, and the optional ones that can be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.gpu.parts.memcheck import sanitizer
 from bench.gpu.parts.task import Numbers, Place, Task
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "numba")
-# Peers of attention, and what only a real run needs (`bench.gpu.wheels`).
+# Peers of attention, and packages that only a real run needs (`bench.gpu.wheels`).
 OPTIONAL = (
     *("torch.nn.attention.varlen", "torch.nn.attention.flex_attention"),
     *("flash_attn", "flash_attn_interface", "flashinfer"),
@@ -58,7 +58,7 @@ def card(place: Place) -> Numbers:
 
 
 def packages() -> Numbers:
-    """Return the versions of what is installed."""
+    """Return the versions of installed packages."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:

@@ -222,7 +222,7 @@ def _tensors(
     """Return the halves A and B of each module in the file; refuse any other tensor."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(folder / TENSORS, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - not a dict
@@ -235,16 +235,16 @@ def _tensors(
                     raise ModelRefused(
                         f"{where}: {key} is stored as {kind}, which is not a floating-point type."
                     )
-                found.setdefault(module, {})[half[2]] = file.get_tensor(key)
+                tensors.setdefault(module, {})[half[2]] = file.get_tensor(key)
     except (OSError, SafetensorError) as exc:
         raise ModelRefused(
             f"{where}: {TENSORS} is truncated or not a safetensors file ({exc}): copy or fetch it "
             "again."
         ) from exc
-    if not found:
+    if not tensors:
         raise ModelRefused(f"{where}: {TENSORS} contains no tensors.")
-    _check_names(where, found, architecture)
-    return found
+    _check_names(where, tensors, architecture)
+    return tensors
 
 
 def _why_not(key: str) -> str:

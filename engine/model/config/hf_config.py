@@ -295,27 +295,27 @@ class ConfigFields:
         self, fields: Mapping[str, Any], model_type: str, renamed: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return the fields without other families' names for them, and with reduced ropes."""
-        kept: dict[str, Any] = {}
+        remaining: dict[str, Any] = {}
         for key, value in fields.items():
             if key in renamed.values() and not may_read(model_type, key):
                 self._ignored.add(key)
             elif key in ROPES and isinstance(value, Mapping):
-                kept[key] = self._cut_rope(key, value, model_type)
+                remaining[key] = self._cut_rope(key, value, model_type)
             else:
-                kept[key] = value
-        return kept
+                remaining[key] = value
+        return remaining
 
     def _cut_rope(self, path: str, rope: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         """Return a rope, or one for each kind of layer, without parameters that are never read."""
-        kept: dict[str, Any] = {}
+        remaining: dict[str, Any] = {}
         for key, value in rope.items():
             if isinstance(value, Mapping):
-                kept[key] = self._cut_rope(f"{path}.{key}", value, model_type)
+                remaining[key] = self._cut_rope(f"{path}.{key}", value, model_type)
             elif _is_empty(value) or may_read(model_type, key):
-                kept[key] = value
+                remaining[key] = value
             else:
                 self._ignored.add(f"{path}.{key}")
-        return kept
+        return remaining
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a field's value of any type; a missing field has its default."""

@@ -30,12 +30,12 @@ def windows_by_masks(module: nn.Module, device: torch.device) -> Mapping[int, in
     A window is 0 if every earlier token is visible. It is None for a mask of any other form, or one
     made without transformers' mask functions.
     """
-    found: dict[int, int | None] = {}
+    windows: dict[int, int | None] = {}
 
     def note(layer: nn.Module, mask: Any) -> None:
         is_ours = isinstance(mask, Tensor) and mask.dtype == torch.float64
         window = int(mask.flatten()[0]) if is_ours else _UNKNOWN
-        found[id(layer)] = None if window == _UNKNOWN else window
+        windows[id(layer)] = None if window == _UNKNOWN else window
 
     config: Any = module.config
     before = config._attn_implementation  # noqa: SLF001 - transformers has no other switch
@@ -47,7 +47,7 @@ def windows_by_masks(module: nn.Module, device: torch.device) -> Mapping[int, in
         return {}  # it takes no such mask
     finally:
         config._attn_implementation = before  # noqa: SLF001
-    return found
+    return windows
 
 
 def window_of(sees: MaskFunction) -> int | None:

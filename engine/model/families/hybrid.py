@@ -124,7 +124,7 @@ def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architect
         parameters.setdefault(key, fields.get(key))
     rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0, _ROPES)
     kinds = _layer_kinds(fields, sizes, LINEAR, fields.count("full_attention_interval", 4))
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[rope] * sizes.layers,
@@ -134,7 +134,7 @@ def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architect
         norm_offset=1.0,
         **others,
     )
-    return with_recurrence(made, kinds, LINEAR, _deltanet(fields))
+    return with_recurrence(architecture, kinds, LINEAR, _deltanet(fields))
 
 
 def _lfm2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -190,9 +190,11 @@ def _short_convolutions(fields: ConfigFields, sizes: DecoderSizes, **others: Any
     shape = RecurrentShape(sizes.hidden, fields.count("conv_L_cache", 3), has_silu=False)
     mixer = Recurrence(shape, has_conv_bias=is_biased, has_proj_bias=is_biased)
     tied = fields.flag("tie_embedding", default=fields.flag("tie_word_embeddings", default=True))
-    made = make_architecture(fields, sizes, key_heads=8, theta=1e6, has_qk_norm=True, **others)
-    made = replace(made, tie_word_embeddings=tied)
-    return with_recurrence(made, kinds, "conv", mixer)
+    architecture = make_architecture(
+        fields, sizes, key_heads=8, theta=1e6, has_qk_norm=True, **others
+    )
+    architecture = replace(architecture, tie_word_embeddings=tied)
+    return with_recurrence(architecture, kinds, "conv", mixer)
 
 
 _LFM2_NAMES = WeightNames(

@@ -37,7 +37,7 @@ def _llama4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("for_llm_compressor", "rope_theta", "no_rope_layer_interval"):
         fields.get(key)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 500_000.0)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[rope if is_turned else NO_ROPE for is_turned in turned],
@@ -64,9 +64,9 @@ def _llama4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             has_unit_qk_norm=has_norm and bool(is_turned),
             query_scaling=scaling if tuned and not is_turned else None,
         )
-        for block, kind, is_turned in zip(made.blocks, kinds, turned, strict=True)
+        for block, kind, is_turned in zip(architecture.blocks, kinds, turned, strict=True)
     ]
-    return replace(made, blocks=tuple(blocks))
+    return replace(architecture, blocks=tuple(blocks))
 
 
 def _turned_layers(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:

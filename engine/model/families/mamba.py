@@ -86,7 +86,7 @@ def _kinds(fields: ConfigFields, sizes: DecoderSizes, names: Sequence[str]) -> l
 def _mamba2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     names = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
     mixer = _mamba(fields, sizes, names, "use_conv_bias", "use_bias")
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[NO_ROPE] * sizes.layers,
@@ -99,11 +99,11 @@ def _mamba2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             in_proj=("in_proj",),
         ),
     )
-    made = with_recurrence(made, [LINEAR] * sizes.layers, LINEAR, mixer)
+    architecture = with_recurrence(architecture, [LINEAR] * sizes.layers, LINEAR, mixer)
     return replace(
-        made,
+        architecture,
         max_positions=sizes.positions,
-        blocks=tuple(replace(block, has_mlp=False) for block in made.blocks),
+        blocks=tuple(replace(block, has_mlp=False) for block in architecture.blocks),
     )
 
 
@@ -118,7 +118,7 @@ def _bamba(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     parameters["partial_rotary_factor"] = 0.5
     rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0)
     fields.get("attn_rotary_emb")
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=8,
@@ -134,7 +134,7 @@ def _bamba(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         ),
     )
     mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
-    return with_recurrence(made, kinds, LINEAR, mixer)
+    return with_recurrence(architecture, kinds, LINEAR, mixer)
 
 
 def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -169,7 +169,7 @@ def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
     for key in _GRANITE_WITHOUT_EFFECT:
         fields.get(key)
-    made = granite(
+    architecture = granite(
         fields,
         sizes,
         ropes=[rope] * sizes.layers,
@@ -179,7 +179,7 @@ def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
     fields.get("intermediate_size")
     mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
-    return with_recurrence(made, kinds, LINEAR, mixer)
+    return with_recurrence(architecture, kinds, LINEAR, mixer)
 
 
 def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -187,7 +187,7 @@ def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("layer_types", "layers_block_type", "mamba_use_mlp", "attn_layer_indices"):
         fields.get(key)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=8,
@@ -213,19 +213,21 @@ def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     else:
         fields.get("mamba_norm_before_gate")
         mixer = replace(mixer, norm_groups=0)
-    factors = _multipliers(fields, made, mixer)
-    blocks = (replace(block, recurrence=mixer, multipliers=factors) for block in made.blocks)
-    return replace(made, blocks=tuple(blocks))
+    factors = _multipliers(fields, architecture, mixer)
+    blocks = (
+        replace(block, recurrence=mixer, multipliers=factors) for block in architecture.blocks
+    )
+    return replace(architecture, blocks=tuple(blocks))
 
 
 def _multipliers(
-    fields: ConfigFields, made: Architecture, mixer: Recurrence
+    fields: ConfigFields, architecture: Architecture, mixer: Recurrence
 ) -> tuple[Multiplier, ...]:
     """Return the factors of a layer's weights (maximal update parametrisation)."""
-    shape, inner = made.blocks[0].attention, made.intermediate_size
+    shape, inner = architecture.blocks[0].attention, architecture.intermediate_size
     queries, keys = (heads * shape.key_dim for heads in (shape.num_query_heads, shape.num_kv_heads))
     gate, down = _numbers(fields, "mlp_multipliers", 2)
-    found = [
+    multipliers = [
         Multiplier("qkv_proj", fields.number("attention_in_multiplier", 1.0)),
         Multiplier("qkv_proj", fields.number("key_multiplier", 1.0), queries, keys),
         Multiplier("o_proj", fields.number("attention_out_multiplier", 1.0)),
@@ -239,9 +241,9 @@ def _multipliers(
     sizes = (mixer.inner_size, x, b, c, mixer.shape.rule.num_heads)
     first = 0
     for size, factor in zip(sizes, _numbers(fields, "ssm_multipliers", 5), strict=True):
-        found.append(Multiplier("in_proj", factor, first, size))
+        multipliers.append(Multiplier("in_proj", factor, first, size))
         first += size
-    return tuple(one for one in found if one.factor != 1)
+    return tuple(one for one in multipliers if one.factor != 1)
 
 
 def _numbers(fields: ConfigFields, key: str, count: int) -> list[float]:
@@ -265,7 +267,7 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     names = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
     wide = fields.count("mamba_num_heads") * fields.count("mamba_head_dim")
     mixer = _mamba(fields, sizes, names, "use_conv_bias", "mamba_proj_bias", inner=wide)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[NO_ROPE] * sizes.layers,
@@ -286,16 +288,16 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             in_proj=("in_proj",),
         ),
     )
-    made = with_recurrence(made, kinds, LINEAR, mixer)
+    architecture = with_recurrence(architecture, kinds, LINEAR, mixer)
     of_kinds: dict[str, dict[str, Any]] = {
         "mlp": {"attention": NO_ATTENTION},
         "moe": {"attention": NO_ATTENTION, "experts": experts},
     }
     blocks = [
         replace(block, **of_kinds.get(kind, {"has_mlp": False}))
-        for block, kind in zip(made.blocks, kinds, strict=True)
+        for block, kind in zip(architecture.blocks, kinds, strict=True)
     ]
-    return replace(made, blocks=tuple(blocks), max_positions=sizes.positions)
+    return replace(architecture, blocks=tuple(blocks), max_positions=sizes.positions)
 
 
 def _nemotron_experts(fields: ConfigFields) -> Experts:

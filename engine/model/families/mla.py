@@ -79,7 +79,7 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         parameters.pop("partial_rotary_factor")  # the rotary part is rotated as a whole
     rope = make_rope(parameters, latent.rope_dim, sizes.positions, 10_000.0, _KINDS)
     scaling = (latent.nope_dim + latent.rope_dim) ** -0.5 * _mscale(parameters) ** 2
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
@@ -90,7 +90,7 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
     )
     blocks = []
-    for block in made.blocks:
+    for block in architecture.blocks:
         shape = replace(
             block.attention,
             num_kv_heads=1,
@@ -100,7 +100,7 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
             has_latent_values=True,
         )
         blocks.append(replace(block, attention=shape, latent=latent))
-    return replace(made, blocks=tuple(blocks))
+    return replace(architecture, blocks=tuple(blocks))
 
 
 def _mscale(parameters: Mapping[str, Any]) -> float:

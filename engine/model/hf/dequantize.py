@@ -114,12 +114,12 @@ def _check_room(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    taken = sum(prod(weight.shape) for weight in wanted) * dtype.itemsize
-    for where, needs in ((CPU, int(ROOM * taken)), (device, taken)):
+    num_bytes = sum(prod(weight.shape) for weight in wanted) * dtype.itemsize
+    for where, needs in ((CPU, int(ROOM * num_bytes)), (device, num_bytes)):
         if (free := free_bytes(where)) < needs:
             raise ModelRefused(
                 f"{checkpoint.name}: transformers' {title} runs this model, which requires "
-                f"dequantising its weights: as {dtype} they take {taken:,} bytes, and loading them "
-                f"needs {needs:,} bytes on {where.type}, where {free:,} are free; use a larger "
-                "machine or a smaller model."
+                f"dequantising its weights: as {dtype} they take {num_bytes:,} bytes, and loading "
+                f"them needs {needs:,} bytes on {where.type}, where {free:,} are free; use a "
+                "larger machine or a smaller model."
             )

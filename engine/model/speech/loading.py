@@ -198,8 +198,8 @@ def load(
     check_stored(checkpoint, TITLE, wanted, stored)
     if num_layers is not None:
         architecture = first_layers(architecture, num_layers)
-        kept = {weight.role for weight in weights_of(architecture)} | {"decoder.proj_out"}
-        wanted = [weight for weight in wanted if weight.role in kept]
+        roles = {weight.role for weight in weights_of(architecture)} | {"decoder.proj_out"}
+        wanted = [weight for weight in wanted if weight.role in roles]
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     return LoadedSpeech(
         description=description,

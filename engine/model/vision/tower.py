@@ -98,9 +98,9 @@ def _check_unquantised(
     plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
     keys = {own.role for _, parts in plan.quantised for specs in parts for own in specs.values()}
     keys |= {weight.role for weight in wanted}
-    found = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
-    if found:
-        places = {(tensor.file, tensor.start) for tensor in found}
+    quantised = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
+    if quantised:
+        places = {(tensor.file, tensor.start) for tensor in quantised}
         as_stored = find_stored(checkpoint.files, ()).items()
         key = min(key for key, tensor in as_stored if (tensor.file, tensor.start) in places)
         raise UnsupportedConfig(f"{key} of its vision tower is quantised")

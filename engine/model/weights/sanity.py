@@ -38,9 +38,9 @@ def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]
     floats = [pair for pair in tensors if pair[1].dtype in _FLOATS and pair[1].numel()]
     if not floats:
         return []
-    found = [_extremes(tensor) for _, tensor in floats]
+    extremes = [_extremes(tensor) for _, tensor in floats]
     zeros = []
-    for (key, tensor), (low, high) in zip(floats, torch.stack(found).tolist(), strict=True):
+    for (key, tensor), (low, high) in zip(floats, torch.stack(extremes).tolist(), strict=True):
         largest = max(-low, high)
         if not largest < float("inf"):  # NaN fails this, too
             raise ModelRefused(f"{name}: {key} contains NaN or infinity: {_DAMAGED}")
@@ -62,8 +62,8 @@ def _extremes(tensor: Tensor) -> Tensor:
     parts = [tensor]
     if tensor.device.type == "cpu" and tensor.numel() <= _SMALL and tensor.is_contiguous():
         parts = list(torch.split(tensor.view(-1), _ONE_THREAD))
-    found = torch.stack([torch.stack(torch.aminmax(part)) for part in parts])
-    return torch.stack((found[:, 0].amin(), found[:, 1].amax())).double()
+    extremes = torch.stack([torch.stack(torch.aminmax(part)) for part in parts])
+    return torch.stack((extremes[:, 0].amin(), extremes[:, 1].amax())).double()
 
 
 def check_finite(name: str, answers: Tensor) -> None:

@@ -222,14 +222,14 @@ def find_stored(
     `base` is the prefix of most keys. `renamed` are patterns of names, with their replacements.
     """
     keys = _keys(wanted).union(more)
-    found = {}
+    tensors = {}
     for file in files:
         for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_multimodal else {})}):
             # A bare base model's weights have the same names without its prefix.
             prefixed = f"{base}.{tensor.name}"
             is_bare = tensor.name not in keys and prefixed in keys
-            found[prefixed if is_bare else tensor.name] = tensor
-    return found
+            tensors[prefixed if is_bare else tensor.name] = tensor
+    return tensors
 
 
 def fill_weights(
@@ -297,14 +297,14 @@ def _tensors(file: Path, renamed: Mapping[str, str]) -> list[StoredTensor]:
         (length,) = unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
-    found = []
+    tensors = []
     for key, entry in header.items():
         name = key
         for pattern, instead in renamed.items():
             name = re.sub(pattern, instead, name)
         start = 8 + length + entry["data_offsets"][0]
-        found.append(StoredTensor(name, entry["dtype"], tuple(entry["shape"]), file, start))
-    return found
+        tensors.append(StoredTensor(name, entry["dtype"], tuple(entry["shape"]), file, start))
+    return tensors
 
 
 def check_stored(
