@@ -27,7 +27,7 @@ def python(code: str) -> list[str]:
 
 
 def test_the_phase_between_the_marks_is_inside_the_whole(tmp_path: Path) -> None:
-    """Both marks are found, also at the end of a progress bar that a carriage return redraws."""
+    """Both marks are found, even after a progress bar that a carriage return redraws."""
     code = "import sys; sys.stderr.write('0 %\\rmodel ready\\r50 %\\r'); print('all done')"
     measured = measure(python(code), {}, MARKS, tmp_path / "log")
     assert 0 <= measured.steady_seconds <= measured.whole_seconds

@@ -126,7 +126,7 @@ def test_g_is_base_except_for_its_sampling() -> None:
 def test_published_work_has_the_lengths_that_are_published(
     published: Published, prompt: int, output: int
 ) -> None:
-    """In the mean, of tokens; all begin with one instruction, and none else alike."""
+    """Mean token counts agree; all begin with one instruction and share nothing else."""
     requests = replace(published, count=1000)(Texts())
     assert requests == replace(published, count=1000)(Texts())
     found = [num_words(request.user) + request.user.count(".") for request in requests]

@@ -26,7 +26,7 @@ def test_one_core_is_measured() -> None:
 
 
 def test_ten_to_the_ninth_lines_take_less_than_twenty_minutes() -> None:
-    """By fifty runs, also where each does half of what is expected of it."""
+    """Fifty runs are enough, even if each reaches only half of the expected rate."""
     assert simulate(10**9, 1000, 50, RATES).total < 20 * 60
     assert simulate(10**9, 1000, 50, Rates(30_000, 500_000)).total < 20 * 60
 

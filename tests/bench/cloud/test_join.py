@@ -18,7 +18,7 @@ def test_segments_are_all_rows(row_bytes: int) -> None:
 
 
 def test_large_files_are_copied_and_small_ones_sent() -> None:
-    """By the cut of today: 10⁷ lines go through the Lambda, of 10⁸ not a hundredth."""
+    """At the current limit, 10⁷ lines go through the Lambda, but less than a hundredth of 10⁸."""
     small, large = (join(*segments_of(lines, 1000, 1000), Assumed()) for lines in (10**7, 10**8))
     assert small.sent_bytes == pytest.approx(10**10, rel=0.01)
     assert large.sent_bytes < 10**9

@@ -11,7 +11,7 @@ from bench.compare.encode_compare import LONGEST, Workload, copy_model, table, w
 
 
 def test_texts_have_as_many_tokens_as_their_workload_says(tmp_path: Path) -> None:
-    """By the model's own tokenizer, which cuts none of them."""
+    """The model's own tokenizer counts them, and cuts none of them."""
     model = tmp_path / "minilm"
     copy_model(model)
     write_lines(tmp_path / "lines.jsonl", Workload(40, 8, 400), model)

@@ -34,7 +34,7 @@ def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> No
 
 
 def test_results_are_written_for_the_requested_shapes() -> None:
-    """In place of what stood there for the same; all else stays, and it can be read."""
+    """They replace earlier entries for the same shapes; all else stays, and the file is valid."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     kernel = min(data)
     shape = frozenset({("arch", "sm_90"), ("width", 96)})
@@ -52,7 +52,7 @@ def test_results_are_written_for_the_requested_shapes() -> None:
 
 
 def test_the_file_matches_the_output_of_the_script() -> None:
-    """So that what it writes differs in what it found alone."""
+    """Its output then differs only in new results."""
     text = FILE.read_text(encoding="utf-8")
     assert printed(json.loads(text)) == text
 

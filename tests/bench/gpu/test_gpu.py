@@ -248,7 +248,7 @@ for name in {names!r}:
 
 
 def test_memcheck_names_eight_checks_that_there_are() -> None:
-    """By the names that they have on a card."""
+    """Their names are those on a card."""
     names = {task.name for task in accuracy.tasks(Place(CPU, is_tiny=False, found={}))}
     assert len(memcheck.CHECKS) == 8
     assert names >= set(memcheck.CHECKS)

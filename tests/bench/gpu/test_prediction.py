@@ -51,7 +51,7 @@ def test_a_step_takes_the_time_of_its_kernels_and_the_hosts() -> None:
 
 
 def test_what_is_read_before_it_is_multiplied_takes_both_times() -> None:
-    """On a core; where bytes come meanwhile the longer of the two counts."""
+    """They add up on one core; if bytes are prefetched, the longer of the two counts."""
     kernels = kernels_of(architecture("46m"), spans_of(Shape(8, 64)), Form())
     kernel = next(kernel for kernel in kernels if kernel.flops)
     machine = {kernel.kind: Limits(kernel.bytes / 2, kernel.flops / 3, 0.0)}

@@ -20,7 +20,7 @@ H200 = CARDS["h200"]
     [("1024/128", 5081, 45_700), ("128/1024", 24_305, 27_300), ("220/200", 20_658, 43_400)],
 )
 def test_the_bounds_of_8b_on_an_h200(mix: str, outputs: int, everything: int) -> None:
-    """Within a token a second of the figures that the product is held to."""
+    """They are within one token per second of the product's target figures."""
     bound = serial(architecture("llama-3-8b"), H200, Mix.read(mix))
     assert bound.outputs_per_second == pytest.approx(outputs, abs=1)
     assert bound.tokens_per_second == pytest.approx(everything, rel=2e-3)
@@ -63,7 +63,7 @@ def test_a_window_bounds_what_is_seen() -> None:
 
 
 def test_a_mix_is_written_as_it_is_read() -> None:
-    """With what is shared, and without."""
+    """The mix may have a shared prefix or none."""
     for words in ("1024/128", "512+100/100"):
         assert str(Mix.read(words)) == words
     lines = list(table(architecture("tiny"), CARDS["l4"], (Mix.read("8/4"),)))

@@ -131,7 +131,7 @@ def test_who_gives_way_is_counted() -> None:
 
 
 def test_a_table_has_a_line_for_each() -> None:
-    """With its share of the roofline."""
+    """Each line has its share of the roofline."""
     lines = list(table([("so", SETTING)], [MIX], 4))
     assert len(lines) == 3
     assert lines[-1].startswith("| 64/32 | so |")

@@ -10,7 +10,7 @@ PACKAGES = {"PIL": "pillow", "huggingface_hub": "huggingface-hub"}
 
 
 def test_a_run_finds_all_that_it_looks_for() -> None:
-    """Each module is carried, is on such a machine, or is an empty one that stands in for it."""
+    """Each module is carried, is on such a machine, or is replaced by an empty one."""
     packages = {PACKAGES.get(module, module) for module in MODULES["engine"]}
     assert packages <= needed() | HELD | LEFT_OUT
 

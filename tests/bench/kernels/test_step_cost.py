@@ -54,7 +54,7 @@ def test_a_step_is_described_by_its_parts(context: int) -> None:
 def test_functions_of_torch_belong_to_a_part(
     name: str, *, is_product: bool, is_attention: bool
 ) -> None:
-    """By their names, as the profiler writes them."""
+    """The names are those in the profiler's output."""
     assert TORCH.search(name)
     assert bool(PRODUCTS.search(name)) is is_product
     assert bool(ATTENTION.search(name)) is is_attention

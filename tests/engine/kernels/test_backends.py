@@ -227,7 +227,7 @@ def test_a_position_bias_is_added_to_scores_by_distance(name: str, kind: str) ->
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int) -> None:
-    """Bit for bit, on a CPU."""
+    """On a CPU the results are bit-identical."""
     shape = replace(GROUPED, is_causal=False, window=window)
     lengths = [3, 70, 33, 16, 129]
     sequences = Sequences.random(shape, lengths)
@@ -422,7 +422,7 @@ def test_experts_are_mixed_by_the_devices_own_functions_where_it_has_any(
 def test_torch_computes_on_its_callers_thread_next_to_our_thread_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a CPU; a GPU's host has nothing else to do."""
+    """A CPU needs this; a GPU's host has nothing else to do."""
     thread_counts: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", thread_counts.append)
     limit_torch_threads(torch.device("cuda"))

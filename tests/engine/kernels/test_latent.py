@@ -50,7 +50,7 @@ def test_steps_give_plain_attention(kept: torch.dtype) -> None:
 
 
 def test_what_decodes_share_is_met_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it by some, less by others, nothing by one; its pages are read once."""
+    """Some sequences share all of it, others less, one nothing; its pages are read once."""
     lengths, beginnings = [331, 331, 96, 41, 341, 330], [0, 320, 80, 0, 320, 320]
     over = paged(lengths, beginnings)
     over.run([(index, 0, length - 1) for index, length in enumerate(lengths)])
@@ -71,7 +71,7 @@ def test_what_decodes_share_is_met_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_many_decodes_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than go into one product."""
+    """There are more than fit into one product."""
     monkeypatch.setattr("tidemill.engine.kernels.latent.DECODES_AT_ONCE", 3)
     lengths = [70 + index for index in range(8)]
     over = paged(lengths, [0] + [64] * 7)

@@ -94,7 +94,7 @@ def test_they_are_used_on_this_release_of_torch() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
-    """On a device of another kind there is torch alone."""
+    """A device of another kind has only torch."""
     weight = torch.randn(64, 64).to(dtype)
     makes = choose_linear(elementwise, CPU)
     for product in (makes.make(weight), makes.make_gated(weight, None, Gate())):

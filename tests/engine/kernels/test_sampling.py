@@ -186,7 +186,7 @@ def test_tied_tokens_at_a_threshold_all_stay(kernels: SamplingOps) -> None:
 
 @either
 def test_top_k_of_one_is_greedy(kernels: SamplingOps) -> None:
-    """Whatever the draw and the temperature."""
+    """Neither the draw nor the temperature matters."""
     logits = np.random.default_rng(0).normal(size=(50, 700)).astype(np.float32)
     metadata = [Rule(5.0, 1)] * 50
     assert (choose(kernels, logits, metadata, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
@@ -194,7 +194,7 @@ def test_top_k_of_one_is_greedy(kernels: SamplingOps) -> None:
 
 @either
 def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: SamplingOps) -> None:
-    """At the ends that the endpoints let through."""
+    """The temperatures are the limits that the endpoints allow."""
     logits = np.random.default_rng(0).normal(0, 20, size=(50, 40)).astype(np.float32)
     draws = np.linspace(0, 0.999, 50)
     assert (choose(kernels, logits, [Rule(1e-5)] * 50, draws) == logits.argmax(1)).all()
@@ -257,7 +257,7 @@ def test_uniform_numbers_are_in_the_half_open_unit_interval() -> None:
 
 @pytest.mark.parametrize("axis", ["seeds", "positions"])
 def test_uniform_numbers_are_even_and_unrelated(axis: str) -> None:
-    """Over neighbouring seeds and over neighbouring positions: mean, spread, and correlation."""
+    """Mean, spread and correlation are tested over neighbouring seeds and positions."""
     count = 100_000
     steps = np.arange(count)
     if axis == "seeds":
@@ -282,7 +282,7 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
 
 @either
 def test_greedy_takes_the_first_of_the_likeliest(kernels: SamplingOps) -> None:
-    """In every dtype that a model may have; plus and minus zero tie, too."""
+    """Every dtype of a model is tested; plus and minus zero tie, too."""
     rows = [[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf], [-0.0, 0.0, -3.0], [-5.0, -4.0, -4.0]]
     for dtype in (torch.float32, torch.bfloat16):
         for sizes in (1, 2000):
@@ -316,7 +316,7 @@ def test_a_row_that_is_not_finite_is_broken(
 @either
 @pytest.mark.parametrize("top", [0, 9, 20, 65])
 def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, top: int) -> None:
-    """In the dtype of the logits, computed in fp32, best first; of any rows, in any order."""
+    """They have the logits' dtype, computed in fp32, best first, for any rows in any order."""
     logits = torch.randn(50, 2400, generator=torch.Generator().manual_seed(0)) * 5
     chosen = torch.tensor([0, 2399, *range(5, 43)])
     rows = np.random.default_rng(0).permutation(50)[:40]
@@ -333,7 +333,7 @@ def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, 
 
 @either
 def test_a_rank_counts_likelier_tokens(kernels: SamplingOps) -> None:
-    """From 1; tokens that tie have the same."""
+    """Ranks start at 1, and tied tokens have the same rank."""
     logits = torch.randn(9, 2400, generator=torch.Generator().manual_seed(1))
     logits[0], logits[1, 7] = 0.5, -torch.inf
     chosen = torch.tensor([5, 7, *range(2, 9)])
@@ -370,7 +370,7 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
     ids=["greedy", "random", "cut", "penalised", "biased"],
 )
 def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(kernels: SamplingOps, rule: Rule) -> None:
-    """At the borders of words, in whole words, and of ties; thresholds are of what is left."""
+    """Masks end at word borders, in whole words, and at ties; masked tokens do not count."""
     rng = np.random.default_rng(4)
     logits = rng.normal(size=(40, 100)).round(1).astype(np.float32)
     masks = [

@@ -16,7 +16,7 @@ NAMES = [f.name for f in fields(Step) if f.name not in ("num_decodes", "copy_on_
 
 @given(lengths=st.lists(st.integers(0, 9), min_size=len(NAMES), max_size=len(NAMES)))
 def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
-    """Each under its own name, in int32, whatever integers it was given in; some may be empty.
+    """Each array has its own name and is int32, whatever its input dtype; some may be empty.
 
     Each begins at a multiple of 16 bytes: else kernels would be compiled for either.
     """
@@ -38,7 +38,7 @@ def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
 
 
 def test_a_step_elsewhere_is_known_on_the_host_too() -> None:
-    """So that nothing waits for a device to learn how long a span is."""
+    """The length of a span can be read without waiting for a device."""
     arrays = {name: np.arange(index + 1) for index, name in enumerate(NAMES)}
     there = Step.pack(0, torch.device("meta"), **arrays)
     here = Step.pack(0, torch.device("cpu"), **arrays)

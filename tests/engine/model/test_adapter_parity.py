@@ -58,7 +58,7 @@ def test_an_adapter_at_another_scale_is_refused(
 def test_an_adapter_that_is_wrong_in_the_served_dtype_alone_is_refused(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what rounding makes of the model with the adapter merged into it."""
+    """The tolerance is the rounding error of the model with the adapter merged into it."""
     placed = Adapter.placed
 
     def strong(self: Adapter, architecture: Any, dtype: torch.dtype, *others: Any) -> Any:
@@ -96,7 +96,7 @@ def test_an_adapter_that_touches_rows_of_the_model_itself_is_refused(
 def test_a_proof_is_remembered_until_the_adapter_is_another(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each by itself."""
+    """Each adapter's check is cached separately."""
     made: list[int] = []
     result = adapter_parity._AdapterParity.result
 

@@ -47,7 +47,7 @@ def forgotten() -> Iterator[None]:
 def test_a_cpus_kernels_are_off_by_rounding_alone(
     shape: AttentionShape, dtype: torch.dtype
 ) -> None:
-    """By half of what is allowed; where they take no such dtype, the reference is."""
+    """The error is half of the tolerance; unsupported dtypes use the reference."""
     backend = CpuAttention if CpuAttention.supports([shape], dtype, CPU) else ReferenceAttention
     distance = attention_distance(backend, shape, dtype, dtype, CPU)
     assert distance < max(TOLERANCE_UNITS / 2 * torch.finfo(dtype).eps, 5e-6)

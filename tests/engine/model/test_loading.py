@@ -115,7 +115,7 @@ def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
 
 
 def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path) -> None:
-    """Without them it would be refused, too."""
+    """It would be refused without them, too."""
     folder = folder_of(tmp_path, SIZES | OWN[0][0])
     settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))
     assert "has unsupported attention_chunk_size" in reason_of(settings)

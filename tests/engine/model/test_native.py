@@ -79,7 +79,7 @@ def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
 
 
 def test_halves_that_no_kernel_of_the_cpus_takes_are_run_by_the_reference(folder: Path) -> None:
-    """Slow, and right."""
+    """The reference is slow, but correct."""
     parity = check_parity(folder, torch.float16)
     assert parity.holds
     assert 1e-5 < parity.distance < 0.02
@@ -285,7 +285,7 @@ def test_what_our_decoder_does_not_know_transformers_runs(
 
 
 def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> None:
-    """By its name."""
+    """The note contains its name."""
     import transformers
 
     config = transformers.OlmoConfig(

@@ -95,7 +95,7 @@ def test_a_change_of_its_files_is_noticed(
 def test_another_dtype_processor_or_version_repeats_the_check(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may compute otherwise."""
+    """Each of them may compute different results."""
     load(folder)
     load(folder, "bfloat16")
     assert len(proofs) == 2

@@ -25,7 +25,7 @@ PUBLISHED = BENCHMARK | OTHERS | BY_FAMILY | STATES
 def test_a_published_config_is_understood_and_comes_to_the_size_that_it_is_known_by(
     name: str,
 ) -> None:
-    """Within half a percent, which another width of anything would exceed."""
+    """Sizes agree within half a percent; any wrong width would exceed that."""
     raw: dict[str, Any]
     raw, billions = PUBLISHED[name]
     hf_config = parse_hf_config(name, raw)

@@ -85,7 +85,7 @@ def test_shares_come_to_the_logits_of_the_whole(tmp_path: Path, name: str, size:
     "name", ["Phi3Config", "GptOssConfig", "Qwen3Moe, some layers dense", "GraniteMoeConfig"]
 )
 def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
-    """All ranks together read all numbers, and no rank those that it has no use for."""
+    """All ranks together read all numbers, and no rank reads numbers that it does not need."""
     checkpoint, _, architecture = saved(name, tmp_path)
     size = 2
     read: dict[str, set[tuple[int, ...]]] = {}
@@ -154,7 +154,7 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
-    """With what there is, and how many cannot share it."""
+    """The error contains the count and the number of ranks."""
     *_, architecture = saved(name, tmp_path)
     with pytest.raises(ModelRefused, match=words) as refused:
         check_tensor_parallel_size("tiny", architecture, size)

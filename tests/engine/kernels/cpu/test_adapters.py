@@ -69,7 +69,7 @@ def exact(
 def test_each_row_goes_through_its_own_adapter(
     dtype: torch.dtype, outputs: int, inputs: int, gate: Gate | None
 ) -> None:
-    """In runs and one by one, more than a tile of them, of the model itself among them."""
+    """Rows of adapters and of the model itself are in runs or alternate, beyond one tile."""
     product, weight, bias, adapting = made(outputs, inputs, dtype, gate)
     for mapping in (
         [1],

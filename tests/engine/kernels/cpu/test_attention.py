@@ -27,7 +27,7 @@ def decoded(sequences: Sequences, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_decode_is_as_exact_as_its_dtype(dtype: torch.dtype) -> None:
-    """All is summed in fp32, and rounded once."""
+    """Everything is summed in fp32, and rounded once."""
     sequences = Sequences.random(EVERYTHING, LENGTHS, dtype)
     expected = torch.stack([sequences.expected(index)[-1] for index in range(len(LENGTHS))])
     bound = 2e-6 if dtype == torch.float32 else 2**-8
@@ -68,7 +68,7 @@ def test_scores_of_any_size_neither_overflow_nor_vanish(size: float) -> None:
 def test_what_is_not_finite_in_a_sequence_shows_in_its_row_alone(
     dtype: torch.dtype, part: str, bad: float
 ) -> None:
-    """Else a broken row would pass for a good one: fast maths must not lose a NaN."""
+    """Otherwise a broken row would pass for a good one: fast maths must not lose a NaN."""
     sequences = Sequences.random(GROUPED, LENGTHS, dtype)
     broken = LENGTHS.index(33)
     tensors = sequences.keys if part == "key" else sequences.values

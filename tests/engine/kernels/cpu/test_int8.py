@@ -126,7 +126,7 @@ def test_what_is_not_finite_stays_in_its_row(value: float) -> None:
 
 
 def test_a_model_has_it_where_weights_are_int8() -> None:
-    """With a gate and without; what has no whole words is dequantised."""
+    """Layers have a gate or none; layers without whole words are dequantised."""
     linear = choose_linear(elementwise, torch.device("cpu"))
     weight, bias = quantise_int8(random(64, 32, seed=11)), random(64, seed=12)
     assert isinstance(linear.make(weight, bias), int8.Int8Linear)

@@ -78,7 +78,7 @@ def test_the_norm_before_a_layer_rotates_and_rounds(*, is_sum: bool) -> None:
 
 
 def test_a_product_of_inputs_with_outliers_loses_less_where_both_are_rotated() -> None:
-    """By rounding a third as far from the exact product, or less."""
+    """The rounding error is at most a third as large."""
     weight, x = random(96, WIDTH, seed=5), with_outliers(random(50, WIDTH, seed=6))
 
     def distance(rotation: int) -> float:

@@ -30,7 +30,7 @@ NAME = folder_digest(Path(jit_cache.__file__).parent)
 def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says; an image may bring some."""
+    """It is in the user's cache folder or in `NUMBA_CACHE_DIR`; an image may bring prebuilt code."""
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "TIDEMILL_KERNELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -46,7 +46,7 @@ def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
 
 
 def test_this_very_process_uses_it() -> None:
-    """All kernels are kept there."""
+    """All kernels are cached there."""
     for kernel in kernels():
         assert Path(kernel.stats.cache_path).name == NAME
 

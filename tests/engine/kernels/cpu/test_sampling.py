@@ -74,7 +74,7 @@ def check_same(logits: Tensor, metadata: list[Rule], draws: np.ndarray) -> None:
 def test_rows_are_chosen_for_as_by_the_reference(
     vocabulary: int, metadata: list[Rule], seed: int, kind: str, dtype: torch.dtype
 ) -> None:
-    """Every parameter with every other, every kind of row."""
+    """Every parameter is combined with every other, for every kind of row."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([row_of(kind, vocabulary, generator) for _ in metadata]).to(dtype)
     before = logits.clone()

@@ -91,7 +91,7 @@ def test_every_row_meets_its_own_blocks_in_order() -> None:
 
 
 def test_what_is_shared_is_read_once_for_as_many_rows_as_a_tile_has() -> None:
-    """By forty sequences of one beginning: three times ten blocks, and a block of each its own."""
+    """Forty sequences share a prefix: three tiles read ten blocks, and each reads its own block."""
     lengths, beginnings = [650] * 40, [0] + [640] * 39
     sequences = Sequences.random(GROUPED, lengths, torch.float32, beginnings)
     backend = CpuAttention([GROUPED], num_pages(sequences, PAGE_SIZE), torch.float32, CPU)

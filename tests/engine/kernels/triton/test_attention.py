@@ -129,7 +129,7 @@ def test_steps_give_plain_attention(kind: str) -> None:
 def test_shapes_whose_tiles_do_not_fit_are_left_to_the_reference(
     group: int, width: int, *, fits: bool
 ) -> None:
-    """By the heads of a key head, by their width, and by both."""
+    """They have too many query heads per key head, too wide heads, or both."""
     shape = AttentionShape(2 * group, 2, width, 64, 1.0)
     assert TritonAttention.supports([SHAPE, shape], torch.bfloat16) == fits
 
@@ -148,7 +148,7 @@ def test_long_contexts_are_cut_and_joined(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sixteen to a key head", "sinks", "softcap", "window"])
 def test_what_decodes_share_is_met_together(kind: str) -> None:
-    """All of it by some, less by others, nothing by one; a window ends it."""
+    """Some sequences share all of it, others less, one nothing; a window ends it."""
     steps = [[(0, 330, 331), (1, 330, 331), (2, 95, 96), (3, 40, 41), (4, 340, 341)]]
     lengths, beginnings = [331, 331, 96, 41, 341], [0, 320, 80, 0, 320]
     check(SHAPES[kind], steps, lengths, beginnings=beginnings)

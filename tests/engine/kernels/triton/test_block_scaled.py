@@ -60,7 +60,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
 def test_many_rows_are_torchs_and_few_are_our_tiles(
     weight: Quantised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With scales as cuBLAS lays them out, whatever the number of rows; biased by us."""
+    """Scales have cuBLAS's layout for any number of rows; we add the bias."""
     monkeypatch.setattr(torch._meta_registrations, "device_hint", lambda _: "cuda")
     counts = []
 

@@ -44,7 +44,7 @@ def python(folder: Path, *words: str) -> str:
 
 
 def test_every_kernel_compiles(tmp_path: Path) -> None:
-    """For Hopper, in one form of each; those that are hot compile for Ampere below."""
+    """Each compiles for Hopper in one form; the test below compiles hot ones for Ampere."""
     python(tmp_path, "-c", ONCE + COMPILE, "90", "bfloat16")
     sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
     launched = set(re.findall(r"\blaunch\(\s*(?:\*\()?(_\w+)", sources))
@@ -54,7 +54,7 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["80", "89", "90"])
 def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
-    """In the dtypes that models are served in."""
+    """The dtypes are those of served models."""
     python(tmp_path, "-c", COMPILE, arch, "bfloat16", "float16")
 
 
@@ -63,7 +63,7 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
 def test_hot_kernels_spill_nothing_and_are_reported_correctly(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
-    """In docs/explanation/kernels.md: the kernels and constants of hot models, and which choice.
+    """docs/explanation/kernels.md contains the kernels, constants and choices of hot models.
 
     Triton keeps what it compiled by a digest of all that it compiled it from and with: a kernel is
     compiled when something of that has changed.

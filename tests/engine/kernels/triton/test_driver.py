@@ -88,6 +88,6 @@ REASONS = {
 def test_the_reason_why_kernels_cannot_be_launched_is_reported(
     reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In words that say what helps."""
+    """The message contains a remedy."""
     monkeypatch.setattr(tested, "driver", Broken(REASONS[reason]))
     assert reason in (launch_problem() or "")

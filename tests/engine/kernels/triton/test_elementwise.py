@@ -127,23 +127,23 @@ def test_a_norm_of_a_sum_leaves_the_sum(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_a_gate_is_torchs(dtype: torch.dtype) -> None:
-    """Each curve, with limits and without."""
+    """Each activation is tested with limits and without."""
     check_gates(elementwise, dtype)
 
 
 def test_rows_become_fp8_as_torch_rounds_them() -> None:
-    """By rows and by groups."""
+    """Scales are per row or per group."""
     check_to_fp8(elementwise)
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_what_is_quantised_in_one_pass_is_that_of_two(dtype: torch.dtype) -> None:
-    """By rows and by groups, the residual being what it becomes."""
+    """Scales are per row or per group, and the residual is updated."""
     check_fused_fp8(elementwise, dtype)
 
 
 def test_a_row_too_wide_for_a_program_is_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the gate."""
+    """The gate is computed first."""
     monkeypatch.setattr(elementwise, "MAX_GATED_ROW", 16)
     both = torch.randn(2, 40)
     quantised = elementwise.act_and_mul_fp8(both, Gate(), 20)

@@ -69,7 +69,7 @@ def check_sums(module: ModuleType) -> None:
 @pytest.mark.parametrize("has_biases", [True, False])
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_each_token_goes_through_its_own_experts(dtype: torch.dtype, *, has_biases: bool) -> None:
-    """All of it: chosen, sorted, multiplied, summed."""
+    """Routing, sort, products and sum are tested together."""
     inner, width, count = 24, 40, 5
     gate_up, down = torch.randn(count, 2 * inner, width) / 5, torch.randn(count, width, inner) / 5
     biases = (torch.randn(count, 2 * inner), torch.randn(count, width)) if has_biases else ()
@@ -112,12 +112,12 @@ def test_experts_without_a_gate_are_activated() -> None:
 
 
 def test_experts_are_chosen_as_torch_chooses_them() -> None:
-    """By a softmax of all or of the chosen."""
+    """Routing is a softmax of all or of the chosen ones."""
     check_choice(experts)
 
 
 def test_of_equal_scores_the_first_are_chosen() -> None:
-    """Each once, also where none could be."""
+    """Each is chosen once, even if no score is finite."""
     for score in (0.0, -torch.inf):
         chosen, _ = experts.select_experts(
             torch.full((1, 5), score), 3, among_chosen=True, is_renormalised=False
@@ -157,7 +157,7 @@ def of_few_bits(order: Tensor | None = None) -> ExpertWeights:
 def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
     monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
 ) -> None:
-    """By few bits, or dequantised; by the reference, too."""
+    """Weights are quantised or dequantised; the reference agrees, too."""
     monkeypatch.setattr(linear, "most_rows", lambda _: most)
     few = of_few_bits(order)
     x, scores = torch.randn(4, 32), torch.randn(4, 3)

@@ -128,7 +128,7 @@ def test_steps_give_what_torch_gives(kind: str) -> None:
 
 
 def test_absorbed_queries_are_attended_as_they_are() -> None:
-    """By `attend`, against plain attention in float64; of a chunk that would be expanded, too."""
+    """`attend` agrees with plain float64 attention, even for a chunk that would be expanded."""
     steps = Steps(SHAPE, [300, 50])
     sequences = steps.sequences
     rank = SHAPE.value_dim
@@ -153,7 +153,7 @@ def test_long_contexts_are_cut_and_joined(kind: str) -> None:
 
 @pytest.mark.parametrize("heads", [4, 16])
 def test_what_decodes_share_is_met_together(heads: int) -> None:
-    """All of it by some, less by others, nothing by one."""
+    """Some sequences share all of it, others less, one nothing."""
     steps = Steps(
         replace(SHAPE, num_query_heads=heads),
         [331, 331, 96, 41, 341],
@@ -170,13 +170,13 @@ def test_in_fp16_it_is_torchs_up_to_rounding() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_latents_of_eight_bits_are_read_as_torch_reads_them(dtype: torch.dtype) -> None:
-    """By tiles and expanded."""
+    """Both tiles and expansion read them."""
     Steps(SHAPE, [63, 65, 36], dtype, kept=FP8).check([(1, 64, 65), (0, 50, 63), (2, 0, 36)])
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.float16, FP8], ids=str)
 def test_latents_are_stored_at_their_slots_alone(kept: torch.dtype) -> None:
-    """By the kernel; of a product's columns, and rounded as torch rounds them."""
+    """The kernel stores columns of a product, rounded as in torch."""
     shape = SHAPES["odd widths"]
     sequences = Sequences.random(shape, [20])
     pages = scattered(sequences, 16)

@@ -195,7 +195,7 @@ def test_a_weight_is_dequantised() -> None:
 
 
 def test_rows_of_fp8_are_multiplied_by_fp8() -> None:
-    """By rows and by groups."""
+    """Scales are per row or per group."""
     check_multiply_fp8(fp8)
 
 
@@ -274,7 +274,7 @@ def test_a_mistake_is_found(
 
 
 def test_every_way_is_held_to_what_a_weight_stands_for() -> None:
-    """By rows in fp8, by few bits, and, for many rows, by the whole; sorted inputs are sorted."""
+    """Paths are fp8 rows, quantised weights, and dequantisation; inputs may be sorted."""
     torch.manual_seed(0)  # others are as much as 5.01 % apart in fp8
     ways = [linear.prepare_scaled, linear.prepare_fp8, linear.prepare]
     makes = LinearFactory(elementwise, [], quantised=ways)

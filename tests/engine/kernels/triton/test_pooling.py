@@ -42,7 +42,7 @@ def check_units(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_each_mode_is_the_references(dtype: torch.dtype) -> None:
-    """In fp32, whatever hidden states are in."""
+    """Sums are in fp32, whatever the dtype of hidden states."""
     check_pooling(pooling, dtype, (1, 64, 65))
 
 

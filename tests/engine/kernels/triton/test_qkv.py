@@ -93,7 +93,7 @@ def test_heads_enter_as_the_reference_has_them(
 
 @pytest.mark.parametrize("heads", [(1, 1), (8, 1), (16, 16), (10, 10)], ids=str)
 def test_heads_may_fill_no_tile_or_more(heads: tuple[int, int]) -> None:
-    """Whatever their number."""
+    """Any number of heads works."""
     check_entry(qkv_kernels, AttentionShape(*heads, 4, 4, 1.0), turned=2)
 
 

@@ -75,7 +75,7 @@ def check_cuts(
 
 @pytest.mark.parametrize("vocabulary", [1, GROUP, 3000])
 def test_a_draw_falls_where_the_thresholds_put_it(vocabulary: int) -> None:
-    """In a group, at its end, and where groups are looked at in turns."""
+    """Draws fall within a group, at its end, and where groups are searched in turns."""
     check_cuts(sampling, vocabulary)
 
 
@@ -152,14 +152,14 @@ def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
 
 
 def test_logits_are_shaped_as_the_references() -> None:
-    """By everything that shapes, at the ends of words and of rows."""
+    """All processors are tested, at the ends of words and of rows."""
     check_shaped(logits_processors, 4)
 
 
 def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each finds its own numbers."""
+    """Each row finds its own numbers."""
     monkeypatch.setattr(sampling_inputs, "MOST_ADDS", 2 * 601)
     assert (
         len(
@@ -173,7 +173,7 @@ def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
 
 
 def test_a_history_is_found_in_pages_of_the_device() -> None:
-    """In any order, as long as it may be, up to an id that the host does not know."""
+    """Pages are in any order, up to an id that the host does not know."""
     vocabulary, size, lengths = 700, 4, [1, 4, 1030, 7]
     pages = torch.randperm(2000).numpy().astype(np.int32)[: 4 * 300].reshape(4, 300)
     ids = torch.randint(vocabulary, (2000 * size,), dtype=torch.int32)

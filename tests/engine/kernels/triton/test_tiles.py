@@ -147,7 +147,7 @@ def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
 
 
 def test_who_shares_more_is_together_for_longer() -> None:
-    """First all, then those who go on together, and in the end each alone."""
+    """All run together first, then those that share more, and finally each alone."""
     step = step_of([(100, 1), (400, 1), (395, 1), (400, 1), (18, 1)], [25, 60, 100, 60, 25])
     assert shared_runs(step) == [
         ([0, 1, 2, 3, 4], 0, 4),

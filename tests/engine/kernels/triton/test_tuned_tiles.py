@@ -85,7 +85,7 @@ def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 3, 16, 17, 151_936])
 def test_sizes_are_rounded_up(number: int) -> None:
-    """To a power of two, and to whole tiles; as Triton's own functions do."""
+    """They become powers of two and whole tiles, as in Triton's own functions."""
     assert next_power_of_2(number) == triton.next_power_of_2(number)
     assert cdiv(number, 16) == triton.cdiv(number, 16)
 
@@ -103,6 +103,6 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("error", BROKEN)
 def test_errors_contain_their_place(error: str) -> None:
-    """Before a kernel is compiled by it."""
+    """An invalid file is detected before a kernel is compiled."""
     with pytest.raises(ValueError, match=re.escape(error)):
         parse_configs({"norm": BROKEN[error]})

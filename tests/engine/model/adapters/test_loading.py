@@ -164,7 +164,7 @@ def test_modules_may_be_those_of_some_layers(
 def test_a_config_that_would_compute_something_else_is_refused(
     model: Path, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
-    """With the field, the adapter's name and its path."""
+    """The error contains the field, the adapter's name and its path."""
     folder = write_adapter(tmp_path, modules_of("q_proj"), **fields)
     with pytest.raises(ModelRefused, match=words) as refused:
         read(model, folder)
@@ -314,7 +314,7 @@ def test_links_that_lead_outside_are_not_followed(model: Path, tmp_path: Path, f
 
 
 def test_a_rank_may_be_bounded(model: Path, tmp_path: Path) -> None:
-    """By the flag that the refusal names."""
+    """The error contains the flag."""
     folder = write_adapter(tmp_path, modules_of("q_proj"))
     assert read(model, folder, max_lora_rank=4).name == "own"
     with pytest.raises(ModelRefused, match="its rank is 4, above --max-lora-rank 3"):

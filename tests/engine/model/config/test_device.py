@@ -65,7 +65,7 @@ def test_a_gpu_takes_what_is_stored() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of the option, with what helps; `auto` takes the CPU then."""
+    """The error contains the option and a remedy; `auto` uses the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
     for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs only")):
@@ -83,7 +83,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPatch) -> None:
-    """Before anything is loaded onto it, with the reason and what to do."""
+    """The error comes before anything is loaded, with the reason and a remedy."""
     card.setattr(driver, "launch_problem", lambda: None)
     assert choose_device("auto") == CUDA
     card.setattr(driver, "launch_problem", lambda: "install gcc")
@@ -99,7 +99,7 @@ def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPa
 
 
 def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatch) -> None:
-    """All that is computed on it is torch's own."""
+    """Everything runs with torch's own functions."""
     card.setattr(backends, "_capability", lambda _: (7, 5))
     card.setattr(driver, "launch_problem", lambda: "install gcc")
     assert choose_device("cuda") == CUDA
@@ -144,7 +144,7 @@ def test_step_limits_can_be_requested() -> None:
 def test_products_are_as_fast_as_a_card_of_the_kind(
     capability: tuple[int, int], count: int, teraflops: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its multiprocessors; of a capability between two, as the older one's."""
+    """The number of multiprocessors counts; an unknown capability uses the older one's rate."""
     card = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     assert round(matmul_flops(CUDA) / 1e12) == teraflops

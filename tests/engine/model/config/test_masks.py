@@ -80,7 +80,7 @@ def test_an_undetectable_window_is_refused(tmp_path: Path) -> None:
 
 
 def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: Path) -> None:
-    """Else a window that is read wrong from a config shows in long rows alone."""
+    """Otherwise a window that is read wrongly would show only in long rows."""
     window = parity_inputs.LONGEST_WINDOW + 10
     save(tmp_path, "MistralConfig", window, num_hidden_layers=2, max_position_embeddings=2 * window)
     checkpoint, hf_config = find_checkpoint(str(tmp_path)), read_hf_config(str(tmp_path))

@@ -65,7 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frequencies_are_those_of_transformers(kind: str) -> None:
-    """All of them, and what cosines and sines are scaled by."""
+    """All frequencies agree, and the scale of cosines and sines."""
     config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(KINDS[kind]))
     expected = LlamaRotaryEmbedding(config)
     rope = make_rope(KINDS[kind], 128, 131_072, 1e4)

@@ -78,14 +78,14 @@ HARMFUL: dict[str, Any] = {
 
 
 def test_the_table_is_that_of_the_installed_transformers() -> None:
-    """After a change of families or of the pin: `python -m bench.transformers_fields --write`."""
+    """`python -m bench.transformers_fields --write` updates it."""
     made = tables.as_text(tables.table())
     assert made == FILE.read_text(encoding="utf-8"), "python -m bench.transformers_fields --write"
 
 
 @pytest.mark.parametrize("folder", ["llama", "nemotron_h", "gemma4", "xlm_roberta", "gpt2"])
 def test_the_table_has_every_field_that_code_reads_by_name(folder: str) -> None:
-    """By Python's own parser: attributes of configs, and the names that `getattr` is given."""
+    """Python's own parser finds attributes of configs, and the names passed to `getattr`."""
     root = Path(transformers.__file__).parent
     [path] = (root / "models" / folder).glob("modeling_*.py")
     kinds = {"gemma4": "gemma4_text", "xlm_roberta": "xlm-roberta"}
@@ -137,7 +137,7 @@ def test_the_table_has_every_field_that_a_network_reads_as_it_runs(
 @pytest.mark.parametrize("name", one_in(12, DECODER_CONFIGS))
 @torch.inference_mode()
 def test_a_network_is_the_same_whatever_other_types_fields_say(name: str) -> None:
-    """All that the config classes of other types have and this one's code does not read."""
+    """All fields of other types' config classes that this one's code does not read are ignored."""
     plain: Any = build(name)
     kind, token_ids = plain.config.model_type, torch.arange(2, 40)[None]
     more = {field: 3 for field in fields_of_others() if not may_read(kind, field)}
@@ -169,7 +169,7 @@ def test_fields_of_a_published_decoder_are_ignored(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_fields_of_a_published_encoder_are_ignored(name: str) -> None:
-    """So are those of models of vectors and scores."""
+    """Fields of models for vectors and scores are ignored, too."""
     raw, fields = ENCODERS[name]
     architecture = encoders.architecture_of(name, raw)
     assert set(fields) - {"position_embedding_type"} == set(architecture.ignored_fields)
@@ -241,7 +241,7 @@ def test_every_type_of_decoder_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_so_it_does_every_type_of_encoder(kind: str) -> None:
-    """By a config of nothing but its type, which has its class's defaults."""
+    """A config with only its type has its class's defaults."""
     raw = {"model_type": kind}
     expected = encoders.architecture_of(kind, raw)
     got = encoders.architecture_of(kind, raw | HARMLESS | WITHOUT_EFFECT)

@@ -44,7 +44,7 @@ def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vectors_of_decoders_are_those_of_sentence_transformers(
     tmp_path: Path, family: str, mode: str
 ) -> None:
-    """By our decoder, without the weights of a head; Gemma's looks both ways."""
+    """Our decoder runs without a head's weights; Gemma's is bidirectional."""
     save(tmp_path, family, pad_token_id=0)
     network = Transformer(str(tmp_path), max_seq_length=300)
     modules = [network, Pooling(48, pooling_mode=mode), Dense(48, 24)]
@@ -58,7 +58,7 @@ def test_vectors_of_decoders_are_those_of_sentence_transformers(
 
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
 def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, family: str) -> None:
-    """By the head that reads the last token."""
+    """The head reads the last token."""
     save(tmp_path, family, "ForSequenceClassification", num_labels=1, pad_token_id=0)
     model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
     pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))

@@ -32,7 +32,7 @@ def weights(folder: Path, **changes: torch.Tensor | None) -> Path:
 
 
 def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
-    """By its name; random numbers never stand in for it."""
+    """The error names it; random numbers never replace it."""
     save(tmp_path, "Bert")
     name = "encoder.layer.1.output.dense.weight"
     weights(tmp_path, **{name.replace(".", "__"): None})
@@ -41,7 +41,7 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_more_than_the_network_are_refused(tmp_path: Path) -> None:
-    """Without them it would answer nonsense."""
+    """Without them its answers would be wrong."""
     save(tmp_path, "Bert")
     weights(tmp_path, encoder__layer__0__output__adapter__weight=torch.ones(4, 4))
     with pytest.raises(ModelRefused, match=r"adapter\.weight, which BertModel does not use"):
@@ -57,7 +57,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 def test_quantised_weights_and_adapters_are_refused(tmp_path: Path) -> None:
-    """With the words that decoders have for them."""
+    """The messages are the same as for decoders."""
     save(tmp_path / "quantised", "Bert")
     changed(tmp_path / "quantised", quantization_config={"bits": 4})
     with pytest.raises(ModelRefused, match="quantised"):

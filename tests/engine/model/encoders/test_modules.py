@@ -65,7 +65,7 @@ def from_hub(snapshot: Path) -> LoadedEncoder:
 def test_the_weights_of_modules_are_read_by_the_hubs_links(
     model: SentenceTransformer, snapshot: Path
 ) -> None:
-    """From a folder within the snapshot, by the model's id and as a folder."""
+    """The weights are in a folder of the snapshot, for the model's id and for its folder."""
     assert (snapshot / WEIGHTS).readlink().parts[:4] == ("..", "..", "..", "blobs")
     expected = model.encode(TEXTS)
     for ours in (from_hub(snapshot), loaded(snapshot)):
@@ -74,7 +74,7 @@ def test_the_weights_of_modules_are_read_by_the_hubs_links(
 
 
 def test_a_link_of_a_module_that_leads_elsewhere_is_refused(snapshot: Path, tmp_path: Path) -> None:
-    """Nothing is read outside of the cache."""
+    """Nothing outside of the cache is read."""
     blob = (snapshot / WEIGHTS).resolve()
     blob.rename(tmp_path / "elsewhere")
     (snapshot / WEIGHTS).unlink()

@@ -154,7 +154,7 @@ def test_what_padding_is_called_amid_a_text_has_the_place_that_transformers_give
     ],
 )
 def test_a_vector_is_the_same_alone_and_in_company(tmp_path: Path, dtype: str) -> None:
-    """Bit for bit."""
+    """The result is bit-identical."""
     save(tmp_path, "ModernBert")
     ours = loaded(tmp_path, dtype=dtype)
     lengths = [1, 3, 17, 64, 65, 200, 300]

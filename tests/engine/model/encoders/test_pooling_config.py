@@ -98,7 +98,7 @@ def test_a_model_of_sentence_transformers_as_it_is_published() -> None:
 def test_the_architecture_or_an_option_decides_whether_a_model_generates(
     config: dict[str, Any], settings: dict[str, Any], *, expected: bool, tmp_path: Path
 ) -> None:
-    """Without files of sentence-transformers the architecture's name decides, a flag above it."""
+    """Without sentence-transformers' files the architecture's name decides, unless overridden."""
     assert is_pooling_model(config, EngineConfig(str(tmp_path), **settings)) is expected
     if not expected:
         assert read_pooling_config(config, EngineConfig(str(tmp_path), **settings)) is None
@@ -136,7 +136,7 @@ def test_a_decoder_with_modules_gives_vectors(tmp_path: Path) -> None:
 def test_a_model_without_modules_is_pooled_as_vllm_does(
     config: dict[str, Any], mode: str, tmp_path: Path
 ) -> None:
-    """The first token of an encoder, the last of a decoder, at length 1."""
+    """Encoders use the first token, decoders the last, at length 1."""
     read = described(tmp_path, config)
     assert read is not None
     assert (read.pooling, read.normalize) == (Pooling((mode,)), True)  # type: ignore[arg-type]
@@ -443,7 +443,7 @@ def test_a_dense_layer_may_give_the_score(tmp_path: Path) -> None:
 def test_pooling_options_override_the_files(
     options: dict[str, Any], mode: str, *, normalize: bool, tmp_path: Path
 ) -> None:
-    """In vLLM's words, those of today and those of before."""
+    """The names are vLLM's, current ones and older ones."""
     files = {"modules.json": stack("Pooling", "Normalize")}
     read = described(tmp_path, BERT, files, pooler_config=options)
     assert read is not None
@@ -474,7 +474,7 @@ def test_words_on_pooling_that_are_not_served_are_refused_by_name(
 
 
 def test_the_activation_of_scores_can_be_disabled(tmp_path: Path) -> None:
-    """For all requests of a run."""
+    """The option applies to all requests of a run."""
     read = described(tmp_path, {**SCORER, "num_labels": 1}, pooler_config={"use_activation": False})
     assert read is not None
     assert read.activation == "Identity"
@@ -527,7 +527,7 @@ ANSWERS = {
 
 
 def test_a_reranker_that_reads_messages_has_a_template_for_pairs(tmp_path: Path) -> None:
-    """With what its folder says to the template."""
+    """The template gets the variables in its folder."""
     saved = {
         "transformer_task": "text-generation",
         "modality_config": {"text": LOGITS, "message": {**LOGITS, "format": "flat"}},

@@ -69,7 +69,7 @@ def count_calls(ours: LoadedEncoder) -> list[int]:
 
 
 def test_texts_of_few_lengths_are_few_batches(tmp_path: Path) -> None:
-    """In any order, and with the vectors of sentence-transformers."""
+    """Texts come in any order, and the vectors are those of sentence-transformers."""
     save(tmp_path, "Electra")
     model = sentence_transformer(tmp_path)
     ours = loaded(tmp_path)
@@ -123,7 +123,7 @@ def test_the_row_of_padding_is_not_a_position(tmp_path: Path, family: str) -> No
 
 
 def test_an_unknown_activation_is_named(tmp_path: Path) -> None:
-    """With the field that says it."""
+    """The error contains the field."""
     save(tmp_path, "Bert")
     raw = json.loads((tmp_path / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "hidden_act": "wobble"}))

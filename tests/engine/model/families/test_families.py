@@ -149,7 +149,7 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
 def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
-    """Nothing that the family's config may say is ignored in silence."""
+    """No field that the family's config may have is ignored silently."""
     raw = raw_config(name) | differs
     if "3" in words:
         raw.pop("partial_rotary_factor", None)
@@ -265,7 +265,7 @@ def test_older_files_say_the_same_in_other_words(
 
 
 def test_layers_slide_by_any_of_the_ways_to_say_so(tmp_path: Path) -> None:
-    """By kinds, by a pattern, from a layer on; and not where a window is not to be used."""
+    """Windows are set by kinds, by a pattern, or from a layer on, unless they are disabled."""
 
     def windows(name: str, **differs: Any) -> list[int]:
         raw = {key: value for key, value in raw_config(name).items() if key != "layer_types"}

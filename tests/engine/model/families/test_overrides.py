@@ -135,14 +135,14 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
 def test_an_override_that_cannot_be_is_refused(
     tmp_path: Path, overrides: dict[str, Any], words: str
 ) -> None:
-    """By its name, and nothing is passed over."""
+    """The error contains its name, and nothing is ignored."""
     folder = saved("Qwen3Config", tmp_path)
     with pytest.raises(ModelRefused, match=words):
         load(folder, hf_overrides=overrides)
 
 
 def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path: Path) -> None:
-    """At the top they would change nothing."""
+    """At the top level they would have no effect."""
     build_seeing("gemma3").save_pretrained(tmp_path)
     settings = EngineConfig(str(tmp_path), hf_overrides={"sliding_window": 9})
     with pytest.raises(ModelRefused, match=re.escape('{"sliding_window": …}')):

@@ -52,6 +52,6 @@ def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
 def test_configs_name_their_inner_width_in_several_ways(
     inner: Any, max_intermediate_size: int
 ) -> None:
-    """One number, one a layer, or none."""
+    """Configs have one number, one per layer, or none."""
     config = transformers.PretrainedConfig(hidden_size=64, intermediate_size=inner)
     assert widths(config) == (64, max_intermediate_size)

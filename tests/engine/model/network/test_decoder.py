@@ -57,7 +57,7 @@ def run(model: LoadedModel, steps: list[Step]) -> list[torch.Tensor]:
 
 
 def test_logits_are_those_of_the_requested_rows_in_order(model: LoadedModel) -> None:
-    """Some, all, or one of them twice: what the others give is left out and changes nothing."""
+    """Some rows, all rows, or one of them twice are requested; others do not affect them."""
     (every,) = run(model, [prompt_step(9, list(range(9)))])
     (some,) = run(model, [prompt_step(9, [7, 2, 2])])
     torch.testing.assert_close(some, every[[7, 2, 2]], atol=1e-5, rtol=1e-5)

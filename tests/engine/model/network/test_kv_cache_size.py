@@ -165,7 +165,7 @@ def test_a_control_group_with_little_left_decides(
 
 
 def test_a_limit_holds_without_words_of_what_is_idle(machine: Path) -> None:
-    """Nothing is added then, and the whole machine is not taken for free."""
+    """Nothing is added then, and the whole machine does not count as free."""
     (machine / "memory.max").write_text("3000000000")
     (machine / "memory.current").write_text("1000000000")
     (machine / "memory.stat").unlink(missing_ok=True)

@@ -53,7 +53,7 @@ def _all_young() -> Iterator[None]:
 def test_our_logits_are_those_of_the_whole_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Each layer is read once for all chunks, and one more is there while it is."""
+    """Each layer is read once for all chunks, while one more is in memory."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, reader = opened(tmp_path, monkeypatch)
     parts = (reader.checkpoint, hf_config, architecture_of(hf_config))

@@ -86,7 +86,7 @@ def test_weights_of_a_bare_model_are_found(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    """Nothing that is written could be believed."""
+    """Otherwise no transcript could be trusted."""
     save(tmp_path, "English alone")
     tensors = load_file(tmp_path / WHOLE)
     tensors["model.decoder.layer_norm.bias"][:] = float("nan")

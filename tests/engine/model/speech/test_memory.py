@@ -32,14 +32,14 @@ def test_at_most_the_requested_windows_run(settings: EngineConfig) -> None:
 
 
 def test_fewer_run_where_no_more_fit(settings: EngineConfig) -> None:
-    """Each takes what its text attends to, all of it from the start."""
+    """Each window allocates the whole cache of its text at the start."""
     loaded = load_speech(settings)
     room = 3 * bytes_of(loaded) + 1
     assert count_slots(loaded, replace(settings, kv_cache_memory=room)) == 3
 
 
 def test_the_error_of_no_room_contains_the_size(settings: EngineConfig) -> None:
-    """Before anything waits for it."""
+    """The error comes before any request waits."""
     loaded = load_speech(settings)
     with pytest.raises(OutOfCacheMemory, match=f"needs {bytes_of(loaded):,} bytes"):
         count_slots(loaded, replace(settings, kv_cache_memory=bytes_of(loaded) - 1))

@@ -22,7 +22,7 @@ def edit(folder: Path, file: str, **fields: Any) -> None:
 
 
 def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
-    """By its codes, its windows and what a prompt may have."""
+    """The config contains its languages, its windows and its prompt's tokens."""
     save(tmp_path, "many languages")
     hearing = read_speech(str(tmp_path)).hearing
     assert set(hearing.languages) == set(CODES)
@@ -112,7 +112,7 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
 def test_what_no_model_of_the_family_says_is_refused(
     tmp_path: Path, file: str, fields: dict[str, Any], words: str
 ) -> None:
-    """With the name of the file or the field."""
+    """The error contains the name of the file or the field."""
     save(tmp_path, "English alone")
     edit(tmp_path, file, **fields)
     with pytest.raises(ModelRefused, match=words):
@@ -121,7 +121,7 @@ def test_what_no_model_of_the_family_says_is_refused(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_what_its_config_says(tmp_path: Path, shape: str) -> None:
-    """Mels, window and text."""
+    """The shapes are those of mels, window and text."""
     mels, seconds, _, targets = SHAPES[shape]
     save(tmp_path, shape)
     architecture = read_speech(str(tmp_path)).architecture

@@ -92,7 +92,7 @@ def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch
 
 
 def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
-    """By what rounding makes of transformers' whole class, with an image."""
+    """The tolerance is the rounding error of transformers' whole class, with an image."""
     folder = folder_of("qwen3_vl")
     hf_config, vision = parse_hf_config(folder)
     checkpoint, architecture = find_checkpoint(str(folder)), architecture_of(hf_config)
@@ -133,7 +133,7 @@ def test_where_not_all_layers_fit_the_first_are_compared(
 
 @pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl_moe"])
 def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None:
-    """By our decoder, and without a word: there is nothing to say."""
+    """Our decoder runs it without a note."""
     model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is not None
@@ -215,7 +215,7 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
 def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
     folder_of: FolderOf, kind: str, change: dict[str, Any] | None, words: str
 ) -> None:
-    """With a note that says what of it."""
+    """A note contains the reason."""
     folder = folder_of(kind)
     if change is None:
         (folder / PREPARATION).unlink()
@@ -233,7 +233,7 @@ def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
 def test_a_kind_whose_images_are_not_known_is_served_for_text(
     folder_of: FolderOf, kind: str
 ) -> None:
-    """By our decoder, proved against the whole class, and with a note."""
+    """Our decoder runs it, checked against the whole class, and a note is added."""
     folder = folder_of(kind)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
@@ -291,7 +291,7 @@ def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
 
 
 def test_sizes_are_those_of_transformers() -> None:
-    """For sides of every proportion, between the bounds and at both."""
+    """Aspect ratios vary, and sizes are between the limits and at both."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     rng = np.random.default_rng(0)

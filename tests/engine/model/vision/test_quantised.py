@@ -95,7 +95,7 @@ def eager_logits(folder: Path, request: SequenceRequest) -> torch.Tensor:
 def test_a_model_of_quantised_text_sees(
     folder_of: FolderOf, tmp_path: Path, form: str, kind: str, stored: str
 ) -> None:
-    """With an image its logits are those of transformers' class with the dequantised weights."""
+    """With an image, its logits are those of transformers' class with dequantised weights."""
     folder = folder_of(kind)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     meant = quantise(form, folder, *TOWERS)
@@ -164,7 +164,7 @@ def test_its_first_layers_are_compared_where_not_all_fit(
 def test_a_tower_with_a_quantised_tensor_is_not_served(
     folder_of: FolderOf, form: str, kind: str, module: str, stored: str
 ) -> None:
-    """By the load and by the plan, which name the tensor; its text is served."""
+    """Load and plan name the tensor; its text is served."""
     folder = folder_of(kind)
     quantise(form, folder, *TOWERS)
     tensors = load_file(folder / WHOLE)

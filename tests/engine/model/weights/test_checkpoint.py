@@ -118,7 +118,7 @@ def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
 def test_what_a_family_saves_is_all_that_it_needs(
     saved: Callable[[str], Path], family: str
 ) -> None:
-    """Nothing that transformers converts or ties is taken for missing."""
+    """No tensor that transformers converts or ties counts as missing."""
     if family in ONLY_OURS and not registry.FAMILIES:
         with pytest.raises(ModelRefused):
             load(saved(family))
@@ -311,7 +311,7 @@ def test_an_index_names_safetensors_inside_the_folder_or_is_refused(
     "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": []}}', "\xff", "[" * 10**5]
 )
 def test_an_index_that_is_none_is_refused(llama: Path, text: str) -> None:
-    """In one sentence, whatever its bytes are."""
+    """The error is one sentence, whatever the file's bytes are."""
     shard(llama)
     (llama / INDEX).write_text(text, encoding="latin-1")
     with pytest.raises(ModelRefused, match="is not a valid weight index"):
@@ -392,7 +392,7 @@ def fixture_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_hubs_cache_is_read_by_its_links(hub: Path) -> None:
-    """By the model's id and as a folder, through links to the bytes that it keeps elsewhere."""
+    """The model's id and its folder both work, through links to the blobs."""
     load("tiny/llama")
     load(hub)
 

@@ -74,7 +74,7 @@ NOISE: dict[str, tuple[Change, str]] = {
 def test_a_model_that_could_write_nothing_but_noise_is_refused(
     tmp_path: Path, noise: str, dtype: Any
 ) -> None:
-    """By our decoder in bf16, and by transformers."""
+    """Our decoder in bf16 refuses it, and so does transformers' class."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     if dtype == "float32":
         raw = json.loads((tmp_path / "config.json").read_text())

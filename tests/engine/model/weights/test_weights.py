@@ -60,7 +60,7 @@ def test_shards_and_a_bare_base_hold_the_same_weights(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "GptOssConfig", "MixtralConfig"])
 def test_weights_are_rounded_on_their_way(tmp_path: Path, name: str) -> None:
-    """To what torch rounds each of them to, and widened without a loss."""
+    """Each is rounded as in torch, and widened without a loss."""
     build(name).save_pretrained(tmp_path)  # type: ignore[operator]
     wide = weights_of(tmp_path)
     narrow = weights_of(tmp_path, torch.bfloat16)
@@ -114,7 +114,7 @@ def test_experts_in_other_layouts_are_left_to_transformers(tmp_path: Path) -> No
 def test_weights_that_predict_more_than_one_token_are_left_out(
     tmp_path: Path, name: str, key: str
 ) -> None:
-    """By the names that transformers' class leaves out; others without a place are refused."""
+    """Their names are those that transformers' class ignores; other unused ones are refused."""
     model: Any = build(name)
     assert any(re.search(ignored, key) for ignored in model._keys_to_ignore_on_load_unexpected)
     model.save_pretrained(tmp_path)

@@ -105,7 +105,7 @@ def test_a_rank_reads_its_share_of_them(
 def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
     tmp_path: Path, form: str
 ) -> None:
-    """By our decoder, proved against transformers' class, and a note says what it takes."""
+    """Our decoder passes the check against transformers' class, and a note contains the memory."""
     meant = save(form, tmp_path)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, Decoder)
@@ -177,7 +177,7 @@ def test_ranks_make_their_shares_fp8_by_the_scales_of_whole_rows(
 def test_weights_are_made_fp8_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """With a scale a row, some rows at once; embedding, head and routers stay as they are."""
+    """Each row has a scale, some rows at once; embedding, head and routers are unchanged."""
     monkeypatch.setattr(quantised, "ROWS_AT_ONCE", 40)
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     plain, made = (
@@ -234,7 +234,7 @@ def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
 def test_int8_is_refused_where_nothing_multiplies_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what to do instead: by the dtype, the processor, the device."""
+    """The error contains an alternative for the dtype, the processor, or the device."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     monkeypatch.setattr(int8, "HAS_INT8_PRODUCT", True)
     monkeypatch.setattr(int8, "HAS_PAIR_PRODUCT", True)
@@ -276,7 +276,7 @@ def test_int8_is_refused_where_nothing_multiplies_it(
 def test_what_is_not_served_is_refused_by_name(
     tmp_path: Path, quantization: Any, words: str
 ) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     change(tmp_path, quantization_config=quantization)
     with pytest.raises(ModelRefused, match="use the unquantised model") as refused:
@@ -308,7 +308,7 @@ def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
 def test_quantised_weights_are_dequantised_for_what_transformers_runs(
     tmp_path: Path, form: str, family: str
 ) -> None:
-    """By no library of the format's own; a note says what they take."""
+    """No library of the format is used; a note contains the memory."""
     save(form, tmp_path, family)
     expected = chunked_logits(load_model(settings(tmp_path)), IDS)
     change(tmp_path, attention_chunk_size=7)
@@ -321,7 +321,7 @@ def test_quantised_weights_are_dequantised_for_what_transformers_runs(
 def test_what_transformers_runs_is_refused_where_its_dequantised_weights_lack_or_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the tensor or the bytes; and nothing is made fp8 for it."""
+    """The error names the tensor or the bytes; fp8 is not applied at load for it."""
     save("awq", tmp_path)
     change(tmp_path, attention_chunk_size=7)
     with monkeypatch.context() as patch:
@@ -408,7 +408,7 @@ PUBLISHED = {
 
 
 def test_gpt_oss_is_served_as_published(tmp_path: Path) -> None:
-    """By our decoder, greedily token for token as by transformers' own dequantised weights."""
+    """Our decoder gives the same greedy tokens as transformers with its own dequantised weights."""
     save_mxfp4(tmp_path)
     stored, layer = load_file(tmp_path / WHOLE), "model.layers.0."
     shapes = {key: tuple(tensor.shape) for key, tensor in stored.items() if layer in key}
@@ -435,7 +435,7 @@ def test_gpt_oss_is_served_as_published(tmp_path: Path) -> None:
 def test_experts_stay_in_mxfp4_where_a_device_multiplies_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them, or a rank's share, which ends between groups of 32 inputs."""
+    """All of them stay, or a rank's share that ends between groups of 32 inputs."""
     monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: True)
     meant = save_mxfp4(tmp_path)
     hf_config = read_hf_config(str(tmp_path))
@@ -482,7 +482,7 @@ EXPERTS = "model.layers.1.mlp.experts.down_proj"
 def test_experts_in_mxfp4_that_are_torn_are_refused(
     tmp_path: Path, piece: str, change_piece: Callable[[Tensor], Tensor] | None, words: str
 ) -> None:
-    """By the tensor that lacks, or is another's."""
+    """The error names the missing or wrong tensor."""
     save_mxfp4(tmp_path)
     tensors = load_file(tmp_path / WHOLE)
     own = tensors.pop(f"{EXPERTS}_{piece}")
@@ -527,7 +527,7 @@ def test_scales_that_no_weight_was_quantised_by_are_refused(
 
 
 def test_scales_that_some_tools_write_are_taken(tmp_path: Path) -> None:
-    """Some below 0, as AutoRound has them, and a row of fp8 that is 0 by both."""
+    """Some scales are below 0, as in AutoRound, and a row of fp8 is 0 with a scale of 0."""
     save("gptq", tmp_path / "gptq")
     tensors = load_file(tmp_path / "gptq" / WHOLE)
     tensors[f"{UP}.scales"][0, ::2] *= -1
