@@ -30,7 +30,7 @@ NAME = folder_digest(Path(jit_cache.__file__).parent)
 def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the user's cache folder or in `NUMBA_CACHE_DIR`; an image may bring prebuilt code."""
+    """It is in the user's cache folder or in `NUMBA_CACHE_DIR`; images may bring prebuilt code."""
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "TIDEMILL_KERNELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
