@@ -40,23 +40,23 @@ from tidemill.engine.model.compile_kernels import (
 )
 from tidemill.engine.model.usual_models import USUAL_MODELS
 
-# What a program may have of shared memory on each, in bytes.
+# Shared memory limit of a program on each, in bytes.
 MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B", "gpt-oss-20b")
-# That one is compiled with quantised weights, too, and the other with nothing else.
+# The first is also compiled with quantised weights, the second only with mxfp4.
 HOT_QUANTISED, HOT_MXFP4 = "Llama-3-8B", "gpt-oss-20b"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# The GPU's kernels
 
-What each takes of a multiprocessor where it is hot: in bf16, for {models}, of
-which the first has quantised weights, too, and the last has none but mxfp4; and attention to
-latents of 512 numbers (MLA), with those of fp8, too; and recurrences of Qwen3-Next, Granite 4 H and
-Falcon-H1. Registers are those of one thread (255 is the most), shared memory is in bytes of one
-program; bytes spilled are those of one thread, which live in slow memory, and there should be none.
-A slash separates
-{architectures}, a dash where another tile is chosen.
-`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` makes this page by
-Triton {version}, without a card; what the kernels do on one is in [benchmarks.md](benchmarks.md).
+Resources of each hot kernel on a multiprocessor, in bf16, for {models}.
+The first of these models is also compiled with quantised weights, the last only with mxfp4. The
+table includes latent attention (MLA) with latents of 512 numbers, in bf16 and fp8, and the
+recurrences of Qwen3-Next, Granite 4 H and Falcon-H1. Registers are per thread (at most 255), shared
+memory is in bytes per program. Spilled bytes are per thread and in slow memory; there should be
+none. A slash separates
+{architectures}; a dash means that another tile is chosen.
+`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` generates this page with
+Triton {version}, without a card; speeds on a card are in [benchmarks.md](benchmarks.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

@@ -167,7 +167,7 @@ def _notes_of(zeros: list[str]) -> tuple[str, ...]:
     if not zeros:
         return ()
     return (
-        f"{some(sorted(zeros))} contain only zeros: unless that is intended, copy the files again",
+        f"all numbers in {some(sorted(zeros))} are 0: copy the files again unless it is intended",
     )
 
 

@@ -133,7 +133,7 @@ def _sizes(fields: ConfigFields, class_name: str) -> EncoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if hidden % heads:
-        raise UnsupportedConfig(f"{heads} heads do not share {hidden} numbers evenly")
+        raise UnsupportedConfig(f"{heads} heads cannot share {hidden} numbers evenly")
     return EncoderSizes(
         class_name=class_name,
         layers=layers,
@@ -375,7 +375,7 @@ def _first_position(fields: ConfigFields) -> int:
     """Return the row of a sequence's first token in the position table, after that of padding."""
     padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
-        raise UnsupportedConfig(f"{fields.where} says pad_token_id {padding!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported pad_token_id {padding!r}")
     return padding + 1
 
 

@@ -171,8 +171,7 @@ def _load_native(
     if parity.num_layers is not None:
         notes.append(
             f"the parity check against transformers covered the first {parity.num_layers} of "
-            f"{len(loaded.shapes)} layers: all of them in fp32 do not fit "
-            "here"
+            f"{len(loaded.shapes)} layers: all of them in fp32 do not fit into memory"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))
 

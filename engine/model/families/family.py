@@ -146,7 +146,7 @@ def count_experts(fields: ConfigFields) -> int:
     """Return the number of experts, by either name of that field."""
     counts = {fields.get(key) for key in ("num_experts", "num_local_experts")} - {None}
     if len(counts) != 1:
-        raise UnsupportedConfig(f"{fields.where} does not set one number of experts")
+        raise UnsupportedConfig(f"{fields.where} has no unambiguous number of experts")
     return fields.count("num_experts", fields.get("num_local_experts"))
 
 

@@ -89,7 +89,7 @@ def test_a_matrix_of_zeros_is_noted(tmp_path: Path) -> None:
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     config = EngineConfig(str(change(tmp_path, times(DOWN, 0))), dtype="float32", device="cpu")
     assert load_model(config).notes == (
-        f"{DOWN} contain only zeros: unless that is intended, copy the files again",
+        f"all numbers in {DOWN} are 0: copy the files again unless it is intended",
     )
 
 
