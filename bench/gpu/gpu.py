@@ -180,7 +180,7 @@ def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Yield the parts that run at one time."""
     group: list[Part] = []
     for part in parts:
-        if group and not part.beside:
+        if group and not part.is_concurrent:
             yield group
             group = []
         group.append(part)
