@@ -123,7 +123,7 @@ class _Sequences:
         return self.pages.size
 
     def steps(self) -> list[list[_Span]]:
-        """Return steps of prefills behind cached prefixes, then one of decodes with a chunk."""
+        """Return steps of prefills after cached prefixes, then one of decodes with a chunk."""
         size, longest = self.page_size, self.pages.shape[1] * self.page_size
         shared, half = SHARED_PAGES * size, longest // 2 + 1
         return [

@@ -68,7 +68,7 @@ def write_drafts(
     places: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> None:
-    """Write the tokens after the matches behind the known tokens, and their numbers to `counts`.
+    """Write the drafted tokens after the known tokens, and their numbers to `counts`.
 
     A match that reaches the end of its sequence continues with the drafted tokens, so it repeats.
     """

@@ -175,7 +175,7 @@ def _sort(
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Find one expert's rows: behind those of all experts before it."""
+    """Find one expert's rows, which follow those of all experts before it."""
     expert = tl.program_id(0)
     before = tl.zeros([BLOCK], tl.int32)
     for at in range(0, num_rows, BLOCK):

@@ -45,7 +45,7 @@ def scale_of(largest):
 
 @triton.jit
 def store_fp8(
-    value,  # [BLOCK], fp32; 0 behind the last column
+    value,  # [BLOCK], fp32; 0 after the last column
     numbers,  # [T, width], uint8
     scales,  # [groups, padded_rows]
     row,

@@ -250,7 +250,7 @@ def accumulated(
 @triton.jit
 def accumulated_wide(
     x,
-    row,  # [ROWS], none behind the last
+    row,  # [ROWS], none after the last
     numbers,
     scales,
     zeros,

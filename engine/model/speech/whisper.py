@@ -211,7 +211,7 @@ class _LayerMaker:
         )
 
     def norms(self, side: str, num_layers: int) -> list[WhisperLayerNorm]:
-        """Return the norms before each layer of a side, and the one behind the last."""
+        """Return the norms before each layer of a side, and the one after the last."""
         roles = [
             *(f"{side}.{index}.self_attn_layer_norm" for index in range(num_layers)),
             f"{side}.layer_norm",

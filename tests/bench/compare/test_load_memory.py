@@ -26,9 +26,9 @@ def peaks() -> tuple[Peak, Peak]:
     return peak_of(held(MEGABYTES)), peak_of(held(1))
 
 
-def test_what_was_given_back_counts() -> None:
-    """The peak is what was resident at most, not at the end, and not of an earlier load."""
-    # In a process that holds nothing else: what others have left here may go at any moment.
+def test_returned_memory_counts_towards_the_peak() -> None:
+    """The peak is the most resident memory of this load, not of its end or an earlier one."""
+    # A new process is used, because memory of earlier tests may be released at any moment.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         first, second = pool.submit(peaks).result()
     # Half is enough, because the system may reclaim other pages of the process.

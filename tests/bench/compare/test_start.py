@@ -38,7 +38,7 @@ def test_all_take_turns_after_a_round_that_does_not_count(tmp_path: Path) -> Non
     assert "2" in (tmp_path / "log").read_text()
 
 
-def test_a_cold_start_finds_nothing_and_a_warm_one_what_the_last_left(tmp_path: Path) -> None:
+def test_a_cold_start_has_empty_caches_and_a_warm_one_the_last_starts(tmp_path: Path) -> None:
     """Results and kernels are cached in new folders, so the user's caches do not count."""
     found = {start.name: start for start in starts([str(MODEL_PATH)], tmp_path)}
     first, cold, warm = (

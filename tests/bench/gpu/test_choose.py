@@ -15,7 +15,7 @@ from tidemill.engine.kernels.triton.tuned_tiles import FILE, KernelConfig, parse
 FIRST = KernelConfig({"ROWS": 16, "PLACES": 32}, 4, 2)
 
 
-def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> None:
+def test_numbers_are_changed_one_by_one_and_faster_choices_stay() -> None:
     """A config that does not run is skipped, however fast it might be."""
     tried: list[KernelConfig] = []
 
@@ -57,7 +57,7 @@ def test_the_file_matches_the_output_of_the_script() -> None:
     assert printed(json.loads(text)) == text
 
 
-def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_card_it_prints_the_choices_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     """The list has each kernel and shape, and running it is refused."""
     assert main(["--dry-run", "--models", "Qwen3-0.6B"]) == 0
     assert 'Qwen3-0.6B: norm {"arch": "sm_90", "width": 1024}: ' in capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[
     assert "Llama-3-8B" in capsys.readouterr().err
 
 
-def test_a_folder_keeps_what_was_tried_and_chosen(tmp_path: Path) -> None:
+def test_a_folder_keeps_tried_and_chosen_configs(tmp_path: Path) -> None:
     """A copy of the file takes what is better, and a second call knows what was tried."""
     before = FILE.read_text(encoding="utf-8")
     results = Results(tmp_path)

@@ -50,7 +50,7 @@ def test_a_step_takes_the_time_of_its_kernels_and_the_hosts() -> None:
     assert foretold(model, shape, calls, 0.0, Form()) == 4 * 12 + 1
 
 
-def test_what_is_read_before_it_is_multiplied_takes_both_times() -> None:
+def test_reading_and_multiplying_in_turn_takes_both_times() -> None:
     """They add up on one core; if bytes are prefetched, the longer of the two counts."""
     kernels = kernels_of(architecture("46m"), spans_of(Shape(8, 64)), Form())
     kernel = next(kernel for kernel in kernels if kernel.flops)

@@ -39,8 +39,8 @@ def test_weights_are_those_of_the_checkpoint() -> None:
         assert Weights.from_model(architecture(name)).held == pytest.approx(count, rel=2e-3)
 
 
-def test_what_is_shared_is_computed_and_read_once() -> None:
-    """The bound lies between that of the own tokens alone and that of all of them."""
+def test_shared_prefixes_are_computed_and_read_once() -> None:
+    """The bound is between that of private tokens and that of all tokens."""
     model = architecture("llama-3-8b")
     alone, shared, apart = (
         serial(model, H200, Mix.read(mix)).outputs_per_second
@@ -49,7 +49,7 @@ def test_what_is_shared_is_computed_and_read_once() -> None:
     assert apart < 0.5 * shared < shared < alone
 
 
-def test_a_window_bounds_what_is_seen() -> None:
+def test_a_window_limits_the_visible_keys() -> None:
     """A position sees as many keys as precede it, but at most the window."""
     assert pairs(0, 8, 0) == 32
     assert pairs(0, 8, 100) == 32

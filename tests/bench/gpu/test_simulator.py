@@ -123,7 +123,7 @@ def test_every_lever_shows_as_a_number() -> None:
     assert all(rate < built for rate in rates.values()), rates
 
 
-def test_who_gives_way_is_counted() -> None:
+def test_preemptions_are_counted() -> None:
     """If pages run out before slots, some tokens are computed again."""
     tight = replace(SETTING, card=replace(CARD, memory=2.99e9 + 32 * 80 * 8192))
     assert forecast(SETTING, MIX, 64).preemptions == 0

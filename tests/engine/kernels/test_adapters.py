@@ -34,7 +34,7 @@ def test_tiles_are_even_cuts_of_runs_of_one_owner(mapping: list[int], at_most: i
 
 
 @pytest.mark.parametrize("gate", [None, Gate()], ids=["plain", "gated"])
-def test_without_a_kernel_torch_adds_what_adapters_make(gate: Gate | None) -> None:
+def test_without_a_kernel_torch_adds_the_adapters_terms(gate: Gate | None) -> None:
     """Other rows are unchanged."""
     mapping = AdapterMapping()
     products = LinearFactory(elementwise, [])

@@ -170,7 +170,7 @@ def test_in_bf16_it_is_plain_attention_up_to_rounding(name: str, kind: str, seed
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_who_looks_both_ways_sees_the_whole_sequence(
+def test_bidirectional_tokens_see_the_whole_sequence(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:
     """It may be limited to a window on both sides; sequences are computed as a whole."""
@@ -191,7 +191,7 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
 
 @pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_some_tokens_see_on_to_where_their_step_says(
+def test_tokens_of_an_image_see_up_to_the_end_in_their_step(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:
     """Tokens of an image see all of it, beyond any window; a window still limits earlier tokens."""
@@ -226,7 +226,7 @@ def test_a_position_bias_is_added_to_scores_by_distance(name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("window", [0, 20])
-def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int) -> None:
+def test_a_bidirectional_sequence_is_the_same_alone_and_in_a_batch(window: int) -> None:
     """On a CPU the results are bit-identical."""
     shape = replace(GROUPED, is_causal=False, window=window)
     lengths = [3, 70, 33, 16, 129]
@@ -263,7 +263,7 @@ def test_keys_and_values_of_eight_bits_are_those_that_are_nearest(name: str) -> 
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
+def test_only_the_slots_of_a_step_are_written(name: str) -> None:
     """Only the numbers of the step's tokens are stored; every other slot is unchanged."""
     sequences = Sequences.random(SHAPES["narrow values"], [1, 30, 17])
     paged = made(name, sequences)

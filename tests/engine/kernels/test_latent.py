@@ -49,7 +49,7 @@ def test_steps_give_plain_attention(kept: torch.dtype) -> None:
         check(over, over.run(pieces, sum(stop - start == 1 for _, start, stop in pieces)), pieces)
 
 
-def test_what_decodes_share_is_met_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefixes_of_decodes_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sequences share all of it, others less, one nothing; its pages are read once."""
     lengths, beginnings = [331, 331, 96, 41, 341, 330], [0, 320, 80, 0, 320, 320]
     over = paged(lengths, beginnings)
@@ -81,7 +81,7 @@ def test_many_decodes_share(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_expanded_chunks_are_what_absorbed_ones_are() -> None:
+def test_expanded_chunks_agree_with_absorbed_ones() -> None:
     """A chunk after a context, with a decode, has the same output with keys and values."""
     over = paged([60, 50])
     backend, sequences = over.backend, over.sequences

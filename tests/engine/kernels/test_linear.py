@@ -51,8 +51,8 @@ def test_it_is_the_product_of_torch(
     torch.testing.assert_close(got.double(), bent, rtol=tolerance, atol=20 * tolerance)
 
 
-def test_what_gives_something_else_is_not_used() -> None:
-    """oneDNN's operations are torch's own affair, and may change; a kernel may be wrong."""
+def test_a_kernel_with_different_results_is_not_used() -> None:
+    """oneDNN's operations are private to torch and may change; a kernel may be wrong."""
     weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
     def off_by_a_little(weight: torch.Tensor, _bias: object, gate: Gate | None) -> Linear:

@@ -127,7 +127,7 @@ def test_a_draw_falls_where_the_thresholds_put_it(
     ],
     ids=str,
 )
-def test_a_large_vocabulary_is_cut_where_a_small_one_is(
+def test_a_large_vocabulary_is_cut_at_the_same_token_as_a_small_one(
     kernels: SamplingOps, rule: Rule, spread: float
 ) -> None:
     """One nucleus is wider than the first candidates."""

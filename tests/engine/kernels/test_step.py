@@ -37,7 +37,7 @@ def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
     assert step.num_tokens == len(given_arrays["token_ids"])
 
 
-def test_a_step_elsewhere_is_known_on_the_host_too() -> None:
+def test_a_step_on_a_device_is_known_on_the_host_too() -> None:
     """The length of a span can be read without waiting for a device."""
     arrays = {name: np.arange(index + 1) for index, name in enumerate(NAMES)}
     there = Step.pack(0, torch.device("meta"), **arrays)

@@ -125,7 +125,7 @@ def test_an_adapter_that_answers_with_no_numbers_is_refused(
         load_model(config)
 
 
-def test_what_does_not_fit_in_fp32_is_proved_by_its_first_layers(
+def test_a_model_that_does_not_fit_in_fp32_is_checked_by_its_first_layers(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model itself is checked in the same way."""
@@ -134,7 +134,7 @@ def test_what_does_not_fit_in_fp32_is_proved_by_its_first_layers(
     assert load_model(config).notes
 
 
-def test_neither_half_of_a_network_keeps_what_was_merged() -> None:
+def test_merged_adapters_are_removed_from_both_halves_of_a_network() -> None:
     """Each adapter is merged into the model itself, not into the one before."""
     network = build("LlamaConfig")
     before = {name: weight.clone() for name, weight in network.named_parameters()}

@@ -75,7 +75,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_model(EngineConfig(str(tmp_path)))
 
 
-def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
+def test_a_model_that_does_not_fit_into_memory_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No other implementation, which would need as much memory, tries to load it."""
@@ -101,7 +101,7 @@ OWN = [
 
 
 @pytest.mark.parametrize(("config", "words"), OWN)
-def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
+def test_models_that_neither_runs_are_refused_with_the_engines_reason_first(
     config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     """A field that its decoder does not know, and then what is wrong with transformers' class."""
@@ -114,7 +114,7 @@ def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
     assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} transformers: {why}."
 
 
-def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path) -> None:
+def test_models_with_settings_for_the_engines_own_decoder_are_refused_too(tmp_path: Path) -> None:
     """It would be refused without them, too."""
     folder = folder_of(tmp_path, SIZES | OWN[0][0])
     settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))

@@ -96,7 +96,7 @@ def test_with_the_reference_in_place_of_kernels_it_is_the_same_function(
     assert check_parity(tmp_path).holds
 
 
-def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
+def test_an_error_in_the_served_dtype_is_found_though_fp32_is_right(
     folder: Path,
 ) -> None:
     """A kernel may be broken for one type of number on one machine."""
@@ -110,7 +110,7 @@ def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
 
 @pytest.mark.parametrize("has_images", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 1.08])
-def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
+def test_a_kernel_of_quantised_weights_is_compared_with_its_emulation(
     folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float, *, has_images: bool
 ) -> None:
     """Each layer alone would pass as rounding to fp8, and the logits as within 0.3.
@@ -184,7 +184,7 @@ def test_rows_at_either_end_of_a_cut_vocabulary_are_compared(
 @pytest.mark.parametrize(
     ("family", "num_layers"), [("Qwen3Config", 2), ("Qwen2, some layers sliding", 3)]
 )
-def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
+def test_a_model_that_does_not_fit_in_fp32_is_checked_by_one_layer_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
 ) -> None:
     """Two at least, and the note says how many of how many."""
@@ -223,8 +223,8 @@ def test_a_window_is_passed_by_all_layers_or_the_first_ones_that_can_be_afforded
         assert native.check_parity(*parts, loaded).holds == holds
 
 
-def test_what_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformers makes its network there, in a container that may be the smaller of the two."""
+def test_a_model_that_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers builds its network there, in a container that may have less memory."""
     weights = [Weight("embedding", (1000,), ())]
     free = {"cuda": 10_000, "cpu": 10_000}
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda device: free[device.type])
@@ -271,7 +271,7 @@ def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
         ({"attention_chunk_size": 7}, "has unsupported attention_chunk_size"),
     ],
 )
-def test_what_our_decoder_does_not_know_transformers_runs(
+def test_models_unknown_to_our_decoder_are_run_by_transformers(
     folder: Path, differs: dict[str, Any], words: str
 ) -> None:
     """One note contains the reason."""
@@ -298,7 +298,7 @@ def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> No
     assert "does not implement model type 'olmo'" in loaded.notes[0]
 
 
-def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
+def test_models_of_our_decoder_have_no_note(folder: Path) -> None:
     """A model as most are has no notes."""
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, Decoder)

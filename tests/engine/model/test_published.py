@@ -37,7 +37,7 @@ def test_a_published_config_is_understood_and_comes_to_the_size_that_it_is_known
 
 
 @pytest.mark.parametrize("name", BY_FAMILY)
-def test_a_published_config_means_what_transformers_makes_of_it(tmp_path: Path, name: str) -> None:
+def test_a_published_config_has_transformers_meaning(tmp_path: Path, name: str) -> None:
     """Fields that its class does not read change nothing; those left out are as it has them."""
     raw, _ = BY_FAMILY[name]
     (tmp_path / "config.json").write_text(

@@ -153,7 +153,7 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("Mamba2Config", 4, "2 groups of B and C and 2 groups of gated norms"),
     ],
 )
-def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
+def test_uneven_shares_are_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
     """The error contains the count and the number of ranks."""
     *_, architecture = saved(name, tmp_path)
     with pytest.raises(ModelRefused, match=words) as refused:

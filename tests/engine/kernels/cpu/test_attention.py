@@ -65,7 +65,7 @@ def test_scores_of_any_size_neither_overflow_nor_vanish(size: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_in_a_sequence_shows_in_its_row_alone(
+def test_non_finite_numbers_of_a_sequence_show_only_in_its_row(
     dtype: torch.dtype, part: str, bad: float
 ) -> None:
     """Otherwise a broken row would pass for a good one: fast maths must not lose a NaN."""

@@ -102,7 +102,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
+def test_non_finite_numbers_go_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
     """It affects its own row, and no other."""
     x = torch.ones(3, 64, dtype=dtype)
     x[1, 5] = value
@@ -131,8 +131,8 @@ def test_a_sum_is_rounded_before_its_norm(dtype: torch.dtype, rows: int) -> None
 
 
 @pytest.mark.parametrize("blocks", [reference, cpu_blocks], ids=["torch", "numba"])
-def test_what_a_family_adds_to_its_norms_is_not_rounded(blocks: ElementwiseOps) -> None:
-    """Gemma stores weight - 1: bf16 has no room for most sums."""
+def test_the_norm_offset_of_a_family_is_not_rounded(blocks: ElementwiseOps) -> None:
+    """Gemma stores weight - 1: bf16 cannot represent most sums."""
     stored = torch.tensor([2**-9, -(2**-7) + 2**-12, 0.3]).bfloat16()
     x = torch.full((2, 3), 2.0)
     for dtype in DTYPES:
@@ -152,7 +152,7 @@ def test_every_gate_is_that_of_the_reference(dtype: torch.dtype, gate: Gate) -> 
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
-def test_what_is_not_a_number_goes_through_every_gate(gate: Gate) -> None:
+def test_nan_goes_through_every_gate(gate: Gate) -> None:
     """The NaN may be in either half."""
     both = torch.ones(3, 8)
     both[1, 1] = both[2, 6] = torch.nan

@@ -110,7 +110,7 @@ def test_a_row_comes_to_the_same_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(value: float) -> None:
+def test_non_finite_numbers_stay_in_their_row(value: float) -> None:
     """NaN and infinity appear there, whether from rows, from a norm, or from a weight."""
     weight = random(70, 40, seed=9)
     x = random(3, 40, seed=10)

@@ -69,7 +69,7 @@ def misses(kernel: Any) -> int:
     return sum(kernel.stats.cache_misses.values())
 
 
-def test_what_was_compiled_is_read_by_the_next(tmp_path: Path) -> None:
+def test_compiled_code_is_read_by_the_next_process(tmp_path: Path) -> None:
     """Each signature has a separate file."""
     first, second = kernel(tmp_path), kernel(tmp_path)
     assert (first(2), first(2.5), misses(first)) == (4, 5.0, 2)
@@ -77,7 +77,7 @@ def test_what_was_compiled_is_read_by_the_next(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_another_folder_brings_is_read_there(tmp_path: Path) -> None:
+def test_prebuilt_code_is_read_from_its_folder(tmp_path: Path) -> None:
     """An image does this; nothing is written to that folder, which may not even exist."""
     assert kernel(tmp_path / "brought")(2) == 4
     (tmp_path / "file").touch()
@@ -130,7 +130,7 @@ def test_compilation_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.long
-def test_processes_that_start_at_once_leave_what_the_next_one_can_use(tmp_path: Path) -> None:
+def test_concurrent_processes_leave_usable_code_for_the_next_one(tmp_path: Path) -> None:
     """One for each dtype and one for both, at kernels that they share; then none compiles."""
     both = ",".join(PRINTED)
     ran = subprocess.run(

@@ -122,7 +122,7 @@ def test_a_row_comes_to_the_same_alone_and_in_company(dtype: torch.dtype, gate: 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("gate", [None, *GATES, "gelu"], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_in_its_row(
+def test_non_finite_numbers_stay_in_their_row(
     dtype: torch.dtype, gate: Epilogue, value: float
 ) -> None:
     """NaN and infinity appear there: such a row becomes an error, and no other does."""
@@ -143,7 +143,7 @@ def test_rows_may_have_a_stride(dtype: torch.dtype) -> None:
     assert torch.equal(product(x), product(x.clone()))
 
 
-def test_what_has_no_whole_words_is_left_to_others() -> None:
+def test_weights_without_whole_words_are_left_to_other_kernels() -> None:
     """An odd number of bf16 ends within a word, and fp16 numbers have no words."""
     assert linear.prepare(torch.zeros(8, 7, dtype=torch.bfloat16), None, None) is None
     assert linear.prepare(torch.zeros(8, 8, dtype=torch.float16), None, None) is None

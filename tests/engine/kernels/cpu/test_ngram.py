@@ -42,7 +42,7 @@ def drafts(known: list[int], count: int, finished: FinishedRows | None = None) -
         ([1], []),
     ],
 )
-def test_what_followed_the_longest_match_is_drafted(known: list[int], expected: list[int]) -> None:
+def test_tokens_after_the_longest_match_are_drafted(known: list[int], expected: list[int]) -> None:
     """The match is in the sequence itself."""
     assert drafts(known, 3) == expected
 

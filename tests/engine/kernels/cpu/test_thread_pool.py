@@ -83,7 +83,7 @@ def test_callers_at_once_do_not_disturb_each_other(words: thread_pool.Pool) -> N
     assert words[BUSY] == 0
 
 
-def test_a_team_whose_others_are_gone_works_on() -> None:
+def test_a_thread_pool_works_after_its_threads_are_gone() -> None:
     """A child of `fork` has the words and no threads: the caller does everything, and returns."""
     alone = np.zeros(thread_pool.NUM_WORDS, np.int64)
     counts = np.zeros(10, np.int64)

@@ -90,7 +90,7 @@ def test_every_row_meets_its_own_blocks_in_order() -> None:
     assert num_read < sum(-(-length // BLOCK) for length in LENGTHS)
 
 
-def test_what_is_shared_is_read_once_for_as_many_rows_as_a_tile_has() -> None:
+def test_shared_blocks_are_read_once_per_tile() -> None:
     """Forty sequences share a prefix: three tiles read ten blocks, and each reads its own block."""
     lengths, beginnings = [650] * 40, [0] + [640] * 39
     sequences = Sequences.random(GROUPED, lengths, torch.float32, beginnings)

@@ -147,7 +147,7 @@ def test_long_contexts_are_cut_and_joined(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sixteen to a key head", "sinks", "softcap", "window"])
-def test_what_decodes_share_is_met_together(kind: str) -> None:
+def test_shared_prefixes_of_decodes_are_read_once(kind: str) -> None:
     """Some sequences share all of it, others less, one nothing; a window ends it."""
     steps = [[(0, 330, 331), (1, 330, 331), (2, 95, 96), (3, 40, 41), (4, 340, 341)]]
     lengths, beginnings = [331, 331, 96, 41, 341], [0, 320, 80, 0, 320]
@@ -162,7 +162,7 @@ def test_tokens_of_an_image_see_on_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sinks", "window"])
-def test_who_looks_both_ways_sees_the_whole_sequence(kind: str) -> None:
+def test_bidirectional_tokens_see_the_whole_sequence(kind: str) -> None:
     """Sequences have several lengths, up to the ends of pages and beyond."""
     shape = replace(SHAPES[kind], is_causal=False)
     check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 50)]], [1, 16, 50])
@@ -193,7 +193,7 @@ def test_a_thousand_pages_that_all_share_are_met_once() -> None:
         torch.testing.assert_close(out[0].double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
+def test_a_captured_step_serves_any_step_of_its_size() -> None:
     """Its lists stay in one place; more programs than there are tiles leave at once.
 
     Tokens of no span, which fill a step up, come to nothing.
@@ -238,7 +238,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
     ],
     ids=str,
 )
-def test_a_captured_step_launches_what_its_kind_needs(
+def test_a_captured_step_launches_the_kernels_of_its_kind(
     pieces: list[Piece], monkeypatch: pytest.MonkeyPatch, *, has_wide: bool, has_joins: bool
 ) -> None:
     """There are as many programs as for any step of the kind; padding needs no wide tiles."""
@@ -292,7 +292,7 @@ def check_eight_bits(module: ModuleType) -> None:
     torch.testing.assert_close(out, numbers, atol=0, rtol=0, equal_nan=True)
 
 
-def test_numbers_of_eight_bits_are_what_torch_takes_them_for() -> None:
+def test_eight_bit_numbers_are_converted_as_in_torch() -> None:
     """All 256 are tested: small ones, the largest, and NaN."""
     check_eight_bits(flash)
 

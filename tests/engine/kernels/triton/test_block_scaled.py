@@ -81,7 +81,7 @@ def test_many_rows_are_torchs_and_few_are_our_tiles(
 
 
 @pytest.mark.parametrize("way", ["raises", "differs", "NaN"])
-def test_what_torch_refuses_or_gets_wrong_is_our_tiles(
+def test_products_that_torch_refuses_or_gets_wrong_use_our_tiles(
     way: str, weight: Quantised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A torch of an older CUDA, or scales that are read otherwise; it is logged once."""

@@ -38,7 +38,7 @@ def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
     )
 
 
-def test_without_a_compiler_a_kernel_is_launched_by_what_was_brought(tmp_path: Path) -> None:
+def test_without_a_compiler_a_kernel_is_launched_with_the_prebuilt_launcher(tmp_path: Path) -> None:
     """The image works this way: nothing is compiled or written, and the driver gets the launch."""
     brought, own, library = (tmp_path / name for name in ("brought", "own", "library"))
     built = python(

@@ -137,7 +137,7 @@ def test_rows_become_fp8_as_torch_rounds_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
-def test_what_is_quantised_in_one_pass_is_that_of_two(dtype: torch.dtype) -> None:
+def test_fused_quantisation_matches_two_passes(dtype: torch.dtype) -> None:
     """Scales are per row or per group, and the residual is updated."""
     check_fused_fp8(elementwise, dtype)
 

@@ -154,7 +154,7 @@ def of_few_bits(order: Tensor | None = None) -> ExpertWeights:
 
 @pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
 @pytest.mark.parametrize("most", [64, 0], ids=["few rows", "many rows"])
-def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
+def test_a_quantised_mixture_agrees_with_the_dequantised_one(
     monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
 ) -> None:
     """Weights are quantised or dequantised; the reference agrees, too."""

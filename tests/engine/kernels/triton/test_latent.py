@@ -152,7 +152,7 @@ def test_long_contexts_are_cut_and_joined(kind: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [4, 16])
-def test_what_decodes_share_is_met_together(heads: int) -> None:
+def test_shared_prefixes_of_decodes_are_read_once(heads: int) -> None:
     """Some sequences share all of it, others less, one nothing."""
     steps = Steps(
         replace(SHAPE, num_query_heads=heads),
@@ -225,7 +225,7 @@ def test_a_shape_that_does_not_fit_is_left_to_torch() -> None:
         assert not TritonLatentAttention.supports([SHAPE, wrong], torch.bfloat16)
 
 
-def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
+def test_a_captured_step_serves_any_step_of_its_size() -> None:
     """Its lists stay in one place; what would be expanded is absorbed; padding comes to nothing."""
     steps = Steps(SHAPE, [70, 300, 40, 20], beginnings=[0, 64, 0, 0])
     backend = steps.backend

@@ -273,7 +273,7 @@ def test_a_mistake_is_found(
     assert_found(check, module, mistake, tmp_path)
 
 
-def test_every_way_is_held_to_what_a_weight_stands_for() -> None:
+def test_every_path_agrees_with_the_dequantised_weight() -> None:
     """Paths are fp8 rows, quantised weights, and dequantisation; inputs may be sorted."""
     torch.manual_seed(0)  # others are as much as 5.01 % apart in fp8
     ways = [linear.prepare_scaled, linear.prepare_fp8, linear.prepare]

@@ -130,7 +130,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(2, 70)), max_size=2
 
 
 @given(decodes=DECODES, chunks=CHUNKS, kind=KINDS, filling=st.integers(0, 9))
-def test_every_token_meets_what_it_sees_once(
+def test_every_token_attends_once_to_its_visible_keys(
     decodes: list[tuple[Span, int]], chunks: list[Span], kind: TileSpec, filling: int
 ) -> None:
     """Whatever is shared and cut; there are no more tiles than a captured step has room for."""
@@ -146,7 +146,7 @@ def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
     return [(sorted(found.order[a:b].tolist()), int(c), int(d)) for a, b, c, d in runs]
 
 
-def test_who_shares_more_is_together_for_longer() -> None:
+def test_sequences_that_share_more_stay_grouped_longer() -> None:
     """All run together first, then those that share more, and finally each alone."""
     step = step_of([(100, 1), (400, 1), (395, 1), (400, 1), (18, 1)], [25, 60, 100, 60, 25])
     assert shared_runs(step) == [
@@ -163,8 +163,8 @@ def test_who_shares_more_is_together_for_longer() -> None:
     [([15, 15], [3, 3]), ([40], [10]), ([], []), ([400, 400], [3, 3])],
     ids=["short", "one", "none", "little"],
 )
-def test_what_is_not_worth_it_is_not_shared(contexts: list[int], shared: list[int]) -> None:
-    """Few pages, one sequence, or none."""
+def test_short_prefixes_are_not_shared(contexts: list[int], shared: list[int]) -> None:
+    """There are few pages, one sequence, or none."""
     step = step_of([(context, 1) for context in contexts] + [(0, 3)], shared)
     assert shared_runs(step) == []
 

@@ -67,8 +67,8 @@ def test_overrides_apply_within_their_context_and_requests_are_reported() -> Non
     assert config_for(kernel, "sm_90", width=1) == before
 
 
-def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
-    """Though it is kept from launch to launch."""
+def test_values_cached_for_a_choice_are_recomputed_for_another() -> None:
+    """Otherwise they are cached across launches."""
     shape = AttentionShape(4, 2, 128, 128, 1.0)
     requested = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
     tried = KernelConfig({"PLACES": 16}, 1, 1)

@@ -84,7 +84,7 @@ def test_rows_are_those_of_a_cpu(
         ("compressed fp8, per row", "Qwen3Config", FP8_TOLERANCE),
     ],
 )
-def test_quantised_weights_that_are_kept_give_what_they_stand_for(
+def test_quantised_weights_agree_with_dequantised_ones(
     form: str, family: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Merged weights, experts and unquantised layers agree with dequantised ones up to rounding.

@@ -243,7 +243,9 @@ def test_tensors_that_do_not_fit_are_refused(
         read(model, folder)
 
 
-def test_a_folder_without_an_adapter_says_what_is_missing(model: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_refused_with_the_missing_file(
+    model: Path, tmp_path: Path
+) -> None:
     """A pickle is not read."""
     with pytest.raises(ModelRefused, match=r"has no adapter_config\.json"):
         read(model, tmp_path)

@@ -69,7 +69,7 @@ def test_whole_numbers_and_a_rope_may_be_written_as_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["Qwen2Config", "Qwen3Config", "MistralConfig"])
-def test_what_is_left_out_is_the_classs_default(name: str) -> None:
+def test_missing_fields_have_the_classs_defaults(name: str) -> None:
     """`test_families.py` compares such configs with transformers'."""
     raw = raw_config(name) | {"num_attention_heads": 32}
     defaults = dict(class_defaults(raw["model_type"]))

@@ -59,8 +59,8 @@ def test_a_cpu_takes_the_dtype_that_it_can_compute_in(
     assert choose_dtype("float16", stored, CPU) == torch.float16
 
 
-def test_a_gpu_takes_what_is_stored() -> None:
-    """Whatever the CPU can do."""
+def test_a_gpu_uses_the_stored_dtype() -> None:
+    """The CPU's abilities do not matter."""
     assert choose_dtype("auto", torch.float16, CUDA) == torch.float16
 
 
@@ -110,7 +110,7 @@ def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatc
     ("gibibytes", "limits"),
     [(139.8, (1024, 8192)), (79.2, (1024, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
 )
-def test_a_step_holds_what_fills_a_card(
+def test_step_limits_follow_from_the_card(
     monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
 ) -> None:
     """The limits follow from the memory that torch reports for an H200, H100, L40S and L4."""

@@ -79,7 +79,7 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75])
-def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float) -> None:
+def test_a_long_rope_has_frequencies_beyond_its_trained_length(share: float) -> None:
     """If only part of a head is rotated, the frequencies are those of that part."""
     count = int(128 * share) // 2
     parameters = {

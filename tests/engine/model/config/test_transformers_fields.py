@@ -219,7 +219,7 @@ def config_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [*OF_TYPES, *OTHER_TYPES, *SEEING])
-def test_what_no_code_reads_leaves_every_type_its_own_network(kind: str) -> None:
+def test_fields_that_are_never_read_leave_every_type_its_own_network(kind: str) -> None:
     """A field that is read and changes the result leaves it to transformers."""
     raw = config_of(kind)
     expected = architecture_of(parse_hf_config(kind, raw))

@@ -89,10 +89,10 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_what_the_proof_does_not_hold_for_is_run_by_transformers(
+def test_a_model_that_fails_the_check_is_run_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another curve than the config's is another function."""
+    """A different activation is a different function."""
     save(tmp_path, "Bert", hidden_act="gelu_new")
     families = loading.architecture_of
 

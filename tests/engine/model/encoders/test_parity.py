@@ -124,10 +124,10 @@ def test_scores_are_those_of_sentence_transformers(tmp_path: Path, family: str) 
     assert np.ptp(expected) > 1e-2
 
 
-def test_what_padding_is_called_amid_a_text_has_the_place_that_transformers_gives_it(
+def test_a_padding_token_within_a_text_has_transformers_position(
     tmp_path: Path,
 ) -> None:
-    """RoBERTa counts around it."""
+    """RoBERTa does not count it as a position."""
     save(tmp_path, "Roberta")
     ids = [5, 1, 1, 9, 1, 12, 7]
     ours = loaded(tmp_path)

@@ -299,10 +299,8 @@ def test_modules_keep_their_order_and_only_the_last_normalize_is_the_endpoints(
         ),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(
-    files: dict[str, Any], word: str, tmp_path: Path
-) -> None:
-    """A vector that lacks a step looks like any other, so nothing is passed over."""
+def test_unknown_names_are_refused(files: dict[str, Any], word: str, tmp_path: Path) -> None:
+    """A vector that lacks a step looks like any other, so nothing is ignored."""
     with pytest.raises(ModelRefused, match=word.replace("..", "[.][.]")):
         described(tmp_path, BERT, files)
 

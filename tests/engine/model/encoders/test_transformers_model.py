@@ -131,7 +131,7 @@ def test_an_unknown_activation_is_named(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> None:
+def test_families_unknown_to_our_networks_are_run_by_transformers(tmp_path: Path) -> None:
     """Sequences run one by one, and a note reports it."""
     save(tmp_path, "Albert")
     network = Transformer(str(tmp_path), max_seq_length=300)

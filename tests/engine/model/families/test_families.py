@@ -49,7 +49,7 @@ def understood(folder: Path, raw: Mapping[str, Any]) -> Architecture:
 
 
 @pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
-def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name: str) -> None:
+def test_missing_fields_have_transformers_defaults(tmp_path: Path, name: str) -> None:
     """Field by field: the default of the family's class, or not understood."""
     raw = raw_config(name)
     num_understood = 0
@@ -146,7 +146,7 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "differs", "words"), NOT_UNDERSTOOD, ids=str)
-def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
+def test_unsupported_fields_of_an_entry_are_not_understood(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
     """No field that the family's config may have is ignored silently."""
@@ -180,7 +180,7 @@ def test_a_dtype_that_weights_are_not_served_in_is_not_understood(
         ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has more than"),
     ],
 )
-def test_what_no_model_can_be_is_refused(
+def test_impossible_models_are_refused(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
     """The error names the model, whichever implementation would have run it."""

@@ -30,7 +30,7 @@ def distance(output: torch.Tensor, exact: torch.Tensor) -> float:
     return float((output.float() - exact).norm() / exact.norm())
 
 
-def test_swaps_take_what_agrees_and_leave_the_rest() -> None:
+def test_swaps_replace_matching_modules_and_leave_the_rest() -> None:
     """Every norm and gate of a Llama is swapped; a norm that differs stays what it was."""
     network: Any = build("LlamaConfig")
     original = network.model.layers[2].input_layernorm

@@ -44,7 +44,7 @@ def fixture_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_page_takes_what_is_allocated_for_it() -> None:
+def test_a_pages_size_matches_its_allocation() -> None:
     """Keys and values of every layer, of unequal widths too."""
     assert ReferenceAttention.page_bytes(SHAPES, torch.float32) == PAGE_BYTES
     attention = ReferenceAttention(SHAPES, 7, torch.bfloat16, CPU)
@@ -111,7 +111,7 @@ def test_less_than_a_page_is_refused_with_the_way_out() -> None:
     assert f"{PAGE_BYTES - 1:,}" in str(refused.value)
 
 
-def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
+def test_by_default_the_cache_is_a_share_of_free_memory(machine: Path) -> None:
     """Less what one step needs; the rest is other programs'."""
     del machine
     most = settings(max_num_seqs=2000, max_num_batched_tokens=4096)
@@ -164,7 +164,7 @@ def test_a_control_group_with_little_left_decides(
     assert kv_cache_size.free_bytes(CPU) == free
 
 
-def test_a_limit_holds_without_words_of_what_is_idle(machine: Path) -> None:
+def test_a_limit_applies_without_statistics_of_idle_memory(machine: Path) -> None:
     """Nothing is added then, and the whole machine does not count as free."""
     (machine / "memory.max").write_text("3000000000")
     (machine / "memory.current").write_text("1000000000")

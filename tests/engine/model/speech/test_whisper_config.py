@@ -21,7 +21,7 @@ def edit(folder: Path, file: str, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
+def test_a_multilingual_model_has_its_features(tmp_path: Path) -> None:
     """The config contains its languages, its windows and its prompt's tokens."""
     save(tmp_path, "many languages")
     hearing = read_speech(str(tmp_path)).hearing
@@ -109,7 +109,7 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
         ("preprocessor_config.json", {"n_fft": 10**9}, "n_fft 1000000000"),
     ],
 )
-def test_what_no_model_of_the_family_says_is_refused(
+def test_values_that_no_model_of_the_family_has_are_refused(
     tmp_path: Path, file: str, fields: dict[str, Any], words: str
 ) -> None:
     """The error contains the name of the file or the field."""
@@ -120,7 +120,7 @@ def test_what_no_model_of_the_family_says_is_refused(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_what_its_config_says(tmp_path: Path, shape: str) -> None:
+def test_every_shape_follows_from_the_config(tmp_path: Path, shape: str) -> None:
     """The shapes are those of mels, window and text."""
     mels, seconds, _, targets = SHAPES[shape]
     save(tmp_path, shape)

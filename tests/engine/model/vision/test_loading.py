@@ -91,7 +91,7 @@ def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch
     assert parity.num_layers is None
 
 
-def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
+def test_an_error_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
     """The tolerance is the rounding error of transformers' whole class, with an image."""
     folder = folder_of("qwen3_vl")
     hf_config, vision = parse_hf_config(folder)
@@ -168,7 +168,7 @@ def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kin
     )
 
 
-def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -> None:
+def test_a_flat_config_of_a_multimodal_model_is_read_too(folder_of: FolderOf) -> None:
     """Qwen2.5-VL on the hub has all fields of the text at the top level."""
     folder = folder_of("qwen2_5_vl")
 
@@ -212,7 +212,7 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("qwen2_5_vl", None, "no preprocessor_config.json"),
     ],
 )
-def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
+def test_a_model_with_unknown_image_preparation_is_served_for_text(
     folder_of: FolderOf, kind: str, change: dict[str, Any] | None, words: str
 ) -> None:
     """A note contains the reason."""

@@ -115,9 +115,7 @@ def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
 
 
 @pytest.mark.parametrize("family", one_in(5, [*FAMILIES, *VARIANTS]))
-def test_what_a_family_saves_is_all_that_it_needs(
-    saved: Callable[[str], Path], family: str
-) -> None:
+def test_a_familys_saved_weights_are_complete(saved: Callable[[str], Path], family: str) -> None:
     """No tensor that transformers converts or ties counts as missing."""
     if family in ONLY_OURS and not registry.FAMILIES:
         with pytest.raises(ModelRefused):
@@ -148,7 +146,7 @@ def test_what_a_family_saves_is_all_that_it_needs(
     ],
     ids=["prefix", "layer", "head", "quantised"],
 )
-def test_weights_that_lack_what_the_model_needs_are_refused(
+def test_weights_that_lack_required_tensors_are_refused(
     llama: Path, change: Callable[[LoadingInfo], LoadingInfo], words: str
 ) -> None:
     """Never filled with random numbers: the first tensors are named and the rest counted."""
@@ -355,7 +353,7 @@ def test_files_that_are_missing_or_torn_are_named(llama: Path) -> None:
         ("shard-00001-model-00001-of-00001.safetensors", "distributed checkpoint"),
     ],
 )
-def test_what_transformers_would_read_in_its_own_way_is_refused(
+def test_files_that_transformers_would_read_differently_are_refused(
     llama: Path, file: str, words: str
 ) -> None:
     """An adapter would be left out, or applied, by what else is installed."""
@@ -364,7 +362,7 @@ def test_what_transformers_would_read_in_its_own_way_is_refused(
         load(llama)
 
 
-def test_a_config_does_not_say_which_file_is_read(llama: Path) -> None:
+def test_a_config_does_not_choose_the_files_to_read(llama: Path) -> None:
     """The name that it may give is not looked at."""
     change_config(llama, transformers_weights="other.safetensors")
     load(llama)

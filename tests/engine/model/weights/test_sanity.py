@@ -138,8 +138,8 @@ def test_a_speech_model_of_zeros_is_refused(tmp_path: Path) -> None:
         load_speech(EngineConfig(str(tmp_path), device="cpu", dtype="float32"))
 
 
-def test_what_trained_models_have_is_taken() -> None:
-    """Biases that shut tokens out, large embeddings, a row of zeros for padding, integers."""
+def test_numbers_of_trained_models_are_accepted() -> None:
+    """They have biases that exclude tokens, large embeddings, rows of zeros, and integers."""
     embedding = torch.randn(8, 4) * 1e4
     embedding[0] = 0
     zeros = check_numbers(

@@ -57,10 +57,10 @@ def settings(folder: Path, **others: Any) -> EngineConfig:
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_read_is_what_the_numbers_stand_for(
+def test_read_weights_are_the_dequantised_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, *, keeps: bool
 ) -> None:
-    """Bit by bit in fp32, in merged weights; kept as they are where a device multiplies them so."""
+    """Merged weights agree bit by bit in fp32; devices with such products keep them quantised."""
     monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: keeps)
     meant = save(form, tmp_path)
     hf_config = read_hf_config(str(tmp_path))
@@ -192,7 +192,7 @@ def test_weights_are_made_fp8_as_they_are_read(
     assert 0.01 < apart < 0.3
 
 
-def test_a_load_that_quantises_measures_what_that_changes(tmp_path: Path) -> None:
+def test_a_load_that_quantises_measures_the_drift(tmp_path: Path) -> None:
     """The log-probabilities of the plain model's likeliest tokens; on the text of its tokenizer."""
     copytree(demo.MODEL_PATH, tmp_path, dirs_exist_ok=True)
     models = [load_model(settings(tmp_path, quantization=method)) for method in (None, "fp8")]
@@ -273,7 +273,7 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         ("?", "quantised with ?"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(
+def test_unsupported_methods_are_refused_by_name(
     tmp_path: Path, quantization: Any, words: str
 ) -> None:
     """The error comes before anything is read."""
@@ -305,7 +305,7 @@ def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
         ("mxfp4", "GptOssConfig"),
     ],
 )
-def test_quantised_weights_are_dequantised_for_what_transformers_runs(
+def test_quantised_weights_are_dequantised_for_models_of_transformers(
     tmp_path: Path, form: str, family: str
 ) -> None:
     """No library of the format is used; a note contains the memory."""
@@ -318,7 +318,7 @@ def test_quantised_weights_are_dequantised_for_what_transformers_runs(
     torch.testing.assert_close(chunked_logits(loaded, IDS), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_transformers_runs_is_refused_where_its_dequantised_weights_lack_or_do_not_fit(
+def test_models_of_transformers_are_refused_if_dequantised_weights_are_missing_or_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the tensor or the bytes; fp8 is not applied at load for it."""
