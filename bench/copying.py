@@ -1,9 +1,10 @@
-"""A copying model: Qwen3 weights made by hand that go on as the last two tokens did before.
+"""A copying model: hand-made Qwen3 weights that continue as the last two tokens did before.
 
-An induction head (Olsson et al. 2022) in the first two layers: the first brings each token the two
-before it, the second looks for where the last two tokens stand in the text and writes what followed
-there. All other layers are computed and add nothing, so that it costs what its shape does. Where a
-pair stood several times it writes one of what followed, always the same.
+The first two layers are an induction head (Olsson et al. 2022). The first brings each token the two
+before it; the second searches the text for an earlier pair of the last two tokens and writes the
+token after it. All other layers are computed and add nothing, so that it costs as much as any other
+model with this shape. If a pair occurred several times it always writes the same one of the next
+tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CODE = _KV_HEADS * _SLICE
 _OWN, _BEFORE, _TWO_BEFORE = 0, _CODE + 1, 2 * _CODE + 1  # first places in the residual
 _ONE = _CODE  # place of a number that is 1 for every token
 _MATCHED = 18  # numbers of each of two tokens that are compared
-_NEAR = 4  # frequencies that tell places apart
+_NEAR = 4  # frequencies that distinguish places
 _FAR = 14  # the first frequency that hardly turns over thousands of places
 _SHARPNESS, _LOUDNESS = 8.0, 10.0
 

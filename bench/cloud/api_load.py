@@ -48,7 +48,7 @@ class Seen:
     failures: Counter[str] = field(default_factory=Counter)
 
     def note(self, response: httpx.Response, milliseconds: float) -> None:
-        """Take one answer."""
+        """Record one answer."""
         timing = _TIMING.search(response.headers.get("server-timing", ""))
         if response.status_code != 200 or timing is None:
             self.failures[f"{response.status_code} {response.text[:200]}"] += 1
@@ -60,7 +60,7 @@ class Seen:
 
 
 async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> None:
-    """Ask once a second until the time has come."""
+    """Poll once a second until the end time."""
     while (started := time.perf_counter()) < until:
         try:
             response = await api.get(path)

@@ -4,7 +4,7 @@
     python -m bench.cloud.batches lines 1000 100000 --vector 1024       # the same with vectors
     python -m bench.cloud.batches workers 1 2 4         # throughput, engine of fixed service time
 
-The engine is a scripted one: what is measured is everything around it. Prints markdown tables.
+The engine is scripted, so that everything around it is measured. Prints markdown tables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def request_lines(count: int, **fields: int) -> bytes:
 
 
 def peak_bytes(pid: int) -> dict[str, int]:
-    """Return the most memory that was resident of a process, and of its children."""
+    """Return the peak resident memory of a process and of its children."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -63,7 +63,7 @@ def peak_bytes(pid: int) -> dict[str, int]:
                 line.split(":", 1) for line in path.read_text().splitlines() if ":" in line
             )
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
         own, parent = int(status["Pid"]), int(status["PPid"])
         if pid in {own, parent} and "VmHWM" in status:
             found["itself" if own == pid else "its engine"] = 1024 * int(status["VmHWM"].split()[0])

@@ -39,7 +39,7 @@ _WAIT_SECONDS = 3600
 
 
 class WatchedBridge(Bridge):
-    """The way to the API, on which the length of every body is noted."""
+    """Proxy of the API that records the length of every body."""
 
     body_lengths: ClassVar[list[int]] = []
 
@@ -80,14 +80,14 @@ def _line(number: int) -> bytes:
 
 
 def pid_of(browser: Browser) -> int:
-    """Return the process that all others of a browser descend from."""
+    """Return the root of a browser's process tree."""
     processes = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
     [pid] = (process["id"] for process in processes if process["type"] == "browser")
     return int(pid)
 
 
 def upload(browser: Browser, path: Path, digest: str, folder: Path) -> Upload:
-    """Send a file as a person would, and check where it went."""
+    """Upload a file like a user, and check the object."""
     WatchedBridge.body_lengths.clear()
     with (
         running("ministack", folder) as emulator,

@@ -36,7 +36,7 @@ from tidemill.handler.aws.objects.stream import CHUNK_BYTES
 from tidemill.handler.intake.phases import SHARDS_PER_RECORD
 from tidemill.handler.intake.scan import Scanner, ScanResult
 
-# How many the deployment lets run: infra/api/stack.py.
+# The deployment's limit: infra/api/stack.py.
 MAX_INTAKE_RUNS = 50
 _MODEL = "m"
 _MIB = 2**20
@@ -44,7 +44,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """An object of lines of one length, made as it is read: none of it is kept."""
+    """An object of lines of one length, generated while it is read, without storing it."""
 
     line_bytes: int
 
@@ -67,11 +67,11 @@ class Lines:
 
 
 class _Endless(io.BytesIO):
-    """A stream that makes a block of lines whenever one is read."""
+    """A stream that generates a block of lines for each read."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__()
-        # What changes from line to line is its id: the rest is made once.
+        # Only the id changes from line to line; the rest is generated once.
         head, self._tail = lines.line(0).split(b"request-000000000000")
         self._head = head + b"request-"
         self._number = 0
@@ -92,7 +92,7 @@ class _Endless(io.BytesIO):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Throughput of one core: lines scanned and ids searched a second, and peak memory."""
+    """Throughput of one core: lines scanned and ids searched per second, and peak memory."""
 
     scanned: float
     searched: float
@@ -115,7 +115,7 @@ def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> Scan
 
 
 def make_lines(line_bytes: int, num_bytes: int) -> float:
-    """Return the seconds that making these bytes takes, which are none of the scan's."""
+    """Return the seconds to generate these bytes, which do not count as scanning."""
     stream, begun = Lines(line_bytes).open(), time.perf_counter()
     for _ in range(num_bytes // CHUNK_BYTES):
         stream.read(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def make_lines(line_bytes: int, num_bytes: int) -> float:
 
 
 def measure(line_bytes: int, num_bytes: int) -> Measured:
-    """Scan one range, then search the ids that it has left."""
+    """Scan one range, then search its ids."""
     with DuplicateFinder() as finder:
         begun = time.perf_counter()
         scanned = scan_range(line_bytes, num_bytes, finder)
@@ -146,8 +146,8 @@ def measure(line_bytes: int, num_bytes: int) -> Measured:
 class Rates:
     """Rates of one run, and the cost of a request: the first two are measured.
 
-    A request is time on the run's core (`core_seconds`) and time that it waits (`wait_seconds`),
-    of which sixteen pass at once. The table takes `writes` of one batch in a second.
+    A request is time on the run's core (`core_seconds`) and waiting time (`wait_seconds`), with
+    sixteen requests at once. The table takes `writes` of one batch in a second.
     """
 
     scanned: float
@@ -166,7 +166,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The seconds of each phase of one file, those of all its runs together, and their price."""
+    """The seconds of each phase of one file, the total of all its runs, and their price."""
 
     num_ranges: int
     num_shares: int
@@ -182,7 +182,7 @@ class Intake:
     def price(self) -> float:
         """Return dollars: Lambdas of 2 GB, objects that are read and written, the table's writes.
 
-        Crossing a unit off writes the names of all that are left, of some eleven bytes.
+        Marking a unit as done rewrites the names of all remaining units, of about eleven bytes.
         """
         reads = self.num_ranges * (self.num_shares + 3) + self.num_shares
         puts = 2 * self.num_ranges + self.num_shares
@@ -192,7 +192,7 @@ class Intake:
 
     @property
     def total(self) -> float:
-        """Return all of it."""
+        """Return the total seconds."""
         return self.scan + self.survey + self.search + self.conclude + self.ring
 
 
@@ -226,7 +226,7 @@ def simulate(num_lines: int, line_bytes: int, num_runs: int, rates: Rates) -> In
 
 
 def _span(units: Iterable[float], num_runs: int) -> float:
-    """Return when the last unit ends that some runs take as they come."""
+    """Return the end of the last unit, if runs take units in turn."""
     free_at = [0.0] * num_runs
     for seconds in units:
         heapq.heapreplace(free_at, free_at[0] + seconds)

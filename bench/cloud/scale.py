@@ -22,7 +22,7 @@ from tidemill.handler.worker.context.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One batch: its size, and how fast workers and Lambdas are. Bytes are those of one line."""
+    """One batch: its size, and the speed of workers and Lambdas. Bytes are per line."""
 
     num_workers: int
     num_lines: int
@@ -33,7 +33,7 @@ class Scenario:
 
     @property
     def shard_lines(self) -> int:
-        """Lines of one shard: whichever limit is met first."""
+        """Lines of one shard, by the first limit that is reached."""
         limits = ShardLimits().for_file(self.num_lines * self.line_bytes)
         return min(limits.max_lines, limits.max_bytes // self.line_bytes)
 
@@ -49,13 +49,13 @@ class Scenario:
 
     @property
     def shard_seconds(self) -> float:
-        """Seconds that one worker is at one shard."""
+        """Seconds that one worker spends on one shard."""
         return self.shard_lines / self.rows_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests of one kind over the whole batch, their price a million, and the limit a second."""
+    """Requests of one kind over the whole batch, their price per million, the limit per second."""
 
     name: str
     source: str
@@ -97,7 +97,7 @@ def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
 
 
 def _look_units(scenario: Scenario) -> float:
-    """Return the units that a look reads: 300 bytes of each live shard, two a worker."""
+    """Return the units that one read takes: 300 bytes per live shard, two per worker."""
     return 1 + scenario.num_workers * 2 * 300 / 4096 + 1
 
 

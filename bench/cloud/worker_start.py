@@ -2,10 +2,10 @@
 
     python -m bench.cloud.worker_start [--model out/bench/46m …] [--runs N]
 
-A worker is started with a file waiting, and logs what its start took with the first row: on the
-first machine of all, on another one that finds the first one's proof in the bucket, and on one that
-keeps weights and proof. No network lies between, so the rate of the weights is the emulator's and
-this disk's.
+A worker starts with a file waiting, and logs the steps of its start with the first row: on the
+first machine, on another one that finds the first one's parity check in the bucket, and on one that
+keeps weights and check. There is no network between, so the rate of the weights is the emulator's
+and this disk's.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
 
 The lines of a file name its model, a folder next to the file unless `--model` names another one.
 All engines are measured from outside in the same way. *Whole process*: from launch to exit.
-*Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as
-each says on its own output; prefill is inside, loading and compiling before the first request are
-not. Where answers end by themselves, programs may write different numbers of tokens: rows are then
-the work. *Peak memory*: the process and all its children. Runs of all files and peers take turns;
-figures are medians, then the range. `--rows` keeps the rows of the last run of each.
+*Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as in
+each one's output. It includes prefill, but not loading and compiling before the first request. If
+answers have no fixed length, programs may write different numbers of tokens: then compare rows.
+*Peak memory*: the process and all its children. Runs of all files and peers take turns; figures are
+medians, then the range. `--rows` keeps the rows of the last run of each.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def steady_rows_per_second(self) -> float:
-        """Rows a second between the marks."""
+        """Return the rows per second between the marks."""
         return self.num_rows / self.steady_seconds
 
     @property
     def steady_tokens_per_second(self) -> float:
-        """Output tokens a second between the marks."""
+        """Return the output tokens per second between the marks."""
         return self.output_tokens / self.steady_seconds
 
 
@@ -80,7 +80,7 @@ def run_once(job: Job, peer: Peer, folder: Path) -> Run:
 
 
 def count_tokens(output: Path, num_requests: int) -> tuple[int, int]:
-    """Sum the prompt and completion tokens that the rows report; RunFailed if one is missing."""
+    """Sum the prompt and completion tokens in the rows; RunFailed if one is missing."""
     with output.open(encoding="utf-8") as rows:
         responses = [json.loads(row)["response"] for row in rows]
     answered = [response for response in responses if response["status_code"] == 200]
@@ -118,7 +118,7 @@ def chosen_peers(
 
 
 def table(runs: list[Run]) -> str:
-    """Return the markdown table: a row for each peer, with how many times better ours is."""
+    """Return the markdown table: a row for each peer, with our advantage as a factor."""
     names = list(dict.fromkeys(run.peer for run in runs))
     columns: list[tuple[str, Callable[[Run], float], bool]] = [
         ("whole process, s", lambda run: run.whole_seconds, False),
@@ -141,7 +141,7 @@ def table(runs: list[Run]) -> str:
 
 
 def spread(median: float, figures: list[float]) -> str:
-    """Return the median, and the range where there was more than one run."""
+    """Return the median, and the range if there was more than one run."""
     digits = 1 if median < 1000 else 0
     if len(figures) == 1:
         return f"{median:,.{digits}f}"
@@ -173,7 +173,7 @@ def report(job: Job, runs: list[Run]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,8 +3,8 @@
     python -m bench.compare.encode_compare [mixed short long single rerank] [--vllm-python PATH] \
         [--runs 1] [--dtypes float32,auto]
 
-The model is the MiniLM that a package brings, copied with room for 512 tokens. Everybody is
-measured from outside, from "can encode" to "all rows done", writing rows included. *mixed*: 2,000
+The model is a package's MiniLM, copied with room for 512 tokens. All engines are measured from
+outside, from "can encode" to "all rows done", including writing rows. *mixed*: 2,000
 texts of 8 to 400 tokens; *short*: of 8 to 16; *long*: 300 of 380 to 400; *single*: 200 mixed ones,
 one at a time; *rerank*: 1,000 queries of 8 to 60 tokens with 20 such documents each, by the demo's
 reranker. Peers take turns; figures are medians.
@@ -81,7 +81,7 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
     rng = random.Random(SEED)
 
     def text() -> str:
-        # It has a token before it and one after it.
+        # The tokenizer adds a token before and one after it.
         length = rng.randint(workload.shortest, workload.longest) - 2
         return " ".join(rng.choices(words, k=length))
 
@@ -97,7 +97,7 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
 
 
 def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Peer]:
-    """Return who runs a file: vLLM's runner has no way to ask for one line after the other."""
+    """Return the peers of a file: vLLM's runner cannot send one line after the other."""
     ours = peers.tidemill(job, LONGEST)
     if workload.is_single:
         ours.command.extend(["--max-inflight", "1"])
@@ -116,7 +116,7 @@ def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Pee
 
 
 def main() -> None:
-    """Compare and print a table for each dtype: rows a second, and how many times ours are."""
+    """Compare and print a table for each dtype: rows per second, and our factor."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -22,7 +22,7 @@ from bench.compare.peers import Job, tidemill, tidemill_command
 
 
 def run(command: list[str], cache: str) -> str:
-    """Run a command, with its memory in a folder of ours, and return its output."""
+    """Run a command with a separate cache folder, and return its output."""
     return subprocess.run(
         command,
         check=True,
@@ -34,7 +34,7 @@ def run(command: list[str], cache: str) -> str:
 
 
 def estimated(job: Job, cache: str, *flags: str) -> float | None:
-    """Return the seconds that a file is estimated to take."""
+    """Return a file's estimated seconds."""
     found = json.loads(run([*tidemill_command("estimate", job), "--json", *flags], cache))
     seconds: float | None = found["seconds"]
     return seconds

@@ -30,7 +30,7 @@ OURS, THEIRS = "tidemill", "transformers"
 
 
 class Peak(NamedTuple):
-    """Bytes that were resident before loading and at most during it."""
+    """Bytes that were resident before loading and at the peak."""
 
     before_bytes: int
     most_bytes: int
@@ -45,7 +45,7 @@ def load_ours(model: str) -> object:
 
 
 def load_theirs(model: str) -> object:
-    """Load by `from_pretrained`, and run a token: of files that are mapped nothing is resident."""
+    """Load by `from_pretrained`, and run a token, since mapped files are not resident before."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -68,7 +68,7 @@ def peak_of(load: Callable[[], object]) -> Peak:
 
 
 def measure(loader: str, model: Path, cache: str) -> Peak:
-    """Load in another process, which remembers in the folder `cache`."""
+    """Load in another process, with the cache folder `cache`."""
     command = [
         sys.executable,
         "-m",
@@ -110,7 +110,7 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    """Compare the loaders, or be the process of one."""
+    """Compare the loaders, or run one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="load this model folder")
     parser.add_argument("--in", dest="loader", choices=LOADERS, help=argparse.SUPPRESS)

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _alone(table: pa.Table, params: dict[str, object], threads: int) -> Iterator[int]:
-    """Yield the number of rows of each block, as an engine of this process answers them."""
+    """Yield the number of rows of each block that an engine of this process answers."""
     del threads  # by the environment
     from tidemill import Engine
 
@@ -63,7 +63,7 @@ def _alone(table: pa.Table, params: dict[str, object], threads: int) -> Iterator
 
 
 def _under_ray(table: pa.Table, params: dict[str, object], threads: int) -> Iterator[int]:
-    """Yield the number of rows of each block, as Ray gives them."""
+    """Yield the number of rows of each block from Ray."""
     import ray.data
 
     import tidemill.ray
@@ -86,7 +86,7 @@ def _under_ray(table: pa.Table, params: dict[str, object], threads: int) -> Iter
 
 
 def _rate(blocks: Iterable[int], num_rows: int) -> float:
-    """Return the rows a second between the first and the last tenth."""
+    """Return the rows per second between the first and the last tenth."""
     count, marks = 0, []
     for rows in blocks:
         count += rows

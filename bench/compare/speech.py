@@ -7,7 +7,7 @@ window is written to the same number of tokens, about what such a clip has in sp
 side waits for a longer text. Each side runs in a separate process, on all cores, from samples to
 tokens; loading is not counted. transformers runs with each of some batch sizes over a part of the
 clips, and with the best over all of them. With --one-core each has one thread, and the seconds are
-those that its process computed: what else the machine does then counts little.
+those of its process, so that other work on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Clock = Callable[[], float]
 RATE = 16_000
 SHORTEST, LONGEST = 5.0, 20.0
 OUTPUT_TOKENS = 44
-# The prompt of a model of English without times.
+# The prompt of an English-only model without timestamps.
 PROMPT_TOKENS = 2
 VOCABULARY, END = 51_864, 50_256
-# Hidden width, layers of either side, heads.
+# Hidden width, layers of encoder and decoder, heads.
 SHAPES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
 BATCH_SIZES = (1, 4, 8, 16)
 CLIPS_TO_CHOOSE_BY = 32
@@ -45,7 +45,7 @@ def clips(count: int) -> list[NDArray[np.float32]]:
 
 
 def make_model(folder: Path, shape: str) -> None:
-    """Write a random model of English and its preprocessor."""
+    """Write a random English-only model and its preprocessor."""
     import torch
     from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -74,7 +74,7 @@ def make_model(folder: Path, shape: str) -> None:
 
 
 def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
-    """Return the seconds that our engine takes."""
+    """Return our engine's seconds."""
     from tidemill.engine.config import EngineConfig
     from tidemill.engine.model.speech.loading import load_speech
     from tidemill.engine.scheduling.speech import SpeechRequest
@@ -97,7 +97,7 @@ def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
 
 
 def run_transformers(folder: Path, dtype: str, count: int, clock: Clock, batch_size: int) -> float:
-    """Return the seconds that transformers takes in batches."""
+    """Return transformers' seconds in batches."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 

@@ -2,7 +2,7 @@
 
     python -m bench.compare.start [--model out/bench/46m …] [--runs N]
 
-`tidemill run` with eight short lines, as a person types it: with what it remembers (warm), without
+`tidemill run` with eight short lines, as a user types it: with a filled cache (warm), without
 (cold), and as the first on a machine, which also compiles the CPU's kernels. It is compared with
 `import torch` alone, below which no start can come, and transformers' own load of the same model
 with one short answer. All take turns; every tidemill run has its own caches.

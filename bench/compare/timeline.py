@@ -53,7 +53,7 @@ def run(source: str, flags: Sequence[str]) -> list[Point]:
 
 
 def sample_metrics(process: subprocess.Popen[bytes], log: Path) -> Iterator[Point]:
-    """Yield a point every now and then, from when there is an engine until the process ends."""
+    """Yield a point now and then, from the start of the engine until the process ends."""
     began = None
     while process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
@@ -73,7 +73,7 @@ def sample_metrics(process: subprocess.Popen[bytes], log: Path) -> Iterator[Poin
 
 
 def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
-    """Yield the lines of an SVG: a panel a number, a curve a way."""
+    """Yield the lines of an SVG: one panel per metric, one curve per way."""
     height = TOP + 2 * (HEIGHT + GAP)
     last = max(points[-1].seconds for points in ways.values())
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 40} {height}">'
@@ -105,12 +105,12 @@ def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
 
 
 def mean_running(points: Sequence[Point]) -> float:
-    """Return the sequences that run in the mean."""
+    """Return the mean number of running sequences."""
     return sum(point.running for point in points) / max(1, len(points))
 
 
 def full_points(points: Sequence[Point]) -> list[Point]:
-    """Return the points from when most sequences run until no other waits any more."""
+    """Return the points from the peak of running sequences until no other waits."""
     first = max(range(len(points)), key=lambda at: points[at].running)
     last = max((at for at, point in enumerate(points) if point.waiting), default=first)
     return [*points[min(first, last) : last + 1]]

@@ -24,7 +24,7 @@ SAMPLING = ("temperature", "top_p", "repetition_penalty")
 
 
 def prompt_text(tokenizer: Any, body: dict[str, Any]) -> str:
-    """Return the text that the model reads for one request body."""
+    """Return the model's input text for one request body."""
     if "messages" not in body:
         return str(body["prompt"])
     return str(
@@ -64,7 +64,7 @@ def row_of(
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    """Read the command line of a peer's script."""
+    """Parse the command line of a peer's script."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
     parser.add_argument("-i", "--input-file", type=Path, required=True)

@@ -33,7 +33,7 @@ class Card:
         return KV_SHARE * left
 
     def reaching(self, bandwidth: float, flops: float) -> Card:
-        """Return the card with ceilings that were measured."""
+        """Return the card with measured ceilings."""
         return replace(self, bandwidth=bandwidth, flops=flops)
 
 

@@ -64,7 +64,7 @@ from tidemill.engine.model.usual_models import USUAL_MODELS
 from tidemill.engine.model.weights.weight_map import weights_of
 
 DRY_ARCH = 90
-# Steps by their spans, each the tokens before it and its own.
+# Steps by their spans, each as (tokens before it, its own tokens).
 STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
     "few": [(1024, 1)] * 64,
     "decode": [(1024, 1)] * 256,
@@ -75,7 +75,7 @@ STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5)
 SMALLEST, LARGEST = 1, 4096
 TIMES = 5
-# By how much a choice must be quicker to be written.
+# The least speed-up for a choice to be written.
 GAIN = 0.02
 TRIED = "tried.jsonl"
 TOLERANCE = 0.05
@@ -104,7 +104,7 @@ class Found:
 
 
 def changed(choice: KernelConfig) -> list[list[KernelConfig]]:
-    """Return, for each number of a choice, the choices that differ from it in that one alone."""
+    """Return, for each number of a choice, the choices that differ only in that number."""
     tiles = [
         [
             replace(choice, sizes={**choice.sizes, name: other})
@@ -119,7 +119,7 @@ def changed(choice: KernelConfig) -> list[list[KernelConfig]]:
 
 
 def best_of(choice: KernelConfig, times: Times) -> Found | None:
-    """Go from a choice to better ones, one number after the other; None where it does not run."""
+    """Improve a choice one number after the other; None if it does not run."""
     before = times(choice)
     if before is None:
         return None
@@ -147,7 +147,7 @@ def merged(data: Mapping[str, Any], requested: ConfigKey, choice: KernelConfig) 
 
 
 def printed(data: Mapping[str, Any]) -> str:
-    """Return the file's text: an entry a line."""
+    """Return the file's text, with one entry per line."""
     kernels = (
         f"  {json.dumps(kernel)}: [\n"
         + ",\n".join(f"    {json.dumps(entry)}" for entry in data[kernel])
@@ -160,7 +160,7 @@ def printed(data: Mapping[str, Any]) -> str:
 
 
 def quantised(weight: Tensor, quantise: Quantise) -> Matrix:
-    """Return random numbers of about the size of a weight's, as a quantised weight holds them."""
+    """Return random numbers of about the size of a quantised weight's."""
     made = quantise(weight)
     if weight.is_meta or not isinstance(made, Quantised):
         return made
@@ -177,7 +177,7 @@ def quantised(weight: Tensor, quantise: Quantise) -> Matrix:
 
 
 class Bench:
-    """A model with random weights on a device, and steps that it is timed by."""
+    """A model with random weights on a device, and the steps to time."""
 
     def __init__(self, model: str, dtype: torch.dtype, device: torch.device) -> None:
         name, _, form = model.partition(":")
@@ -199,7 +199,7 @@ class Bench:
     def run(self) -> list[Tensor]:
         """Run each step once and return the logits."""
         for name, module in list(sys.modules.items()):
-            # What they keep of choices.
+            # Clear the caches of choices.
             if name.startswith("tidemill.engine.kernels.triton."):
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
@@ -222,7 +222,7 @@ class Bench:
         return came
 
     def times(self, requested: ConfigKey, choice: KernelConfig) -> float | None:
-        """Return the milliseconds in Triton's kernels by a choice; None where it is unfit."""
+        """Return the milliseconds in Triton's kernels with a choice; None if it is unfit."""
         with override_configs({requested: choice}):
             try:
                 came = self.run()
@@ -339,7 +339,7 @@ class Results:
                 shutil.copy(tuned_tiles.FILE, self.file)
 
     def done(self) -> set[str]:
-        """Return the kernels and shapes that a call before has tried."""
+        """Return the kernels and shapes that an earlier call has tried."""
         if self._folder is None or not (path := self._folder / TRIED).exists():
             return set()
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -354,7 +354,7 @@ class Results:
                 os.fsync(file.fileno())
 
     def write(self, requested: ConfigKey, choice: KernelConfig) -> None:
-        """Write a choice, at once whole."""
+        """Write a choice atomically."""
         data = merged(json.loads(self.file.read_text(encoding="utf-8")), requested, choice)
         new = self.file.with_suffix(".new")
         new.write_text(printed(data), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Bytes and operations of one step's kernels, counted from a model's shape and its spans.
 
-In the order of `engine.model.decoder`; each kernel reads what it is given once and writes what
-comes of it once. Weights that a step reads are counted with the product that reads them.
+The order is that of `engine.model.decoder`; each kernel reads its inputs once and writes its
+outputs once. Weights that a step reads are counted with the product that reads them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Kernel(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """A step as `StepPlan` has it: tokens `starts[s] : stops[s]`, and the logits that are wanted.
+    """A step like `StepPlan`: tokens `starts[s] : stops[s]`, and the logits that are wanted.
 
-    `shared` counts tokens of pages that were met before in the same step, `filling` those of no
-    sequence, which fill a graph's size up.
+    `shared` counts tokens of pages that the same step read before, `filling` those of no sequence,
+    which pad a graph's size.
     """
 
     starts: NDArray[np.int64]  # [S]
@@ -61,10 +61,10 @@ class Spans(NamedTuple):
 class Form:
     """Variant of the network: the fused passes, and the parts that are left out.
 
-    Sums with the residual are one pass with the norm that follows; norms of heads, turns and
+    Sums with the residual are one pass with the norm that follows; norms of heads, rotation and
     storing are one; gates are joined within their product; after the last attention only rows whose
-    logits are wanted go on; pages that sequences share are met once; the choice of a token reads
-    its logits once, else they are sorted. Quantised weights have another `weight_itemsize`.
+    logits are wanted continue; shared pages are read once; the choice of a token reads its logits
+    once, else they are sorted. Quantised weights have another `weight_itemsize`.
     """
 
     joins_norms: bool = True
@@ -78,7 +78,7 @@ class Form:
 
 
 def kernels_of(model: Architecture, spans: Spans, form: Form) -> list[Kernel]:
-    """Return all that a step calls."""
+    """Return all calls of a step."""
     return list(_Step(model, spans, form).kernels())
 
 
@@ -195,7 +195,7 @@ class _Step:
         yield self.product("down", tokens, inner, hidden)
 
     def experts(self, experts: Experts, tokens: int) -> Iterator[Kernel]:
-        """Yield a mixture's, whose tokens meet experts at random; each that is met is read once.
+        """Yield a mixture's kernels: tokens choose random experts; each chosen one is read once.
 
         The first product gathers its rows and joins its gates.
         """

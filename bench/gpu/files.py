@@ -4,9 +4,9 @@
         [--ways plan,…] [--kv-cache-tokens N] [--max-num-seqs N] [--max-num-batched-tokens N]
 
 Each file runs to its end through the engine's own plan and scheduler; steps take the time that
-`bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is what
-the engine does by itself for what waits; *plan* is the order of `offline/plan`. *Full* is the mean
-use of the KV cache, *prefilled* the tokens of prompts that were computed, over the least there are.
+`bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is the
+engine's own order of waiting requests; *plan* is the order of `offline/plan`. *Full* is the mean
+use of the KV cache, *prefilled* the computed prompt tokens relative to the minimum.
 Nothing here was measured on a card.
 """
 
@@ -85,7 +85,7 @@ def two_kinds(texts: Tokens) -> list[Line]:
 
 
 def alike(texts: Tokens) -> list[Line]:
-    """Prompts of 165 tokens and answers of 128: nothing that a plan could use."""
+    """Prompts of 165 tokens and answers of 128, where a plan cannot help."""
     return [Line(texts(165), 128) for _ in range(8_000)]
 
 
@@ -209,7 +209,7 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
 def rows(
     setting: Setting, names: Sequence[str], ways: Sequence[str], num_pages: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, each when it is known."""
+    """Yield the lines of a table as they become known."""
     yield (
         "| file | way | steps | gave way | prefilled | full | seconds | of arrival |\n"
         "|---|---|---:|---:|---:|---:|---:|---:|"

@@ -1,12 +1,12 @@
-"""Everything that takes a GPU to know, in one call of less than ten minutes.
+"""All measurements that need a GPU, in one call of less than ten minutes.
 
     python -m bench.gpu.gpu [--results FOLDER] [--seconds 570] [--only attention,step]
 
 Nothing is downloaded: models are random weights of known shapes, made on the card, and the demo
 model of this repository. Each part runs in separate processes until its time limit. For each task
 that ends, a line is printed and a record is in FOLDER/results.jsonl, whatever happens to the next.
-A second call with the same folder does what is missing or failed. `--tiny` does all of it on a CPU
-on tiny shapes, where Triton's kernels are interpreted: it proves this script, not the kernels, and
+A second call with the same folder runs missing and failed tasks. `--tiny` runs all of it on a CPU
+with tiny shapes, where Triton's kernels are interpreted: it tests this script, not the kernels, and
 its numbers mean nothing.
 """
 
@@ -33,7 +33,7 @@ from bench.gpu.work import BROKEN, LEFT, Claims
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS = 570.0
 TINY_SECONDS = 600.0
-# Between two looks at processes, and after the time of a part until they are killed.
+# Seconds between two checks of processes, and from the end of a part's time until they are killed.
 LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 
 
@@ -74,7 +74,7 @@ PARTS = (
 
 @dataclass(slots=True)
 class Running:
-    """A part whose processes run: those that end before their time are replaced."""
+    """A part with running processes: those that end before their time are replaced."""
 
     part: Part
     results: Results
@@ -97,7 +97,7 @@ class Running:
         command += ["--results", str(self.results.folder), "--claims", str(self.claims_folder)]
         command += ["--until", str(self.until)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        if self.part.processes > 1:  # which have the processors among them
+        if self.part.processes > 1:  # they share the processors
             environment["OMP_NUM_THREADS"] = "1"
         if self.is_tiny:
             command.append("--tiny")
@@ -108,7 +108,7 @@ class Running:
             )
 
     def look(self) -> bool:
-        """Attend to processes that have ended; return whether any runs."""
+        """Handle processes that have ended; return whether any runs."""
         if time.monotonic() > self.until + GRACE_SECONDS:
             self.stop(f"cut off after {self.until - self.started:.0f} s")
         for process in list(self.processes):
@@ -117,7 +117,7 @@ class Running:
                 continue
             self.processes.remove(process)
             if code == LEFT:
-                self.status = "there was no room for all"
+                self.status = "not enough time for all tasks"
             elif code != 0:
                 was_at = self.fail(process, f"its process ended with {code}")
                 if was_at or code == BROKEN:
@@ -127,7 +127,7 @@ class Running:
         return bool(self.processes)
 
     def fail(self, process: subprocess.Popen[bytes], why: str) -> bool:
-        """Record why the task that a process was at has not ended; return whether there is one."""
+        """Record why a process's task has not ended; return whether there is one."""
         claims = Claims(self.claims_folder)
         tasks = claims.held_by(process.pid)
         for task in tasks:
@@ -140,14 +140,14 @@ class Running:
         """Kill running processes and their children."""
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # a driver may hold it for a while
+            with suppress(subprocess.TimeoutExpired):  # a driver may block it for a while
                 process.wait(GRACE_SECONDS)
             self.fail(process, why)
             self.status = why
         self.processes.clear()
 
     def end(self) -> None:
-        """Record how the part went."""
+        """Record the outcome of the part."""
         seconds = round(time.monotonic() - self.started, 1)
         records = self.results.read().get(self.part.name, {})
         failed = [task for task, record in records.items() if not is_done(record)]
@@ -177,7 +177,7 @@ def run_all(
 
 
 def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield the parts that run at one time."""
+    """Yield the parts that run at the same time."""
     group: list[Part] = []
     for part in parts:
         if group and not part.is_concurrent:

@@ -66,7 +66,7 @@ Triton {version}, without a card; speeds on a card are in [benchmarks.md](benchm
 
 @dataclass(frozen=True, slots=True, order=True)
 class Compiled:
-    """A kernel as it was compiled once; variants that differ in no constant are one."""
+    """A kernel as compiled once; variants that differ in no constant are one."""
 
     kernel: str
     constants: str
@@ -76,7 +76,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Resource usage of one architecture's machine code; the most of its variants."""
+    """Resource usage of one architecture's machine code; the maximum over its variants."""
 
     registers: int
     shared: int
@@ -97,7 +97,7 @@ def compiled(
     def on_compiled(
         *, src: Any, metadata: Any, metadata_group: dict[str, str], **_: object
     ) -> None:
-        """Record a kernel: Triton calls it for each that it has compiled or found."""
+        """Record a kernel: Triton calls it for each that it has compiled or found in its cache."""
         arch = metadata["target"].arch
         constants = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
         key = Compiled(

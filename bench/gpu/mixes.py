@@ -1,4 +1,4 @@
-"""Mixes of requests, by how many tokens they are of."""
+"""Mixes of requests, by their numbers of tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Mix(NamedTuple):
 
     @classmethod
     def read(cls, words: str) -> Mix:
-        """Read "1024/128", or "512+100/100" where 512 are shared by all."""
+        """Parse "1024/128", or "512+100/100" where 512 are shared by all."""
         before, _, output = words.partition("/")
         shared, plus, prompt = before.rpartition("+")
         return cls(int(prompt), int(output), int(shared) if plus else 0)
 
     def __str__(self) -> str:
-        """Return the mix as it is read."""
+        """Return the mix in the form that is parsed."""
         shared = f"{self.shared}+" if self.shared else ""
         return f"{shared}{self.prompt}/{self.output}"
 
@@ -30,5 +30,5 @@ class Mix(NamedTuple):
         return max(1, min(max_num_seqs, int(own)))
 
 
-# Those that the engine is held to.
+# The mixes of the engine's goals.
 MIXES = tuple(map(Mix.read, ("1024/128", "128/1024", "220/200", "512+100/100")))

@@ -2,12 +2,12 @@
 
     python -m bench.gpu.prediction [--model 46m] [--dtype bfloat16] [--threads 2]
 
-The ceilings are measured in the same run: what a copy moves, what our kernels of each kind reach
-where they have much to do, and what a step takes of a model that is as deep and next to no width,
-which stands for the host. Then `bench.gpu.counts` alone predicts every shape of step, timed as
-the loop runs it. For comparison there is the prediction of the two ceilings of copies and products,
-with the same host. Figures are the first decile of runs; with one thread they are processor time,
-and the rest includes other programs on the machine.
+The ceilings are measured in the same run: the rate of a copy, the rates of our kernels of each kind
+with enough work, and the time of a step of an equally deep model of almost no width, which
+represents the host. Then `bench.gpu.counts` alone predicts every shape of step, timed as the loop
+runs it. For comparison there is the prediction of the two ceilings of copies and products, with the
+same host. Figures are the first decile of runs; with one thread they are processor time, and the
+rest includes other programs on the machine.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ TINY_RULES: dict[str, GatedDelta | StateSpace] = {
     "space": StateSpace(4, 12, 2, 10),
 }
 VOCABULARY = 32_000
-# How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
-# the dtype's precision.
+# Allowed errors of numbers rounded once, and of sums of rounded numbers, in units of the dtype's
+# precision.
 NEAR, FAR = 4, 32
-# What rounding rows to fp8 makes of a product, as a share of it: each number is off by a 32nd.
+# Effect of rounding rows to fp8 on a product, as a share of it: each number is off by a 32nd.
 FP8_BOUND = 0.04
 
 
@@ -170,7 +170,7 @@ def gates(place: Place, dtype: torch.dtype, gate: Gate) -> Numbers:
 
 
 def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Numbers:
-    """Chunks, then decodes and chunks behind them, heads normed and turned on their way."""
+    """Chunks, then decodes and chunks after them, with heads normed and rotated."""
     size = 1 if place.is_tiny else 20
     first, last = 16 + 16 * size, 16 + 30 * size
     sequences = PagedSequences([16 + 7 * size, last, 32, 17, 49], shared=16)
@@ -254,7 +254,7 @@ def recurrence(place: Place, dtype: torch.dtype, rule: GatedDelta | StateSpace) 
     """Chunks from zeros, then decodes with chunks, from rows: convolution, rule, gated norm.
 
     The input of a layer's later kernels is the reference's output of the earlier ones. Its own
-    sums are fp32, so that four times as much may be off in fp32.
+    sums are fp32, so that the allowed error in fp32 is four times as large.
     """
     size, device, heads = 1 if place.is_tiny else 8, place.device, rule.state_shape[0]
     shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
@@ -327,7 +327,7 @@ def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
 
 
 def quantised_experts(place: Place, dtype: torch.dtype, form: str) -> Numbers:
-    """The same of quantised weights; off by a share of the whole."""
+    """The same with quantised weights; errors are a share of the whole."""
     count, inner, hidden = (4, 64, 128) if place.is_tiny else (16, 256, 384)
     shapes = (count, 2 * inner, hidden), (count, hidden, inner)
     if form == "fp8":
@@ -378,14 +378,14 @@ def pooling(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """Weights in fp8, and their activations on cards that multiply such numbers."""
+    """Weights in fp8, and activations, too, on cards that multiply such numbers."""
     height, width = (48, 64) if place.is_tiny else (1024, 2048)
     weight = quantise_fp8(torch.randn(height, width, device=place.device).to(dtype))
     return multiplied(place, weight, FP8_BOUND)
 
 
 def fp8_block_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """The same with a scale for 128 × 128 numbers."""
+    """The same with one scale per 128 × 128 numbers."""
     height, width = (128, 256) if place.is_tiny else (1024, 2048)
     plain = torch.randn(height, width, device=place.device)
     blocks = plain.view(height // 128, 128, width // 128, 128)
@@ -396,7 +396,7 @@ def fp8_block_products(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def four_bit_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """Weights of four bits, a scale and a zero for 64 inputs."""
+    """Weights of four bits, with a scale and a zero per 64 inputs."""
     height, width = (48, 256) if place.is_tiny else (1024, 2048)
     return multiplied(place, four_bits(place, dtype, height, width), 4 * torch.finfo(dtype).eps)
 
@@ -411,7 +411,7 @@ def four_bits(place: Place, dtype: torch.dtype, *shape: int) -> Quantised:
 
 
 def multiplied(place: Place, weight: Quantised, bound: float) -> Numbers:
-    """Multiply few rows and many, by the kernel of either; off by a share of the whole."""
+    """Multiply few rows and many, by the kernel of either; errors are a share of the whole."""
     product = choose_linear(choose_elementwise(weight.dtype, place.device), place.device).make(
         weight
     )

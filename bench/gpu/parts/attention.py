@@ -103,7 +103,7 @@ def cases(place: Place) -> tuple[Case, ...]:
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield ours in each case, then the others in turn: those that compile come last."""
+    """Yield ours in each case, then the others in turn: compiled ones come last."""
     for case in cases(place):
         yield Task(f"{case}: ours", partial(ours, place, case), 3)
     for name, (prepare, seconds) in list(PEERS.items())[: 1 if place.is_tiny else None]:
@@ -138,7 +138,7 @@ def peer(place: Place, case: Case, prepare: Callable[[Place, Case], Attend]) -> 
     try:
         attend = prepare(place, case)
         seconds = place.replay_seconds(attend)
-    except Exception as exc:  # noqa: BLE001 - whatever it refuses, it is another's
+    except Exception as exc:  # noqa: BLE001 - its errors are another library's
         place.wait()
         return {"skipped": f"{type(exc).__name__}: {exc}"[:300]}
     return case.numbers(place, seconds)
@@ -162,7 +162,7 @@ def sdpa(place: Place, case: Case, backend: SDPBackend) -> Attend:
 
 
 def starts(place: Place, count: int, length: int) -> Tensor:
-    """Return where sequences of one length start, and the end."""
+    """Return the starts of sequences of one length, and the end."""
     return torch.arange(count + 1, dtype=torch.int32, device=place.device) * length
 
 
@@ -183,7 +183,7 @@ def torch_varlen(place: Place, case: Case) -> Attend:
 
 
 def flash_attn(place: Place, case: Case) -> Attend:
-    """Prepare FlashAttention, the third where it is there, else the second."""
+    """Prepare FlashAttention, the third version if it is installed, else the second."""
     try:
         from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found]
     except ImportError:

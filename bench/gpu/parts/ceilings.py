@@ -24,7 +24,7 @@ def _empty(_nothing):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - 
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield a copy, products in each dtype, and launches of nothing and of a norm of one row."""
+    """Yield a copy, products in each dtype, and launches of an empty kernel and a one-row norm."""
     yield Task("copy", partial(copy, place), 2)
     yield Task("product", partial(product, place, place.dtype), 2)
     yield Task("product, float16", partial(product, place, torch.float16), 2)
@@ -52,9 +52,9 @@ def product(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def fp8_product(place: Place, *, is_fast: bool) -> Numbers:
-    """Measure the same in fp8 with a scale a row, as torch has it."""
+    """Measure the same in fp8 with row scales, as in torch."""
     if place.is_tiny or torch.cuda.get_device_capability(place.device) < (8, 9):
-        return {"skipped": "this device multiplies no fp8"}
+        return {"skipped": "this device does not multiply fp8"}
     left, right = torch.randn(2, WIDTH, WIDTH, device=place.device).to(FP8)
     scales = torch.ones(WIDTH, 1, device=place.device)
 

@@ -49,7 +49,7 @@ def tasks(place: Place) -> Iterator[Task]:
     for name, mixture in (TINY_MIXTURES if tiny else MIXTURES).items():
         for form in ("bf16", "fp8", "4-bit"):
             if form == "4-bit" and mixture.hidden % GROUP:
-                continue  # such groups are of one row each
+                continue  # such groups have one row each
             for tokens in TOKENS[: 1 if tiny else None]:
                 called = f"experts of {name}, {form}, {tokens} tokens"
                 yield Task(called, partial(apply, place, mixture, form, tokens), 2)
@@ -106,7 +106,7 @@ def apply(place: Place, mixture: Mixture, form: str, tokens: int) -> Numbers:
 
 
 def multiply(place: Place, form: str, rows: int) -> Numbers:
-    """Time a product: ours, and torch's of the weight in bf16, which is dequantised before it."""
+    """Time a product: ours, and torch's with the weight in bf16, which is dequantised before."""
     weight = weight_of(place, form, *(TINY_WEIGHT if place.is_tiny else WEIGHT))
     ops = choose_elementwise(place.dtype, place.device)
     product = choose_linear(ops, place.device).make(weight)

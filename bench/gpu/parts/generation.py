@@ -35,7 +35,7 @@ WORK = (
     ("llama-3-8b", True, (MLPERF,)),
     ("llama-3-8b", False, (SHORT, LONG)),
 )
-# Usual ones: a mix's, and those of making a model.
+# Usual seconds: those of a mix, and those of creating a model.
 SECONDS, MODEL_SECONDS = 17.0, 8.0
 WARM_SECONDS, WINDOW_SECONDS = 3.0, 8.0
 PROFILED_STEPS, FEWEST_STEPS = 12, 4
@@ -60,14 +60,14 @@ def generate(place: Place, name: str, mix: Mix, *, is_fp8: bool) -> Numbers:
     shape, limits = architecture(name), step_limits(config, place.device)
     core, counted = core_of(found, config)
     num_first = mix.at_once(room.num_pages * model.backend.page_size, limits.max_num_seqs)
-    scheduler = core._scheduler  # noqa: SLF001 - whose steps are not all computed
+    scheduler = core._scheduler  # noqa: SLF001 - not all of its steps are computed
     supply = Supply(mix, scheduler, core.add, num_first, model.vocab_size)
     num_filling = supply.fill()
     load = Load(core, supply)
-    load.run_for(0.0 if place.is_tiny else WARM_SECONDS, place)  # kernels and graphs are made
+    load.run_for(0.0 if place.is_tiny else WARM_SECONDS, place)  # compiles kernels and graphs
     warm = 0 if counted is None else counted.captured
     numbers = window(place, load)
-    if not is_fp8:  # which has another ceiling
+    if not is_fp8:  # it has another ceiling
         bound = serial(shape, place.card, mix).outputs_per_second
         numbers["of_roofline"] = numbers["outputs_per_second"] / bound
     if anchor := ANCHORS.get((name, is_fp8, mix)):

@@ -42,7 +42,7 @@ print(task.call())
 
 
 def sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, None where there is none."""
+    """Return the path of compute-sanitizer, None if there is none."""
     found = shutil.which("compute-sanitizer")
     return found or (str(ELSEWHERE) if ELSEWHERE.exists() else None)
 
@@ -57,7 +57,7 @@ def checked(place: Place, check: str) -> Numbers:
     """Run a check under memcheck in a separate process, within the time left."""
     command = sanitizer()
     if command is None or place.is_tiny:
-        return {"skipped": "no GPU" if place.is_tiny else "there is no compute-sanitizer here"}
+        return {"skipped": "no GPU" if place.is_tiny else "compute-sanitizer is not installed"}
     completed = subprocess.run(
         [command, "--tool", "memcheck", sys.executable, "-c", CHECK, check],
         env={**os.environ, **ALONE},

@@ -10,7 +10,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from bench.gpu.parts.task import Numbers, Place
 
-# What blocks the host until the device is through.
+# Calls that block the host until the device is done.
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 LONGEST = 25
 

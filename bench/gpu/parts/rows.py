@@ -36,8 +36,8 @@ from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 GREEDY = Sampling(temperature=0)
-# How far below the likeliest in fp32 a token of ours may be, by how far transformers' own is:
-# random weights leave next to nothing between the best two, so that rounding chooses.
+# Allowed distance of our token below the likeliest in fp32, as a multiple of transformers' own:
+# with random weights the best two are nearly equal, so that rounding chooses.
 TIMES_THEIRS, SPARE = 1.25, 1e-3
 EXPECTED = Path(__file__).with_name("greedy_rows.json")
 MODEL = Path(__file__).parents[3] / "demo" / "model"
@@ -73,11 +73,11 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def requests() -> Iterator[dict[str, Any]]:
-    """Yield the lines of the run: sums behind contexts of many lengths, some of them shared."""
+    """Yield the lines of the run: sums after contexts of many lengths, some of them shared."""
     rng = random.Random(0)
     for number in range(NUM_LINES):
         first, second = rng.sample(range(100), 2)
-        # Some contexts are of a page, some of several tiles; every fourth one is the same.
+        # Some contexts have one page, some several tiles; every fourth one is the same.
         count = 40 if number % 4 == 0 else rng.randrange(MOST_NUMBERS)
         counted = " ".join(f"{place} + 1 = {place + 1}." for place in range(count))
         question = f"{counted} What is {first} + {second}?".strip()
@@ -109,7 +109,7 @@ def run(device: str, folder: Path) -> list[str]:
 
 def run_tidemill(arguments: list[str], folder: Path) -> str:
     """Run a command of Tidemill's in a separate process; return its output."""
-    # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
+    # Its kernels are compiled (numba's on a CPU): nothing is interpreted.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(stand_ins(folder)), *sys.path[1:]])
     command = [sys.executable, "-c", RUN, *arguments]
@@ -134,7 +134,7 @@ def stand_ins(folder: Path) -> Path:
 
 
 def real_run(place: Place) -> Numbers:
-    """Compare a run on this device with the rows that a CPU wrote, in fp32: all are equal."""
+    """Compare a run on this device with a CPU's rows, in fp32: all are equal."""
     with tempfile.TemporaryDirectory() as folder:
         found = run(place.device.type, Path(folder))
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -151,8 +151,8 @@ def real_run(place: Place) -> Numbers:
 def rows(place: Place, captures: Capture | None) -> Numbers:
     """Generate with our loop, and compare each token with transformers' choice.
 
-    transformers reads what ours generated, so that one near tie does not make all that follows
-    another text. What it says in fp32 decides whose tokens are nearer.
+    transformers reads our tokens, so that one near tie does not change all later tokens. Its fp32
+    logits decide whose tokens are closer.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -194,7 +194,7 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
 
 @torch.inference_mode()
 def logits_after(model: Any, before: list[int], after: list[int]) -> torch.Tensor:
-    """Return a model's logits where each token of an answer was chosen."""
+    """Return a model's logits at each chosen token of an answer."""
     ids = torch.tensor([before + after], device=model.device)
     logits: torch.Tensor = model(ids).logits[0, len(before) - 1 : -1].double()
     return logits

@@ -30,7 +30,7 @@ def sanitized(place: Place, tool: str) -> Numbers:
     """Run the checks of `accuracy` under a tool, each tensor in separate memory."""
     found = shutil.which("compute-sanitizer") or (str(ELSEWHERE) if ELSEWHERE.exists() else None)
     if found is None or place.is_tiny:
-        return {"skipped": "there is no compute-sanitizer here" if found is None else "no GPU"}
+        return {"skipped": "compute-sanitizer is not installed" if found is None else "no GPU"}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "found.json").write_text(json.dumps({}), encoding="utf-8")
         command = [found, "--tool", tool, sys.executable, "-m", "bench.gpu.gpu"]

@@ -71,7 +71,7 @@ def gate(place: Place, model: Architecture, tokens: int) -> Numbers:
 
 
 def enter(place: Place, model: Architecture, tokens: int) -> Numbers:
-    """Time heads on their way from one product to attention and to their pages."""
+    """Time heads between a product and attention, and their storing in pages."""
     shape = model.blocks[0].attention
     make = choose_backend([shape], place.dtype, place.device)
     sequences = PagedSequences([tokens])
@@ -86,7 +86,7 @@ def enter(place: Place, model: Architecture, tokens: int) -> Numbers:
 
 
 def product(place: Place, model: Architecture, rows: int) -> Numbers:
-    """Time a layer's largest product, and say which ceiling it is nearer to."""
+    """Time a layer's largest product, and report its nearer ceiling."""
     blocks = choose_elementwise(place.dtype, place.device)
     shape = (2 * model.intermediate_size, model.hidden_size)
     weight = torch.randn(shape, device=place.device).to(place.dtype)

@@ -1,4 +1,4 @@
-"""One decode step of a model by kernel: as it is replayed from a graph, and as it is launched."""
+"""One decode step of a model by kernel: replayed from a graph, and launched."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ import torch
 from bench.gpu.cards import CARDS, Card
 
 Numbers = dict[str, Any]
-# Written before each timed call, so that nothing is found in a cache: above any card's.
+# Bytes written before each timed call to clear caches: more than any card's cache.
 FLUSHED_BYTES = 256 * 2**20
 WARM_CALLS = 3
 
 
 class Task(NamedTuple):
-    """Something to be done, by a name that no other has in its part, and its usual seconds."""
+    """A task: its name, which is unique in its part, its call, and its usual seconds."""
 
     name: str
     call: Callable[[], Numbers]
@@ -31,8 +31,8 @@ class Task(NamedTuple):
 class Place:
     """The device: a GPU, or with `is_tiny` a CPU that interprets kernels on tiny shapes.
 
-    `found` is what earlier parts gave, by part and name; `until` is when this part must have ended,
-    by the monotonic clock.
+    `found` are the results of earlier parts, by part and name; `until` is the end of this part's
+    time, by the monotonic clock.
     """
 
     device: torch.device
@@ -65,12 +65,12 @@ class Place:
         return like.reaching(copy, flops)
 
     def wait(self) -> None:
-        """Return once the device has done all that it was given."""
+        """Return once the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def seconds(self, call: Callable[[], object], runs: int = 20) -> float:
-        """Return the median time of a call on the device, caches cold; it is called before."""
+        """Return the median time of a call on the device, with cold caches, after a first call."""
         if self.is_tiny:
             return self._wall_seconds(call, 1)
         for _ in range(WARM_CALLS):
@@ -87,7 +87,7 @@ class Place:
         return statistics.median(float(begin.elapsed_time(end)) / 1e3 for begin, end in events)
 
     def replay_seconds(self, call: Callable[[], object], runs: int = 20) -> float:
-        """Return the same of a CUDA graph of the call, in which no launch costs the host."""
+        """Return the same for a CUDA graph of the call, where launches cost no host time."""
         if self.is_tiny:
             return self._wall_seconds(call, 1)
         return self.seconds(self.captured(call).replay, runs)
@@ -107,7 +107,7 @@ class Place:
                 for _ in range(times):
                     call()
         finally:
-            torch.cuda.set_stream(current)  # which a capture that fails does not leave as it was
+            torch.cuda.set_stream(current)  # a failed capture does not restore it
         return graph
 
     def _wall_seconds(self, call: Callable[[], object], runs: int) -> float:
@@ -120,7 +120,7 @@ class Place:
 
 
 def card_like(name: str, memory: float) -> Card:
-    """Return the card of a driver's name, else the one with the most similar memory."""
+    """Return the card with a driver's name, else the one with the most similar memory."""
     if named := [card for card in CARDS.values() if card.name in name.lower()]:
         return max(named, key=lambda card: len(card.name))
     return min(CARDS.values(), key=lambda card: abs(card.memory - memory))
