@@ -75,7 +75,7 @@ class Way:
 
 @dataclass
 class Recorder:
-    """Notes the files of `tidemill` whose functions are called inside `recording` blocks."""
+    """Records the files of `tidemill` whose functions are called inside `recording` blocks."""
 
     files: set[str] = field(default_factory=set)
     main_thread_files: set[str] = field(default_factory=set)

@@ -1,11 +1,11 @@
-"""The serial roofline: how many tokens a second a card could give of requests of one shape.
+"""The serial roofline: the tokens per second of a card for requests of one shape.
 
     python -m bench.gpu.roofline [--card h200] [--model llama-3-8b] [--mixes 1024/128,128/1024]
 
-Work is counted once for each request, and both ceilings of the card are met in turn: products, or
-where that takes longer the weights, which all sequences of a step read together; then keys, values
-and recurrent states, which each reads alone. It contains no launches, host or norms: the engine's
-share of it shows its loss.
+Work is counted once for each request, and the card's ceilings apply one after the other: products,
+or the weights if reading them takes longer, once for all sequences of a step; then keys, values and
+recurrent states, which each sequence reads alone. There are no launches, host or norms: the
+engine's share of it shows its loss.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ITEMSIZE = 2  # of keys and values, and of weights that are not quantised
 class Weights:
     """Weights of a model: the parameters that a token multiplies, and those that a step reads.
 
-    Those of a head, which only sampled tokens meet, are apart. The table of embeddings is not among
-    them, of which a step reads a few rows; `held` are all, by which memory is filled.
+    The head's are separate, because only sampled tokens use it. The embedding table is not
+    included, because a step reads few of its rows; `held` are all weights in memory.
     """
 
     active: int
@@ -49,7 +49,7 @@ class Weights:
 
 
 def block_weights(model: Architecture, block: Block) -> tuple[int, int]:
-    """Return how many weights of a layer a token meets, and how many there are."""
+    """Return a layer's weights that a token multiplies, and all of its weights."""
     if block.latent is not None:
         raise SystemExit("latent attention (MLA) is not supported by this script")
     hidden, experts = model.hidden_size, block.experts
@@ -88,7 +88,7 @@ def kv_bytes(shape: AttentionShape, itemsize: int = ITEMSIZE) -> int:
 
 
 def pair_flops(shape: AttentionShape) -> int:
-    """Return the operations for one query to meet one key in one layer, all heads."""
+    """Return the operations for one query and one key in one layer, over all heads."""
     return 2 * shape.num_query_heads * (shape.key_dim + shape.value_dim)
 
 
@@ -127,7 +127,7 @@ def sequence_bytes(model: Architecture, num_tokens: float) -> float:
 
 
 def serial(model: Architecture, card: Card, mix: Mix, itemsize: float = ITEMSIZE) -> Bound:
-    """Return the bound for endless requests of one mix, as many at once as memory holds.
+    """Return the bound for endless requests of one mix, as many at once as memory allows.
 
     `itemsize` is that of weights.
     """
@@ -145,7 +145,7 @@ def serial(model: Architecture, card: Card, mix: Mix, itemsize: float = ITEMSIZE
         of_output = pairs(shared + prompt, last, *limits)
         of_output *= (output - 1) / output
         flops += pair_flops(shape) * (of_prompt + of_output)
-        # What is shared is read once for all sequences of a step.
+        # Shared tokens are read once for all sequences of a step.
         own = pairs(prompt, prompt + output, *limits) * (output - 1) / output
         moved += kv_bytes(shape) * (own + shared * (output - 1) / sequences + prompt + output)
         moved += 2 * output * state_bytes(block)

@@ -53,9 +53,9 @@ CALLS_A_LAYER = 10
 
 
 class Limits(NamedTuple):
-    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more.
+    """Bytes and operations per second of one kind of kernels; each call takes `gap` more.
 
-    `overlaps`: bytes come while operations are done, as on a GPU, else one comes after the other.
+    With `overlaps`, bytes are moved during the operations, as on a GPU; otherwise before them.
     """
 
     bandwidth: float
@@ -76,9 +76,9 @@ def seconds_of(kernel: Kernel, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The shares of a card's ceilings that kernels are held to, and the seconds that a start takes.
+    """The expected shares of a card's ceilings, and the seconds of a kernel's start.
 
-    Passes and decodes 85 % of a copy's bandwidth, prefill attention 350 of 790 TFLOP/s.
+    Passes and decodes have 85 % of a copy's bandwidth, prefill attention 350 of 790 TFLOP/s.
     """
 
     passes: float = 0.85
@@ -116,7 +116,7 @@ class Host:
     overlaps: bool = True
 
     def seconds(self, busy: float, launching: float, num_spans: int, *, waits: bool) -> float:
-        """Return how long it is from one step to the next."""
+        """Return the time from one step to the next."""
         thinking = self.step + num_spans * self.sequence
         if self.overlaps and not waits:
             return max(busy, thinking + launching)
@@ -130,7 +130,7 @@ REACH, HOST, FORM = Reach(), Host(), Form()
 class Forecast:
     """Result of simulated steps: seconds, busy seconds of the device, tokens, and by kernel.
 
-    Of the steps, `waits` could not be planned before another was collected.
+    `waits` counts the steps that could not be planned before another was collected.
     """
 
     seconds: float = 0.0
@@ -144,12 +144,12 @@ class Forecast:
 
     @property
     def outputs_per_second(self) -> float:
-        """Return the rate that requests see."""
+        """Return the rate of tokens for requests."""
         return self.outputs / self.seconds
 
 
 class Room(NamedTuple):
-    """Pages and rows of a card, and how many sequences, half way through, these hold."""
+    """Pages and rows of a card, and how many half-finished sequences they hold."""
 
     num_pages: int
     num_rows: int
@@ -158,7 +158,7 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that a forecast goes by, but the mix; limits that are None are those of the card."""
+    """All settings of a forecast except the mix; limits that are None are those of the card."""
 
     model: Architecture
     card: Card
@@ -179,7 +179,7 @@ class Setting:
 
     @property
     def pool(self) -> float:
-        """Return the bytes that the card has for the state of sequences."""
+        """Return the card's bytes for the state of sequences."""
         weights = Weights.from_model(self.model)
         return self.card.pool(weights.held * self.form.weight_itemsize)
 
@@ -188,7 +188,7 @@ class Setting:
         return group_layers(self.model.attention_shapes, sum(mix))
 
     def room(self, mix: Mix) -> Room:
-        """Return the pages and rows that the card has room for, divided as the engine does."""
+        """Return the card's pages and rows, divided as in the engine."""
         blocks = self.model.blocks
         groups, shapes = self.groups(mix), self.model.attention_shapes
         largest = max(groups, key=lambda group: len(group.layers)).layers
@@ -313,7 +313,7 @@ def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
 def table(
     ways: Sequence[tuple[str, Setting]], mixes: Sequence[Mix], num_steps: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, each when it is known."""
+    """Yield the lines of a table as they become known."""
     yield (
         "| in/out | | step, ms | tokens a step | gave way, a step | waited | device busy "
         "| out tok/s | of the roofline |"

@@ -20,8 +20,8 @@ GREEDY = Sampling(temperature=0)
 class Supply:
     """Keeps requests waiting at all times; ids of prompts are below `vocabulary`.
 
-    Those that start first have been at it for a while: their outputs so far are of their prompts,
-    so that the mixture that lasts is there from the start.
+    The first ones start in the middle: part of their outputs is in their prompts already, so that
+    the steady mixture exists from the start.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Supply:
             self._add(int(self._rng.integers(0, mix.output)))
 
     def top_up(self) -> None:
-        """Let as many wait as may start in a step, and more."""
+        """Keep more requests waiting than can start in a step."""
         while self._scheduler.num_waiting < NUM_WAITING:
             self._add(0)
 
     def fill(self) -> int:
-        """Go on until those that are there first have started; return how many steps that took.
+        """Run until the initial requests have started; return the number of steps.
 
-        Nothing is computed: as if it had been.
+        Nothing is computed.
         """
         num_started = num_steps = 0
         while num_started < self._num_first:
@@ -86,7 +86,7 @@ def spans_of(table: SequenceTable, plan: StepPlan, *, is_shared: bool = True) ->
 
 
 def land(scheduler: Scheduler, plan: StepPlan) -> None:
-    """Let the oldest step in flight have come to something: who is as long as may be, ends."""
+    """Finish the oldest step in flight; sequences at their maximum length end."""
     table, slots = scheduler.table, plan.sampled
     nothing = np.zeros(len(slots), np.int64)
     taken = scheduler.collect(plan, nothing, np.ones_like(nothing, np.bool_))

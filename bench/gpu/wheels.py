@@ -1,4 +1,4 @@
-"""Wheels to carry to a machine with a GPU that reaches no index, for a real `tidemill run` there.
+"""Wheels for a machine with a GPU but without an index, for a real `tidemill run` there.
 
     python -m bench.gpu.wheels [--download FOLDER]
 
@@ -32,9 +32,9 @@ HELD = frozenset(
     urllib3
     """.split()
 )
-# Of recordings, which no part of `bench.gpu.gpu` reads.
+# Packages for recordings, which no part of `bench.gpu.gpu` reads.
 LEFT_OUT = frozenset({"av", "soxr"})
-# A wheel names the oldest glibc that it runs with, and pip takes names as they are: up to Ubuntu
+# A wheel's name contains the oldest glibc that it supports, and pip compares names: up to Ubuntu
 # 24.04's.
 GLIBCS = range(17, 40)
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in GLIBCS))
@@ -57,7 +57,7 @@ def required(package: str, extras: frozenset[str]) -> Iterator[str]:
     """Yield a package's direct requirements on the machine."""
     for text in requires(package) or ():
         requirement = Requirement(text)
-        # Python 3.12, whatever runs this.
+        # Python 3.12, whatever version runs this.
         surroundings = [{"extra": extra, "python_version": "3.12"} for extra in (*extras, "")]
         marker = requirement.marker
         if marker is None or any(map(marker.evaluate, surroundings)):

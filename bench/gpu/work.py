@@ -95,13 +95,13 @@ def attempt(task: Task) -> Numbers:
     started = time.monotonic()
     try:
         numbers = task.call()
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it is written down
+    except Exception as exc:  # noqa: BLE001 - every error is recorded
         numbers = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
     return {**numbers, "took_seconds": round(time.monotonic() - started, 2)}
 
 
 def is_broken(place: Place) -> bool:
-    """Return whether a task has left the device unusable, as an illegal memory access does."""
+    """Return whether a task has left the device unusable, as after an illegal memory access."""
     try:
         place.wait()
         torch.ones(1, device=place.device)
@@ -112,7 +112,7 @@ def is_broken(place: Place) -> bool:
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Let a CPU be served by Triton's kernels."""
+    """Let Triton's kernels run on a CPU."""
     from tidemill.engine.kernels.backends import TRITON_TYPES
 
     TRITON_TYPES.add("cpu")

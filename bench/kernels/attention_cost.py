@@ -48,12 +48,12 @@ class Sequences:
     shared: int = 0
 
     def step(self) -> tuple[Step, int]:
-        """Return the step that computes them, and how many pages there are."""
+        """Return the step that computes them, and its number of pages."""
         size = CpuAttention.page_size
         length = self.context + self.tokens
         per_sequence, common = -(-length // size), self.shared // size
         pages = np.arange(self.count * per_sequence).reshape(self.count, per_sequence)
-        # As after a while: in no order.
+        # In random order, as after some time.
         pages = np.random.default_rng(0).permutation(pages.size)[pages]
         pages[:, :common] = pages[0, :common]
         spans = [Span(self.context, length, own) for own in pages]
@@ -77,7 +77,7 @@ def attending(shape: AttentionShape, sequences: Sequences) -> Callable[[], objec
 
 
 def flash(shape: AttentionShape, sequences: Sequences) -> Callable[[], object]:
-    """Return torch's own attention of the same sequences, their keys contiguous."""
+    """Return torch's own attention for the same sequences, with contiguous keys."""
     length = sequences.context + sequences.tokens
     query = torch.randn(1, shape.num_query_heads, sequences.tokens, shape.key_dim).to(DTYPE)
     key, value = torch.randn(2, 1, shape.num_kv_heads, length, shape.key_dim).to(DTYPE)

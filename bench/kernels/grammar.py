@@ -6,10 +6,10 @@
     python -m bench.kernels.grammar memory [--schemas 5000]
     python -m bench.kernels.grammar valid [--rows 10000]
 
-*Cost*: rows of as many tokens with a schema each, none of which ends before, and without any; the
-two run by turns in one process, and the share is that of the medians. *Overlap*: the same on a
-device that is simulated, which takes a fixed time per step and gives no result earlier: the rest is
-the host's part. *Memory*: resident, after a tenth of the schemas was made, and after all were.
+*Cost*: rows of equal length with a schema each, none of which ends earlier, and without any; the
+two run in turns in one process, and the share is that of the medians. *Overlap*: the same on a
+simulated device, which takes a fixed time per step and gives no result earlier: the rest is the
+host's part. *Memory*: resident, after a tenth of the schemas was compiled, and after all were.
 *Valid*: the demo model under schemas that are drawn at random, judged by jsonschema, which does not
 use masks; rows cut by their length are counted separately.
 """
@@ -95,7 +95,7 @@ def cost(model: Path, sequences: int, rounds: int, dtype: str, *, drafts: bool) 
 
 
 def compare(served: Dispatcher, sequences: int, rounds: int) -> dict[str, float]:
-    """Return tokens a second with and without a schema for each sequence; close the engine."""
+    """Return tokens per second with and without a schema for each sequence; close the engine."""
     plain = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
     ways: dict[str, list[dict[str, Any]]] = {
         "without": [plain] * sequences,
@@ -117,14 +117,14 @@ def compare(served: Dispatcher, sequences: int, rounds: int) -> dict[str, float]
 
 
 class MadeUpDevice:
-    """A device that takes its time for a step, one after the other, while the host goes on."""
+    """A device that takes a fixed time per step, one after the other, while the host continues."""
 
     def __init__(self, step_seconds: float, vocabulary: int) -> None:
         self._step_seconds, self._vocabulary = step_seconds, vocabulary
         self._free_at = 0.0
 
     def run(self, plan: StepPlan) -> StepLogits:
-        """Begin a step; its logits, all alike, are there for the sampler at once."""
+        """Begin a step; its constant logits are available to the sampler at once."""
         self._free_at = max(self._free_at, time.perf_counter()) + self._step_seconds
         return StepLogits(torch.zeros(int(plan.num_logits.sum()), self._vocabulary))
 
@@ -162,7 +162,7 @@ def overlap(sequences: int, step_ms: list[float]) -> None:
 
 def memory(schemas: int) -> None:
     """Print the resident memory after a tenth of `count` schemas, and after all of them."""
-    # Few pages, all soon in use: else pages that are touched for the first time would be counted.
+    # Few pages, all in use soon, so that first touches of pages do not count.
     served = load_served(
         EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", kv_cache_memory=32 * 2**20)
     )
@@ -216,7 +216,7 @@ def judged(seed: int, reply: Reply) -> str:
 
 
 def main() -> None:
-    """Measure one of them."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     of_cost = commands.add_parser("cost")

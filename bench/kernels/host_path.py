@@ -4,7 +4,7 @@
 
 Each length runs in a fresh process pinned to one core: the input is read and checked, then read
 again, answered by a null engine and written. Vectors have 1,024 dimensions and are made into bodies
-as `/v1/embeddings` makes them. Prints a markdown table.
+like those of `/v1/embeddings`. Prints a markdown table.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NullEngine:
         self._num_answered = 0
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer without looking."""
+        """Answer without reading the request."""
         from tidemill.protocol.contract import Reply, Usage
 
         del created
@@ -102,19 +102,19 @@ class NullEngine:
         return Reply(200, reply, Usage(prompt_tokens=12))
 
     def info(self) -> EngineInfo:
-        """Nothing is loaded."""
+        """Do nothing: there is no model to load."""
         from tidemill.protocol.contract import EngineInfo
 
         return EngineInfo("null", None, "none", "none", 0, 1)
 
     def stats(self) -> EngineStats:
-        """Nothing ever runs."""
+        """Do nothing: no request is ever running."""
         from tidemill.protocol.contract import EngineStats
 
         return EngineStats()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def write_lines(path: Path, count: int, rows: str) -> None:
@@ -164,7 +164,7 @@ def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
 
 def peak_bytes() -> int:
     """Return the peak of this process's resident memory."""
-    # Not getrusage: its maximum is inherited from the process that started this one.
+    # Not getrusage: its maximum is inherited from the parent process.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(peak.split()[1]) * 1024

@@ -59,13 +59,13 @@ class Silence:
         return self
 
     def prepare(self, step: Step) -> None:
-        """Take in nothing."""
+        """Do nothing with keys and values."""
 
     def check(self) -> None:
-        """Raise nothing."""
+        """Do nothing: there is no error."""
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
-        """Return logits of which the first is as good as any."""
+        """Return constant logits."""
         del attention
         return torch.zeros(len(step.logit_rows), VOCABULARY)
 
@@ -92,7 +92,7 @@ class Situation:
         self.core.add(SequenceRequest(prompt, max_tokens, self._sampling))
 
     def time(self, supply: Callable[[], object] = lambda: None) -> Times:
-        """Let a while pass and time steps then, each after a call of `supply` that is not timed."""
+        """Warm up, then time steps, each after an untimed call of `supply`."""
         times = []
         for _ in range(2 * NUM_STEPS):
             supply()
@@ -155,7 +155,7 @@ def blocked(num_sequences: int, steps_ahead: int) -> Times:
 
 
 def short_of_pages(num_sequences: int, steps_ahead: int) -> Times:
-    """All decode on fewer pages than they come to need: the youngest give way."""
+    """All decode on fewer pages than they need: the youngest are preempted."""
     situation = Situation(num_sequences, num_sequences * 16, steps_ahead)
     for place in range(num_sequences):
         situation.add(100 + place % PAGE_SIZE, FOREVER)
@@ -166,7 +166,7 @@ SITUATIONS = (decoding, scored, in_step, coming_and_going, blocked, short_of_pag
 
 
 def table(counts: list[int], steps_ahead: int) -> Iterator[str]:
-    """Yield the lines of a table, each when it is measured."""
+    """Yield the lines of a table as they become known."""
     yield "| sequences | situation | median, ms | mean | longest |"
     yield "|---:|---|---:|---:|---:|"
     for count in counts:

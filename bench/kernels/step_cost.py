@@ -6,8 +6,8 @@
 *Reading* is measured twice, from a copy of the weight matrices in the same process, just before the
 steps: the time of a plain sum over their bytes, and that of a product with one row by torch's
 `linear` for each matrix. A step is timed as the loop runs it, sampling included, in pure decode.
-Figures are those that one run in ten stays below, as other work on a machine hides in the rest. The
-parts are those of the quickest of as many steps again under Python's profiler, which slows Python.
+Figures are first deciles, because other work on the machine is in the rest. The parts are those of
+the fastest of as many steps again under Python's profiler, which slows Python.
 Use Python 3.11: 3.13's profiler does not report numba's functions, whose time counts as Python's.
 """
 
@@ -98,7 +98,7 @@ class WeightReader:
 
     @property
     def _words(self) -> Tensor:
-        """The same bytes as fp32, whose sum torch has vectorised."""
+        """Return the same bytes as fp32, whose sum torch has vectorised."""
         return self._flat.view(torch.float32)
 
     def _multiply(self) -> None:
@@ -156,7 +156,7 @@ def profiled(core: GenerationCore) -> Parts:
 
 
 def compiled_functions() -> set[CodeType]:
-    """Return the code of every function that numba compiled, by which the profiler knows it."""
+    """Return the code of every function that numba compiled, as the profiler identifies it."""
     return {
         value.py_func.__code__
         for name, module in list(sys.modules.items())

@@ -4,9 +4,9 @@
 
 Chats with a real model, greedy, whose answers end by themselves:
 
-- r1: topics of 600 short texts, in up to 6 tokens, behind two examples;
+- r1: topics of 600 short texts, in up to 6 tokens, after two examples;
 - r2: 192 announcements of up to 200 tokens;
-- r3: three fields of 240 customer messages under a closed schema, behind two examples;
+- r3: three fields of 240 customer messages under a closed schema, after two examples;
 - r4: one of six subjects for each of 600 texts, as an enum.
 """
 

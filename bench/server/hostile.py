@@ -148,7 +148,7 @@ def measured(place: Place, path: str, body: bytes) -> tuple[int, float, float]:
 
 
 def queued(place: Place) -> dict[str, float]:
-    """Return the seconds of a chat of 30 kB alone, and behind six texts of 4 MB."""
+    """Return the seconds of a chat of 30 kB alone, and after six texts of 4 MB."""
     chat = _repeated(_CHAT, b" " * 10, b'"}]}', 30_000)
     path, make = BODIES["text"]
     text = make()

@@ -3,11 +3,10 @@
     python -m bench.server.mixed out/bench/46m [--lines 5000] [--rate 4] [--seconds 150]
 
 One `tidemill serve` process runs three phases: requests alone for some seconds, a batch alone, and
-such a batch with requests until it has ended. No two prompts are alike, so nothing is
-found computed. Requests come at random moments, `--rate` a second,
-whether or not those before are answered, and stream. Prints one line of JSON, with two ratios:
-p99 of the seconds to a first token, together by alone (at most 1.5), and rows a second of the
-batch, together by alone (at least 0.8).
+such a batch with requests until it has ended. No two prompts are alike, so nothing is cached.
+Requests come at random moments, `--rate` per second, whether or not earlier ones are answered, and
+stream. Prints one line of JSON, with two ratios: p99 of the seconds to a first token, together by
+alone (at most 1.5), and rows a second of the batch, together by alone (at least 0.8).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Prompts:
         self._words = words(NUM_COMMON_WORDS)
 
     def __next__(self) -> str:
-        """Return another."""
+        """Return another text."""
         return " ".join(self._draw.choices(self._words, k=PROMPT_WORDS))
 
     def body(self, max_tokens: int, **more: Any) -> dict[str, Any]:
@@ -50,7 +49,7 @@ class Prompts:
 
 
 class Online:
-    """People that come at random moments, until it is left."""
+    """Users that send requests at random moments, until the context ends."""
 
     def __init__(self, place: Place, rate: float, seed: int) -> None:
         self.first_seconds: list[float] = []
@@ -62,7 +61,7 @@ class Online:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def come(self) -> None:
-        """Ask for ever."""
+        """Send requests until it is cancelled."""
         while True:
             await asyncio.sleep(self._draw.expovariate(self._rate))
             task = asyncio.create_task(self._ask())
@@ -162,7 +161,7 @@ def _share(values: Sequence[float], share: float) -> float:
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return milliseconds at some shares, and of how many."""
+    """Return milliseconds at some percentiles, and the number of values."""
     shares = {f"p{int(share * 100)}_ms": _share(values, share) * 1000 for share in (0.5, 0.9, 0.99)}
     return {name: round(value, 1) for name, value in shares.items()} | {"count": len(values)}
 

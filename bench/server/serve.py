@@ -109,7 +109,7 @@ def main() -> None:
             )
             urls[_VLLM] = stack.enter_context(peer)
         for url in urls.values():
-            figures_of(url, 2, seed=10**6)  # whatever is compiled by a first request
+            figures_of(url, 2, seed=10**6)  # a first request compiles kernels
         print("streams  server    first p50 ms first p99 ms    tokens/s")
         for streams in given.at:
             rounds = {

@@ -49,12 +49,12 @@ class Place:
 
 @contextmanager
 def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
-    """Start `tidemill serve` at a free port, and in the end stop it as a container is stopped.
+    """Start `tidemill serve` on a free port, and stop it in the end like a container.
 
     With a `key` no other client is admitted.
 
-    Its output goes to `log`. Raises `RunFailed` with its last words where it does not come to
-    listen, or ends with another status than 0.
+    Its output goes to `log`. Raises `RunFailed` with the last lines if it does not start listening,
+    or ends with a status other than 0.
     """
     command = [sys.executable, "-m", "tidemill", "serve", "--port", "0", *flags]
     command += ["--api-key", key] if key else []

@@ -37,7 +37,7 @@ _STATE = ("running_sequences", "waiting_sequences", "kv_cache_usage_ratio", "req
 _STALL_SECONDS = 0.2
 _SETTLE_SECONDS = 60.0
 _LEAST_LOOKS = 3
-_PAUSE_SECONDS = 3.0  # before memory is looked at
+_PAUSE_SECONDS = 3.0  # before memory is measured
 _LOOK_SECONDS = 15.0
 _NUM_LARGE = 8  # in a round
 _NUM_LINES, _NUM_LARGE_LINES = 300, 20
@@ -66,7 +66,7 @@ class Visit:
     draw: random.Random
 
     def send(self, path: str, body: bytes, *, length: int | None = None) -> None:
-        """Send a request; one of another `length` than its body has is never at its end."""
+        """Send a request; one whose `length` differs from its body's never ends correctly."""
         headers = {
             "Host": self.place.host,
             "Connection": "close",
@@ -90,21 +90,21 @@ class Visit:
         return json.dumps(body).encode()
 
     def vanish(self) -> None:
-        """Break the connection off without a farewell."""
+        """Reset the connection."""
         held: socket.socket = self.writer.get_extra_info("socket")
         held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
 async def polite(visit: Visit) -> str | None:
-    """Ask and read the whole answer."""
+    """Send a request and read the whole answer."""
     visit.send("/v1/chat/completions", visit.ask())
     answer = await visit.reader.read()
     return None if b'"finish_reason":"length"' in answer else _format(answer)
 
 
 async def streaming(visit: Visit) -> str | None:
-    """Ask for a stream and read it to its end."""
+    """Request a stream and read it to its end."""
     visit.send("/v1/chat/completions", visit.ask(stream=True))
     answer = await visit.reader.read()
     is_whole = b"data: [DONE]" in answer and b'"finish_reason":"length"' in answer
@@ -139,7 +139,7 @@ async def stalling(visit: Visit) -> str | None:
 
 
 async def dripping(visit: Visit) -> str | None:
-    """Send a body by drops, and never all of it."""
+    """Send a body slowly, and never all of it."""
     body = visit.ask()
     visit.send("/v1/chat/completions", b"", length=len(body))
     for byte in body[: visit.draw.randrange(4, 20)]:
@@ -149,7 +149,7 @@ async def dripping(visit: Visit) -> str | None:
 
 
 async def silent(_: Visit) -> str | None:
-    """Say nothing at all."""
+    """Send nothing at all."""
     await asyncio.sleep(_STALL_SECONDS)
     return None
 
@@ -186,7 +186,7 @@ async def wrong(visit: Visit) -> str | None:
 
 
 async def large(visit: Visit) -> str | None:
-    """Ask with a long text; most are longer than the context."""
+    """Send a long text; most are longer than the context."""
     size = visit.draw.choice((2_000, 200_000, 2_000_000, 8_000_000))
     message = {"role": "user", "content": _text(visit.draw, size)}
     visit.send("/v1/chat/completions", visit.ask(messages=[message], max_tokens=8))
@@ -195,7 +195,7 @@ async def large(visit: Visit) -> str | None:
 
 
 async def tokenizing(visit: Visit) -> str | None:
-    """Ask for the tokens of a long text, which the model's context does not hold."""
+    """Request the tokens of a text that is longer than the model's context."""
     text = _text(visit.draw, visit.draw.choice((100_000, 1_000_000, 3_000_000)))
     visit.send("/tokenize", json.dumps({"model": visit.place.model, "prompt": text}).encode())
     answer = await visit.reader.read()
@@ -203,7 +203,7 @@ async def tokenizing(visit: Visit) -> str | None:
 
 
 async def many(visit: Visit) -> str | None:
-    """Ask for a few hundred completions at once."""
+    """Request a few hundred completions at once."""
     prompts = [_text(visit.draw, 20) for _ in range(visit.draw.randrange(1, 300))]
     body = {"model": visit.place.model, "prompt": prompts, "max_tokens": 4, "n": 2}
     visit.send("/v1/completions", json.dumps(body).encode())
@@ -349,7 +349,7 @@ def _format(answer: bytes) -> str:
 
 
 async def _round(place: Place, *, at_once: int, seed: int, seen: Seen) -> None:
-    """Let visitors of all habits come, while large requests do and a batch is run."""
+    """Run visitors of all habits, with large requests and a batch at the same time."""
     await asyncio.gather(
         come(place, visits=20 * at_once, at_once=at_once, seed=seed, seen=seen),
         come(place, visits=_NUM_LARGE, at_once=2, seed=seed, seen=seen, habits=LARGE),
@@ -388,7 +388,7 @@ async def soak(place: Place, *, minutes: float, at_once: int, seed: int) -> bool
 
 
 def main() -> int:
-    """Soak a server of one's own; 1 where something was left or went wrong."""
+    """Soak a new server; return 1 if resources were left or errors occurred."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

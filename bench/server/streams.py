@@ -1,4 +1,4 @@
-"""A client of streams, the same for every server: when each event came, and whether all did.
+"""A client of streams, the same for every server: the time of each event, and completeness.
 
     python -m bench.server.streams http://127.0.0.1:8000 --model NAME --streams 64 --requests 128
 
@@ -37,7 +37,7 @@ class Stream:
 
     @property
     def ended(self) -> float:
-        """Return when the last byte came."""
+        """Return the time of the last byte."""
         return self.reads[-1][0]
 
     def counts(self) -> list[int]:
@@ -83,7 +83,7 @@ async def measure(url: str, model: str, *, streams: int, requests: int, seed: in
 
 
 def _is_whole(counts: Sequence[int]) -> bool:
-    """Return whether nothing is missing nor out of order: counts grow to the last token."""
+    """Return whether a stream is complete and in order: counts grow to the last token."""
     return bool(counts) and [*counts] == sorted(counts) and counts[-1] == MAX_TOKENS
 
 

@@ -1,4 +1,4 @@
-"""From a sampled token to its bytes at the socket: one server, in this process, under many streams.
+"""From a sampled token to its bytes at the socket: one server, in this process, with many streams.
 
     python -m bench.server.wire out/bench/46m [--streams 64] [--requests 128]
 
@@ -44,7 +44,7 @@ class Clock:
         self._send, self._stream = Engine._send, Engine.stream  # noqa: SLF001
 
     def install(self) -> None:
-        """Stand between the engine's thread and those that read its events."""
+        """Intercept events between the engine's thread and their readers."""
         clock = self
 
         def send(engine: Engine[Any, Any], mail: Iterable[Any]) -> None:
@@ -64,7 +64,7 @@ class Clock:
         Engine.stream = stream  # type: ignore[method-assign,assignment]
 
     def timed(self, app: ASGIApp) -> ASGIApp:
-        """Return an application whose every event is measured when it has been written."""
+        """Return an application that measures every event when it has been written."""
 
         async def timed_app(scope: Scope, receive: Receive, send: Send) -> None:
             async def timed_send(message: Message) -> None:
