@@ -152,15 +152,15 @@ class _Layer:
             return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
         if self.model.has_output_gate:
             return self._gated_qkv(prefix, kind, heads, kv_heads, *width)
-        bands = [
+        parts = [
             (shape.num_query_heads, shape.key_dim, heads),
             (shape.num_kv_heads, shape.key_dim, kv_heads),
             (shape.num_kv_heads, shape.value_dim, kv_heads),
         ][: 2 if self.block.has_keys_as_values else 3]
         bands = bands_of(
-            names.qkv[: len(bands)],
-            [count * dim for count, dim, _ in bands],
-            [head_rows(own, dim) for _, dim, own in bands],
+            names.qkv[: len(parts)],
+            [count * dim for count, dim, _ in parts],
+            [head_rows(own, dim) for _, dim, own in parts],
             is_joined=turned is None,
         )
         return banded(

@@ -108,8 +108,8 @@ def read_weights(
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, shard=shard), *more]
     weights = read_stored(checkpoint, own, stored, dtype, device, zeros=zeros)
-    head = weights.get("lm_head") if architecture.tie_word_embeddings else None
-    if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embed_tokens"])):
+    tied = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(tied, Tensor) and torch.equal(tied, as_tensor(weights["embed_tokens"])):
         del weights["lm_head"]
     return weights
 
