@@ -1,4 +1,4 @@
-"""The counter of files on each way: what it counts, and that the ways can be run."""
+"""The counter of files on each path: its counts, and that every path can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the benchmarks are what their names stand for."""
+"""The files of the benchmarks match their descriptions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def bodies(name: str) -> list[dict[str, Any]]:
 
 
 def prompts(name: str) -> list[str]:
-    """Return what the user says in each line."""
+    """Return the user's text in each line."""
     return [body["messages"][-1]["content"] for body in bodies(name)]
 
 
 def num_words(text: str) -> int:
-    """Return the words of a text."""
+    """Return the number of words of a text."""
     return len(text.split())
 
 

@@ -1,4 +1,4 @@
-"""How much memory loading takes."""
+"""Memory for loading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEGABYTES = 64
 
 
 def held(megabytes: int) -> Callable[[], object]:
-    """Return what takes so much memory, gives it back, and keeps a little."""
+    """Return a loader that allocates this much memory, frees it, and keeps a little."""
 
     def load() -> object:
         passing = bytearray(b"x") * (megabytes << 20)
@@ -22,7 +22,7 @@ def held(megabytes: int) -> Callable[[], object]:
 
 
 def peaks() -> tuple[Peak, Peak]:
-    """Return the peaks of a large load and, behind it, of a small one."""
+    """Return the peaks of a large load and then of a small one."""
     return peak_of(held(MEGABYTES)), peak_of(held(1))
 
 

@@ -1,4 +1,4 @@
-"""How long a start takes: what is compared, in which turns, and how it is shown."""
+"""Start-up time: the compared commands, their order, and the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script for a GPU, tried without one."""
+"""The script for a GPU, tested without one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put modules of faulty parts where processes find them; return the folder."""
+    """Write modules of faulty parts to a folder that processes import from; return it."""
     for name, fault in FAULTS.items():
         text = f"{FAULTY}\nNAME, FAULT = {name!r}, {fault}\n"
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
@@ -166,7 +166,7 @@ def worked(
 
 
 def good() -> dict[str, Any]:
-    """Be a task that goes well."""
+    """Run a task that succeeds."""
     return {"outputs_per_second": 3.0}
 
 
@@ -214,7 +214,7 @@ def test_a_task_that_fails_is_the_only_one_unless_the_device_is_broken(
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return what the tasks of `worked` came to."""
+    """Return the results of the tasks of `worked`."""
     return Results(folder / "results").read().get("part", {})
 
 

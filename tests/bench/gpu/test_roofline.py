@@ -1,4 +1,4 @@
-"""The serial roofline, held to what was worked out by hand."""
+"""The serial roofline, compared with manual calculations."""
 
 from __future__ import annotations
 

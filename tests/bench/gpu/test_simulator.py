@@ -1,4 +1,4 @@
-"""Steps that are counted, and what a missing overlap or a needless pass makes of them."""
+"""Simulated steps, and the cost of a missing overlap or an unnecessary pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIX = Mix(64, 32)
 
 
 def spans(*of: tuple[int, int], num_rows: int = 0, shared: int = 0) -> Spans:
-    """Return tokens from and to such places, one pair a sequence."""
+    """Return spans of tokens, one pair of positions per sequence."""
     starts, stops = np.array(of).T
     return Spans(starts, stops, num_rows, shared)
 

@@ -1,4 +1,4 @@
-"""The client of streams: what it takes for a whole answer."""
+"""The client of streams: its definition of a complete answer."""
 
 from __future__ import annotations
 

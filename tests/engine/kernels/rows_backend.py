@@ -40,7 +40,7 @@ class RowsAttention:
         return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
-        """Take in the slots of each span's sequence, its own tokens last."""
+        """Read the slots of each span's sequence, its own tokens last."""
         self._slots, self._ends = step.slots, step.visible_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
@@ -51,7 +51,7 @@ class RowsAttention:
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """Split, norm, turn and store."""
+        """Split, norm, rotate and store."""
         query, key, value = qk_norm_rope(qkv, cos_sin, self.shapes[layer], norms)
         self.store(layer, key, value)
         return query

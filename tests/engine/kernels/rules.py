@@ -1,4 +1,4 @@
-"""Rules of rows that are written one by one."""
+"""Sampling rules of rows, written one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.engine.kernels.sampling import SamplingMetadata
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one row's token is chosen, after which tokens."""
+    """The sampling parameters of one row, and its previous tokens."""
 
     temperature: float = 1.0
     top_k: int = 0

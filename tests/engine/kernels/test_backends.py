@@ -112,9 +112,9 @@ def check_random_run(
     dtype: torch.dtype = torch.float32,
     longest: int = 300,
 ) -> None:
-    """Compute random sequences by random steps and hold each token to plain attention.
+    """Compute random sequences in random steps and compare each token with plain attention.
 
-    Sequence 0 comes first, so that others may share its pages; of these they compute nothing.
+    Sequence 0 comes first, so that others may share its pages without computing them.
     """
     rng = random.Random(seed)
     size = BACKENDS[name][1]

@@ -31,7 +31,7 @@ def paged(
 
 
 def check(over: Paged, outs: Sequence[Tensor], pieces: Sequence[Piece]) -> None:
-    """Hold what pieces attended to, `[t, H, R]` each, to plain attention."""
+    """Compare the output of pieces, `[t, H, R]` each, with plain attention."""
     for (index, start, stop), out in zip(pieces, outs, strict=True):
         wanted = over.sequences.expected(index)[start:stop]
         torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)

@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
 def maker(product: Any) -> str:
-    """Return which module a product is of: torch's own are partial functions."""
+    """Return the module of a product: torch's own are partial functions."""
     return str(product.__module__)
 
 
@@ -123,6 +123,6 @@ def test_it_is_known_whether_any_is_torchs_own() -> None:
 
 
 def joined(weight: torch.Tensor, bias: Any, gate: Gate | None, x: torch.Tensor) -> torch.Tensor:
-    """Return torch's product, joined where there is a gate."""
+    """Return torch's product, joined if there is a gate."""
     both = torch.nn.functional.linear(x, weight, bias)
     return both if gate is None else elementwise.act_and_mul(both, gate)

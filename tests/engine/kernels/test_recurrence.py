@@ -42,7 +42,7 @@ class Piece:
 
 
 def step_of(pieces: Sequence[Piece]) -> Step:
-    """Return the step of some pieces; only what recurrences read is meant."""
+    """Return the step of some pieces, with the arrays that recurrences read."""
     counts = [piece.stop - piece.start for piece in pieces]
     total = sum(counts)
     anything = np.zeros(total, np.int64)
@@ -63,7 +63,7 @@ def step_of(pieces: Sequence[Piece]) -> Step:
 
 
 def backend_of(name: str, shape: RecurrentShape, dtype: torch.dtype) -> RecurrentBackend:
-    """Return a backend of one layer whose rows hold what no sequence left there."""
+    """Return a backend of one layer whose rows contain random old states."""
     made = BACKENDS[name]([shape], 9, dtype, CPU)
     for rows in (*made.tails, *made.states):
         rows.fill_(torch.nan)
@@ -77,7 +77,7 @@ def shape_of(rule: GatedDelta | StateSpace | None) -> RecurrentShape:
 
 
 class Inputs:
-    """Random inputs of some sequences, and what a layer makes of each when it is computed whole."""
+    """Random inputs of some sequences, and a layer's output for each whole sequence."""
 
     def __init__(self, rule: GatedDelta | StateSpace | None, dtype: torch.dtype) -> None:
         torch.manual_seed(3)
@@ -90,7 +90,7 @@ class Inputs:
         self.weights = RuleWeights(*torch.randn(3, self.heads).unbind())
 
     def run(self, backend: RecurrentBackend, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Run a step and return what comes of each piece."""
+        """Run a step and return the output of each piece."""
         backend.prepare(step_of(pieces))
         x, a, b = (
             torch.cat([of[piece.sequence][piece.start : piece.stop] for piece in pieces])

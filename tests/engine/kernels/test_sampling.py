@@ -40,7 +40,7 @@ def scaled(row: Row, rule: Rule) -> Row:
 
 
 def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
-    """Return which tokens a rule leaves, by sorting; `slack` widens the share of the nucleus.
+    """Return the tokens that a rule leaves, by sorting; `slack` widens the share of the nucleus.
 
     Top-k and min-p first, each from the whole row, then top-p of the mass that they leave. Tied
     tokens stay or go together.
@@ -58,7 +58,7 @@ def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
 
 
 def check_draw(row: Row, rule: Rule, draw: float, chosen: int) -> None:
-    """The chosen token is one that the rule leaves, and the one where `draw` falls among them."""
+    """Assert that the chosen token is left by the rule, and is the one at `draw`."""
     most, least = allowed(row, rule, 3e-6), allowed(row, rule, -3e-6)
     assert most[chosen]
     logits = scaled(row, rule).astype(np.float64)

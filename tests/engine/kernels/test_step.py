@@ -1,4 +1,4 @@
-"""A step goes onto its device as one buffer, and comes out as what was put in."""
+"""A step is copied to its device as one buffer, and arrives unchanged."""
 
 from __future__ import annotations
 

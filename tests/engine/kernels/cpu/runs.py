@@ -80,7 +80,7 @@ def run(model: LoadedModel) -> None:
 
 
 def encode(folder: Path, dtype: torch.dtype) -> None:
-    """Run sequences through an encoder, which looks both ways."""
+    """Run sequences through an encoder, which is bidirectional."""
     config = json.loads((folder / "config.json").read_bytes())
     checkpoint = find_checkpoint(str(folder))
     model = own_encoder.load(checkpoint, encoder_of(str(folder), config), dtype, CPU)
@@ -103,7 +103,7 @@ def record_uncompiled_kernels(found: list[str]) -> None:
 
 
 def main(folder: Path) -> int:
-    """Compile all beforehand, make the runs, and print what they had to ask for."""
+    """Compile everything beforehand, run, and print the kernels that were missing."""
     for job in jobs():
         job()
     found: list[str] = []

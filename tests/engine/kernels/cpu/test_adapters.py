@@ -29,7 +29,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 def made(
     outputs: int, inputs: int, dtype: torch.dtype, gate: Gate | None
 ) -> tuple[Linear, torch.Tensor, torch.Tensor, LinearAdapters]:
-    """Return the kernel's product, and what it is made of."""
+    """Return the kernel's product, and its weights."""
     weight = random(outputs, inputs, seed=0, dtype=dtype) / inputs**0.5
     bias = random(outputs, seed=1, dtype=dtype)
     adapters = [

@@ -1,4 +1,4 @@
-"""The CPU's int8 layers, against whole-number sums and the norm that they take in."""
+"""The CPU's int8 layers, against integer sums, with the fused norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def made(weight: Quantised, bias: Tensor | None = None, end: Epilogue = None) -> int8.Int8Linear:
-    """Return the kernel's layer, which there must be."""
+    """Return the kernel's layer, which must exist."""
     layer = int8.prepare(weight, bias, end)
     assert layer is not None
     return layer

@@ -95,7 +95,7 @@ def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
 
 
 def kernels() -> list[numba.core.dispatcher.Dispatcher]:
-    """Return all kernels that are kept."""
+    """Return all kernels that are cached."""
     modules = (elementwise, qkv, linear, sampling, tile_plan, thread_pool, top_p, tiles)
     found = [kernel for module in modules for kernel in compiled(module) if not is_inlined(kernel)]
     assert {kernel.__module__ for kernel in found} == {module.__name__ for module in modules}
@@ -103,13 +103,13 @@ def kernels() -> list[numba.core.dispatcher.Dispatcher]:
 
 
 def inlined() -> list[numba.core.dispatcher.Dispatcher]:
-    """Return what becomes part of others."""
+    """Return the functions that are inlined into others."""
     found = [kernel for module in (scalars, tiles) for kernel in compiled(module)]
     return [kernel for kernel in found if is_inlined(kernel)]
 
 
 def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
-    """Return what a module gives to numba."""
+    """Return the functions that a module compiles with numba."""
     return [
         value
         for value in vars(module).values()

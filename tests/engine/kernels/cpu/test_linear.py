@@ -27,7 +27,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: Epilogue = None) -> PackedLinear:
-    """Return the kernel's product, which there must be."""
+    """Return the kernel's product, which must exist."""
     product = linear.prepare(weight, bias, gate)
     assert product is not None
     return product

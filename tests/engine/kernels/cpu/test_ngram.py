@@ -19,7 +19,7 @@ SLOT = np.zeros(1, np.int64)
 
 
 def drafts(known: list[int], count: int, finished: FinishedRows | None = None) -> list[int]:
-    """Return what is drafted behind some tokens."""
+    """Return the draft after some tokens."""
     tokens = np.zeros((1, len(known) + count), np.int32)
     tokens[0, : len(known)] = known
     rows, ends = finished or FinishedRows(64), np.array([len(known)])

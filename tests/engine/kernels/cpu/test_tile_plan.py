@@ -26,7 +26,7 @@ KEPT = (2, 3, 18)
 
 
 def paged(shape: AttentionShape, dtype: torch.dtype, *, is_shared: bool) -> Paged:
-    """Return the tree, in pages of which some are shared or all are each sequence's own."""
+    """Return the tree, with some pages shared or with all pages private."""
     sequences = Sequences.random(shape, LENGTHS, dtype, BEGINNINGS)
     pages = scattered(sequences, PAGE_SIZE)
     if not is_shared:
@@ -53,7 +53,7 @@ def decodes_of(tree: Paged) -> Step:
 def met_blocks(step: Step, layout: TilePlan) -> tuple[list[list[int]], int]:
     """Return the last page of each block that each row meets, and how many blocks are read.
 
-    Asserts that rows go on where they were, and end once.
+    It asserts that rows continue where they were, and end once.
     """
     pages, starts = step.pages.tolist(), step.page_starts.tolist()
     met: list[list[int]] = [[] for _ in range(step.num_tokens)]

@@ -50,9 +50,9 @@ def each_of(mistakes: Mapping[Any, Sequence[Mutation]]) -> list[ParameterSet]:
 def assert_found(
     check: Callable[[ModuleType], None], module: ModuleType, mutation: Mutation, folder: Path
 ) -> None:
-    """Hold that a check passes the module as it is, and not with the mistake.
+    """Assert that a check passes for the module as it is, and fails with the mistake.
 
-    With none may a kernel write beyond its tensors: interpreted, it writes to the process' memory.
+    No kernel may write beyond its tensors: interpreted, it writes to the process' memory.
     """
     _passes(check, module)
     # Memory after a tensor may contain numbers that overflow, about which numpy warns.
@@ -62,5 +62,5 @@ def assert_found(
 
 @cache
 def _passes(check: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Make the check, once for all mistakes."""
+    """Run the check once for all mistakes."""
     check(module)

@@ -48,7 +48,7 @@ SHAPES = {
 
 
 class StoresAtOnce(TritonAttention):
-    """Stored by torch: a program for each token takes long to interpret."""
+    """Backend that stores with torch: interpreting a program per token is slow."""
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `AttentionBackend.store`."""
@@ -78,7 +78,7 @@ def check(
     beginnings: Sequence[int] = (),
     wholes: tuple[tuple[int, int], ...] = (),
 ) -> None:
-    """Hold steps, whose decodes come first, to plain attention; what no step computes is stored."""
+    """Compare steps with plain attention; tokens that no step computes are stored."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")  # noqa: T201 - shown where it fails
     sequences = Sequences.random(shape, lengths, dtype, beginnings, seed)
@@ -262,7 +262,7 @@ def test_a_captured_step_launches_the_kernels_of_its_kind(
 
 
 def check_module(module: ModuleType) -> None:
-    """Hold a step to plain attention, by what a module has in place of the engine's."""
+    """Compare a step with plain attention, with a module in place of the engine's."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("attend_tiles", "combine"):
             patch.setattr(attention, name, getattr(module, name, getattr(attention, name)))
@@ -276,7 +276,7 @@ def check_module(module: ModuleType) -> None:
 
 
 def check_eight_bits(module: ModuleType) -> None:
-    """Hold every number of eight bits to what torch takes it for, as values that one token sees."""
+    """Compare every eight-bit number with torch's conversion, as values that one token sees."""
     shape = AttentionShape(1, 1, 16, 256, 1.0)
     sequences = Sequences.random(shape, [1])
     bits = torch.arange(256, dtype=torch.uint8)
@@ -298,7 +298,7 @@ def test_eight_bit_numbers_are_converted_as_in_torch() -> None:
 
 
 def check_widening(module: ModuleType) -> None:
-    """Make the check with the conversion of a module."""
+    """Run the check with the conversion of a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "halves_of_e4m3", module.halves_of_e4m3)
         check_eight_bits(flash)

@@ -1,4 +1,4 @@
-"""Torch's products of fp8 in blocks: what they are called with, and what comes of a refusal."""
+"""Torch's products of fp8 in blocks: their arguments, and the fallback after a refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTPUTS, INPUTS = 2 * BLOCK, 5 * BLOCK
 
 @pytest.fixture(name="weight")
 def fixture_weight(monkeypatch: pytest.MonkeyPatch) -> Quantised:
-    """Return a weight in blocks, on a device that torch has products for."""
+    """Return a weight in blocks, on a device with torch's products."""
     monkeypatch.setattr(block_scaled, "ARCHITECTURES", {"interpreter"})
     monkeypatch.setattr(block_scaled, "MANY_ROWS", 20)
     block_scaled._log.cache_clear()
@@ -38,7 +38,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
     block_recipe: Any,
     output_dtype: torch.dtype,
 ) -> Tensor:
-    """Return what cuBLAS would read, once torch's own checks for CUDA let it through."""
+    """Return the data that cuBLAS would read, after torch's own checks for CUDA."""
     on_meta = [tensor.to("meta") for tensor in (x, weight, of_rows, of_blocks)]
     given = dict(zip(("mat_a", "mat_b", "scale_a", "scale_b"), on_meta, strict=True))
     recipes = {"scale_recipe_a": recipe, "scale_recipe_b": block_recipe}

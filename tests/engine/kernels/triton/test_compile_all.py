@@ -1,4 +1,4 @@
-"""All kernels compile for the cards that are served, where none of them is, and spill nothing."""
+"""All kernels compile for the supported cards, without such a card, and spill nothing."""
 
 from __future__ import annotations
 

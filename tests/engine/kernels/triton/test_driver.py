@@ -26,7 +26,7 @@ BODY = "extern int puts(const char *); puts(__func__); if (out) *(int *)out = 1 
 
 
 def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with an environment and nothing else of this one's."""
+    """Run Python with only the given environment."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
@@ -65,14 +65,14 @@ def test_without_a_compiler_a_kernel_is_launched_with_the_prebuilt_launcher(tmp_
 
 
 class Broken:
-    """Triton's drivers, where none can be made."""
+    """Stub of Triton's drivers that cannot be created."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
     @property
     def active(self) -> None:
-        """Fail."""
+        """Raise the error."""
         raise self._error
 
 

@@ -34,7 +34,7 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 
 
 def check_norms(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each norm to torch's, for rows that end within a block and at its end."""
+    """Compare each norm with torch's, for rows that end within a block and at its end."""
     for width in WIDTHS:
         x = torch.randn(3, width).to(dtype)
         weight, bias = torch.randn(width), torch.randn(width).to(dtype)
@@ -45,7 +45,7 @@ def check_norms(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def check_sums(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each norm of a sum to the norm of what the residual has become."""
+    """Compare each norm of a sum with the norm of the updated residual."""
     for width in WIDTHS:
         x, residual = torch.randn(2, 3, width).to(dtype)
         weight, bias = torch.randn(2, width).to(dtype)
@@ -62,7 +62,7 @@ def check_sums(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def check_gates(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each gate to torch's, for columns that fill no block, one, and more."""
+    """Compare each gate with torch's, for columns that fill no block, one, and more."""
     for width in (1, 17, 1024, 1100):
         both = (2 * torch.randn(2, 2 * width)).to(dtype)
         for gate in GATES:
@@ -71,7 +71,7 @@ def check_gates(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def assert_quantised(got: Fp8Rows, x: Tensor, group: int) -> None:
-    """Hold numbers and scales to the reference's for x, bit by bit."""
+    """Compare numbers and scales with the reference's for x, bit by bit."""
     numbers, scales = quantise_rows_fp8(x, group)
     assert got.count == len(x)
     assert got.dtype == x.dtype
@@ -80,7 +80,7 @@ def assert_quantised(got: Fp8Rows, x: Tensor, group: int) -> None:
 
 
 def check_to_fp8(module: ModuleType) -> None:
-    """Hold rows and groups to the reference, from tiny rows to large ones."""
+    """Compare rows and groups with the reference, from tiny rows to large ones."""
     x = torch.randn(6, 2500) * torch.tensor([0.1, 1e4, 1e-3, 0.0, 1e-20, 3.0])[:, None]
     x[5, 100:] *= 1e-4  # most of it subnormal
     x[0, :5] = torch.tensor([FP8_MAX, 17.0, 19.0, -21.0, 3 * 2**-10])  # halfway
@@ -89,7 +89,7 @@ def check_to_fp8(module: ModuleType) -> None:
 
 
 def check_fused_fp8(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold what norms and gates quantise to what the reference makes of their results."""
+    """Compare fused quantisation of norms and gates with the reference in two steps."""
     for width, group in ((17, 17), (300, 128), (512, 256)):
         x, residual = torch.randn(2, 5, width).to(dtype)
         weights = torch.randn(width)
@@ -106,7 +106,7 @@ def check_fused_fp8(module: ModuleType, dtype: torch.dtype = torch.float32) -> N
 
 
 def check_store_fp8(module: ModuleType) -> None:
-    """Hold groups that end within a block to the reference."""
+    """Compare groups that end within a block with the reference."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwise, "store_fp8", module.store_fp8)
         x = torch.randn(3, 1300)

@@ -32,7 +32,7 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 
 
 def check_choice(module: ModuleType) -> None:
-    """Hold experts and shares to torch's, where no two scores are the same."""
+    """Compare experts and shares with torch's, where no two scores are the same."""
     for count, chosen in ((5, 3), (1, 1), (4, 4), (33, 2)):
         scores = torch.stack([torch.randperm(count) for _ in range(2)]) / 2 - 1
         for among, renormalised in ((True, False), (False, True), (False, False)):
@@ -44,7 +44,7 @@ def check_choice(module: ModuleType) -> None:
 
 
 def check_sort(module: ModuleType) -> None:
-    """Hold the order to torch's stable one, over more rows than are looked at once."""
+    """Compare the order with torch's stable one, over more rows than one pass sorts."""
     for tokens, count, num_experts in ((1, 1, 1), (3, 2, 5), (1100, 2, 3), (2100, 2, 2)):
         chosen = torch.randint(0, num_experts, (tokens, count))
         chosen[-1, -1] = 0
@@ -57,7 +57,7 @@ def check_sort(module: ModuleType) -> None:
 
 
 def check_sums(module: ModuleType) -> None:
-    """Hold each token's sum to what it is in float64."""
+    """Compare each token's sum with float64."""
     for width, count in ((1, 1), (17, 3), (1030, 2)):
         rows, shares = torch.randn(4 * count, width), torch.rand(4, count)
         places = torch.randperm(4 * count).int()

@@ -37,7 +37,7 @@ BOUNDS = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 
 class StoresAtOnce(TritonLatentAttention):
-    """Stored by torch: a program for each token takes long to interpret."""
+    """Backend that stores with torch: interpreting a program per token is slow."""
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `AttentionBackend.store`."""
@@ -256,7 +256,7 @@ def test_a_captured_step_serves_any_step_of_its_size() -> None:
 
 
 def check_module(module: ModuleType) -> None:
-    """Hold a step to torch, by what a module has in place of the engine's."""
+    """Compare a step with torch, with a module in place of the engine's."""
     with pytest.MonkeyPatch.context() as patch:
         if hasattr(module, "attend_latent_tiles"):
             patch.setattr(latent, "attend_latent_tiles", module.attend_latent_tiles)

@@ -24,7 +24,7 @@ SEGMENTS = Segments(
 def check_pooling(
     module: ModuleType, dtype: torch.dtype = torch.float32, widths: tuple[int, ...] = (65,)
 ) -> None:
-    """Hold each mode, and all of them side by side, to the reference."""
+    """Compare each mode, and all of them side by side, with the reference."""
     for width in widths:
         hidden = torch.randn(int(LENGTHS.sum()), width).to(dtype)
         exact = [reference.pool(hidden.float(), SEGMENTS, (mode,)) for mode in pooling.MODES]
@@ -33,7 +33,7 @@ def check_pooling(
 
 
 def check_units(module: ModuleType) -> None:
-    """Hold lengths to 1, and what has none to nothing."""
+    """Check that vectors have length 1, and that zeros stay zeros."""
     for width in (1, 16, 17):
         x = torch.randn(3, width)
         x[1] = 0

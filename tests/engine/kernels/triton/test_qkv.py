@@ -25,7 +25,7 @@ SLOTS = torch.tensor([3, 4, 10], dtype=torch.int32)
 
 
 def pages_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return keys and values that nothing was stored in."""
+    """Return empty pages of keys and values."""
     heads = PAGES, shape.num_kv_heads, PAGE_SIZE
     keys, values = (
         torch.full((*heads, width), torch.nan).to(dtype)
@@ -35,7 +35,7 @@ def pages_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> tuple
 
 
 def assert_stored(pages: Tensor, expected: Tensor) -> None:
-    """Hold pages to what their slots should hold `[T, Hkv, D]`, and all others to nothing."""
+    """Assert that slots contain the expected `[T, Hkv, D]`, and that others are unchanged."""
     wanted = torch.full(pages.shape, torch.nan, dtype=torch.float64)
     for slot, numbers in zip(SLOTS.tolist(), expected, strict=True):
         wanted[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = numbers

@@ -55,7 +55,7 @@ def check_cuts(
     scale: float = 4,
     metadata: list[Rule] = CUTS,
 ) -> None:
-    """Hold choices to what sorting leaves; the last group is a few tokens, one the likeliest."""
+    """Compare choices with sorting; the last group has few tokens, one of them the likeliest."""
     logits = (torch.randn(len(metadata), vocabulary) * scale).half()
     logits[:, -1] = logits.amax(1) + scale / 2
     numbers = draws(len(metadata))
@@ -123,7 +123,7 @@ SHAPED = [
 
 
 def check_shaped(module: ModuleType, times: int = 1) -> None:
-    """Hold choices to the reference's: of logits that changes decide, so that each is needed."""
+    """Compare choices with the reference's, on logits where every processor matters."""
     touched = [0, 1, 31, 32, 63, 64, 599, 600]
     logits = torch.randn(times * len(SHAPED), 601) * 0.3
     logits[:, touched] += 2 + torch.rand(len(logits), len(touched))
@@ -132,14 +132,14 @@ def check_shaped(module: ModuleType, times: int = 1) -> None:
 
 
 def assert_same(chosen: Sampled, logits: Tensor, metadata: SamplingMetadata) -> None:
-    """Hold choices to the reference's."""
+    """Compare choices with the reference's."""
     expected = reference.sample(logits, metadata)
     assert chosen.token_ids.tolist() == expected.token_ids.tolist()
     assert chosen.is_broken.tolist() == expected.is_broken.tolist()
 
 
 def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
-    """Call something with a module's functions in place of those that others took of it."""
+    """Call a function with a module's functions in place of imported ones."""
     with ExitStack() as patches:
         for other in (sampling, logprobs, logit_groups):
             for name in (
@@ -206,7 +206,7 @@ def test_a_row_that_is_not_finite_is_broken(rule: Rule) -> None:
 
 
 def check_scores(module: ModuleType) -> None:
-    """Hold scores to the softmax of all, of any rows in any order; the first of those that tie."""
+    """Compare scores with the whole softmax, for any rows in any order; first of ties."""
     logits = (torch.randn(3, 2 * GROUP + 5) * 3).round()
     logits[:, [3, 5, GROUP, -1]] = logits.amax()
     rows, chosen = np.array([2, 0, 2]), torch.tensor([0, 2 * GROUP + 4, 40])
@@ -237,7 +237,7 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens() -> Non
 
 
 def check_few_cuts(module: ModuleType) -> None:
-    """Hold those to it that need all of the search."""
+    """Compare choices that need the whole search."""
     check_cuts(module, metadata=[Rule(0), Rule(50), Rule(9, 3), Rule(3, 0, 0.7)])
 
 

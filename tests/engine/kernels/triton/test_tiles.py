@@ -77,7 +77,7 @@ def places_met(
 def check_tiles(
     module: ModuleType, spans: list[Span], shared: list[int], kind: TileSpec, filling: int = 0
 ) -> None:
-    """Hold the tiles of a step to what its tokens see, to their parts, and to the limits."""
+    """Check the tiles of a step: their visible keys, their parts, and the limits."""
     step = step_of(spans, shared, is_seeing_on=not (kind.window or kind.chunk) and kind.is_causal)
     num_tokens = step.num_tokens + filling
     found = find_shared_prefixes(step, PAGE_SIZE)
@@ -140,7 +140,7 @@ def test_every_token_attends_once_to_its_visible_keys(
 
 
 def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
-    """Return who shares which pages."""
+    """Return the decodes that share pages, with the pages."""
     found = find_shared_prefixes(step, PAGE_SIZE)
     runs = zip(found.starts, found.stops, found.firsts, found.lasts, strict=True)
     return [(sorted(found.order[a:b].tolist()), int(c), int(d)) for a, b, c, d in runs]
@@ -210,7 +210,7 @@ def test_work_is_cut_until_the_card_computes(at_once: int) -> None:
 
 
 def check_all(module: ModuleType) -> None:
-    """Hold tiles of some steps."""
+    """Check tiles of some steps."""
     kind = TileSpec(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
     for changed in (kind, kind._replace(window=5), kind._replace(window=5, is_causal=False)):
         check_tiles(

@@ -1,4 +1,4 @@
-"""The file of choices: what is in it, which of it counts, and what is wrong with a broken one."""
+"""The file of tuned tiles: its content, the entry that applies, and errors of an invalid file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole model by the GPU's kernels, interpreted: the rows are those of torch's own functions."""
+"""A whole model with the GPU's kernels, interpreted: the rows are those of torch's functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLINGS = (
 
 
 def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return what a model writes where Triton's kernels serve these types of devices."""
+    """Return a model's output if Triton's kernels serve these types of devices."""
     monkeypatch.setattr(backends, "TRITON_TYPES", kinds)
     description, checkpoint = read_hf_config(str(folder)), find_checkpoint(str(folder))
     parts = checkpoint, description, architecture_of(description)

@@ -1,4 +1,4 @@
-"""Adapters that fit have their ranks and scales; what does not fit is refused by name."""
+"""Matching adapters have their ranks and scales; others are refused by name."""
 
 from __future__ import annotations
 

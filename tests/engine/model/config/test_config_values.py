@@ -1,4 +1,4 @@
-"""Values of a config.json that tools write in other types, and defaults of what they leave out."""
+"""Values of a config.json that tools write in other types, and defaults of missing fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows are what transformers' masks say, whatever its attention calls say."""
+"""Windows follow from transformers' masks, whatever its attention calls contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config fields that transformers never reads: the table of words, and what is ignored by it."""
+"""Config fields that transformers never reads: the table of words, and ignored fields."""
 
 from __future__ import annotations
 

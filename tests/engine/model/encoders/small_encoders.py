@@ -1,4 +1,4 @@
-"""Small random encoders in folders, with a real tokenizer, and what sentence-transformers says."""
+"""Small random encoders in folders, with a real tokenizer, and sentence-transformers' results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def loaded(folder: Path, **settings: Any) -> LoadedEncoder:
 
 
 def values(model: LoadedEncoder, requests: Sequence[EncodingRequest]) -> NDArray[np.float32]:
-    """Return what a model gives for some requests that run together."""
+    """Return a model's outputs for some requests that run together."""
     work = EncodingCore(model, max_tokens=2048, max_sequences=64)
     items = [work.add(request) for request in requests]
     while work.step() is not None:
@@ -95,7 +95,7 @@ def requests(tokenizer: Any, texts: Sequence[Any], longest: int = 300) -> list[E
 
 
 def cosines(got: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return how far rows point the same way."""
+    """Return the cosine similarities of rows."""
     a, b = got.astype(np.float64), expected.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     product: NDArray[np.float64] = (a * b).sum(axis=1) / norms

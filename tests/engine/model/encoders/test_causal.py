@@ -1,4 +1,4 @@
-"""Decoders that give vectors or scores."""
+"""Decoders that compute vectors or scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(name="families", autouse=True)
 def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them be saved as encoders are."""
+    """Allow saving them like encoders."""
     for family, changes in DECODERS.items():
         monkeypatch.setitem(FAMILIES, family, changes)
 

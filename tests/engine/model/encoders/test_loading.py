@@ -1,4 +1,4 @@
-"""Which encoders are refused, and with which words; what is remembered of a parity."""
+"""Refused encoders with their messages, and cached parity checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tidemill.engine.model.encoders import loading
 
 
 def changed(folder: Path, **changes: Any) -> Path:
-    """Change what a folder's config.json says."""
+    """Change fields of a folder's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
     return folder
 
 
 def weights(folder: Path, **changes: torch.Tensor | None) -> Path:
-    """Change what a folder stores; None takes a tensor out."""
+    """Change tensors of a folder; None removes one."""
     path = folder / "model.safetensors"
     stored = {**load_file(path), **{key.replace("__", "."): v for key, v in changes.items()}}
     save_file({key: v for key, v in stored.items() if v is not None}, path)

@@ -41,7 +41,7 @@ DENSE = {
 def described(
     folder: Path, config: dict[str, Any], files: dict[str, Any] | None = None, **settings: Any
 ) -> PoolingConfig | None:
-    """Return what is read of a folder of these files."""
+    """Return the pooling config of a folder of these files."""
     files = files or {}
     listed = files.get("modules.json", [])
     paths = [entry["path"] for entry in listed if entry["type"].endswith(".Pooling")]

@@ -42,7 +42,7 @@ OFFSET = ("Roberta", "XLMRoberta", "Camembert", "MPNet")
 
 @pytest.fixture(name="families", autouse=True)
 def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them be saved as encoders are."""
+    """Allow saving them like encoders."""
     for family, changes in OTHERS.items():
         monkeypatch.setitem(FAMILIES, family, changes)
 

@@ -1,4 +1,4 @@
-"""How each family's config fills the block, and that none is filled by half."""
+"""Each family's config fills the whole block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def raw_config(name: str) -> dict[str, Any]:
-    """Return what transformers writes into the config.json of a family or variant."""
+    """Return transformers' config.json of a family or variant."""
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
     raw: dict[str, Any] = json.loads(
         getattr(transformers, kind)(**told(kind, differs)).to_json_string(use_diff=False)
@@ -43,7 +43,7 @@ def raw_config(name: str) -> dict[str, Any]:
 
 
 def understood(folder: Path, raw: Mapping[str, Any]) -> Architecture:
-    """Return what a config.json comes to."""
+    """Return the architecture of a config.json."""
     (folder / "config.json").write_text(json.dumps(raw))
     return architecture_of(read_hf_config(str(folder)))
 
@@ -322,7 +322,7 @@ def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def changed(architecture: Architecture, **fields: Any) -> Architecture:
-    """Return an architecture whose layers attend with something else."""
+    """Return an architecture whose layers have other attention specs."""
     blocks = tuple(
         replace(block, attention=replace(block.attention, **fields))
         for block in architecture.blocks

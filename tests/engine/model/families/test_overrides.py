@@ -1,4 +1,4 @@
-"""Overrides of a config.json: what they merge to, and models that run by them."""
+"""Overrides of a config.json: the merged config, and models that run with it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path
 
 
 def greedy(folder: Path, prompt: list[int], max_tokens: int) -> list[int]:
-    """Return what transformers' class writes alone."""
+    """Return the output of transformers' class for a single request."""
     network = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )

@@ -1,4 +1,4 @@
-"""Which modules give way to faster ones, and which stay."""
+"""Modules that are replaced by faster ones, and those that stay."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True, params=["ours", "transformers"])
 def _run_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold our decoder and transformers' classes to the same."""
+    """Compare our decoder and transformers' classes with the same."""
     if request.param == "transformers":
         monkeypatch.setattr(registry, "FAMILIES", {})
 
@@ -75,7 +75,7 @@ def load(name: Path | str) -> LoadedModel:
 
 
 def check_logits(model: LoadedModel, eager: Any) -> None:
-    """Hold a model to the logits of transformers' own for the same weights."""
+    """Compare a model with the logits of transformers' own for the same weights."""
     ids = torch.arange(3, 20)
     with torch.inference_mode():
         expected = eager(input_ids=ids[None], use_cache=False).logits[0]

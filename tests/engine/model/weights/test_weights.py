@@ -35,7 +35,7 @@ def weights_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Te
 
 
 def check_equal(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Hold weights to others, role by role and bit by bit."""
+    """Compare weights with others, role by role and bit by bit."""
     assert got.keys() == expected.keys()
     for role, tensor in got.items():
         assert torch.equal(tensor, expected[role]), role
