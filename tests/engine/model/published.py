@@ -102,7 +102,7 @@ _OLMO: dict[str, Any] = {
 def sizes(
     hidden: int, inner: int, layers: int, heads: int, key_heads: int | None = None, **others: Any
 ) -> dict[str, Any]:
-    """Return what most configs tell of sizes."""
+    """Return the size fields of most configs."""
     fields = {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -113,7 +113,7 @@ def sizes(
 
 
 def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
-    """Return a Gemma 3 that sees: most of its text's config is left out."""
+    """Return a multimodal Gemma 3: most of its text config is left out."""
     text = {
         "model_type": "gemma3_text",
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
@@ -130,7 +130,7 @@ def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
 
 
 def gemma4(kind: str, *shape: int, **others: Any) -> dict[str, Any]:
-    """Return a Gemma 4 that sees; `kind` is that of the whole."""
+    """Return a multimodal Gemma 4; `kind` is that of the whole."""
     text = {
         "model_type": f"{kind}_text",
         "attention_bias": False,

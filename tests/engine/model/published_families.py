@@ -149,7 +149,7 @@ def ministral3(
 
 
 def _longrope(num_factors: int) -> dict[str, Any]:
-    """Return a rope as Phi-3.5-MoE has it, with other factors."""
+    """Return a rope like Phi-3.5-MoE's, with other factors."""
     return {
         "long_factor": [1.0 + index for index in range(num_factors)],
         "long_mscale": 1.243163121016122,

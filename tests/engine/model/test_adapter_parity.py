@@ -1,4 +1,4 @@
-"""The proof of an adapter: it says no where rows would come out otherwise than merged."""
+"""The check of an adapter fails if its rows would differ from those of the merged model."""
 
 from __future__ import annotations
 

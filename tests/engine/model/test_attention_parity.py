@@ -1,4 +1,4 @@
-"""Attention parity: kernels that are wrong behind a parity check's few tokens are found at load."""
+"""Attention parity: kernels that fail beyond a parity check's few tokens are found at load."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_keys_and_values_in_fp8_are_compared_as_they_are_kept() -> None:
 
 
 class OwnPages(ReferenceAttention):
-    """Takes a page that decodes share for another."""
+    """Reads another page instead of one that decodes share."""
 
     def prepare(self, step: Step) -> None:
         """See the step so."""
@@ -70,10 +70,10 @@ class OwnPages(ReferenceAttention):
 
 
 class FirstPart(ReferenceAttention):
-    """Loses the parts of a split context but the first."""
+    """Loses all parts of a split context except the first."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Let a decode see no more than 500 tokens."""
+        """Let a decode see at most 500 tokens."""
         self._spans = [
             one._replace(context=499) if one.context > 499 and one.stop - one.start == 1 else one
             for one in self._spans
@@ -82,10 +82,10 @@ class FirstPart(ReferenceAttention):
 
 
 class Rough(ReferenceAttention):
-    """Is right to some 2 %, as a kernel is that sums in few bits."""
+    """Has an error of about 2 %, like a kernel that sums in few bits."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Round what comes out to fp8."""
+        """Round the output to fp8."""
         return super().attend(layer, query, sinks).to(FP8).to(query.dtype)
 
 

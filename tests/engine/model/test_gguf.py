@@ -112,7 +112,7 @@ def test_quantized_weights_are_those_that_the_gguf_package_reads(tmp_path: Path,
 
 
 def served(file: Path) -> tuple[Any, Any]:
-    """Return what a file is served by, and a chat's reply."""
+    """Return a file's engine, and a chat's reply."""
     dispatcher = load_served(EngineConfig(str(file), dtype="float32", device="cpu"))
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
     try:

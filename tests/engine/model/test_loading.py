@@ -31,13 +31,13 @@ SIZES: dict[str, Any] = {
 
 
 def folder_of(folder: Path, config: dict[str, Any], name: str = "config.json") -> str:
-    """Return a folder that holds one JSON file."""
+    """Return a folder with one JSON file."""
     (folder / name).write_text(json.dumps(config))
     return str(folder)
 
 
 def reason_of(settings: EngineConfig) -> str:
-    """Return why a model is refused, which a load and a plan say alike, without its name."""
+    """Return why a model is refused, without its name; load and plan agree."""
     with pytest.raises(ModelRefused) as loaded:
         load_model(settings)
     with pytest.raises(ModelRefused) as planned:

@@ -1,4 +1,4 @@
-"""The proof of our decoder: what it compares, and that it says no where it should."""
+"""The parity check of our decoder: its comparisons, and its failures."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder")
 def fixture_folder(tmp_path: Path) -> Path:
-    """Return a folder with a tiny Qwen3, whose layers are all alike."""
+    """Return a folder with a tiny Qwen3, whose layers are equal."""
     build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
     return tmp_path / "model"
 
 
 def parts_of(folder: Path) -> tuple[Checkpoint, HFConfig, Architecture]:
-    """Return what a folder holds."""
+    """Return the parts of a folder."""
     hf_config = read_hf_config(str(folder))
     return find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
 
 
 def check_parity(folder: Path, dtype: torch.dtype = torch.float32) -> ParityResult:
-    """Prove the model in a folder."""
+    """Check the model in a folder."""
     parts = parts_of(folder)
     return native.check_parity(*parts, native.load(*parts, dtype, CPU))
 

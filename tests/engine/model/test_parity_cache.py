@@ -1,4 +1,4 @@
-"""A proof that went well is not made again, until anything that it follows from is another."""
+"""A check that passed is not repeated, until anything that it depends on changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Loads = Callable[..., LoadedModel]
 
 @pytest.fixture(name="folder")
 def fixture_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a tiny Qwen3, where nothing is remembered yet."""
+    """Return a folder with a tiny Qwen3, without cached results."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
     return tmp_path / "model"
@@ -39,7 +39,7 @@ def fixture_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(name="proofs")
 def fixture_proofs(monkeypatch: pytest.MonkeyPatch) -> list[ParityResult]:
-    """Return the proofs that are made from now on."""
+    """Return the list of checks that run from now on."""
     made: list[ParityResult] = []
     check = native.check_parity
 

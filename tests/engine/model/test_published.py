@@ -1,4 +1,4 @@
-"""Published models: their configs are understood, and come to the sizes that they are known by."""
+"""Published models: their configs are understood, and give their known sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that have a share each compute what one that has all does."""
+"""Ranks with a share each compute the same as one rank with everything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BY_TWO = ["Qwen3NextConfig", "Qwen3_5TextConfig", "BambaConfig", "Mamba2Config",
 
 
 def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
-    """Save a family's tiny model and return what there is to load it from."""
+    """Save a family's tiny model and return its checkpoint and architecture."""
     build(name).save_pretrained(folder)  # type: ignore[operator]
     hf_config = read_hf_config(str(folder))
     return find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -64,7 +64,7 @@ def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
 def logits_of(
     model: tuple[Checkpoint, Any, Any], communicator: Communicator = SINGLE_RANK
 ) -> Tensor:
-    """Return what a rank chunked_logits, `[2, t, V]` on the first."""
+    """Return a rank's `chunked_logits`, `[2, t, V]` on the first."""
     loaded = native.load_shard(*model, torch.float32, CPU, communicator=communicator)
     return chunked_logits(loaded, parity_tokens(loaded.vocab_size, ()))
 

@@ -1,4 +1,4 @@
-"""Computed layer by layer, both networks are the same function, with one layer in memory."""
+"""Layer by layer, both networks compute the same function, with one layer in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[HFConfig, Lay
 
 @pytest.fixture
 def _all_young() -> Iterator[None]:
-    """Let what a test makes stay in the youngest generation: to go through all objects is slow."""
+    """Keep a test's objects in the youngest generation, because scanning all objects is slow."""
     gc.disable()
     yield
     gc.enable()

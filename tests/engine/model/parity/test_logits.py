@@ -1,4 +1,4 @@
-"""A model that would run wrong here is found out by running it."""
+"""A model that would run incorrectly is detected by running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A speech model is loaded whole, proved against transformers, or refused by name."""
+"""A speech model is loaded completely, checked against transformers, or refused by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_where_fp32_does_not_fit_the_first_layers_are_compared(
 
 
 def without(folder: Path, *keys: str) -> None:
-    """Take tensors out of a folder's weights."""
+    """Remove tensors from a folder's weights."""
     kept = {key: value for key, value in load_file(folder / WHOLE).items() if key not in keys}
     save_file(kept, folder / WHOLE, {"format": "pt"})
 

@@ -22,7 +22,7 @@ def fixture_settings(tmp_path: Path) -> EngineConfig:
 
 
 def bytes_of(loaded: LoadedSpeech) -> int:
-    """Return what a window and its text take."""
+    """Return the bytes of a window and its text."""
     return slot_pages(loaded.architecture, loaded.backend, loaded.dtype).num_bytes
 
 

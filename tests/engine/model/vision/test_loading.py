@@ -1,4 +1,4 @@
-"""Models that see, loaded: proved with an image, in all spellings, or served for text."""
+"""Multimodal models are checked with an image, in all spellings, or served for text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FolderOf = Callable[[str], Path]
 
 
 def parse_hf_config(folder: Path) -> tuple[HFConfig, VisionConfig]:
-    """Return what a folder says."""
+    """Return a folder's config."""
     hf_config = read_hf_config(str(folder))
     vision = read_vision_config(hf_config)
     assert vision is not None
@@ -68,7 +68,7 @@ def parse_hf_config(folder: Path) -> tuple[HFConfig, VisionConfig]:
 def check_parity(
     folder: Path, dtype: torch.dtype = torch.float32, *, change: Callable[[VisionConfig], None] = id
 ) -> ParityResult:
-    """Prove the model in a folder, once what it says of images is changed."""
+    """Check the model in a folder after a change of its image settings."""
     hf_config, vision = parse_hf_config(folder)
     change(vision)
     parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -76,7 +76,7 @@ def check_parity(
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what a JSON file says."""
+    """Change the content of a JSON file."""
     raw = json.loads(path.read_text())
     change(raw)
     path.write_text(json.dumps(raw))

@@ -1,4 +1,4 @@
-"""Models that see whose text is quantised: they keep their images, unless their tower is, too."""
+"""Multimodal models with quantised text keep images, unless their tower is quantised, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder_of", scope="module")
 def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes a folder with the tiny model of a kind in bf16."""
+    """Return a function that creates a folder with the tiny model of a kind in bf16."""
     made: dict[str, Path] = {}
 
     def folder_of(kind: str) -> Path:
@@ -69,7 +69,7 @@ def request_of(image_spec: ImageSpec) -> SequenceRequest:
 
 @torch.inference_mode()
 def eager_logits(folder: Path, request: SequenceRequest) -> torch.Tensor:
-    """Return what transformers' own class makes of a request, by a folder's plain weights."""
+    """Return the logits of transformers' own class for a request, with a folder's plain weights."""
     network: Any = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )

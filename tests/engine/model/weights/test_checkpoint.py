@@ -1,4 +1,4 @@
-"""Which weights are read, and that a model is never filled with anything else."""
+"""The weights that are read; a model is never filled with anything else."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def fixture_saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 @pytest.fixture(name="llama")
 def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Return a folder with a tiny Llama, which a test may spoil."""
+    """Return a folder with a tiny Llama, which a test may damage."""
     return Path(shutil.copytree(saved("LlamaConfig"), tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True, params=["ours", "transformers"])
 def _run_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare our decoder and transformers' classes with the same."""
+    """Run a test with our decoder and with transformers' classes."""
     if request.param == "transformers":
         monkeypatch.setattr(registry, "FAMILIES", {})
 
@@ -108,7 +108,7 @@ def shard(folder: Path) -> list[str]:
 
 
 def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
-    """Return what leaves out the tensors of which the name holds a word."""
+    """Return a function that removes the tensors whose names contain a word."""
     return lambda tensors: {
         key: tensor for key, tensor in tensors.items() if not any(word in key for word in words)
     }

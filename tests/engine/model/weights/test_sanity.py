@@ -42,7 +42,7 @@ def change(folder: Path, how: Change) -> Path:
 
 
 def times(end: str, factor: float) -> Change:
-    """Multiply all weights whose names end so."""
+    """Multiply all weights whose names end with a suffix."""
 
     def multiply(tensors: dict[str, Tensor]) -> None:
         tensors |= {key: one * factor for key, one in tensors.items() if key.endswith(end)}

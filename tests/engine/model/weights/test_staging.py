@@ -1,4 +1,4 @@
-"""Weights on their way to another device, played by the host: bit by bit, in little room."""
+"""Weights copied to another device, simulated by the host: bit-identical, in little memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BUFFER_BYTES = 4000
 
 @dataclass
 class LateDevice:
-    """A device that reads a buffer until it is waited for: what is written there before shows."""
+    """A device that reads a buffer until it is waited for, so that earlier writes show."""
 
     most_at_once: int = 0
     under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def copy(self, to: Tensor, buffer: Tensor) -> Waits:
-        """Begin to copy."""
+        """Start a copy."""
         to.copy_(buffer)
         copying = (to, buffer)
         self.under_way.append(copying)
@@ -44,7 +44,7 @@ class LateDevice:
 
 
 def late_device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    """Return a device behind two small buffers, for what is read to the CPU from now on."""
+    """Return a device with two small buffers, for all reads to the CPU from now on."""
     device = LateDevice()
     first, second = (torch.empty(BUFFER_BYTES, dtype=torch.uint8) for _ in range(2))
     monkeypatch.setattr(weights, "staging_for", lambda _: Staging(device.copy, (first, second)))

@@ -178,7 +178,7 @@ print((after - before) * 1024, held, largest)
 
 
 def save_sharded(folder: Path, hidden: int, layers: int) -> None:
-    """Write a bf16 Llama of random bytes, a file a layer."""
+    """Write a bf16 Llama of random bytes, one file per layer."""
     folder.mkdir()
     inner = 4 * hidden
     config = {

@@ -1,4 +1,4 @@
-"""Checkpoints of quantised weights: each form is read as what it stands for, or refused by name."""
+"""Checkpoints of quantised weights: each form is read correctly, or refused by name."""
 
 from __future__ import annotations
 
