@@ -184,7 +184,7 @@ def test_a_machine_that_is_full_is_out_of_cache_memory(machine: Path) -> None:
     (machine / "memory.max").write_text("1000")
     (machine / "memory.current").write_text("2000000000")
     (machine / "memory.stat").write_text("inactive_file 5000\n")
-    with pytest.raises(OutOfCacheMemory, match="has 0:"):
+    with pytest.raises(OutOfCacheMemory, match="only 0 are available:"):
         kv_cache_size.divide_memory(model(), settings())[0]
 
 
