@@ -1,1 +1,1 @@
-"""Benchmarks: what is measured for docs/explanation/benchmarks.md, one command each."""
+"""Benchmarks: the measurements in docs/explanation/benchmarks.md, one command each."""

@@ -1,9 +1,10 @@
-"""A copying model: Qwen3 weights made by hand that go on as the last two tokens did before.
+"""A copying model: hand-made Qwen3 weights that continue as the last two tokens did before.
 
-An induction head (Olsson et al. 2022) in the first two layers: the first brings each token the two
-before it, the second looks for where the last two tokens stand in the text and writes what followed
-there. All other layers are computed and add nothing, so that it costs what its shape does. Where a
-pair stood several times it writes one of what followed, always the same.
+The first two layers are an induction head (Olsson et al. 2022). The first brings each token the two
+before it; the second searches the text for an earlier pair of the last two tokens and writes the
+token after it. All other layers are computed and add nothing, so that it costs as much as any other
+model with this shape. If a pair occurred several times it always writes the same one of the next
+tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CODE = _KV_HEADS * _SLICE
 _OWN, _BEFORE, _TWO_BEFORE = 0, _CODE + 1, 2 * _CODE + 1  # first places in the residual
 _ONE = _CODE  # place of a number that is 1 for every token
 _MATCHED = 18  # numbers of each of two tokens that are compared
-_NEAR = 4  # frequencies that tell places apart
+_NEAR = 4  # frequencies that distinguish places
 _FAR = 14  # the first frequency that hardly turns over thousands of places
 _SHARPNESS, _LOUDNESS = 8.0, 10.0
 
@@ -47,9 +48,9 @@ def copying_weights(
 
 
 def _bring_tokens_before(made: dict[str, Any], attention: str, rope_theta: float) -> None:
-    """Let even heads look one token back, and odd heads two, and copy what is there."""
+    """Let even heads look one token back, and odd heads two, and copy that token."""
     query, key, value, out = _projections(made, attention)
-    scale = math.sqrt((_CODE + 1) / query.shape[1])  # of what a norm makes of an embedding
+    scale = math.sqrt((_CODE + 1) / query.shape[1])  # of a normed embedding
     for pair in range(_NEAR):
         angle = rope_theta ** (-2 * pair / _HEAD_DIM)
         for head in range(_KV_HEADS):
@@ -67,7 +68,7 @@ def _bring_tokens_before(made: dict[str, Any], attention: str, rope_theta: float
 
 
 def _follow_matches(made: dict[str, Any], attention: str) -> None:
-    """Let heads look behind where the last two tokens stand, and write what is there."""
+    """Let heads look after an earlier occurrence of the last two tokens, and write that token."""
     query, key, value, out = _projections(made, attention)
     scale = math.sqrt((3 * _CODE + 1) / query.shape[1])
     for place in range(2 * _MATCHED):

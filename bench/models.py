@@ -4,7 +4,7 @@
 
 Weights are random (seed 0, std 0.02), so texts are noise; run with `ignore_eos` and fixed
 `max_tokens`. The tokenizer is a byte-level BPE whose vocabulary fills the model's, so that every
-sampled id decodes; common words are a token each, whatever the vocabulary.
+sampled id decodes; common words are one token each, whatever the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "46m": {**_46M, "vocab_size": 16_384},
     # The same layers under the vocabulary of Qwen 2.5 and 3: 115.6M, 77.8M of them the embedding.
     "46m-152k": {**_46M, "vocab_size": 152_000},
-    # 46.1M parameters that copy what is written; see `bench.copying`.
+    # 46.1M parameters that copy the text before; see `bench.copying`.
     COPYING: {
         **_46M,
         "vocab_size": 16_384,
@@ -56,7 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 32_768,
     },
 }
-# Hybrids by their config's class in transformers, of whose layers three of four are recurrent.
+# Hybrids by their config's class in transformers; three of four of their layers are recurrent.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     # Gated DeltaNets: 49M parameters.
     "50m-deltanet": (
@@ -89,8 +89,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS_SEED = 0
-# What texts of benchmarks are made of, how much oftener than others a tokenizer sees these words
-# and those of the template, and how many others there are.
+# The words of benchmarks' texts, how much more often than others a tokenizer sees these words and
+# those of the template, and the number of other words.
 NUM_COMMON_WORDS = 4_000
 COMMON_TIMES = 20
 NUM_WORDS = 200_000

@@ -1,4 +1,4 @@
-"""Page of the models that are served: docs/reference/models.md, from the engine's own tables.
+"""Page of supported models: docs/reference/models.md, from the engine's own tables.
 
     python -m bench.models_page [--write docs/reference/models.md]
 

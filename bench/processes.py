@@ -18,7 +18,7 @@ SHOWN_LOG_LINES = 20
 
 
 class RunFailed(Exception):
-    """A measured command failed, or never said what was waited for; the message shows its log."""
+    """Error of a measured command that failed or lacked the expected output; it shows the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `steady_seconds` lie between the marks, prefill included, loading excluded.
+    """One run. `steady_seconds` are between the marks, with prefill and without loading.
 
     The first mark comes `ready_seconds` after the launch.
     """
@@ -45,9 +45,9 @@ class Measured:
 def measure(
     command: list[str], environment: Mapping[str, str], marks: Marks, log: Path
 ) -> Measured:
-    """Run `command` to its end and measure it; all that it prints goes to `log`.
+    """Run `command` to its end and measure it; its output goes to `log`.
 
-    Raises RunFailed when it exits with a status other than 0 or a mark does not appear.
+    Raises RunFailed if it exits with a status other than 0 or a mark does not appear.
     """
     started = time.monotonic()
     with (
@@ -77,7 +77,7 @@ def measure(
 def first_times(output: IO[bytes], marks: Marks, log_file: IO[bytes]) -> dict[str, float]:
     """Copy `output` to `log_file` and return when each mark was first printed.
 
-    A progress bar redraws its line with a bare carriage return, so that ends a line here too.
+    A progress bar redraws its line with a bare carriage return, which also ends a line here.
     """
     seen: dict[str, float] = {}
     pending = b""
@@ -101,8 +101,8 @@ def tail(log: Path) -> str:
 class PeakMemory:
     """Samples the memory of a process and all its descendants while the context is open.
 
-    The private pages of every process and the shared ones of that which has most: the sum of
-    their resident sizes would count each shared library once a process.
+    The result is the private pages of every process plus the largest shared pages of one: the sum
+    of their resident sizes would count each shared library once per process.
     """
 
     def __init__(self, root_pid: int) -> None:
@@ -139,7 +139,7 @@ def tree_bytes(root_pid: int) -> int:
 
 
 def descendants(root_pid: int) -> list[int]:
-    """Return the process and every one that descends from it, as far as they still run."""
+    """Return the process and all its descendants that still run."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

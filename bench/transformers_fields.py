@@ -1,4 +1,4 @@
-"""Words of transformers' code by model type: the table that says which config fields it may read.
+"""Words of transformers' code by model type: the table of config fields that it may read.
 
     python -m bench.transformers_fields [--write]
 
@@ -31,13 +31,13 @@ SHARED_MODULES = (
     *("masking_utils.py", "modeling_attn_mask_utils.py", "modeling_flash_attention_utils.py"),
     *("modeling_layers.py", "modeling_rope_utils.py", "modeling_utils.py", "pytorch_utils.py"),
     *("utils/generic.py", "utils/output_capturing.py"),
-    # Not those that train, read other formats of weights, or quantise.
+    # Not code for training, other weight formats, or quantisation.
     *("integrations/*attention*.py", "integrations/*paged*.py", "integrations/accelerate.py"),
     *("integrations/deepgemm.py", "integrations/heterogeneity/*.py", "integrations/hub_kernels.py"),
     *("integrations/moe.py", "integrations/mxfp4.py", "integrations/sonicmoe.py"),
     "integrations/tensor_parallel.py",
 )
-# Types whose classes are another's.
+# Types whose classes belong to another type.
 SAME_CLASSES: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
 DEFAULTS = ("max_position_embeddings", "num_key_value_heads", "rms_norm_eps")
 # A docstring or another long string; a comment; a string; a word.
@@ -53,7 +53,7 @@ _IMPORT = re.compile(r"^from \.+models\.(\w+)|^from \.\.(\w+)\.", re.MULTILINE)
 
 
 def table() -> dict[str, Any]:
-    """Return the words of all classes, and of each type its own words and its class's defaults."""
+    """Return the words of all classes, and each type's own words and its class's defaults."""
     shared = set[str]().union(*map(_words, _files(ROOT, SHARED_MODULES)))
     words: dict[str, str] = {}
     defaults: dict[str, dict[str, Any]] = {}

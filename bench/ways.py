@@ -60,7 +60,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The files of one path, each below `tidemill/`; `count` is of a `kind` of its own."""
+    """The files of one path, each below `tidemill/`; `count` is of a separate `kind`."""
 
     name: str
     files: frozenset[str]
@@ -75,7 +75,7 @@ class Way:
 
 @dataclass
 class Recorder:
-    """Notes the files of `tidemill` whose functions are called inside `recording` blocks."""
+    """Records the files of `tidemill` whose functions are called inside `recording` blocks."""
 
     files: set[str] = field(default_factory=set)
     main_thread_files: set[str] = field(default_factory=set)
@@ -108,7 +108,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside the block."""
+        """Record the files that run inside the block."""
         self.is_on = True
         try:
             yield
@@ -282,8 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)}; all if none")
-    parser.add_argument("--files", action="store_true", help="list the files of each way too")
+    parser.add_argument(
+        "ways", nargs="*", metavar="WAY", help=f"show these of {', '.join(WAYS)} (default: all)"
+    )
+    parser.add_argument("--files", action="store_true", help="also list the files of each way")
     parsed = parser.parse_args(arguments)
     ways = [WAYS[name]() for name in parsed.ways or WAYS]
     print("| way | files | of these |\n|---|---:|---|")

@@ -2,7 +2,7 @@
 
     python -m bench.workloads base out/bench/base.jsonl
 
-Chat lines, shuffled, so that what is shared does not lie together; greedy but for g, the end token
+Chat lines, shuffled, so that shared prefixes are not adjacent; greedy except for g, the end token
 ignored. `many` keep a thousand sequences running at a time. The rest are for GPUs: `documents` is e
 40 times, and `datatrove` and `mlperf` are shapes of work that others have published a throughput of
 (`bench.gpu.anchors`), under whatever name `--served-model-name` gives a model. Texts are sentences
@@ -47,7 +47,7 @@ class Request:
 
 
 class Texts:
-    """Texts of so many words that are like no other; everything random comes from one seed."""
+    """Unique texts of a number of words; everything random comes from one seed."""
 
     def __init__(self) -> None:
         self.rng = random.Random(SEED)
@@ -73,7 +73,7 @@ class Workload:
 
 
 def nothing_shared(count: int, num_words: int, max_tokens: int) -> Callable[[Texts], list[Request]]:
-    """Prompts of so many words, each its own."""
+    """Unique prompts of a number of words."""
     return lambda texts: [Request(texts(num_words), max_tokens) for _ in range(count)]
 
 
@@ -102,7 +102,7 @@ def heavy_tail(texts: Texts) -> list[Request]:
 
 
 def documents(count: int) -> Callable[[Texts], list[Request]]:
-    """So many documents of 1,500 words, and 16 questions to each."""
+    """Documents of 1,500 words, with 16 questions each."""
 
     def requests(texts: Texts) -> list[Request]:
         found = [texts(1500) for _ in range(count)]
@@ -146,8 +146,8 @@ def nested_chats(texts: Texts) -> list[Request]:
     """20 chats of ten turns under one system prompt; each turn is a line, with all before it."""
     system, lines = texts(150), []
     for _ in range(20):
-        said = tuple(texts(40) for _ in range(19))
-        lines += [Request(said[at], 32, system, said[:at]) for at in range(0, 19, 2)]
+        turns = tuple(texts(40) for _ in range(19))
+        lines += [Request(turns[at], 32, system, turns[:at]) for at in range(0, 19, 2)]
     return lines
 
 
@@ -227,12 +227,12 @@ def edited_records(texts: Texts) -> list[Request]:
 
 
 def words_of(num_tokens: int) -> int:
-    """Return the words of so many tokens, the full stops among them."""
+    """Return the words of a number of tokens, including the full stops."""
     return max(1, num_tokens * SENTENCE_WORDS // (SENTENCE_WORDS + 1))
 
 
 # Documents of FineWeb-Edu, cut where their answer would not fit into 8,192 tokens; answers are not
-# published, but for their limit.
+# published, except for their limit.
 DATATROVE = Published(10_000, 60, Lengths(1070, 0.8, 4000), Lengths(1030, 0.5, 4096))
 # Articles of CNN-DailyMail; nearly all answers are as long as they may be.
 MLPERF = Published(13_368, 30, Lengths(750, 0.45, 2540), Lengths(128, 0.0, 128))
@@ -275,9 +275,9 @@ def lines_of(workload: Workload) -> Iterator[str]:
 
 def line_of(workload: Workload, number: int, request: Request) -> str:
     """Return the line of one request of a workload."""
-    said = (*request.before, request.user)
+    contents = (*request.before, request.user)
     roles = ("user", "assistant")
-    messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(said)]
+    messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(contents)]
     if request.system:
         messages.insert(0, {"role": "system", "content": request.system})
     if request.beginning:

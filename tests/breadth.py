@@ -27,9 +27,9 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     },
     "tests/engine/kernels/test_backends.py": {
         "test_any_steps_give_plain_attention": 8,
-        "test_in_bf16_it_is_plain_attention_but_for_rounding": 2,
-        "test_some_tokens_see_on_to_where_their_step_says": 5,
-        "test_who_looks_both_ways_sees_the_whole_sequence": 6,
+        "test_in_bf16_it_is_plain_attention_up_to_rounding": 2,
+        "test_tokens_of_an_image_see_up_to_the_end_in_their_step": 5,
+        "test_bidirectional_tokens_see_the_whole_sequence": 6,
     },
     "tests/engine/kernels/test_recurrence.py": {
         "test_chunks_of_any_length_are_the_sequence_computed_whole": 6,
@@ -46,7 +46,7 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
         "test_steps_give_what_torch_gives": 3,
     },
     "tests/engine/kernels/triton/test_whole_model.py": {
-        "test_quantised_weights_that_are_kept_give_what_they_stand_for": 2,
+        "test_quantised_weights_agree_with_dequantised_ones": 2,
         "test_rows_are_those_of_a_cpu": 3,
     },
     "tests/engine/loop/test_cuda_graphs.py": {
@@ -69,13 +69,13 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     },
     "tests/engine/model/families/test_families.py": {
         "test_every_number_of_an_architecture_counts": 3,
-        "test_what_a_config_leaves_out_is_as_transformers_has_it": 5,
+        "test_missing_fields_have_transformers_defaults": 5,
     },
     "tests/engine/model/speech/test_loading.py": {
         "test_a_model_is_the_function_that_transformers_has": 3,
     },
     "tests/engine/model/test_compile_kernels.py": {
-        "test_no_run_asks_for_a_kernel_that_is_not_compiled_beforehand": 0,
+        "test_every_kernel_of_a_run_is_compiled_beforehand": 0,
     },
     "tests/engine/model/test_native.py": {
         "test_with_the_reference_in_place_of_kernels_it_is_the_same_function": 4,
@@ -84,7 +84,7 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
         "test_shares_come_to_the_logits_of_the_whole": 5,
     },
     "tests/engine/model/weights/test_checkpoint.py": {
-        "test_what_a_family_saves_is_all_that_it_needs": 4,
+        "test_a_familys_saved_weights_are_complete": 4,
     },
     "tests/engine/model/weights/test_sanity.py": {
         "test_a_model_that_could_write_nothing_but_noise_is_refused": 6,

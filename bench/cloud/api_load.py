@@ -3,8 +3,8 @@
     python -m bench.cloud.api_load [--clients N] [--seconds N] [--runs N]
 
 The API's Lambda runs in this process as one instance that answers a request at a time, behind the
-tests' gateway and over an emulator; each client, all in another process, asks once a second. The
-handler tells its own time in `Server-Timing`: what it took in all, and what of that went into calls
+tests' gateway and over an emulator. Each client, all in another process, polls once a second. The
+handler reports its own time in `Server-Timing`: the total, and the part that went into calls
 to AWS, which is boto3 and here the emulator's DynamoDB.
 """
 
@@ -48,7 +48,7 @@ class Seen:
     failures: Counter[str] = field(default_factory=Counter)
 
     def note(self, response: httpx.Response, milliseconds: float) -> None:
-        """Take one answer."""
+        """Record one answer."""
         timing = _TIMING.search(response.headers.get("server-timing", ""))
         if response.status_code != 200 or timing is None:
             self.failures[f"{response.status_code} {response.text[:200]}"] += 1
@@ -60,7 +60,7 @@ class Seen:
 
 
 async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> None:
-    """Ask once a second until the time has come."""
+    """Poll once a second until the end time."""
     while (started := time.perf_counter()) < until:
         try:
             response = await api.get(path)
@@ -72,7 +72,7 @@ async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> N
 
 
 async def measure(url: str, key: str, clients: int, seconds: float) -> Seen:
-    """Return what so many clients see in so many seconds; they begin over one of them."""
+    """Return the latencies of `clients` for `seconds`; they start within one second."""
     seen = Seen()
     until = time.perf_counter() + seconds
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=clients)
@@ -130,7 +130,7 @@ def show(seen: dict[str, list[float]], num_shards: int, clients: int, seconds: f
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the clients have seen, run by run."""
+    """Print the clients' latencies, run by run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)

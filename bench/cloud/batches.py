@@ -4,7 +4,7 @@
     python -m bench.cloud.batches lines 1000 100000 --vector 1024       # the same with vectors
     python -m bench.cloud.batches workers 1 2 4         # throughput, engine of fixed service time
 
-The engine is a scripted one: what is measured is everything around it. Prints markdown tables.
+The engine is scripted, so that everything around it is measured. Prints markdown tables.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def start_worker(cloud: Cloud, name: str) -> None:
     cloud.start_worker("--served-model-name", MODEL, name=name)
 
 
-def request_lines(count: int, **told: int) -> bytes:
-    """Return a file of short chat requests, and what else each tells the engine."""
+def request_lines(count: int, **fields: int) -> bytes:
+    """Return a file of short chat requests, with further fields for the engine."""
     messages = [{"role": "user", "content": "What is the capital?"}]
-    body = {"model": MODEL, "messages": messages, **told}
+    body = {"model": MODEL, "messages": messages, **fields}
     tail = json.dumps({"method": "POST", "url": "/v1/chat/completions", "body": body})[1:]
     return b"".join(b'{"custom_id": "request-%d", %s\n' % (i, tail.encode()) for i in range(count))
 
 
 def peak_bytes(pid: int) -> dict[str, int]:
-    """Return the most memory that was resident of a process, and of its children."""
+    """Return the peak resident memory of a process and of its children."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -63,7 +63,7 @@ def peak_bytes(pid: int) -> dict[str, int]:
                 line.split(":", 1) for line in path.read_text().splitlines() if ":" in line
             )
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
         own, parent = int(status["Pid"]), int(status["PPid"])
         if pid in {own, parent} and "VmHWM" in status:
             found["itself" if own == pid else "its engine"] = 1024 * int(status["VmHWM"].split()[0])
@@ -71,18 +71,18 @@ def peak_bytes(pid: int) -> dict[str, int]:
 
 
 def run_lines(counts: Sequence[int], vector: int | None) -> None:
-    """Print what each stage of a batch takes, by the times that its report tells.
+    """Print the duration of each stage of a batch, from the times in its report.
 
-    Rows are vectors of so many numbers, if that is said.
+    Rows are vectors of `vector` numbers, if it is given.
     """
-    told = {} if vector is None else {"vector": vector}
+    fields = {} if vector is None else {"vector": vector}
     print("| lines | read and cut, lines/s | run, lines/s | joined, lines/s | MiB: pump "
           "| worker | its engine |")  # fmt: skip
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for count in counts:
         with tempfile.TemporaryDirectory() as folder, running_cloud(Path(folder), []) as cloud:
             start_worker(cloud, "worker")
-            cloud.drop("x", request_lines(count, **told))
+            cloud.drop("x", request_lines(count, **fields))
             report = cloud.wait("x", _WAIT_SECONDS)
             assert report["request_counts"]["completed"] == count, report
             lambdas = peak_bytes(cloud.processes["lambdas"].pid)["itself"]
@@ -125,17 +125,17 @@ def run_workers(numbers: Sequence[int], slots: int, service_seconds: float, line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what was asked for."""
+    """Run the requested benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     kinds = parser.add_subparsers(dest="kind", required=True)
     lines = kinds.add_parser("lines")
     lines.add_argument("counts", type=int, nargs="+")
-    lines.add_argument("--vector", type=int, help="numbers in each row")
+    lines.add_argument("--vector", type=int, help="set the numbers in each row")
     workers = kinds.add_parser("workers")
     workers.add_argument("numbers", type=int, nargs="+")
     workers.add_argument("--slots", type=int, default=8)
     workers.add_argument("--service-seconds", type=float, default=0.2)
-    workers.add_argument("--lines", type=int, default=2400, help="for each worker")
+    workers.add_argument("--lines", type=int, default=2400, help="set the lines per worker")
     parsed = parser.parse_args(arguments)
     if parsed.kind == "lines":
         run_lines(parsed.counts, parsed.vector)

@@ -1,10 +1,10 @@
-"""A large file through the dashboard in Chromium: seconds, and what the browser holds of it.
+"""A large file through the dashboard in Chromium: seconds, and the browser's memory.
 
     python -m bench.cloud.browser_upload [--bytes N] [--runs N]
 
-The API is one instance in this process, the bucket an emulator's; every run has a browser and a
-cloud of its own. A run fails unless the object is the file by size and digest, and when the API was
-sent a body that could hold even one line of it.
+The API is one instance in this process, the bucket an emulator's; every run has a new browser and
+cloud. A run fails unless the object matches the file in size and digest, and if the API received a
+body that could contain even one line of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WAIT_SECONDS = 3600
 
 
 class WatchedBridge(Bridge):
-    """The way to the API, on which the length of every body is noted."""
+    """Proxy of the API that records the length of every body."""
 
     body_lengths: ClassVar[list[int]] = []
 
@@ -54,7 +54,7 @@ class WatchedBridge(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One run: from the click until the batch is shown; bytes are what the browser holds."""
+    """One run, from the click until the batch is shown, with the bytes that the browser holds."""
 
     seconds: float
     before_bytes: int
@@ -65,7 +65,7 @@ class Upload:
 
 
 def write_lines(path: Path, num_bytes: int) -> str:
-    """Write so many bytes of lines that are all different; return their digest."""
+    """Write `size` bytes of distinct lines; return their digest."""
     num_lines, rest = divmod(num_bytes, len(_line(0)))
     digest = sha256()
     with path.open("wb") as file:
@@ -80,14 +80,14 @@ def _line(number: int) -> bytes:
 
 
 def pid_of(browser: Browser) -> int:
-    """Return the process that all others of a browser descend from."""
+    """Return the root of a browser's process tree."""
     processes = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
     [pid] = (process["id"] for process in processes if process["type"] == "browser")
     return int(pid)
 
 
 def upload(browser: Browser, path: Path, digest: str, folder: Path) -> Upload:
-    """Send a file as a person would, and check where it went."""
+    """Upload a file like a user, and check the object."""
     WatchedBridge.body_lengths.clear()
     with (
         running("ministack", folder) as emulator,
@@ -129,7 +129,9 @@ def check(cloud: Cloud, path: Path, digest: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print each run, and the medians of all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, default=10**9, help="of the file (%(default)s)")
+    parser.add_argument(
+        "--bytes", type=int, default=10**9, help="set the size of the file (%(default)s)"
+    )
     parser.add_argument("--runs", type=int, default=1)
     parsed = parser.parse_args(arguments)
     executable = find_chromium()

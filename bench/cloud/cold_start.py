@@ -2,8 +2,8 @@
 
     python -m bench.cloud.cold_start [--runs N]
 
-Each import is a process of its own that finds nothing but the bundle. Beside our handlers stands
-what every Lambda in Python pays that talks to AWS: `import boto3` and a client.
+Each import runs in a separate process that finds nothing but the bundle. For comparison there is
+the cost of every Lambda in Python that calls AWS: `import boto3` and a client.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def import_seconds(bundle: Path, statement: str) -> float:
     """Return the seconds that a statement takes in a fresh process with this bundle alone."""
     script = _TIMED.format(statement=statement)
     command = [sys.executable, "-I", "-S", "-c", script, str(bundle)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(said)
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(output)
 
 
 def medians(bundle: Path, runs: int) -> dict[str, float]:

@@ -3,9 +3,9 @@
     python -m bench.cloud.intake
     python -m bench.cloud.intake --lines 1000000000 --runs 50 --scanned 60000 --searched 500000
 
-The first makes a range of lines in memory and tells lines and ids a second, and the most memory
-that was held. The second adds up what a file of any length takes, unit by unit, with rates of one
-run, and requests that take what they may in a Lambda (assumed: see `Rates`).
+The first makes a range of lines in memory and prints lines and ids per second, and the peak memory.
+The second adds up the time for a file of any length, unit by unit, with the rates of one run and
+the allowed duration of requests in a Lambda (assumed: see `Rates`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidemill.handler.aws.objects.stream import CHUNK_BYTES
 from tidemill.handler.intake.phases import SHARDS_PER_RECORD
 from tidemill.handler.intake.scan import Scanner, ScanResult
 
-# How many the deployment lets run: infra/api/stack.py.
+# The deployment's limit: infra/api/stack.py.
 MAX_INTAKE_RUNS = 50
 _MODEL = "m"
 _MIB = 2**20
@@ -44,7 +44,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """An object of lines of one length, made as it is read: none of it is kept."""
+    """An object of lines of one length, generated while it is read, without storing it."""
 
     line_bytes: int
 
@@ -67,18 +67,18 @@ class Lines:
 
 
 class _Endless(io.BytesIO):
-    """A stream that makes a block of lines whenever one is read."""
+    """A stream that generates a block of lines for each read."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__()
-        # What changes from line to line is its id: the rest is made once.
+        # Only the id changes from line to line; the rest is generated once.
         head, self._tail = lines.line(0).split(b"request-000000000000")
         self._head = head + b"request-"
         self._number = 0
         self._left = b""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return so many bytes."""
+        """Return `count` bytes."""
         assert size is not None
         pieces, num_bytes = [self._left], len(self._left)
         while num_bytes < size:
@@ -92,7 +92,7 @@ class _Endless(io.BytesIO):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Throughput of one core: lines scanned and ids searched a second, and peak memory."""
+    """Throughput of one core: lines scanned and ids searched per second, and peak memory."""
 
     scanned: float
     searched: float
@@ -100,7 +100,7 @@ class Measured:
 
 
 def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> ScanResult:
-    """Scan a range of a file that has more than this one, made beside it."""
+    """Scan a range of a file that has more ranges, generated concurrently."""
     scanner = Scanner(
         Lines(line_bytes),
         Source("b", "k", "e", num_bytes),
@@ -115,7 +115,7 @@ def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> Scan
 
 
 def make_lines(line_bytes: int, num_bytes: int) -> float:
-    """Return the seconds that making these bytes takes, which are none of the scan's."""
+    """Return the seconds to generate these bytes, which do not count as scanning."""
     stream, begun = Lines(line_bytes).open(), time.perf_counter()
     for _ in range(num_bytes // CHUNK_BYTES):
         stream.read(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def make_lines(line_bytes: int, num_bytes: int) -> float:
 
 
 def measure(line_bytes: int, num_bytes: int) -> Measured:
-    """Scan one range, then search the ids that it has left."""
+    """Scan one range, then search its ids."""
     with DuplicateFinder() as finder:
         begun = time.perf_counter()
         scanned = scan_range(line_bytes, num_bytes, finder)
@@ -146,8 +146,8 @@ def measure(line_bytes: int, num_bytes: int) -> Measured:
 class Rates:
     """Rates of one run, and the cost of a request: the first two are measured.
 
-    A request is time on the run's core (`core_seconds`) and time that it waits (`wait_seconds`),
-    of which sixteen pass at once. The table takes `writes` of one batch in a second.
+    A request is time on the run's core (`core_seconds`) and waiting time (`wait_seconds`), with
+    sixteen requests at once. The table takes `writes` of one batch in a second.
     """
 
     scanned: float
@@ -160,13 +160,13 @@ class Rates:
     rung: float = 800.0
 
     def reads(self, count: int) -> float:
-        """Return the seconds for so many small objects, read beside each other."""
+        """Return the seconds for some small objects, read concurrently."""
         return count * max(self.core_seconds, self.wait_seconds / 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The seconds of each phase of one file, those of all its runs together, and their price."""
+    """The seconds of each phase of one file, the total of all its runs, and their price."""
 
     num_ranges: int
     num_shares: int
@@ -182,7 +182,7 @@ class Intake:
     def price(self) -> float:
         """Return dollars: Lambdas of 2 GB, objects that are read and written, the table's writes.
 
-        Crossing a unit off writes the names of all that are left, of some eleven bytes.
+        Marking a unit as done rewrites the names of all remaining units, of about eleven bytes.
         """
         reads = self.num_ranges * (self.num_shares + 3) + self.num_shares
         puts = 2 * self.num_ranges + self.num_shares
@@ -192,12 +192,12 @@ class Intake:
 
     @property
     def total(self) -> float:
-        """Return all of it."""
+        """Return the total seconds."""
         return self.scan + self.survey + self.search + self.conclude + self.ring
 
 
 def simulate(num_lines: int, line_bytes: int, num_runs: int, rates: Rates) -> Intake:
-    """Return what a file takes whose units are taken by so many runs, one after another each."""
+    """Return the duration for a file whose units are processed by parallel sequential runs."""
     reading = new_progress(FileFormat(), ShardLimits(), num_lines * line_bytes, RANGE_BYTES, None)
     num_ranges, num_shares = reading.num_ranges, count_shares(num_lines)
     range_lines = reading.range_bytes / line_bytes
@@ -226,7 +226,7 @@ def simulate(num_lines: int, line_bytes: int, num_runs: int, rates: Rates) -> In
 
 
 def _span(units: Iterable[float], num_runs: int) -> float:
-    """Return when the last unit ends that some runs take as they come."""
+    """Return the end of the last unit, if runs take units in turn."""
     free_at = [0.0] * num_runs
     for seconds in units:
         heapq.heapreplace(free_at, free_at[0] + seconds)
@@ -250,14 +250,20 @@ def table(rates: Rates, num_runs: int, sizes: Sequence[tuple[int, int]]) -> list
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one core, then add up what files of some sizes take with what it did or was given."""
+    """Measure one core, then add up the cost of files of some sizes, at its rate or a given one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--lines", type=int, help="tell of a file of so many, not of some")
+    parser.add_argument(
+        "--lines", type=int, help="estimate a file of N lines instead of the default sizes"
+    )
     parser.add_argument("--line-bytes", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=MAX_INTAKE_RUNS)
     parser.add_argument("--range-mib", type=int, default=RANGE_BYTES // _MIB)
-    parser.add_argument("--scanned", type=float, help="lines a second of a run, not measured")
-    parser.add_argument("--searched", type=float, help="ids a second of a run, not measured")
+    parser.add_argument(
+        "--scanned", type=float, help="use this rate of lines per second instead of measuring"
+    )
+    parser.add_argument(
+        "--searched", type=float, help="use this rate of ids per second instead of measuring"
+    )
     parsed = parser.parse_args(arguments)
     scanned, searched = parsed.scanned, parsed.searched
     if not (scanned and searched):

@@ -2,9 +2,9 @@
 
     python -m bench.cloud.join --lines 1000000000
 
-Each scenario's shards are cut as intake cuts them, range by range, their rows become segments as a
-worker's do, and `handler.aws.objects.upload_plan` says what is copied and what is sent. The time of
-a request is assumed (`Assumed`): no account has shown it yet.
+Each scenario's shards are cut as in intake, range by range; their rows become segments as in a
+worker; and `handler.aws.objects.upload_plan` decides what is copied and what is sent. The time of a
+request is assumed (`Assumed`): it was not measured in an account yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemill.batch.shard_cutter import ShardLimits
 from tidemill.handler.aws.objects.upload_plan import plan_groups, plan_upload
 
 _MIB = 2**20
-_RANGE_BYTES = 256 * _MIB  # of the input, in each of which shards are cut anew
+_RANGE_BYTES = 256 * _MIB  # of input; shards are cut again in each
 _THREADS, _SENDING_THREADS = 64, 24
 _REQUEST_PRICE = 5.0e-6
 _SHARDS_A_PAGE = 3000
@@ -28,7 +28,7 @@ _SHARDS_A_PAGE = 3000
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Seconds and rates of S3, the table and a Lambda of one core."""
+    """Seconds and rates of S3, the table and a Lambda with one core."""
 
     copy_seconds: float = 0.15
     copy_bytes_per_second: float = 100e6  # of one copy, inside S3
@@ -52,7 +52,7 @@ class Joined:
 
 
 def segments_of(num_lines: int, line_bytes: int, row_bytes: int) -> tuple[array[int], int]:
-    """Return the segments' bytes of such a batch, and how many shards it has."""
+    """Return the segments' bytes of a batch, and its number of shards."""
     limits = ShardLimits().for_file(num_lines * line_bytes)
     shard_lines = max(1, min(limits.max_lines, limits.max_bytes // line_bytes))
     range_lines = ceil(_RANGE_BYTES / line_bytes)
@@ -66,7 +66,7 @@ def segments_of(num_lines: int, line_bytes: int, row_bytes: int) -> tuple[array[
 
 
 def _segments(num_bytes: int) -> Iterator[int]:
-    """Yield what a shard's rows become, by the rule of `batch.parts`."""
+    """Yield the segments of a shard's rows, by the rule of `batch.parts`."""
     while num_bytes >= SEGMENT_BYTES + MIN_COPIED_BYTES:
         yield SEGMENT_BYTES
         num_bytes -= SEGMENT_BYTES
@@ -74,7 +74,7 @@ def _segments(num_bytes: int) -> Iterator[int]:
 
 
 def join(sizes: Sequence[int], num_shards: int, assumed: Assumed) -> Joined:
-    """Return what joining these segments takes."""
+    """Return the cost of joining these segments."""
     groups = list(plan_groups(sizes))
     parts = [
         part for group in groups for part in plan_upload(sizes[group.first : group.end])
@@ -122,7 +122,7 @@ def row(num_lines: int, line_bytes: int, row_bytes: int, assumed: Assumed) -> st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table: one scenario, or those of the docs."""
+    """Print the table for one scenario, or for those of the docs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--lines", type=int)
     parser.add_argument("--line-bytes", type=int, default=1000)

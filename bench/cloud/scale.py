@@ -2,8 +2,8 @@
 
     python -m bench.cloud.scale --workers 1000 --lines 1000000000
 
-Counts come from how the code works (named beside each), prices and limits from AWS's public lists
-for us-east-1 in autumn 2026: check them before you rely on a sum. GPUs are not counted.
+Counts come from the code (named next to each), prices and limits from AWS's public lists for
+us-east-1 in autumn 2026: check them before you rely on a sum. GPUs are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.handler.worker.context.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One batch: its size, and how fast workers and Lambdas are. Bytes are those of one line."""
+    """One batch: its size, and the speed of workers and Lambdas. Bytes are per line."""
 
     num_workers: int
     num_lines: int
@@ -33,7 +33,7 @@ class Scenario:
 
     @property
     def shard_lines(self) -> int:
-        """Lines of one shard: whichever limit is met first."""
+        """Lines of one shard, by the first limit that is reached."""
         limits = ShardLimits().for_file(self.num_lines * self.line_bytes)
         return min(limits.max_lines, limits.max_bytes // self.line_bytes)
 
@@ -49,13 +49,13 @@ class Scenario:
 
     @property
     def shard_seconds(self) -> float:
-        """Seconds that one worker is at one shard."""
+        """Seconds that one worker spends on one shard."""
         return self.shard_lines / self.rows_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests of one kind over the whole batch, their price a million, and the limit a second."""
+    """Requests of one kind over the whole batch, their price per million, the limit per second."""
 
     name: str
     source: str
@@ -66,7 +66,7 @@ class Demand:
 
 
 def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
-    """Return what the run asks of each service, between the first row and the last."""
+    """Return the run's load on each service, between the first row and the last."""
     shards, seconds = scenario.num_shards, scenario.shard_seconds
     shard_bytes = scenario.shard_lines * scenario.row_bytes
     flushes = seconds / worker.flush_seconds_for(shards)
@@ -97,12 +97,12 @@ def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
 
 
 def _look_units(scenario: Scenario) -> float:
-    """Return the units that a look reads: 300 bytes of each live shard, two a worker."""
+    """Return the units that one read takes: 300 bytes per live shard, two per worker."""
     return 1 + scenario.num_workers * 2 * 300 / 4096 + 1
 
 
 def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
-    """Return the lines of the table and of what stands around it."""
+    """Return the lines of the table and of the text around it."""
     run_seconds = scenario.run_seconds
     lines = [
         (
@@ -132,7 +132,7 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
         *segments_of(scenario.num_lines, scenario.line_bytes, scenario.row_bytes), Assumed()
     )
     join_price = joined.seconds * 2 * 0.0000166667  # 2 GB each
-    # As parts, as segments, and as what many segments become on their way to one object.
+    # As parts, as segments, and as the merged segments on their way to one object.
     times = 3 if joined.num_groups else 2
     lines += [
         f"First limit: {first.name}, at about {most:,.0f} workers on one batch.",
@@ -149,7 +149,7 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table for what was typed."""
+    """Print the table for the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=10**9)

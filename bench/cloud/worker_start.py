@@ -2,10 +2,10 @@
 
     python -m bench.cloud.worker_start [--model out/bench/46m …] [--runs N]
 
-A worker is started with a file waiting, and logs what its start took with the first row: on the
-first machine of all, on another one that finds the first one's proof in the bucket, and on one that
-keeps weights and proof. No network lies between, so the rate of the weights is the emulator's and
-this disk's.
+A worker starts with a file waiting, and logs the steps of its start with the first row: on the
+first machine, on another one that finds the first one's parity check in the bucket, and on one that
+keeps weights and check. There is no network between, so the rate of the weights is the emulator's
+and this disk's.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from localstack.resources import create_resources
 from tidemill import demo
 from tidemill.batch.object_keys import parity_prefix
 
-MODEL = "scripted"  # what the lines of `request_lines` ask for
+MODEL = "scripted"  # the model in the lines of `request_lines`
 STEPS = {
     "process_seconds": "process",
     "engine_imports_seconds": "libraries",
-    "weights_seconds": "weights, beside them",
+    "weights_seconds": "weights, concurrently",
     "engine_load_seconds": "load",
     "engine_proof_seconds": "of it proof",
     "ready_seconds": "ready at",
@@ -43,16 +43,16 @@ Steps = Mapping[str, float]
 
 
 def cold_start(log: str) -> Steps:
-    """Return what a worker's log says of its start; raises LookupError where it says nothing."""
+    """Return the start steps in a worker's log; raises LookupError if there are none."""
     for line in log.splitlines():
         event = json.loads(line) if line.startswith("{") else {}
         if event.get("message") == "cold start":
             return {step: float(event[step]) for step in STEPS if step in event}
-    raise LookupError("the worker has logged no cold start")
+    raise LookupError("the worker's log contains no cold start")
 
 
 def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list[Steps]]:
-    """Return the steps of so many starts of each kind, in turns; a first one is not counted."""
+    """Return the steps of `runs` starts of each kind, in turns; the first one is not counted."""
     name = f"weights-{uuid4().hex[:10]}"
     cloud.s3.create_bucket(Bucket=name)
     for path in model.iterdir():
@@ -77,7 +77,7 @@ def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list
 
 
 def forget_proofs(cloud: Cloud) -> None:
-    """Delete what workers have proved."""
+    """Delete the workers' cached parity checks."""
     where = {"Bucket": cloud.resources.bucket, "Prefix": parity_prefix(MODEL)}
     for found in cloud.s3.list_objects_v2(**where).get("Contents", ()):
         cloud.s3.delete_object(Bucket=cloud.resources.bucket, Key=found["Key"])
@@ -97,8 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", action="append", help="a folder (default: the demo model)")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
+    parser.add_argument(
+        "--model", action="append", help="use a model folder (default: the demo model)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="run each N times (%(default)s)")
     given = parser.parse_args(arguments)
     load_before = os.getloadavg()[0]
     rows: list[tuple[str, Sequence[Steps]]] = []

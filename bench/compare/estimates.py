@@ -1,9 +1,9 @@
-"""Accuracy of `tidemill estimate`: the seconds that it says, beside those that a run then takes.
+"""Accuracy of `tidemill estimate`: its predicted seconds compared with the seconds of a run.
 
     python -m bench.compare.estimates out/bench/base.jsonl out/bench/a.jsonl … [--sample 96]
 
 Files are run one after the other, with kernels that were compiled before. Each is estimated twice
-before: by what the files before it cost, and where nothing is known by so many of its own lines.
+before it runs: from the files before it, and, without that history, from a sample of its lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.compare.peers import Job, tidemill, tidemill_command
 
 
 def run(command: list[str], cache: str) -> str:
-    """Run a command, with its memory in a folder of ours, and return its output."""
+    """Run a command with a separate cache folder, and return its output."""
     return subprocess.run(
         command,
         check=True,
@@ -34,20 +34,20 @@ def run(command: list[str], cache: str) -> str:
 
 
 def estimated(job: Job, cache: str, *flags: str) -> float | None:
-    """Return the seconds that a file is estimated to take."""
+    """Return a file's estimated seconds."""
     found = json.loads(run([*tidemill_command("estimate", job), "--json", *flags], cache))
     seconds: float | None = found["seconds"]
     return seconds
 
 
 def forget_costs(cache: str) -> None:
-    """Forget what runs cost, and nothing else."""
+    """Delete the recorded cost of runs, and nothing else."""
     for entry in Path(cache).glob("remembered/cost-model-*"):
         entry.unlink()
 
 
-def told(seconds: float | None, took: float) -> str:
-    """Return two cells: an estimate, and its ratio to what it took."""
+def compared(seconds: float | None, took: float) -> str:
+    """Return two cells: an estimate, and its ratio to the actual time."""
     return "not known | " if seconds is None else f"{seconds:.1f} | {seconds / took:.2f}"
 
 
@@ -73,7 +73,7 @@ def main() -> None:
             started = time.monotonic()
             run([*tidemill(job).command, *output], f"{folder}/all")
             took = time.monotonic() - started
-            cells = f"{told(before, took)} | {told(sampled, took)}"
+            cells = f"{compared(before, took)} | {compared(sampled, took)}"
             print(f"| {job.requests.stem} | {took:.1f} | {cells} |", flush=True)
 
 

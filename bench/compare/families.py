@@ -1,12 +1,12 @@
-"""Families by the engine's own decoder, beside transformers' classes in the same engine.
+"""Families by the engine's own decoder, compared with transformers' classes in the same engine.
 
     python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,…] [--rows 64]
 
 Each family has a random bf16 model of 12 layers, 512 wide, mixtures of 8 experts of which tokens
-choose 2; "GptOssConfig mxfp4" has its experts as gpt-oss is published. Both run the prompts of a
-file's first rows, as long and with as many tokens as the file has them, each in a process of one
-thread. Figures are processor seconds from the first step to the last, which other work on the
-machine changes less than seconds.
+choose 2; "GptOssConfig mxfp4" has its experts in gpt-oss' published format. Both run the prompts of
+a file's first rows, with the same lengths and token limits, each in a process of one thread.
+Figures are processor seconds from the first step to the last, on which other work on the machine
+has less influence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.engine.model.weights.quantised.checkpoints import quantise_mxfp4
 from tidemill.engine.config import EngineConfig
 
 SHAPE: dict[str, Any] = {**SHAPES["46m"], "max_position_embeddings": 4096}
-# What the tests' tiny models have too small, where they have it.
+# Larger sizes than in the tests' tiny models, for fields that they have.
 LARGER: dict[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
@@ -54,9 +54,9 @@ def make_model(title: str, folder: Path) -> None:
     name = title.removesuffix(MXFP4)
     differs = FAMILIES[name]
     larger = {key: value for key, value in LARGER.items() if key in differs}
-    said = told(name, differs | SHAPE | larger)
+    fields = told(name, differs | SHAPE | larger)
     torch.manual_seed(0)
-    config = getattr(transformers, name)(**said)
+    config = getattr(transformers, name)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     if title.endswith(MXFP4):
@@ -64,7 +64,7 @@ def make_model(title: str, folder: Path) -> None:
 
 
 def requests_of(file: Path, rows: int) -> list[tuple[int, int]]:
-    """Return how many tokens the first rows' prompts have, and their answers."""
+    """Return the token counts of the first rows' prompts and answers."""
     with file.open(encoding="utf-8") as lines:
         bodies = [json.loads(line)["body"] for line, _ in zip(lines, range(rows), strict=False)]
     return [
@@ -104,7 +104,7 @@ def run_one(folder: Path, file: Path, rows: int, dtype: Any) -> float:
 
 
 def seconds_of(folder: Path, arguments: argparse.Namespace, by: str) -> float:
-    """Return `run_one`'s figure from a process of its own."""
+    """Return `run_one`'s figure from a separate process."""
     command = [sys.executable, "-m", "bench.compare.families", str(arguments.file), "--by", by]
     command += ["--rows", str(arguments.rows), "--model", str(folder), "--dtype", arguments.dtype]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -115,12 +115,14 @@ def seconds_of(folder: Path, arguments: argparse.Namespace, by: str) -> float:
 
 
 def main() -> None:
-    """Print the table, or of one process its figure."""
+    """Print the table, or the figure of one process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16", help="%(default)s, or float32")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="use this dtype: %(default)s or float32"
+    )
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--by", choices=(OURS, THEIRS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

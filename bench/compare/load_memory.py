@@ -1,11 +1,11 @@
-"""The most memory that loading a model takes beyond its weights, ours beside transformers' own.
+"""Peak memory for loading a model beyond its weights, ours compared with transformers' own.
 
     python -m bench.compare.load_memory --model out/bench/1b
 
-Each loader runs in a process of its own, which has loaded a small model before: imports and
-compiled code are no part of it. Counted is what is resident, private pages and mapped files alike,
-by the kernel's own high-water mark. `load_model` is all that the engine does: the first time it
-proves the model beside transformers' classes, after that it remembers.
+Each loader runs in a separate process, which has loaded a small model before, so that imports and
+compiled code do not count. Resident memory counts, private pages and mapped files alike, by the
+kernel's own high-water mark. `load_model` is everything that the engine does: the first time it
+checks the model against transformers' classes, after that it uses the cached result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OURS, THEIRS = "tidemill", "transformers"
 
 
 class Peak(NamedTuple):
-    """Bytes that were resident before loading and at most during it."""
+    """Bytes that were resident before loading and at the peak."""
 
     before_bytes: int
     most_bytes: int
@@ -45,7 +45,7 @@ def load_ours(model: str) -> object:
 
 
 def load_theirs(model: str) -> object:
-    """Load by `from_pretrained`, and run a token: of files that are mapped nothing is resident."""
+    """Load by `from_pretrained`, and run a token, since mapped files are not resident before."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -58,7 +58,7 @@ LOADERS: dict[str, Callable[[str], object]] = {OURS: load_ours, THEIRS: load_the
 
 
 def peak_of(load: Callable[[], object]) -> Peak:
-    """Return what this process holds before and at most while it loads."""
+    """Return this process's memory before a load, and its peak during it."""
     CLEAR_REFS.write_text(RESET_HIGH_WATER, encoding="ascii")
     before = _status("VmRSS")
     loaded = load()
@@ -68,7 +68,7 @@ def peak_of(load: Callable[[], object]) -> Peak:
 
 
 def measure(loader: str, model: Path, cache: str) -> Peak:
-    """Load in another process, which remembers in the folder `cache`."""
+    """Load in another process, with the cache folder `cache`."""
     command = [
         sys.executable,
         "-m",
@@ -110,9 +110,9 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    """Compare the loaders, or be the process of one."""
+    """Compare the loaders, or run one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a folder")
+    parser.add_argument("--model", type=Path, required=True, help="load this model folder")
     parser.add_argument("--in", dest="loader", choices=LOADERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.loader is None:

@@ -1,8 +1,8 @@
-"""A batch file through OpenVINO GenAI's continuous batching: what a person would script.
+"""A batch file through OpenVINO GenAI's continuous batching, as in a user's script.
 
     python -m bench.compare.openvino_batches --model EXPORTED -i requests.jsonl -o rows.jsonl
 
-Runs in an environment of its own, which has `openvino-genai` and `optimum-intel[openvino]`; the
+Runs in a separate environment, which has `openvino-genai` and `optimum-intel[openvino]`; the
 model is a folder that `optimum-cli export openvino --weight-format fp16` has written.
 """
 
@@ -41,7 +41,7 @@ def load(model: str, dtype: str) -> Any:
 
 
 def generation_config(body: dict[str, Any]) -> Any:
-    """Return how one request body asks for its tokens."""
+    """Return the token limits of one request body."""
     import openvino_genai as genai
 
     sampling = {name: body[name] for name in SAMPLING if body.get(name)}

@@ -17,7 +17,7 @@ MAX_MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job of every engine. `served_name` is the model's name in the lines of the file."""
+    """The job of every engine. `served_name` is the model's name in the file's lines."""
 
     model: str
     requests: Path
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One of those compared. `command` lacks its output file, which `-o` names at the end."""
+    """One engine. `command` ends with `-o`, which its output file follows."""
 
     name: str
     command: list[str]
@@ -37,25 +37,25 @@ class Peer:
 
 
 def job_flags(job: Job, max_model_len: int) -> list[str]:
-    """Return the flags of a job, which vLLM's batch runner and ours have in common."""
+    """Return the flags of a job that vLLM's batch runner and ours have in common."""
     flags = ["--model", job.model, "--served-model-name", job.served_name, "--dtype", job.dtype]
     return [*flags, "--max-model-len", str(max_model_len), "-i", str(job.requests)]
 
 
 def tidemill_command(name: str, job: Job, max_model_len: int = MAX_MODEL_LEN) -> list[str]:
-    """Return a command of ours on the file of a job."""
+    """Return our command for the file of a job."""
     command = [sys.executable, "-m", "tidemill.cli.main", name]
     return [*command, *job_flags(job, max_model_len)]
 
 
 def tidemill(job: Job, max_model_len: int = MAX_MODEL_LEN) -> Peer:
-    """Ourselves, as a person types it."""
+    """Return ourselves, as a user runs it."""
     command = [*tidemill_command("run", job, max_model_len), "--force"]
     return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
 
 
 def transformers(job: Job) -> Peer:
-    """transformers' `generate` in static batches."""
+    """Return transformers' `generate` in static batches."""
     command = [sys.executable, "-m", "bench.compare.transformers_static", "--model", job.model]
     command += ["--dtype", job.dtype, "-i", str(job.requests)]
     marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
@@ -63,13 +63,13 @@ def transformers(job: Job) -> Peer:
 
 
 def arrival_order(job: Job) -> Peer:
-    """Ourselves, in the order of the file."""
+    """Return ourselves, in the order of the file."""
     ours = tidemill(job)
     return replace(ours, name="--no-plan", command=[*ours.command, "--no-plan"])
 
 
 def openvino(job: Job, python: Path) -> Peer:
-    """OpenVINO GenAI from an environment of its own; the exported model lies beside the other."""
+    """OpenVINO GenAI from a separate environment; the exported model is next to the original."""
     command = [str(python), "-m", "bench.compare.openvino_batches"]
     command += ["--model", f"{job.model}-openvino", "--dtype", job.dtype, "-i", str(job.requests)]
     marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
@@ -77,7 +77,7 @@ def openvino(job: Job, python: Path) -> Peer:
 
 
 def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
-    """vLLM's batch runner from an environment that holds its CPU build."""
+    """Return vLLM's batch runner from an environment with its CPU build."""
     command = [str(python), "-m", "vllm.entrypoints.openai.run_batch"]
     command += [*job_flags(job, max_model_len), "--gpu-memory-utilization", "0.5"]
     marks = Marks(ready="Reading batch from", done="Writing outputs to")
@@ -85,7 +85,7 @@ def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
 
 
 def vllm_environment() -> dict[str, str]:
-    """Return what vLLM's CPU build is told by its environment: all cores, memory for its cache."""
+    """Return the environment of vLLM's CPU build: all cores, memory for its cache."""
     cores = sorted(os.sched_getaffinity(0))
     return {
         "VLLM_CPU_KVCACHE_SPACE": "4",

@@ -1,11 +1,12 @@
-"""Rows a second of an engine under Ray Data beside the same engine alone.
+"""Rows per second of an engine under Ray Data compared with the same engine alone.
 
     python -m bench.compare.ray_data [--rows 6000] [--runs 3] [--threads 1] [--max-tokens 24]
 
 Both have an engine of the demo model with the same number of threads, and answer the same table;
 they take turns. A rate is that of the rows between the first and the last tenth, by when each block
 of 256 is there, so that neither loading nor the end counts. Ray's own processes need a processor
-beside the engine's threads: without one to spare its figure says how busy the machine is.
+in addition to the engine's threads: without a spare one the figure shows only how busy the machine
+is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _alone(table: pa.Table, params: dict[str, object], threads: int) -> Iterator[int]:
-    """Yield the number of rows of each block, as an engine of this process answers them."""
+    """Yield the number of rows of each block that an engine of this process answers."""
     del threads  # by the environment
     from tidemill import Engine
 
@@ -62,7 +63,7 @@ def _alone(table: pa.Table, params: dict[str, object], threads: int) -> Iterator
 
 
 def _under_ray(table: pa.Table, params: dict[str, object], threads: int) -> Iterator[int]:
-    """Yield the number of rows of each block, as Ray gives them."""
+    """Yield the number of rows of each block from Ray."""
     import ray.data
 
     import tidemill.ray
@@ -85,7 +86,7 @@ def _under_ray(table: pa.Table, params: dict[str, object], threads: int) -> Iter
 
 
 def _rate(blocks: Iterable[int], num_rows: int) -> float:
-    """Return the rows a second between the first and the last tenth."""
+    """Return the rows per second between the first and the last tenth."""
     count, marks = 0, []
     for rows in blocks:
         count += rows

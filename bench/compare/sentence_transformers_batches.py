@@ -1,9 +1,9 @@
-"""A file of embedding lines through sentence-transformers, at the batch size that is its best.
+"""A file of embedding lines through sentence-transformers, at its best batch size.
 
     python -m bench.compare.sentence_transformers_batches --model DIR -i in.jsonl -o out.jsonl
 
-It sorts texts by their length itself. The size is found on a sample before the mark, of which
-nothing counts; `--single` encodes one text after the other.
+It sorts texts by length itself. The batch size is found on a sample before the mark, which does not
+count; `--single` encodes one text after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DONE = "peer: all rows done"
 
 
 def best_size(model: Any, texts: list[str]) -> int:
-    """Return the batch size that takes a sample of the texts fastest."""
+    """Return the fastest batch size for a sample of the texts."""
     sample = random.Random(0).sample(texts, min(SAMPLE, len(texts)))
     seconds = {}
     for size in BATCH_SIZES:

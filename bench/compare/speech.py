@@ -1,13 +1,13 @@
-"""Recordings written down: seconds of audio a second, beside transformers' batched `generate`.
+"""Transcription: seconds of audio per second, compared with transformers' batched `generate`.
 
     python -m bench.compare.speech out/bench/speech --shape base --dtype bfloat16
 
 200 clips of 5 to 20 s are noise, the model has whisper's shape and random weights, and every
 window is written to the same number of tokens, about what such a clip has in speech: so neither
-side waits for a longer text. Each side runs in a process of its own, on all cores, from samples to
+side waits for a longer text. Each side runs in a separate process, on all cores, from samples to
 tokens; loading is not counted. transformers runs with each of some batch sizes over a part of the
 clips, and with the best over all of them. With --one-core each has one thread, and the seconds are
-those that its process computed: what else the machine does then counts little.
+those of its process, so that other work on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Clock = Callable[[], float]
 RATE = 16_000
 SHORTEST, LONGEST = 5.0, 20.0
 OUTPUT_TOKENS = 44
-# The prompt of a model of English without times.
+# The prompt of an English-only model without timestamps.
 PROMPT_TOKENS = 2
 VOCABULARY, END = 51_864, 50_256
-# Hidden width, layers of either side, heads.
+# Hidden width, layers of encoder and decoder, heads.
 SHAPES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
 BATCH_SIZES = (1, 4, 8, 16)
 CLIPS_TO_CHOOSE_BY = 32
@@ -45,7 +45,7 @@ def clips(count: int) -> list[NDArray[np.float32]]:
 
 
 def make_model(folder: Path, shape: str) -> None:
-    """Write a random model of English and its preprocessor."""
+    """Write a random English-only model and its preprocessor."""
     import torch
     from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -62,19 +62,19 @@ def make_model(folder: Path, shape: str) -> None:
         decoder_ffn_dim=4 * hidden,
     )
     model = WhisperForConditionalGeneration(config)
-    said = model.generation_config
-    said.eos_token_id = said.pad_token_id = END
-    said.decoder_start_token_id, said.no_timestamps_token_id = 50_257, 50_362
-    said.forced_decoder_ids = [[1, 50_362]]
-    said.suppress_tokens = [END]
-    said.begin_suppress_tokens = None
-    said.max_length = OUTPUT_TOKENS
+    config = model.generation_config
+    config.eos_token_id = config.pad_token_id = END
+    config.decoder_start_token_id, config.no_timestamps_token_id = 50_257, 50_362
+    config.forced_decoder_ids = [[1, 50_362]]
+    config.suppress_tokens = [END]
+    config.begin_suppress_tokens = None
+    config.max_length = OUTPUT_TOKENS
     model.save_pretrained(folder)
     WhisperFeatureExtractor().save_pretrained(folder)
 
 
 def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
-    """Return the seconds that our engine takes."""
+    """Return our engine's seconds."""
     from tidemill.engine.config import EngineConfig
     from tidemill.engine.model.speech.loading import load_speech
     from tidemill.engine.scheduling.speech import SpeechRequest
@@ -82,12 +82,12 @@ def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
 
     settings = EngineConfig(str(folder), dtype=dtype, device="cpu", max_num_seqs=64)
     core = make_core(load_speech(settings), settings)
-    asked = [SpeechRequest(samples) for samples in clips(count)]
-    core.add(asked[0])
+    requests = [SpeechRequest(samples) for samples in clips(count)]
+    core.add(requests[0])
     while core.step() is not None:
         pass
     start = clock()
-    recordings = [core.add(request) for request in asked]
+    recordings = [core.add(request) for request in requests]
     while core.step() is not None:
         pass
     seconds = clock() - start
@@ -97,7 +97,7 @@ def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
 
 
 def run_transformers(folder: Path, dtype: str, count: int, clock: Clock, batch_size: int) -> float:
-    """Return the seconds that transformers takes in batches."""
+    """Return transformers' seconds in batches."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -105,8 +105,8 @@ def run_transformers(folder: Path, dtype: str, count: int, clock: Clock, batch_s
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype))
 
     def write(samples: list[NDArray[np.float32]]) -> None:
-        heard = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
-        made = model.generate(heard.to(model.dtype), return_timestamps=False)
+        features = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
+        made = model.generate(features.to(model.dtype), return_timestamps=False)
         assert made.shape == (len(samples), OUTPUT_TOKENS), made.shape
 
     recordings = clips(count)
@@ -117,18 +117,18 @@ def run_transformers(folder: Path, dtype: str, count: int, clock: Clock, batch_s
     return clock() - start
 
 
-def measured(asked: argparse.Namespace, count: int, batch_size: int) -> float:
-    """Return seconds of audio a second of one side, in a process of its own; batch size 0: ours."""
+def measured(arguments: argparse.Namespace, count: int, batch_size: int) -> float:
+    """Return one side's seconds of audio per second, in a new process; batch size 0 is ours."""
     command = [
         sys.executable,
         "-m",
         "bench.compare.speech",
-        str(asked.folder),
+        str(arguments.folder),
         "--dtype",
-        asked.dtype,
+        arguments.dtype,
     ]
     command += ["--clips", str(count), "--side", str(batch_size)]
-    command += ["--one-core"] if asked.one_core else []
+    command += ["--one-core"] if arguments.one_core else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     audio = sum(len(samples) for samples in clips(count)) / RATE
     return audio / float(done.stdout.split()[-1])
@@ -142,34 +142,34 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--side", type=int, help="run one side alone: 0 is ours, else a batch size")
+    parser.add_argument("--side", type=int, help="run only one side: 0 for ours, else a batch size")
     parser.add_argument("--one-core", action="store_true")
-    asked = parser.parse_args()
-    if asked.side is not None:
-        print(run_side(asked))
+    arguments = parser.parse_args()
+    if arguments.side is not None:
+        print(run_side(arguments))
         return
-    if not (asked.folder / "config.json").exists():
-        make_model(asked.folder, asked.shape)
-    few = min(CLIPS_TO_CHOOSE_BY, asked.clips)
-    speeds = {size: measured(asked, few, size) for size in BATCH_SIZES}
+    if not (arguments.folder / "config.json").exists():
+        make_model(arguments.folder, arguments.shape)
+    few = min(CLIPS_TO_CHOOSE_BY, arguments.clips)
+    speeds = {size: measured(arguments, few, size) for size in BATCH_SIZES}
     for size, speed in speeds.items():
         print(f"transformers, {few} clips, batches of {size}: {speed:.1f} s of audio a second")
     best = max(speeds, key=lambda size: speeds[size])
-    for _ in range(asked.runs):
-        theirs, ours = (measured(asked, asked.clips, side) for side in (best, 0))
+    for _ in range(arguments.runs):
+        theirs, ours = (measured(arguments, arguments.clips, side) for side in (best, 0))
         print(f"transformers {theirs:.1f}, tidemill {ours:.1f}: {ours / theirs:.2f} times")
 
 
-def run_side(asked: argparse.Namespace) -> float:
+def run_side(arguments: argparse.Namespace) -> float:
     """Return the seconds of one side, run here."""
     import torch
 
     clock: Clock = time.perf_counter
-    if asked.one_core:
+    if arguments.one_core:
         torch.set_num_threads(1)
         clock = time.process_time
-    parts = (asked.folder, asked.dtype, asked.clips, clock)
-    return run_transformers(*parts, asked.side) if asked.side else run_ours(*parts)
+    parts = (arguments.folder, arguments.dtype, arguments.clips, clock)
+    return run_transformers(*parts, arguments.side) if arguments.side else run_ours(*parts)
 
 
 if __name__ == "__main__":

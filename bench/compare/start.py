@@ -2,10 +2,10 @@
 
     python -m bench.compare.start [--model out/bench/46m …] [--runs N]
 
-`tidemill run` with eight short lines, as a person types it: with what it remembers (warm), without
-(cold), and as the first on a machine, which also compiles the CPU's kernels. Beside it stand
+`tidemill run` with eight short lines, as a user types it: with a filled cache (warm), without
+(cold), and as the first on a machine, which also compiles the CPU's kernels. It is compared with
 `import torch` alone, below which no start can come, and transformers' own load of the same model
-with one short answer. All take turns; every tidemill has caches of the benchmark's own.
+with one short answer. All take turns; every tidemill run has its own caches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print('{ROW}')
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One kind of start: its command, and what it finds, made anew for each run."""
+    """One kind of start: its command, and a function that creates its environment for each run."""
 
     name: str
     command: list[str]
@@ -51,11 +51,11 @@ class Start:
 
 
 def starts(models: Sequence[str], folder: Path) -> list[Start]:
-    """Return all that is compared; what is kept between runs lies below `folder`."""
+    """Return all commands to compare; files kept between runs are under `folder`."""
     requests = folder / "requests.jsonl"
     requests.write_text("".join(_line(number) for number in range(NUM_LINES)), encoding="utf-8")
 
-    def anew() -> str:
+    def new_folder() -> str:
         return tempfile.mkdtemp(dir=folder)
 
     shared = {"NUMBA_CACHE_DIR": f"{folder}/kernels", "PYTHONDONTWRITEBYTECODE": ""}
@@ -68,10 +68,12 @@ def starts(models: Sequence[str], folder: Path) -> list[Start]:
             Start(
                 f"{name}: tidemill, first on a machine",
                 ours,
-                lambda: {**shared, "TIDEMILL_CACHE": anew(), "NUMBA_CACHE_DIR": anew()},
+                lambda: {**shared, "TIDEMILL_CACHE": new_folder(), "NUMBA_CACHE_DIR": new_folder()},
                 is_once=True,
             ),
-            Start(f"{name}: tidemill, cold", ours, lambda: {**shared, "TIDEMILL_CACHE": anew()}),
+            Start(
+                f"{name}: tidemill, cold", ours, lambda: {**shared, "TIDEMILL_CACHE": new_folder()}
+            ),
             Start(
                 f"{name}: tidemill, warm",
                 ours,
@@ -95,7 +97,7 @@ def _line(number: int) -> str:
 
 
 def run(compared: Sequence[Start], runs: int, folder: Path) -> dict[str, list[Measured]]:
-    """Return what each start came to, by name, in turns; a round before them fills the caches."""
+    """Return the times of each start, by name, in turns; a round before them fills the caches."""
     found: dict[str, list[Measured]] = {start.name: [] for start in compared}
     for number in range(runs + 1):
         for start in compared:
@@ -132,8 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", action="append", help="a folder (default: the demo model)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each (%(default)s)")
+    parser.add_argument(
+        "--model", action="append", help="use a model folder (default: the demo model)"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="run each N times (%(default)s)")
     given = parser.parse_args(arguments)
     models = given.model or [str(demo.MODEL_PATH)]
     load_before = os.getloadavg()[0]

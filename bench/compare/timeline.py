@@ -3,7 +3,7 @@
     python -m bench.compare.timeline out/bench/e.jsonl --model out/bench/46m \
         --kv-cache-memory 160M --svg docs/images/plan-e.svg
 
-Each way runs once, in a process of its own, whose metrics are read four times a second.
+Each way runs once, in a separate process, whose metrics are read four times a second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TITLES = ("running sequences", "KV cache in use, %")
 
 
 class Point(NamedTuple):
-    """What the engine said so many seconds after it was first asked."""
+    """The engine's metrics at some seconds after the first request."""
 
     seconds: float
     running: float
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 
 def run(source: str, flags: Sequence[str]) -> list[Point]:
-    """Run a file and return what its engine said meanwhile."""
+    """Run a file and return its engine's metrics during the run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tidemill", "run", source, "--any-model", *flags]
         command += ["-o", f"{folder}/rows.jsonl", "--enable-metrics", "--port", "0"]
@@ -46,12 +46,14 @@ def run(source: str, flags: Sequence[str]) -> list[Point]:
         with log.open("wb") as file, subprocess.Popen(command, stderr=file) as process:
             points = list(sample_metrics(process, log))
         if process.returncode:
-            raise SystemExit(f"it ended with {process.returncode}: {log.read_text()[-500:]}")
+            raise SystemExit(
+                f"the run ended with exit status {process.returncode}: {log.read_text()[-500:]}"
+            )
     return points
 
 
 def sample_metrics(process: subprocess.Popen[bytes], log: Path) -> Iterator[Point]:
-    """Yield a point every now and then, from when there is an engine until the process ends."""
+    """Yield a point now and then, from the start of the engine until the process ends."""
     began = None
     while process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
@@ -71,7 +73,7 @@ def sample_metrics(process: subprocess.Popen[bytes], log: Path) -> Iterator[Poin
 
 
 def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
-    """Yield the lines of an SVG: a panel a number, a curve a way."""
+    """Yield the lines of an SVG: one panel per metric, one curve per way."""
     height = TOP + 2 * (HEIGHT + GAP)
     last = max(points[-1].seconds for points in ways.values())
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 40} {height}">'
@@ -103,12 +105,12 @@ def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
 
 
 def mean_running(points: Sequence[Point]) -> float:
-    """Return the sequences that run in the mean."""
+    """Return the mean number of running sequences."""
     return sum(point.running for point in points) / max(1, len(points))
 
 
 def full_points(points: Sequence[Point]) -> list[Point]:
-    """Return the points from when most sequences run until no other waits any more."""
+    """Return the points from the peak of running sequences until no other waits."""
     first = max(range(len(points)), key=lambda at: points[at].running)
     last = max((at for at, point in enumerate(points) if point.waiting), default=first)
     return [*points[min(first, last) : last + 1]]
@@ -119,9 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file")
     parser.add_argument("--svg", type=Path, required=True)
-    asked, flags = parser.parse_known_args()
-    ways = {name: run(asked.file, [*flags, *([] if name == "plan" else [name])]) for name in WAYS}
-    asked.svg.write_text("\n".join(render_svg(ways)) + "\n", encoding="utf-8")
+    arguments, flags = parser.parse_known_args()
+    ways = {
+        name: run(arguments.file, [*flags, *([] if name == "plan" else [name])]) for name in WAYS
+    }
+    arguments.svg.write_text("\n".join(render_svg(ways)) + "\n", encoding="utf-8")
     for name, points in ways.items():
         usage = sum(point.kv_cache_usage for point in points) / len(points)
         running, seconds = mean_running(points), points[-1].seconds

@@ -1,10 +1,10 @@
-"""A batch file through transformers' `generate`, 64 lines at a time: what a person would script.
+"""A batch file through transformers' `generate`, 64 lines at a time, as in a user's script.
 
     python -m bench.compare.transformers_static --model DIR -i requests.jsonl -o rows.jsonl
 
-Each batch is padded on the left and runs until its longest line is done. It samples as its first
-line asks; the end token is forbidden until `max_tokens`, as the benchmark files ask with
-`ignore_eos`.
+Each batch is padded on the left and runs until its longest line is done. It samples with the
+parameters of its first line; the end token is forbidden until `max_tokens`, because the benchmark
+files set `ignore_eos`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLING = ("temperature", "top_p", "repetition_penalty")
 
 
 def prompt_text(tokenizer: Any, body: dict[str, Any]) -> str:
-    """Return the text that the model reads for one request body."""
+    """Return the model's input text for one request body."""
     if "messages" not in body:
         return str(body["prompt"])
     return str(
@@ -64,7 +64,7 @@ def row_of(
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    """Read the command line of a peer's script."""
+    """Parse the command line of a peer's script."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
     parser.add_argument("-i", "--input-file", type=Path, required=True)

@@ -1,15 +1,15 @@
-"""Published throughput of batch-shaped work that anyone can repeat, and what is expected beside it.
+"""Published throughput of batch workloads that anyone can repeat, with our predictions.
 
 datatrove's sweep (its `examples/inference/benchmark`): vLLM 0.15 on one H100, the best settings of
-a sweep, 10,000 documents of FineWeb-Edu rewritten at temperature 0. Documents are 1,034 tokens in
-the mean (10 billion of 9.67 million documents), the instruction some 60. Answers may have 4,096
-tokens; how many they have is not published, and taken to be 1,024 here. Of Qwen3-30B-A3B it is what
-vLLM's defaults gave on one H100: the best, 5,310 a GPU, was on two, which have room for nearly
-six times as many sequences as one's beside 61 GB of weights.
+a sweep, 10,000 documents of FineWeb-Edu rewritten at temperature 0. Documents have 1,034 tokens on
+average (10 billion tokens in 9.67 million documents), the instruction some 60. Answers may have
+4,096 tokens; their actual length is not published, and assumed to be 1,024 here. For Qwen3-30B-A3B
+the figure is that of vLLM's defaults on one H100: the best, 5,310 a GPU, was on two, with room for
+nearly six times as many sequences as one GPU has next to 61 GB of weights.
 
 MLPerf Inference, Offline, Llama-3.1-8B: vLLM in fp8 on one H100. 13,368 articles of CNN-DailyMail,
-778 tokens in the mean, summed up in up to 128 tokens; the reference's answers are 611 characters in
-the mean, so next to all are as long as they may be.
+778 tokens on average, summarised in up to 128 tokens; the reference's answers have 611 characters
+on average, so nearly all have the full length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MLPERF = Mix(778, 128)
 
 
 class Anchor(NamedTuple):
-    """Output tokens a second and GPU that are published, and the share of it expected of us."""
+    """Published output tokens per second and GPU, and our expected share of it."""
 
     source: str
     published: float

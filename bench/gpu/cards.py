@@ -1,8 +1,8 @@
-"""Accelerators by their ceilings: what memory and products can do at most, and what there is of it.
+"""Accelerators by their ceilings: the limits of memory and products, and the amount of memory.
 
-A data sheet names more than any kernel reaches. Of an H200's 4.8 TB/s and 989 TFLOP/s a copy and a
-large product are published to reach 4.3 and 790; the others are taken to reach the same shares of
-theirs. `bench.gpu.gpu` measures both where there is a card.
+A data sheet contains more than any kernel reaches. An H200 has 4.8 TB/s and 989 TFLOP/s, of which
+published copies and large products reach 4.3 and 790; the others are assumed to reach the same
+shares. `bench.gpu.gpu` measures both on a card.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 _BANDWIDTH_SHARE = 4.3 / 4.8
 _FLOPS_SHARE = 790 / 989
-# Of what is left after the weights: the rest is for a step's own tensors.
+# Share of the memory left after the weights; the rest is for a step's own tensors.
 KV_SHARE = 0.95
 
 
@@ -26,14 +26,14 @@ class Card:
     flops: float
 
     def pool(self, weight_bytes: float) -> float:
-        """Return the bytes that keys and values have beside so many of weights."""
+        """Return the bytes left for keys and values after `weight_bytes` of weights."""
         left = self.memory - weight_bytes
         if left <= 0:
             raise SystemExit(f"{weight_bytes / 1e9:.0f} GB of weights do not fit {self.name}")
         return KV_SHARE * left
 
     def reaching(self, bandwidth: float, flops: float) -> Card:
-        """Return the card with ceilings that were measured."""
+        """Return the card with measured ceilings."""
         return replace(self, bandwidth=bandwidth, flops=flops)
 
 

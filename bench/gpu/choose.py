@@ -4,13 +4,13 @@
         [--dtype bfloat16] [--seconds 480] [--results FOLDER] [--dry-run]
 
 Each model is a few layers with random weights, and goes through steps that are full of decodes,
-full of a prompt, and mixed. For each kernel and shape that it asks for, one number of its choice is
-changed after the other, and what makes the model's steps quicker stays: measured is what the card
-spends in Triton's kernels alone. What does not fit the card, or comes to other numbers, is passed
-over. A better choice is written as an entry for that card's architecture and that shape, after each
-kernel, so that a run which is cut short has not been for nothing: with `--results` into a copy of
-the file in that folder, beside a line for each kernel that need not be tried again. `--dry-run`
-needs no card: it names what would be tried. `Qwen3-30B-A3B:int4` has quantised weights.
+full of a prompt, and mixed. For each kernel and shape in use, one number of its choice is changed
+after the other, and changes that make the model's steps faster are kept: only the card's time in
+Triton's kernels counts. Choices that do not fit the card, or give other numbers, are skipped. A
+better choice is written as an entry for that card's architecture and that shape, after each kernel,
+so that an interrupted run is not lost. With `--results` it goes to a copy of the file in that
+folder, next to a line for each kernel that need not be tried again. `--dry-run` needs no card: it
+prints the kernels that it would try. `Qwen3-30B-A3B:int4` has quantised weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from tidemill.engine.model.usual_models import USUAL_MODELS
 from tidemill.engine.model.weights.weight_map import weights_of
 
 DRY_ARCH = 90
-# Steps by their spans, each the tokens before it and its own.
+# Steps by their spans, each as (tokens before it, its own tokens).
 STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
     "few": [(1024, 1)] * 64,
     "decode": [(1024, 1)] * 256,
@@ -75,14 +75,14 @@ STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5)
 SMALLEST, LARGEST = 1, 4096
 TIMES = 5
-# By how much a choice must be quicker to be written.
+# The least speed-up for a choice to be written.
 GAIN = 0.02
 TRIED = "tried.jsonl"
 TOLERANCE = 0.05
 E8M0_BIAS = 127
 UNFIT = (OutOfResources, PTXASError, CompilationError)
 
-# A model's weights by what stands behind its name.
+# A model's weights by the suffix of its name.
 FORMS: Mapping[str, Quantise | None] = {
     "": None,
     "fp8": fp8_rows,
@@ -96,7 +96,7 @@ Times = Callable[[KernelConfig], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best choice of a kernel for a shape, and what it and the one before it took, in ms."""
+    """The best choice of a kernel for a shape, with its time and the previous one's, in ms."""
 
     choice: KernelConfig
     took: float
@@ -104,7 +104,7 @@ class Found:
 
 
 def changed(choice: KernelConfig) -> list[list[KernelConfig]]:
-    """Return, for each number of a choice, the choices that differ from it in that one alone."""
+    """Return, for each number of a choice, the choices that differ only in that number."""
     tiles = [
         [
             replace(choice, sizes={**choice.sizes, name: other})
@@ -119,7 +119,7 @@ def changed(choice: KernelConfig) -> list[list[KernelConfig]]:
 
 
 def best_of(choice: KernelConfig, times: Times) -> Found | None:
-    """Go from a choice to better ones, one number after the other; None where it does not run."""
+    """Improve a choice one number after the other; None if it does not run."""
     before = times(choice)
     if before is None:
         return None
@@ -132,9 +132,9 @@ def best_of(choice: KernelConfig, times: Times) -> Found | None:
     return best
 
 
-def merged(data: Mapping[str, Any], asked: ConfigKey, choice: KernelConfig) -> dict[str, Any]:
-    """Return the file's data with a choice for what was asked, in place of what it had for it."""
-    kernel, shape = asked
+def merged(data: Mapping[str, Any], requested: ConfigKey, choice: KernelConfig) -> dict[str, Any]:
+    """Return the file's data with a choice for the requested key, replacing any previous one."""
+    kernel, shape = requested
     where = dict(sorted(shape))
     entry = {
         "where": where,
@@ -147,7 +147,7 @@ def merged(data: Mapping[str, Any], asked: ConfigKey, choice: KernelConfig) -> d
 
 
 def printed(data: Mapping[str, Any]) -> str:
-    """Return the file's text: an entry a line."""
+    """Return the file's text, with one entry per line."""
     kernels = (
         f"  {json.dumps(kernel)}: [\n"
         + ",\n".join(f"    {json.dumps(entry)}" for entry in data[kernel])
@@ -160,7 +160,7 @@ def printed(data: Mapping[str, Any]) -> str:
 
 
 def quantised(weight: Tensor, quantise: Quantise) -> Matrix:
-    """Return random numbers of about the size of a weight's, as a quantised weight holds them."""
+    """Return random numbers of about the size of a quantised weight's."""
     made = quantise(weight)
     if weight.is_meta or not isinstance(made, Quantised):
         return made
@@ -177,12 +177,12 @@ def quantised(weight: Tensor, quantise: Quantise) -> Matrix:
 
 
 class Bench:
-    """A model with random weights on a device, and steps that it is timed by."""
+    """A model with random weights on a device, and the steps to time."""
 
     def __init__(self, model: str, dtype: torch.dtype, device: torch.device) -> None:
         name, _, form = model.partition(":")
         architecture, quantise = USUAL_MODELS[name], FORMS[form]
-        # The last layer computes the rows alone that logits are asked of.
+        # The last layer computes only the rows whose logits are wanted.
         blocks = (*architecture.blocks, architecture.blocks[-1])
         self._architecture = architecture = replace(architecture, blocks=blocks)
         self._dtype, self._device = dtype, device
@@ -199,7 +199,7 @@ class Bench:
     def run(self) -> list[Tensor]:
         """Run each step once and return the logits."""
         for name, module in list(sys.modules.items()):
-            # What they keep of choices.
+            # Clear the caches of choices.
             if name.startswith("tidemill.engine.kernels.triton."):
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
@@ -221,9 +221,9 @@ class Bench:
             came.append(logits)
         return came
 
-    def times(self, asked: ConfigKey, choice: KernelConfig) -> float | None:
-        """Return the milliseconds in Triton's kernels by a choice; None where it is unfit."""
-        with override_configs({asked: choice}):
+    def times(self, requested: ConfigKey, choice: KernelConfig) -> float | None:
+        """Return the milliseconds in Triton's kernels with a choice; None if it is unfit."""
+        with override_configs({requested: choice}):
             try:
                 came = self.run()
             except UNFIT:
@@ -256,7 +256,7 @@ class Bench:
 
 
 def _milliseconds(event: Any) -> float:
-    """Return what an event took on the card, if it is one of our kernels, by its name."""
+    """Return an event's time on the card, if it is one of our kernels, by its name."""
     is_ours = event.key.startswith("_") and not event.key.startswith("_Z")  # mangled C++
     return event.device_time_total / 1000 if is_ours else 0.0
 
@@ -264,7 +264,7 @@ def _milliseconds(event: Any) -> float:
 def packed(
     spans: Sequence[tuple[int, int]], page_size: int, vocabulary: int, device: torch.device
 ) -> Step:
-    """Return a step of spans, each on pages of its own, whose last tokens are asked for."""
+    """Return a step of spans on separate pages, with logits for each span's last token."""
     counts = [-(-(context + length) // page_size) for context, length in spans]
     order = np.random.default_rng(0).permutation(sum(counts))
     pages = np.split(order, np.cumsum(counts)[:-1])
@@ -276,11 +276,11 @@ def packed(
     return paged_step(on_pages, page_size, device, token_ids=token_ids)
 
 
-def asked_by(bench: Bench, kernels: Sequence[str]) -> list[ConfigKey]:
-    """Return the shapes that a model asks for of some kernels, or of all."""
-    with override_configs({}) as asked:
+def requested_by(bench: Bench, kernels: Sequence[str]) -> list[ConfigKey]:
+    """Return a model's shapes for some kernels, or for all."""
+    with override_configs({}) as requested:
         bench.run()
-        own = (one for one in asked if not kernels or one[0] in kernels)
+        own = (one for one in requested if not kernels or one[0] in kernels)
         return sorted(own, key=lambda one: (one[0], sorted(one[1], key=str)))
 
 
@@ -293,11 +293,11 @@ def choose_all(
     results: Results,
     seconds: float,
 ) -> None:
-    """Try what there is to try of each kernel that has no record yet, and write what is better."""
+    """Try the choices of each kernel that has no record yet, and write better ones."""
     until = time.monotonic() + seconds
     for model in models:
         bench, done = Bench(model, dtype, device), results.done()
-        for kernel, shape in asked_by(bench, kernels):
+        for kernel, shape in requested_by(bench, kernels):
             called = f"{kernel} {json.dumps(dict(sorted(shape)))}"
             if called in done:
                 continue
@@ -315,19 +315,19 @@ def choose_all(
                 continue  # not all of it was tried
             numbers = {} if found is None else {"before": found.before, "took": found.took}
             results.append(called, {"model": model, "is_better": is_better, **numbers})
-            said = "does not run"
+            outcome = "does not run"
             if found is not None:
-                said = f"{found.before:.3f} → {found.took:.3f} ms"
-            print(f"{model}: {called}: {said}", flush=True)
+                outcome = f"{found.before:.3f} → {found.took:.3f} ms"
+            print(f"{model}: {called}: {outcome}", flush=True)
 
 
 def until_then(until: float, times: Times) -> Times:
-    """Return what finds every choice unfit from a time of the monotonic clock on."""
+    """Return a filter that rejects every choice from a time of the monotonic clock on."""
     return lambda choice: None if time.monotonic() > until else times(choice)
 
 
 class Results:
-    """What was tried, a JSON line a kernel, and the file of choices as it has become."""
+    """The tried choices, one JSON line per kernel, and the resulting file of choices."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -339,7 +339,7 @@ class Results:
                 shutil.copy(tuned_tiles.FILE, self.file)
 
     def done(self) -> set[str]:
-        """Return the kernels and shapes that a call before has tried."""
+        """Return the kernels and shapes that an earlier call has tried."""
         if self._folder is None or not (path := self._folder / TRIED).exists():
             return set()
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -353,21 +353,21 @@ class Results:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def write(self, asked: ConfigKey, choice: KernelConfig) -> None:
-        """Write a choice, at once whole."""
-        data = merged(json.loads(self.file.read_text(encoding="utf-8")), asked, choice)
+    def write(self, requested: ConfigKey, choice: KernelConfig) -> None:
+        """Write a choice atomically."""
+        data = merged(json.loads(self.file.read_text(encoding="utf-8")), requested, choice)
         new = self.file.with_suffix(".new")
         new.write_text(printed(data), encoding="utf-8")
         new.replace(self.file)
 
 
 def print_candidates(models: Sequence[str], kernels: Sequence[str], dtype: torch.dtype) -> None:
-    """Print what would be tried of each kernel and shape, without a card."""
+    """Print the choices that would be tried for each kernel and shape, without a card."""
     for model in models:
         with knobs.runtime.scope(), compile_only(DRY_ARCH), without_memory():
             knobs.runtime.jit_cache_hook = lambda **_: True  # as good as compiled
-            asked = asked_by(Bench(model, dtype, META), kernels)
-        for kernel, shape in asked:
+            requested = requested_by(Bench(model, dtype, META), kernels)
+        for kernel, shape in requested:
             count = sum(map(len, changed(lookup_config(kernel, shape))))
             sys.stdout.write(f"{model}: {kernel} {json.dumps(dict(sorted(shape)))}: {count}\n")
 
@@ -381,25 +381,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels", default="")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--results", type=Path, help="a folder, for a machine that is not kept")
+    parser.add_argument(
+        "--results", type=Path, help="write results to this folder, for a temporary machine"
+    )
     parser.add_argument("--dry-run", action="store_true")
-    asked = parser.parse_args(arguments)
-    models, dtype = asked.models.split(","), getattr(torch, asked.dtype)
-    kernels = list(filter(None, asked.kernels.split(",")))
+    options = parser.parse_args(arguments)
+    models, dtype = options.models.split(","), getattr(torch, options.dtype)
+    kernels = list(filter(None, options.kernels.split(",")))
     if unknown := set(kernels) - json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")).keys():
-        parser.error(f"no kernel is called {min(unknown)}")
+        parser.error(f"unknown kernel {min(unknown)}")
     named = [model.partition(":") for model in models]
     if unknown := {form for _, _, form in named} - FORMS.keys():
-        parser.error(f"no quantisation is called {min(unknown)}: {', '.join(filter(None, FORMS))}")
+        parser.error(
+            f"unknown quantisation {min(unknown)}: choose from {', '.join(filter(None, FORMS))}"
+        )
     if unknown := {name for name, _, _ in named} - USUAL_MODELS.keys():
-        parser.error(f"no model is called {min(unknown)}: {', '.join(USUAL_MODELS)}")
-    if asked.dry_run:
+        parser.error(f"unknown model {min(unknown)}: choose from {', '.join(USUAL_MODELS)}")
+    if options.dry_run:
         print_candidates(models, kernels, dtype)
         return 0
     if not torch.cuda.is_available():
-        parser.error("there is no GPU here; --dry-run needs none")
-    results = Results(asked.results)
-    choose_all(models, kernels, dtype, torch.device("cuda"), results=results, seconds=asked.seconds)
+        parser.error("no GPU found: use --dry-run, which needs none")
+    results = Results(options.results)
+    choose_all(
+        models, kernels, dtype, torch.device("cuda"), results=results, seconds=options.seconds
+    )
     return 0
 
 

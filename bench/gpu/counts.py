@@ -1,7 +1,7 @@
 """Bytes and operations of one step's kernels, counted from a model's shape and its spans.
 
-In the order of `engine.model.decoder`; each kernel reads what it is given once and writes what
-comes of it once. Weights that a step reads are counted with the product that reads them.
+The order is that of `engine.model.decoder`; each kernel reads its inputs once and writes its
+outputs once. Weights that a step reads are counted with the product that reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FP32 = 4
 
 
 class Kernel(NamedTuple):
-    """So many calls alike, their bytes and operations together; a pass computes next to nothing."""
+    """A number of equal calls: the sum of their bytes and operations; passes compute little."""
 
     name: str
     kind: Kind
@@ -39,10 +39,10 @@ class Kernel(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """A step as `StepPlan` has it: tokens `starts[s] : stops[s]`, and the logits that are wanted.
+    """A step like `StepPlan`: tokens `starts[s] : stops[s]`, and the logits that are wanted.
 
-    `shared` counts tokens of pages that were met before in the same step, `filling` those of no
-    sequence, which fill a graph's size up.
+    `shared` counts tokens of pages that the same step read before, `filling` those of no sequence,
+    which pad a graph's size.
     """
 
     starts: NDArray[np.int64]  # [S]
@@ -59,12 +59,12 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Variant of the network: which passes are fused, and what is left out.
+    """Variant of the network: the fused passes, and the parts that are left out.
 
-    Sums with the residual are one pass with the norm that follows; norms of heads, turns and
+    Sums with the residual are one pass with the norm that follows; norms of heads, rotation and
     storing are one; gates are joined within their product; after the last attention only rows whose
-    logits are wanted go on; pages that sequences share are met once; the choice of a token reads
-    its logits once, else they are sorted. Quantised weights have another `weight_itemsize`.
+    logits are wanted continue; shared pages are read once; the choice of a token reads its logits
+    once, else they are sorted. Quantised weights have another `weight_itemsize`.
     """
 
     joins_norms: bool = True
@@ -78,7 +78,7 @@ class Form:
 
 
 def kernels_of(model: Architecture, spans: Spans, form: Form) -> list[Kernel]:
-    """Return all that a step calls."""
+    """Return all calls of a step."""
     return list(_Step(model, spans, form).kernels())
 
 
@@ -90,7 +90,7 @@ def entry(shape: AttentionShape, tokens: int, itemsize: int) -> Kernel:
 
 
 def attention(shape: AttentionShape, spans: Spans, form: Form) -> Kernel:
-    """Return one layer's: keys and values that are seen, queries and what comes of them."""
+    """Return one layer's bytes: visible keys and values, queries and outputs."""
     starts, stops, reach = spans.starts, spans.stops, shape.most_visible
     lengths = stops - starts
     met, places = lengths * (starts + stops + 1) / 2, stops
@@ -135,7 +135,7 @@ class _Step:
             yield from self.choice(rows)
 
     def layer(self, block: Block, after: int) -> Iterator[Kernel]:
-        """Yield one layer's; so many tokens go on after its attention."""
+        """Yield one layer's calls; `after` tokens continue after its attention."""
         shape, form, hidden = block.attention, self.form, self.model.hidden_size
         tokens, size = self.spans.num_tokens, form.itemsize
         queries, attended = shape.num_query_heads * shape.key_dim, mixer_outputs(block)
@@ -195,7 +195,7 @@ class _Step:
         yield self.product("down", tokens, inner, hidden)
 
     def experts(self, experts: Experts, tokens: int) -> Iterator[Kernel]:
-        """Yield a mixture's, whose tokens meet experts at random; each that is met is read once.
+        """Yield a mixture's kernels: tokens choose random experts; each chosen one is read once.
 
         The first product gathers its rows and joins its gates.
         """

@@ -4,9 +4,9 @@
         [--ways plan,…] [--kv-cache-tokens N] [--max-num-seqs N] [--max-num-batched-tokens N]
 
 Each file runs to its end through the engine's own plan and scheduler; steps take the time that
-`bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is what
-the engine does by itself for what waits; *plan* is the order of `offline/plan`. *Full* is the mean
-use of the KV cache, *prefilled* the tokens of prompts that were computed, over the least there are.
+`bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is the
+engine's own order of waiting requests; *plan* is the order of `offline/plan`. *Full* is the mean
+use of the KV cache, *prefilled* the computed prompt tokens relative to the minimum.
 Nothing here was measured on a card.
 """
 
@@ -85,7 +85,7 @@ def two_kinds(texts: Tokens) -> list[Line]:
 
 
 def alike(texts: Tokens) -> list[Line]:
-    """Prompts of 165 tokens and answers of 128: nothing that a plan could use."""
+    """Prompts of 165 tokens and answers of 128, where a plan cannot help."""
     return [Line(texts(165), 128) for _ in range(8_000)]
 
 
@@ -102,8 +102,8 @@ def reasoning(texts: Tokens) -> list[Line]:
 
 def by_question(texts: Tokens) -> list[Line]:
     """The same question to each of 2,000 documents of 1,500 tokens, then the next of 16."""
-    found, asked = [texts(1500) for _ in range(2_000)], [texts(20) for _ in range(16)]
-    return [Line(document + question, 64) for question in asked for document in found]
+    found, questions = [texts(1500) for _ in range(2_000)], [texts(20) for _ in range(16)]
+    return [Line(document + question, 64) for question in questions for document in found]
 
 
 FILES: dict[str, Callable[[Tokens], list[Line]]] = {
@@ -128,7 +128,7 @@ def planned(lines: list[Line], *, is_ordered: bool = True) -> list[int]:
 
 
 def by_shards(lines: list[Line], num_shards: int) -> list[int]:
-    """Return the places of lines as a worker hands them out that claims so many shards at once."""
+    """Return the places of lines as handed out by a worker that claims several shards at once."""
     cutter, orders, end = ShardCutter("simulated", ShardLimits()), list[LineOrder](), 0
     ranks = list[Rank]()
     for number, line in enumerate(lines, start=1):
@@ -163,7 +163,7 @@ WAYS = (
 
 
 class Result(NamedTuple):
-    """What a file came to."""
+    """The results of a file."""
 
     found: Forecast
     prefilled: int
@@ -209,7 +209,7 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
 def rows(
     setting: Setting, names: Sequence[str], ways: Sequence[str], num_pages: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, each when it is known."""
+    """Yield the lines of a table as they become known."""
     yield (
         "| file | way | steps | gave way | prefilled | full | seconds | of arrival |\n"
         "|---|---|---:|---:|---:|---:|---:|---:|"
@@ -232,7 +232,7 @@ def rows(
 
 
 def least_tokens(lines: list[Line]) -> Iterator[int]:
-    """Yield what each prompt adds to the prefix tree of all."""
+    """Yield each prompt's addition to the prefix tree of all."""
     before: list[int] = []
     for prompt in sorted(line.prompt for line in lines):
         pairs = zip(before, prompt, strict=False)
@@ -242,15 +242,23 @@ def least_tokens(lines: list[Line]) -> Iterator[int]:
 
 
 def main() -> None:
-    """Print what the files would take."""
+    """Print the predicted cost of the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h100")
-    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="use a known shape, or a model folder"
+    )
     parser.add_argument("--files", default=",".join(FILES))
     parser.add_argument("--ways", default=",".join(way.name for way in WAYS))
-    parser.add_argument("--kv-cache-tokens", type=int, help="else what the card has")
-    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
+    parser.add_argument(
+        "--kv-cache-tokens", type=int, help="set the size of the KV cache (default: the card's)"
+    )
+    parser.add_argument(
+        "--max-num-seqs", type=int, help="set the sequences per step (default: the card's)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, help="set the tokens per step (default: the card's)"
+    )
     arguments = parser.parse_args()
     setting = Setting(
         architecture(arguments.model),

@@ -1,12 +1,12 @@
-"""Everything that takes a GPU to know, in one call of less than ten minutes.
+"""All measurements that need a GPU, in one call of less than ten minutes.
 
     python -m bench.gpu.gpu [--results FOLDER] [--seconds 570] [--only attention,step]
 
 Nothing is downloaded: models are random weights of known shapes, made on the card, and the demo
-model of this repository. Each part runs in processes of its own until a time of its own; of tasks
-that end, a line is printed and a record lies in FOLDER/results.jsonl, whatever becomes of the next.
-A second call with the same folder does what is missing or failed. `--tiny` does all of it on a CPU
-on tiny shapes, where Triton's kernels are interpreted: it proves this script, not the kernels, and
+model of this repository. Each part runs in separate processes until its time limit. For each task
+that ends, a line is printed and a record is in FOLDER/results.jsonl, whatever happens to the next.
+A second call with the same folder runs missing and failed tasks. `--tiny` runs all of it on a CPU
+with tiny shapes, where Triton's kernels are interpreted: it tests this script, not the kernels, and
 its numbers mean nothing.
 """
 
@@ -33,7 +33,7 @@ from bench.gpu.work import BROKEN, LEFT, Claims
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS = 570.0
 TINY_SECONDS = 600.0
-# Between two looks at processes, and after the time of a part until they are killed.
+# Seconds between two checks of processes, and from the end of a part's time until they are killed.
 LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 
 
@@ -41,13 +41,13 @@ LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 class Part:
     """A module with `tasks`: its share of the time, and how many processes do its tasks.
 
-    It starts when the one before has ended or, `beside` it, together with that.
+    It starts when the one before has ended or, if `is_concurrent`, together with that.
     """
 
     name: str
     seconds: float
     processes: int = 1
-    beside: bool = False
+    is_concurrent: bool = False
     module: str = ""
 
     @property
@@ -58,9 +58,9 @@ class Part:
 
 PARTS = (
     Part("versions", 10),
-    # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
+    # Kernels compile on all cores; Triton's cache keeps the results.
     Part("accuracy", 75, processes=12),
-    Part("rows", 75, beside=True),
+    Part("rows", 75, is_concurrent=True),
     Part("ceilings", 12),
     Part("attention", 50),
     Part("speed", 10),
@@ -74,7 +74,7 @@ PARTS = (
 
 @dataclass(slots=True)
 class Running:
-    """A part whose processes run: those that end before their time are replaced."""
+    """A part with running processes: those that end before their time are replaced."""
 
     part: Part
     results: Results
@@ -92,12 +92,12 @@ class Running:
             self.start_one()
 
     def start_one(self) -> None:
-        """Start a process, which prints here; what it has to complain of goes to the log."""
+        """Start a process, which prints here; its errors go to the log."""
         command = [sys.executable, "-m", "bench.gpu.work", self.part.name, self.part.path]
         command += ["--results", str(self.results.folder), "--claims", str(self.claims_folder)]
         command += ["--until", str(self.until)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        if self.part.processes > 1:  # which have the processors among them
+        if self.part.processes > 1:  # they share the processors
             environment["OMP_NUM_THREADS"] = "1"
         if self.is_tiny:
             command.append("--tiny")
@@ -108,7 +108,7 @@ class Running:
             )
 
     def look(self) -> bool:
-        """Attend to processes that have ended; return whether any runs."""
+        """Handle processes that have ended; return whether any runs."""
         if time.monotonic() > self.until + GRACE_SECONDS:
             self.stop(f"cut off after {self.until - self.started:.0f} s")
         for process in list(self.processes):
@@ -117,7 +117,7 @@ class Running:
                 continue
             self.processes.remove(process)
             if code == LEFT:
-                self.status = "there was no room for all"
+                self.status = "not enough time for all tasks"
             elif code != 0:
                 was_at = self.fail(process, f"its process ended with {code}")
                 if was_at or code == BROKEN:
@@ -127,7 +127,7 @@ class Running:
         return bool(self.processes)
 
     def fail(self, process: subprocess.Popen[bytes], why: str) -> bool:
-        """Record why the task that a process was at has not ended; return whether there is one."""
+        """Record why a process's task has not ended; return whether there is one."""
         claims = Claims(self.claims_folder)
         tasks = claims.held_by(process.pid)
         for task in tasks:
@@ -137,17 +137,17 @@ class Running:
         return bool(tasks)
 
     def stop(self, why: str) -> None:
-        """Kill what runs, and what it started."""
+        """Kill running processes and their children."""
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # a driver may hold it for a while
+            with suppress(subprocess.TimeoutExpired):  # a driver may block it for a while
                 process.wait(GRACE_SECONDS)
             self.fail(process, why)
             self.status = why
         self.processes.clear()
 
     def end(self) -> None:
-        """Record how the part went."""
+        """Record the outcome of the part."""
         seconds = round(time.monotonic() - self.started, 1)
         records = self.results.read().get(self.part.name, {})
         failed = [task for task, record in records.items() if not is_done(record)]
@@ -160,9 +160,9 @@ class Running:
 def run_all(
     parts: Sequence[Part], results: Results, seconds: float, *, is_tiny: bool = False
 ) -> None:
-    """Run what is missing of these parts within so many seconds.
+    """Run the missing tasks of these parts within `seconds`.
 
-    What one does not need of its time, those after it have; where few are missing each has more.
+    Time that one part does not need goes to those after it; if few are missing, each has more.
     """
     results.open()
     found = results.read()
@@ -177,10 +177,10 @@ def run_all(
 
 
 def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield the parts that run at one time."""
+    """Yield the parts that run at the same time."""
     group: list[Part] = []
     for part in parts:
-        if group and not part.beside:
+        if group and not part.is_concurrent:
             yield group
             group = []
         group.append(part)
@@ -189,7 +189,7 @@ def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def run_group(group: Sequence[Part], results: Results, until: float, *, is_tiny: bool) -> None:
-    """Run parts beside each other until a time of the monotonic clock."""
+    """Run parts concurrently until a time of the monotonic clock."""
     with tempfile.TemporaryDirectory() as folder:
         running = []
         for part in group:
@@ -212,25 +212,31 @@ def run_group(group: Sequence[Part], results: Results, until: float, *, is_tiny:
 
 
 def main() -> None:
-    """Run all parts that are missing, and say what was found."""
+    """Run all missing parts, and print the findings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, help="a folder; what it holds is not done again")
-    parser.add_argument("--seconds", type=float, help=f"for all (default: {SECONDS:.0f})")
-    parser.add_argument("--only", default="", help="parts, comma-separated")
-    parser.add_argument("--tiny", action="store_true", help="on a CPU, to try this script")
-    asked = parser.parse_args()
-    results = Results(asked.results or RESULTS / ("tiny" if asked.tiny else "gpu"))
-    only = set(filter(None, asked.only.split(",")))
+    parser.add_argument(
+        "--results", type=Path, help="write results to this folder; results in it are not repeated"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"limit the seconds for all parts (default: {SECONDS:.0f})"
+    )
+    parser.add_argument("--only", default="", help="run only these parts, comma-separated")
+    parser.add_argument(
+        "--tiny", action="store_true", help="run tiny shapes on a CPU, to try this script"
+    )
+    options = parser.parse_args()
+    results = Results(options.results or RESULTS / ("tiny" if options.tiny else "gpu"))
+    only = set(filter(None, options.only.split(",")))
     if unknown := only - {part.name for part in PARTS}:
-        parser.error(f"no part is called {min(unknown)}: {', '.join(p.name for p in PARTS)}")
-    if not asked.tiny and not torch.cuda.is_available():
-        parser.error("there is no GPU here; --tiny tries the script on a CPU")
-    seconds = asked.seconds or (TINY_SECONDS if asked.tiny else SECONDS)
+        parser.error(f"unknown part {min(unknown)}: choose from {', '.join(p.name for p in PARTS)}")
+    if not options.tiny and not torch.cuda.is_available():
+        parser.error("no GPU found: use --tiny to try the script on a CPU")
+    seconds = options.seconds or (TINY_SECONDS if options.tiny else SECONDS)
     parts = [part for part in PARTS if not only or part.name in only]
     try:
-        run_all(parts, results, seconds, is_tiny=asked.tiny)
+        run_all(parts, results, seconds, is_tiny=options.tiny)
     finally:
         text = "\n".join(report(results.read())) + "\n"
         (results.folder / "report.md").write_text(text, encoding="utf-8")

@@ -3,12 +3,12 @@
     python -m bench.gpu.kernel_table [--write PAGE | --check PAGE]
         [--architectures 80,86,89,90] [--models Gemma-2-9B,…|all]
 
-Compiles what the hot models ask for, in bf16 and for the architectures named below, without a card,
-and reads it off the machine code. Whoever changes a kernel or a choice writes the table again;
-`--check` says which rows are missing or no longer true of kernels, constants, warps and stages: the
-rest may differ with a compiler's version. The exit status is 1 where it finds such rows, a kernel
-spills, or asks for more shared memory than a card has. With `--models` nothing but that is looked
-for, in what these ask for. Another version of Triton is tried from a folder of its own:
+Compiles the kernels of the hot models, in bf16 and for the architectures named below, without a
+card, and reads the figures off the machine code. After a change of a kernel or a choice, write the
+table again. `--check` lists rows that are missing or no longer match the kernels, constants, warps
+and stages; the rest may differ with a compiler's version. The exit status is 1 if it finds such
+rows, or if a kernel spills or needs more shared memory than a card has. With `--models` only the
+latter is checked, for these models. To try another version of Triton from a separate folder:
 
     pip install --no-deps --target out/triton-3.8 triton==3.8.0
     PYTHONPATH=out/triton-3.8 python -m bench.gpu.kernel_table --models all
@@ -40,10 +40,10 @@ from tidemill.engine.model.compile_kernels import (
 )
 from tidemill.engine.model.usual_models import USUAL_MODELS
 
-# What a program may have of shared memory on each, in bytes.
+# Shared memory limit of a program on each, in bytes.
 MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B", "gpt-oss-20b")
-# That one is compiled with quantised weights, too, and the other with nothing else.
+# The first is also compiled with quantised weights, the second only with mxfp4.
 HOT_QUANTISED, HOT_MXFP4 = "Llama-3-8B", "gpt-oss-20b"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# GPU kernels
@@ -66,7 +66,7 @@ Triton {version}, without a GPU. [Benchmarks](benchmarks.md) have the speed of t
 
 @dataclass(frozen=True, slots=True, order=True)
 class Compiled:
-    """A kernel as it was compiled once; variants that differ in no constant are one."""
+    """A kernel as compiled once; variants that differ in no constant are one."""
 
     kernel: str
     constants: str
@@ -76,7 +76,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Resource usage of one architecture's machine code; the most of its variants."""
+    """Resource usage of one architecture's machine code; the maximum over its variants."""
 
     registers: int
     shared: int
@@ -91,18 +91,18 @@ def compiled(
     architectures: Iterable[int] = tuple(MOST_SHARED),
     dtype: torch.dtype = torch.bfloat16,
 ) -> Table:
-    """Compile what these models ask for and return what each kernel takes."""
+    """Compile the kernels of these models and return each one's usage."""
     table: Table = {}
 
     def on_compiled(
         *, src: Any, metadata: Any, metadata_group: dict[str, str], **_: object
     ) -> None:
-        """Record a kernel: Triton calls it for each that it has compiled or found."""
+        """Record a kernel: Triton calls it for each that it has compiled or found in its cache."""
         arch = metadata["target"].arch
         constants = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
         key = Compiled(
             src.fn.__name__.removeprefix("_"),
-            ", ".join(filter(None, (_said(*it) for it in sorted(constants.items())))),
+            ", ".join(filter(None, (_described(*it) for it in sorted(constants.items())))),
             metadata["num_warps"],
             metadata["num_stages"],
         )
@@ -134,7 +134,7 @@ def _quantisations(model: str) -> Sequence[Quantise | None]:
 
 
 def usage_of(files: dict[str, str], shared: int) -> Usage:
-    """Return what the machine code among these files takes."""
+    """Return the usage of the machine code among these files."""
     [cubin] = [path for name, path in files.items() if name.endswith(".cubin")]
     done = subprocess.run(
         [knobs.nvidia.cuobjdump.path, "-res-usage", cubin],
@@ -148,7 +148,7 @@ def usage_of(files: dict[str, str], shared: int) -> Usage:
 
 
 def faults(table: Table) -> list[str]:
-    """Return what spills, and what no card of an architecture has room for."""
+    """Return kernels that spill, or that need more than any card of an architecture has."""
     return [
         f"{key.kernel} ({key.constants}) on sm_{arch}: {usage}"
         for key, usages in sorted(table.items())
@@ -168,14 +168,14 @@ def page(table: Table) -> str:
 
 
 def stale(table: Table, text: str, architectures: Sequence[int]) -> list[str]:
-    """Return what the page says otherwise than a table of some architectures: rows' beginnings."""
+    """Return the rows in which the page differs from a table of some architectures."""
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     places = [list(MOST_SHARED).index(arch) for arch in architectures]
-    told = {
+    expected = {
         _beginning(row[:4]) for row in cells if any(row[4].split(" / ")[at] != "–" for at in places)
     }
-    return sorted(told ^ {_beginning(_cells(key)) for key in table})
+    return sorted(expected ^ {_beginning(_cells(key)) for key in table})
 
 
 def _beginning(cells: Sequence[str]) -> str:
@@ -196,7 +196,7 @@ def _row(key: Compiled, usages: dict[int, Usage]) -> str:
     return _beginning([*_cells(key), *columns])
 
 
-def _said(name: str, value: Any) -> str:
+def _described(name: str, value: Any) -> str:
     if value is None or value is True:
         return name if value else f"no {name}"
     return "" if value is False else f"{name} {value}"
@@ -211,17 +211,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", type=Path)
     parser.add_argument("--architectures", default=",".join(map(str, MOST_SHARED)))
     parser.add_argument("--models", default="")
-    asked = parser.parse_args(arguments)
-    architectures = [int(arch) for arch in asked.architectures.split(",")]
-    models = USUAL_MODELS if asked.models == "all" else tuple(filter(None, asked.models.split(",")))
+    options = parser.parse_args(arguments)
+    architectures = [int(arch) for arch in options.architectures.split(",")]
+    models = (
+        USUAL_MODELS if options.models == "all" else tuple(filter(None, options.models.split(",")))
+    )
     table = compiled(models or HOT, architectures)
     found = faults(table)
     if models:
         print(f"Triton {triton.__version__}: {len(table)} kernels, {len(found)} faults")
-    elif asked.check is not None:
-        found += stale(table, asked.check.read_text(encoding="utf-8"), architectures)
-    elif asked.write is not None:
-        asked.write.write_text(page(table), encoding="utf-8")
+    elif options.check is not None:
+        found += stale(table, options.check.read_text(encoding="utf-8"), architectures)
+    elif options.write is not None:
+        options.write.write_text(page(table), encoding="utf-8")
     else:
         sys.stdout.write(page(table))
     sys.stderr.writelines(f"{fault}\n" for fault in found)

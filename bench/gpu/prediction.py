@@ -2,12 +2,12 @@
 
     python -m bench.gpu.prediction [--model 46m] [--dtype bfloat16] [--threads 2]
 
-The ceilings are measured in the same run: what a copy moves, what our kernels of each kind reach
-where they have much to do, and what a step takes of a model that is as deep and next to no width,
-which stands for the host. Then `bench.gpu.counts` alone predicts every shape of step, timed as
-the loop runs it. Beside it stands what the two ceilings of copies and products alone would foretell
-with the same host. Figures are those below which one run in ten stays; with one thread they are of
-the processor's time: what others do on the machine is in the rest.
+The ceilings are measured in the same run: the rate of a copy, the rates of our kernels of each kind
+with enough work, and the time of a step of an equally deep model of almost no width, which
+represents the host. Then `bench.gpu.counts` alone predicts every shape of step, timed as the loop
+runs it. For comparison there is the prediction of the two ceilings of copies and products, with the
+same host. Figures are the first decile of runs; with one thread they are processor time, and the
+rest includes other programs on the machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DECODES = 64
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A step of `decodes` after so much context, and prompts beside them."""
+    """A step of `decodes` after a context, together with prompts."""
 
     decodes: int
     context: int
@@ -82,7 +82,7 @@ SHAPES = (
 
 
 def spans_of(shape: Shape) -> Spans:
-    """Return what the step computes."""
+    """Return the step's kernels."""
     counts = [shape.decodes, shape.prompts]
     starts = np.repeat([shape.context, 0], counts)
     stops = np.repeat([shape.context + 1, shape.prompt], counts)
@@ -99,7 +99,7 @@ class Ceilings:
 
 
 def ceilings(model: Architecture, dtype: torch.dtype, clock: Clock) -> Ceilings:
-    """Measure them; call it before torch's threads are taken away."""
+    """Measure them; call it before torch's threads are reduced."""
     machine: Machine = {
         "product": of_products(model, dtype, clock),
         "attention": of_attention(model.blocks[0].attention, clock),
@@ -111,7 +111,7 @@ def ceilings(model: Architecture, dtype: torch.dtype, clock: Clock) -> Ceilings:
 
 
 def host_of(model: Architecture, dtype: torch.dtype, clock: Clock) -> Callable[[int], float]:
-    """Measure what a step costs beside its numbers: one of a model as deep, and of no width."""
+    """Measure a step's cost outside its arithmetic: a model as deep, with next to no width."""
     narrow = architecture("tiny")
     steps = Steps(replace(narrow, blocks=narrow.blocks[:1] * len(model.blocks)), dtype, clock)
     few, many = (steps.measure(Shape(count, RUNS)) for count in (FEW, MANY))
@@ -140,10 +140,10 @@ def of_attention(shape: AttentionShape, clock: Clock) -> Limits:
 
 
 def of_products(model: Architecture, dtype: torch.dtype, clock: Clock) -> Limits:
-    """Measure one layer's of many rows, and one of a row that no cache holds.
+    """Measure one layer's products with many rows, and with one row that is in no cache.
 
-    Between them a core waits for most of what it reads: 16 rows take 7.4 ms where they are read in
-    4.2 and computed in 4.6.
+    In between, a core waits for most of its reads: 16 rows take 7.4 ms, though reading takes 4.2
+    and computing 4.6.
     """
     shape, hidden, inner = model.blocks[0].attention, model.hidden_size, model.intermediate_size
     queries = shape.num_query_heads * shape.key_dim
@@ -166,7 +166,7 @@ def _multiplying(outputs: int, inputs: int, rows: int, dtype: torch.dtype, clock
 
 
 def of_entry(model: Architecture, dtype: torch.dtype, clock: Clock) -> Limits:
-    """Measure heads that are normed, turned and stored."""
+    """Measure heads that are normed, rotated and stored."""
     block = model.blocks[0]
     shape, width = block.attention, block.attention.key_dim
     heads = shape.num_query_heads + 2 * shape.num_kv_heads
@@ -182,7 +182,7 @@ def of_entry(model: Architecture, dtype: torch.dtype, clock: Clock) -> Limits:
 
 
 class TouchedAttention(CpuAttention):
-    """The CPU's backend, its memory had from the system beforehand, as after a while of running."""
+    """The CPU's backend with preallocated memory, as after some time of running."""
 
     def __init__(
         self,
@@ -197,13 +197,13 @@ class TouchedAttention(CpuAttention):
 
 
 def foretold(model: Architecture, shape: Shape, machine: Machine, host: float, form: Form) -> float:
-    """Return the seconds that a step should take."""
+    """Return the predicted seconds of a step."""
     kernels = kernels_of(model, spans_of(shape), form)
     return host + sum(seconds_of(kernel, machine) for kernel in kernels)
 
 
 class Steps:
-    """Steps of one model, made as the engine's loop makes them."""
+    """Steps of one model, built as in the engine's loop."""
 
     def __init__(self, model: Architecture, dtype: torch.dtype, clock: Clock) -> None:
         self._rng = np.random.default_rng(0)
@@ -243,7 +243,7 @@ class Steps:
 
 
 def quick(run: Callable[[], object], clock: Clock) -> float:
-    """Return the seconds below which one call in ten stays."""
+    """Return the first decile of a call's seconds."""
     run()
     times = []
     for _ in range(RUNS):
@@ -256,7 +256,7 @@ def quick(run: Callable[[], object], clock: Clock) -> float:
 def table(
     model: Architecture, dtype: torch.dtype, clock: Clock, shapes: Sequence[Shape] = SHAPES
 ) -> Iterator[str]:
-    """Yield the lines of a table, each when it is known."""
+    """Yield the lines of a table as they become known."""
     found = ceilings(model, dtype, clock)
     machine = found.machine
     copy, flops = found.copy, machine["product"].flops
@@ -279,9 +279,9 @@ def table(
 
 
 def main() -> None:
-    """Measure and foretell."""
+    """Measure and predict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="46m", help="a known shape, or a folder")
+    parser.add_argument("--model", default="46m", help="use a known shape, or a model folder")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()

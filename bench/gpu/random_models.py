@@ -1,4 +1,4 @@
-"""Models of random weights, made where they run: a shape needs no file."""
+"""Models of random weights, generated in place: a shape needs no file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STD = 0.02
 def random_weights(
     model: Architecture, dtype: torch.dtype, device: torch.device, *, is_fp8: bool = False
 ) -> dict[str, Tensor | Quantised]:
-    """Return weights by role: normal numbers, and ones where something is normed.
+    """Return weights by role: normal numbers, and ones for norms.
 
-    With `is_fp8` layers' products are in fp8, with a scale a row.
+    With `is_fp8` layers' products are in fp8, with row scales.
     """
     generator = torch.Generator(device).manual_seed(0)
     weights: dict[str, Tensor | Quantised] = {}
@@ -44,7 +44,7 @@ def random_weights(
 def filled_from(
     model: Architecture, stored: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor | Quantised]:
-    """Return weights by role, of tensors by the names that checkpoints have for them."""
+    """Return weights by role, from tensors by their names in checkpoints."""
     weights: dict[str, Tensor | Quantised] = {}
     for weight in weights_of(model):
         tensor = torch.empty(weight.shape, dtype=dtype, device=device)
@@ -61,7 +61,7 @@ def loaded(
     max_model_len: int = 4096,
     backend: AttentionBackendType | None = None,
 ) -> LoadedModel:
-    """Return a decoder over these weights, as one that was loaded from files."""
+    """Return a decoder over these weights, like one loaded from files."""
     embedding = weights["embed_tokens"]
     assert isinstance(embedding, Tensor)
     dtype, device = embedding.dtype, embedding.device

@@ -1,4 +1,4 @@
-"""Results of `bench.gpu.gpu`: one folder, one JSON line a task, complete at any moment."""
+"""Results of `bench.gpu.gpu`: one folder, one JSON line per task, valid at any moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# What a part came to, beside what its tasks did.
+# The result of a part, in addition to those of its tasks.
 WHOLE = "(part)"
 
 Records = dict[str, dict[str, Any]]
@@ -22,18 +22,18 @@ class Results:
         self._path = folder / "results.jsonl"
 
     def open(self) -> None:
-        """Make the folder, and end a line that was cut off."""
+        """Create the folder, and end an incomplete line."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and not self._path.read_bytes().endswith(b"\n"):
             self._write(b"\n")
 
     def append(self, part: str, task: str, numbers: Mapping[str, Any]) -> None:
-        """Append a record; it outlives whatever happens next."""
+        """Append a record; it survives a later crash."""
         line = json.dumps({"part": part, "task": task, **numbers})
         self._write(line.encode() + b"\n")
 
     def read(self) -> dict[str, Records]:
-        """Return the latest record of each task, and of parts as `WHOLE`; skip cut lines."""
+        """Return the latest record of each task, and of parts as `WHOLE`; skip incomplete lines."""
         parts: dict[str, Records] = {}
         if not self._path.exists():
             return parts
@@ -55,10 +55,10 @@ class Results:
 
 
 def is_done(record: Mapping[str, Any] | None) -> bool:
-    """Say whether a task need not be done again."""
+    """Return whether a task need not be repeated."""
     return record is not None and "error" not in record
 
 
 def is_complete(part: Records) -> bool:
-    """Say whether a part has ended and none of its tasks failed."""
+    """Return whether a part has ended and none of its tasks failed."""
     return part.get(WHOLE, {}).get("status") == "done" and all(map(is_done, part.values()))

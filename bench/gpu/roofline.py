@@ -1,11 +1,11 @@
-"""The serial roofline: how many tokens a second a card could give of requests of one shape.
+"""The serial roofline: the tokens per second of a card for requests of one shape.
 
     python -m bench.gpu.roofline [--card h200] [--model llama-3-8b] [--mixes 1024/128,128/1024]
 
-Work is counted once for each request, and both ceilings of the card are met in turn: products, or
-where that takes longer the weights, which all sequences of a step read together; then keys, values
-and recurrent states, which each reads alone. No launch, no host, no norm is in it: what an engine
-loses beside it is its share.
+Work is counted once for each request, and the card's ceilings apply one after the other: products,
+or the weights if reading them takes longer, once for all sequences of a step; then keys, values and
+recurrent states, which each sequence reads alone. There are no launches, host or norms: the
+engine's share of it shows its loss.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ITEMSIZE = 2  # of keys and values, and of weights that are not quantised
 class Weights:
     """Weights of a model: the parameters that a token multiplies, and those that a step reads.
 
-    Those of a head, which only sampled tokens meet, are apart. The table of embeddings is not among
-    them, of which a step reads a few rows; `held` are all, by which memory is filled.
+    The head's are separate, because only sampled tokens use it. The embedding table is not
+    included, because a step reads few of its rows; `held` are all weights in memory.
     """
 
     active: int
@@ -49,9 +49,9 @@ class Weights:
 
 
 def block_weights(model: Architecture, block: Block) -> tuple[int, int]:
-    """Return how many weights of a layer a token meets, and how many there are."""
+    """Return a layer's weights that a token multiplies, and all of its weights."""
     if block.latent is not None:
-        raise SystemExit("latent attention (MLA) is not counted here")
+        raise SystemExit("latent attention (MLA) is not supported by this script")
     hidden, experts = model.hidden_size, block.experts
     fixed = hidden * (mixer_inputs(model, block) + mixer_outputs(block))
     if experts is None:
@@ -71,7 +71,7 @@ def mixer_inputs(model: Architecture, block: Block) -> int:
 
 
 def mixer_outputs(block: Block) -> int:
-    """Return the width of what attention, a recurrence, or both give of a token."""
+    """Return the width of a token's output of attention, a recurrence, or both."""
     shape = block.attention
     width = shape.num_query_heads * shape.value_dim
     return width + (block.recurrence.inner_size if block.recurrence else 0)
@@ -88,12 +88,12 @@ def kv_bytes(shape: AttentionShape, itemsize: int = ITEMSIZE) -> int:
 
 
 def pair_flops(shape: AttentionShape) -> int:
-    """Return the operations for one query to meet one key in one layer, all heads."""
+    """Return the operations for one query and one key in one layer, over all heads."""
     return 2 * shape.num_query_heads * (shape.key_dim + shape.value_dim)
 
 
 def pairs(first: float, last: float, window: int, chunk: int = 0) -> float:
-    """Return how many keys the queries from place `first` to `last` see, each what is before."""
+    """Return how many keys the queries from place `first` to `last` see, each those before it."""
 
     def before(place: float) -> float:
         if chunk and place > chunk:
@@ -107,7 +107,7 @@ def pairs(first: float, last: float, window: int, chunk: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds of one request by what bounds them, and the tokens a second that they leave."""
+    """Seconds of one request by their bounds, and the resulting tokens per second."""
 
     products: float
     weights: float
@@ -118,7 +118,7 @@ class Bound:
 
 
 def sequence_bytes(model: Architecture, num_tokens: float) -> float:
-    """Return the bytes that a sequence of so many tokens holds: what is still seen, and rows."""
+    """Return the bytes of a sequence of some tokens: those still visible, and rows."""
     return sum(
         kv_bytes(block.attention) * min(num_tokens, block.attention.most_visible or num_tokens)
         + state_bytes(block)
@@ -127,7 +127,7 @@ def sequence_bytes(model: Architecture, num_tokens: float) -> float:
 
 
 def serial(model: Architecture, card: Card, mix: Mix, itemsize: float = ITEMSIZE) -> Bound:
-    """Return the bound for endless requests of one mix, as many at once as memory holds.
+    """Return the bound for endless requests of one mix, as many at once as memory allows.
 
     `itemsize` is that of weights.
     """
@@ -145,7 +145,7 @@ def serial(model: Architecture, card: Card, mix: Mix, itemsize: float = ITEMSIZE
         of_output = pairs(shared + prompt, last, *limits)
         of_output *= (output - 1) / output
         flops += pair_flops(shape) * (of_prompt + of_output)
-        # What is shared is read once for all sequences of a step.
+        # Shared tokens are read once for all sequences of a step.
         own = pairs(prompt, prompt + output, *limits) * (output - 1) / output
         moved += kv_bytes(shape) * (own + shared * (output - 1) / sequences + prompt + output)
         moved += 2 * output * state_bytes(block)
@@ -179,9 +179,13 @@ def main() -> None:
     """Print the bounds of one model on one card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h200")
-    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="use a known shape, or a model folder"
+    )
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
-    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
+    parser.add_argument(
+        "--weight-itemsize", type=float, default=ITEMSIZE, help="set the bytes per weight"
+    )
     arguments = parser.parse_args()
     mixes = tuple(map(Mix.read, arguments.mixes.split(",")))
     card, itemsize = CARDS[arguments.card], arguments.weight_itemsize

@@ -1,4 +1,4 @@
-"""Shapes of known decoders, as their config.json has them, for what needs no weights."""
+"""Shapes of known decoders, as in their config.json, for programs that need no weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
         "tie_word_embeddings": False,
     },
-    # Llama-3.2-1B's, without what that does to positions beyond 8,192.
+    # Llama-3.2-1B's, without its rope scaling, which matters from position 8,192 on.
     "llama-3-1b": {
         **_LLAMA,
         "hidden_size": 2048,
@@ -158,7 +158,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
-    # For tests of what else takes minutes.
+    # For tests that would otherwise take minutes.
     "tiny": {
         **_QWEN3,
         "hidden_size": 64,
@@ -175,9 +175,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def architecture(name: str) -> Architecture:
-    """Return what a known decoder is made of, or the one whose config.json lies in a folder."""
+    """Return the architecture of a known decoder, or of the config.json in a folder."""
     if name in CONFIGS:
         return architecture_of(parse_hf_config(name, CONFIGS[name]))
     if not Path(name).is_dir():
-        raise SystemExit(f"{name} is none of {', '.join(CONFIGS)}, and no folder")
+        raise SystemExit(f"{name} is neither a folder nor one of {', '.join(CONFIGS)}")
     return architecture_of(read_hf_config(name))

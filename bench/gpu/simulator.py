@@ -4,10 +4,11 @@
         [--max-num-seqs 1024] [--max-num-batched-tokens 8192] [--levers]
 
 Each step that the engine's own scheduler plans takes, for each of its kernels, the time of its
-bytes or of its operations, whichever is longer (`bench.gpu.counts`), at what kernels should reach
-of the card's ceilings, and a gap for each kernel's start; beside it stands what the host does.
-With `--levers` the same without one thing at a time: what each overlap and each pass is worth. The
-share is that of the serial roofline (`bench.gpu.roofline`). Nothing here was measured on a card.
+bytes or of its operations, whichever is longer (`bench.gpu.counts`), at the share of the ceilings
+that kernels should reach, plus a gap for each kernel's start. The host's work is added. With
+`--levers` it repeats this without one feature at a time, to show the value of each overlap and
+pass. The share is that of the serial roofline (`bench.gpu.roofline`). Nothing here was measured on
+a card.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ CALLS_A_LAYER = 10
 
 
 class Limits(NamedTuple):
-    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more.
+    """Bytes and operations per second of one kind of kernels; each call takes `gap` more.
 
-    `overlaps`: bytes come while operations are done, as on a GPU, else one comes after the other.
+    With `overlaps`, bytes are moved during the operations, as on a GPU; otherwise before them.
     """
 
     bandwidth: float
@@ -67,7 +68,7 @@ Machine = Mapping[Kind, Limits]
 
 
 def seconds_of(kernel: Kernel, machine: Machine) -> float:
-    """Return how long so many calls of a kernel take."""
+    """Return the duration of a kernel's calls."""
     limits = machine[kernel.kind]
     parts = kernel.bytes / limits.bandwidth, kernel.flops / limits.flops
     return (max(parts) if limits.overlaps else sum(parts)) + limits.gap * kernel.calls
@@ -75,9 +76,9 @@ def seconds_of(kernel: Kernel, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The shares of a card's ceilings that kernels are held to, and the seconds that a start takes.
+    """The expected shares of a card's ceilings, and the seconds of a kernel's start.
 
-    Passes and decodes 85 % of a copy's bandwidth, prefill attention 350 of 790 TFLOP/s.
+    Passes and decodes have 85 % of a copy's bandwidth, prefill attention 350 of 790 TFLOP/s.
     """
 
     passes: float = 0.85
@@ -87,7 +88,7 @@ class Reach:
     gap: float = 2e-6
 
     def limits(self, card: Card) -> Machine:
-        """Return what kernels reach on a card."""
+        """Return the kernels' rates on a card."""
         copy, flops, gap = card.bandwidth, card.flops, self.gap
         passes = Limits(copy * self.passes, flops, gap)
         return {
@@ -102,8 +103,8 @@ class Reach:
 class Host:
     """Host cost of a step: planning, packing, sampling, collecting, and launches.
 
-    A graph is one launch, which steps have that are no larger than is worth it (ADR 54).
-    Overlapped, the host does all this while the device is at the step before, unless that must be
+    Steps up to the size that is worth it (ADR 54) are a graph, which is one launch. Overlapped, the
+    host does all this while the device is at the step before, unless that must be
     collected before the next can be planned.
     """
 
@@ -115,7 +116,7 @@ class Host:
     overlaps: bool = True
 
     def seconds(self, busy: float, launching: float, num_spans: int, *, waits: bool) -> float:
-        """Return how long it is from one step to the next."""
+        """Return the time from one step to the next."""
         thinking = self.step + num_spans * self.sequence
         if self.overlaps and not waits:
             return max(busy, thinking + launching)
@@ -129,7 +130,7 @@ REACH, HOST, FORM = Reach(), Host(), Form()
 class Forecast:
     """Result of simulated steps: seconds, busy seconds of the device, tokens, and by kernel.
 
-    Of the steps, `waits` could not be planned before another was collected.
+    `waits` counts the steps that could not be planned before another was collected.
     """
 
     seconds: float = 0.0
@@ -143,12 +144,12 @@ class Forecast:
 
     @property
     def outputs_per_second(self) -> float:
-        """Return the rate that requests see."""
+        """Return the rate of tokens for requests."""
         return self.outputs / self.seconds
 
 
 class Room(NamedTuple):
-    """Pages and rows of a card, and how many sequences, half way through, these hold."""
+    """Pages and rows of a card, and how many half-finished sequences they hold."""
 
     num_pages: int
     num_rows: int
@@ -157,7 +158,7 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that a forecast goes by, but the mix; limits that are None are those of the card."""
+    """All settings of a forecast except the mix; limits that are None are those of the card."""
 
     model: Architecture
     card: Card
@@ -169,7 +170,7 @@ class Setting:
 
     @property
     def limits(self) -> StepLimits:
-        """Return what a step may hold."""
+        """Return the limits of a step."""
         usual = next(limits for least, limits in LIMITS_OF_GPU if self.card.memory >= least)
         return StepLimits(
             self.max_num_seqs or usual.max_num_seqs,
@@ -178,7 +179,7 @@ class Setting:
 
     @property
     def pool(self) -> float:
-        """Return the bytes that the card has for the state of sequences."""
+        """Return the card's bytes for the state of sequences."""
         weights = Weights.from_model(self.model)
         return self.card.pool(weights.held * self.form.weight_itemsize)
 
@@ -187,7 +188,7 @@ class Setting:
         return group_layers(self.model.attention_shapes, sum(mix))
 
     def room(self, mix: Mix) -> Room:
-        """Return the pages and rows that the card has room for, divided as the engine does."""
+        """Return the card's pages and rows, divided as in the engine."""
         blocks = self.model.blocks
         groups, shapes = self.groups(mix), self.model.attention_shapes
         largest = max(groups, key=lambda group: len(group.layers)).layers
@@ -219,7 +220,7 @@ class Setting:
 
 
 def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast:
-    """Return what so many steps come to, once as many requests as fit have started."""
+    """Return the results of a number of steps, after as many requests as fit have started."""
     room, (max_num_seqs, max_tokens) = setting.room(mix), setting.limits
     table = SequenceTable(max_num_seqs, sum(mix), PAGE_SIZE)
     pool = PagePool(room.num_pages)
@@ -270,7 +271,7 @@ def add_step(
     *,
     waits: bool,
 ) -> None:
-    """Add one step to a forecast, but for the tokens that it samples; `sizes` have a graph."""
+    """Add one step to a forecast, except for the tokens it samples; `sizes` have a graph."""
     host, form = setting.host, setting.form
     place = bisect_left(sizes, spans.num_tokens)
     found.tokens += spans.num_tokens
@@ -291,7 +292,7 @@ def add_step(
 
 
 def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Yield the setting and what it is without one thing each."""
+    """Yield the setting and variants of it, each without one feature."""
     host, form = setting.host, setting.form
     yield "as it is built", setting
     yield "host and device in turns", replace(setting, host=replace(host, overlaps=False))
@@ -312,7 +313,7 @@ def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
 def table(
     ways: Sequence[tuple[str, Setting]], mixes: Sequence[Mix], num_steps: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, each when it is known."""
+    """Yield the lines of a table as they become known."""
     yield (
         "| in/out | | step, ms | tokens a step | gave way, a step | waited | device busy "
         "| out tok/s | of the roofline |"
@@ -333,16 +334,26 @@ def table(
 
 
 def main() -> None:
-    """Print what one model would give on one card."""
+    """Print one model's forecast for one card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--card", choices=CARDS, default="h200")
-    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="use a known shape, or a model folder"
+    )
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
-    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
-    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
+    parser.add_argument(
+        "--max-num-seqs", type=int, help="set the sequences per step (default: the card's)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, help="set the tokens per step (default: the card's)"
+    )
+    parser.add_argument(
+        "--weight-itemsize", type=float, default=ITEMSIZE, help="set the bytes per weight"
+    )
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--levers", action="store_true", help="and without one thing at a time")
+    parser.add_argument(
+        "--levers", action="store_true", help="also show results without one feature at a time"
+    )
     arguments = parser.parse_args()
     setting = Setting(
         architecture(arguments.model),

@@ -1,4 +1,4 @@
-"""Requests of one mix without end, before a scheduler, and steps that nobody computes."""
+"""Requests of one mix without end, before a scheduler, and steps that are not computed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GREEDY = Sampling(temperature=0)
 
 
 class Supply:
-    """Sees to it that somebody always waits; ids of prompts are below `vocabulary`.
+    """Keeps requests waiting at all times; ids of prompts are below `vocabulary`.
 
-    Those that start first have been at it for a while: their outputs so far are of their prompts,
-    so that the mixture that lasts is there from the start.
+    The first ones start in the middle: part of their outputs is in their prompts already, so that
+    the steady mixture exists from the start.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Supply:
             self._add(int(self._rng.integers(0, mix.output)))
 
     def top_up(self) -> None:
-        """Let as many wait as may start in a step, and more."""
+        """Keep more requests waiting than can start in a step."""
         while self._scheduler.num_waiting < NUM_WAITING:
             self._add(0)
 
     def fill(self) -> int:
-        """Go on until those that are there first have started; return how many steps that took.
+        """Run until the initial requests have started; return the number of steps.
 
-        Nothing is computed: as if it had been.
+        Nothing is computed.
         """
         num_started = num_steps = 0
         while num_started < self._num_first:
@@ -62,7 +62,7 @@ class Supply:
         return num_steps
 
     def spans(self, plan: StepPlan) -> Spans:
-        """Return what a step computes, and what of it is shared."""
+        """Return a step's spans, and its shared tokens."""
         return spans_of(self._scheduler.table, plan, is_shared=bool(self._mix.shared))
 
     def _add(self, done: int) -> None:
@@ -75,7 +75,7 @@ class Supply:
 
 
 def spans_of(table: SequenceTable, plan: StepPlan, *, is_shared: bool = True) -> Spans:
-    """Return what a step computes, and how many tokens of pages it meets more than once."""
+    """Return a step's spans, and how many tokens of pages it reads more than once."""
     shared = 0
     if is_shared:
         counts = -(-plan.stops // table.page_size)
@@ -86,7 +86,7 @@ def spans_of(table: SequenceTable, plan: StepPlan, *, is_shared: bool = True) ->
 
 
 def land(scheduler: Scheduler, plan: StepPlan) -> None:
-    """Let the oldest step in flight have come to something: who is as long as may be, ends."""
+    """Finish the oldest step in flight; sequences at their maximum length end."""
     table, slots = scheduler.table, plan.sampled
     nothing = np.zeros(len(slots), np.int64)
     taken = scheduler.collect(plan, nothing, np.ones_like(nothing, np.bool_))

@@ -1,9 +1,9 @@
-"""Wheels to carry to a machine with a GPU that reaches no index, for a real `tidemill run` there.
+"""Wheels for a machine with a GPU but without an index, for a real `tidemill run` there.
 
     python -m bench.gpu.wheels [--download FOLDER]
 
-Prints what the engine needs beside what such a machine is taken to have (`HELD`), at the versions
-of constraints.txt; `--download` fetches them for Python 3.12 on Linux x86_64 and says how large
+Prints the packages that the engine needs besides those of such a machine (`HELD`), at the versions
+of constraints.txt; `--download` fetches them for Python 3.12 on Linux x86_64 and prints how large
 they are. There: `pip install --no-index --no-deps --target SITE FOLDER/*.whl`, and SITE on
 PYTHONPATH.
 """
@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
-# Packages of an image for training and inference: torch, transformers, and what comes with them.
+# Packages of an image for training and inference: torch, transformers, and their requirements.
 HELD = frozenset(
     """
     anyio attrs certifi charset-normalizer click filelock fsspec h11 hf-xet httpcore httpx
@@ -32,9 +32,9 @@ HELD = frozenset(
     urllib3
     """.split()
 )
-# Of recordings, which no part of `bench.gpu.gpu` reads.
+# Packages for recordings, which no part of `bench.gpu.gpu` reads.
 LEFT_OUT = frozenset({"av", "soxr"})
-# A wheel names the oldest glibc that it runs with, and pip takes names as they are: up to Ubuntu
+# A wheel's name contains the oldest glibc that it supports, and pip compares names: up to Ubuntu
 # 24.04's.
 GLIBCS = range(17, 40)
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in GLIBCS))
@@ -42,7 +42,7 @@ MOST_BYTES = 40 * 2**20
 
 
 def needed(package: str = "tidemill", extras: frozenset[str] = frozenset({"engine"})) -> set[str]:
-    """Return what has to be carried for a package, all that it requires in turn among it."""
+    """Return the wheels to carry for a package, including its transitive requirements."""
     found: set[str] = set()
     waiting = list(required(package, extras))
     while waiting:
@@ -54,10 +54,10 @@ def needed(package: str = "tidemill", extras: frozenset[str] = frozenset({"engin
 
 
 def required(package: str, extras: frozenset[str]) -> Iterator[str]:
-    """Yield what a package requires directly on the machine."""
+    """Yield a package's direct requirements on the machine."""
     for text in requires(package) or ():
         requirement = Requirement(text)
-        # Python 3.12, whatever runs this.
+        # Python 3.12, whatever version runs this.
         surroundings = [{"extra": extra, "python_version": "3.12"} for extra in (*extras, "")]
         marker = requirement.marker
         if marker is None or any(map(marker.evaluate, surroundings)):
@@ -81,20 +81,20 @@ def download(wheels: Iterable[str], folder: Path) -> int:
 
 
 def main() -> None:
-    """Print the list, and fetch it if asked."""
+    """Print the list, and fetch it on request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--download", type=Path, metavar="FOLDER")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     wheels = pinned(needed())
     print("\n".join(wheels))
-    if asked.download is None:
+    if options.download is None:
         return
-    size = download(wheels, asked.download)
+    size = download(wheels, options.download)
     print(f"{size / 2**20:.1f} MiB", file=sys.stderr)
     if size > MOST_BYTES:
-        raise SystemExit(f"they are larger than {MOST_BYTES >> 20} MiB")
+        raise SystemExit(f"the wheels are larger than {MOST_BYTES >> 20} MiB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A part of `bench.gpu.gpu` in a process of its own: task after task, while there is time.
+"""A part of `bench.gpu.gpu` in a separate process: task after task, while there is time.
 
     python -m bench.gpu.work NAME MODULE --results FOLDER --claims FOLDER --until SECONDS [--tiny]
 
-Processes of one part share its tasks: each is claimed by a file before it starts, so that whoever
-started this process can tell which task it died of. The exit status is 0 when no task was left,
+Processes of one part share its tasks: each is claimed by a file before it starts, so that the
+parent process can identify the task that crashed it. The exit status is 0 when no task was left,
 `LEFT` when there was no room for one, and `BROKEN` when the device takes no more work from this
 process.
 """
@@ -37,7 +37,7 @@ class Claims:
         self._folder = folder
 
     def claim(self, task: str) -> bool:
-        """Take a task, unless somebody has it."""
+        """Take a task, unless another process has it."""
         try:
             with self._file(task).open("x") as file:
                 file.write(str(os.getpid()))
@@ -64,7 +64,7 @@ class Claims:
 def work(
     part: str, module: str, results: Results, claims: Claims, until: float, *, is_tiny: bool
 ) -> int:
-    """Do what is missing of a part's tasks; return the exit status."""
+    """Run the missing tasks of a part; return the exit status."""
     found = results.read()
     place = Place(torch.device("cpu" if is_tiny else "cuda"), is_tiny, found, until)
     has_left, parent = False, os.getppid()
@@ -72,7 +72,7 @@ def work(
         for task in import_module(module).tasks(place):
             if is_done(found.get(part, {}).get(task.name)):
                 continue
-            if os.getppid() != parent:  # nobody stops what is left alone
+            if os.getppid() != parent:  # an orphan would not be stopped
                 return LEFT
             if time.monotonic() + (0 if is_tiny else task.seconds) > until:
                 print(f"{part}: {task.name}: there is no room for {task.seconds:.0f} s", flush=True)
@@ -83,25 +83,25 @@ def work(
             numbers = attempt(task)
             results.append(part, task.name, numbers)
             claims.release(task.name)
-            told = f"{part}: {task.name}: {numbers['took_seconds']:.1f} s; {figures(numbers)}"
-            print(told, flush=True)
+            line = f"{part}: {task.name}: {numbers['took_seconds']:.1f} s; {figures(numbers)}"
+            print(line, flush=True)
             if "error" in numbers and is_broken(place):
                 return BROKEN
     return LEFT if has_left else 0
 
 
 def attempt(task: Task) -> Numbers:
-    """Return what a task gives, or what it fails with: the next may go well."""
+    """Return a task's result, or its error: the next one may succeed."""
     started = time.monotonic()
     try:
         numbers = task.call()
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it is written down
+    except Exception as exc:  # noqa: BLE001 - every error is recorded
         numbers = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
     return {**numbers, "took_seconds": round(time.monotonic() - started, 2)}
 
 
 def is_broken(place: Place) -> bool:
-    """Say whether a task has left the device unusable, as an illegal memory access does."""
+    """Return whether a task has left the device unusable, as after an illegal memory access."""
     try:
         place.wait()
         torch.ones(1, device=place.device)
@@ -112,7 +112,7 @@ def is_broken(place: Place) -> bool:
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Let a CPU be served by Triton's kernels."""
+    """Let Triton's kernels run on a CPU."""
     from tidemill.engine.kernels.backends import TRITON_TYPES
 
     TRITON_TYPES.add("cpu")
@@ -123,17 +123,19 @@ def interpreting() -> Iterator[None]:
 
 
 def main() -> int:
-    """Work, as the command line says."""
+    """Parse the command line and work."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part")
     parser.add_argument("module")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--claims", type=Path, required=True)
-    parser.add_argument("--until", type=float, required=True, help="by the monotonic clock")
+    parser.add_argument(
+        "--until", type=float, required=True, help="stop at this time of the monotonic clock"
+    )
     parser.add_argument("--tiny", action="store_true")
-    asked = parser.parse_args()
-    results, claims = Results(asked.results), Claims(asked.claims)
-    return work(asked.part, asked.module, results, claims, asked.until, is_tiny=asked.tiny)
+    options = parser.parse_args()
+    results, claims = Results(options.results), Claims(options.claims)
+    return work(options.part, options.module, results, claims, options.until, is_tiny=options.tiny)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python -m bench.kernels.attention_cost [--heads 8,4] [--width 64]
 
-Decodes of own pages stand beside a copy of as many bytes in the same process; decodes whose pages
-begin alike beside the same sequences with pages of their own; chunks beside torch's flash attention
-of contiguous keys, a call a sequence. bfloat16; figures are medians, milliseconds unless said.
+Decodes with private pages are compared with a copy of as many bytes in the same process; decodes
+with shared first pages with the same sequences on private pages; chunks with torch's flash
+attention of contiguous keys, one call per sequence. The dtype is bfloat16; figures are medians, in
+milliseconds by default.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ CHUNKS = [(32, 0, 166), (16, 912, 45), (16, 1792, 30), (2, 0, 1800)]
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """So many sequences, each computing `tokens` after a context.
+    """A number of sequences, each computing `tokens` after a context.
 
-    Of that context `shared` tokens lie in pages that all have in common.
+    `shared` tokens of the context are in pages that all have in common.
     """
 
     count: int
@@ -47,12 +48,12 @@ class Sequences:
     shared: int = 0
 
     def step(self) -> tuple[Step, int]:
-        """Return the step that computes them, and how many pages there are."""
+        """Return the step that computes them, and its number of pages."""
         size = CpuAttention.page_size
         length = self.context + self.tokens
         per_sequence, common = -(-length // size), self.shared // size
         pages = np.arange(self.count * per_sequence).reshape(self.count, per_sequence)
-        # As after a while: in no order.
+        # In random order, as after some time.
         pages = np.random.default_rng(0).permutation(pages.size)[pages]
         pages[:, :common] = pages[0, :common]
         spans = [Span(self.context, length, own) for own in pages]
@@ -61,7 +62,7 @@ class Sequences:
 
 
 def attending(shape: AttentionShape, sequences: Sequences) -> Callable[[], object]:
-    """Return what prepares the step and attends one layer."""
+    """Return a function that prepares the step and attends one layer."""
     step, num_pages = sequences.step()
     backend = CpuAttention([shape], num_pages, DTYPE, CPU)
     for words in (backend.keys[0], backend.values[0]):
@@ -76,7 +77,7 @@ def attending(shape: AttentionShape, sequences: Sequences) -> Callable[[], objec
 
 
 def flash(shape: AttentionShape, sequences: Sequences) -> Callable[[], object]:
-    """Return torch's own attention of the same sequences, their keys contiguous."""
+    """Return torch's own attention for the same sequences, with contiguous keys."""
     length = sequences.context + sequences.tokens
     query = torch.randn(1, shape.num_query_heads, sequences.tokens, shape.key_dim).to(DTYPE)
     key, value = torch.randn(2, 1, shape.num_kv_heads, length, shape.key_dim).to(DTYPE)
@@ -106,7 +107,7 @@ def median(run: Callable[[], object]) -> float:
 
 
 def copying(num_bytes: int) -> Callable[[], object]:
-    """Return a copy that reads and writes so many bytes together."""
+    """Return a copy that reads and writes a total of `num_bytes`."""
     source = torch.ones(num_bytes // 8, dtype=torch.int32)
     target: Tensor = torch.empty_like(source)
     return lambda: target.copy_(source)
@@ -115,8 +116,10 @@ def copying(num_bytes: int) -> Callable[[], object]:
 def main() -> None:
     """Print the three tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--heads", default="8,4", help="query and key heads (%(default)s)")
-    parser.add_argument("--width", type=int, default=64, help="of a head (%(default)s)")
+    parser.add_argument("--heads", default="8,4", help="set the query and key heads (%(default)s)")
+    parser.add_argument(
+        "--width", type=int, default=64, help="set the width of a head (%(default)s)"
+    )
     arguments = parser.parse_args()
     heads, kv_heads = map(int, arguments.heads.split(","))
     width = arguments.width

@@ -6,13 +6,12 @@
     python -m bench.kernels.grammar memory [--schemas 5000]
     python -m bench.kernels.grammar valid [--rows 10000]
 
-*Cost*: rows of as many tokens with a schema each, none of which ends before, and without any; the
-two run by turns in one process, and the share is that of the medians. *Overlap*: the same on a
-device that is made up, which takes so long for a step and says nothing before: what is left is the
-host's part. *Memory*: resident, once a
-tenth of the schemas was made, and once all were. *Valid*: the demo model under schemas that are
-drawn at random, judged by jsonschema, which knows nothing of masks; a row that its length cut is
-told apart.
+*Cost*: rows of equal length with a schema each, none of which ends earlier, and without any; the
+two run in turns in one process, and the share is that of the medians. *Overlap*: the same on a
+simulated device, which takes a fixed time per step and gives no result earlier: the rest is the
+host's part. *Memory*: resident, after a tenth of the schemas was compiled, and after all were.
+*Valid*: the demo model under schemas that are drawn at random, judged by jsonschema, which does not
+use masks; rows cut by their length are counted separately.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _PAGE_KIB = 4
 
 
 def endless(number: int) -> dict[str, Any]:
-    """Return a schema of its own of which no text ends within a row's length."""
+    """Return a unique schema of which no text ends within a row's length."""
     kinds = [
         {"type": "string", "maxLength": 40},
         {"type": "number"},
@@ -79,7 +78,7 @@ async def answered(served: Dispatcher, bodies: list[dict[str, Any]]) -> list[Rep
 
 
 def cost(model: Path, sequences: int, rounds: int, dtype: str, *, drafts: bool) -> None:
-    """Print tokens a second with and without a schema for each of so many sequences."""
+    """Print tokens per second with and without a schema for each number of sequences."""
     served = load_served(
         EngineConfig(
             str(model),
@@ -96,7 +95,7 @@ def cost(model: Path, sequences: int, rounds: int, dtype: str, *, drafts: bool) 
 
 
 def compare(served: Dispatcher, sequences: int, rounds: int) -> dict[str, float]:
-    """Return tokens a second with and without a schema for each sequence; close the engine."""
+    """Return tokens per second with and without a schema for each sequence; close the engine."""
     plain = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
     ways: dict[str, list[dict[str, Any]]] = {
         "without": [plain] * sequences,
@@ -118,19 +117,19 @@ def compare(served: Dispatcher, sequences: int, rounds: int) -> dict[str, float]
 
 
 class MadeUpDevice:
-    """A device that takes its time for a step, one after the other, while the host goes on."""
+    """A device that takes a fixed time per step, one after the other, while the host continues."""
 
     def __init__(self, step_seconds: float, vocabulary: int) -> None:
         self._step_seconds, self._vocabulary = step_seconds, vocabulary
         self._free_at = 0.0
 
     def run(self, plan: StepPlan) -> StepLogits:
-        """Begin a step; its logits, all alike, are there for the sampler at once."""
+        """Begin a step; its constant logits are available to the sampler at once."""
         self._free_at = max(self._free_at, time.perf_counter()) + self._step_seconds
         return StepLogits(torch.zeros(int(plan.num_logits.sum()), self._vocabulary))
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
-        """Return what a step came to, which is there once the device has computed it."""
+        """Return a step's result, which is available once the device has computed it."""
         readout, there_at = Readout(tensors), self._free_at
         wait = readout.wait
 
@@ -143,7 +142,7 @@ class MadeUpDevice:
 
 
 def overlap(sequences: int, step_ms: list[float]) -> None:
-    """Print tokens a second with and without schemas on devices that take so long for a step."""
+    """Print tokens per second with and without schemas on devices with these step times."""
     print("| ms a step | tok/s without | with | share |\n|---:|---:|---:|---:|")
     config = EngineConfig(
         str(MODEL_PATH), device="cpu", dtype="float32", max_num_seqs=sequences, steps_ahead=1
@@ -162,8 +161,8 @@ def overlap(sequences: int, step_ms: list[float]) -> None:
 
 
 def memory(schemas: int) -> None:
-    """Print what is resident after a tenth of so many schemas, and after all of them."""
-    # Few pages, all soon in use: else pages that are touched for the first time would be counted.
+    """Print the resident memory after a tenth of `count` schemas, and after all of them."""
+    # Few pages, all in use soon, so that first touches of pages do not count.
     served = load_served(
         EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", kv_cache_memory=32 * 2**20)
     )
@@ -179,17 +178,17 @@ def memory(schemas: int) -> None:
 
 
 def resident_mib() -> float:
-    """Return what this process holds in memory."""
+    """Return this process's memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * _PAGE_KIB / 1024
 
 
 def valid(rows: int) -> None:
-    """Print how many of so many rows are of their schemas."""
+    """Print how many of `rows` match their schemas."""
     served = load_served(
         EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", proof_rows=True)
     )
-    told: Counter[str] = Counter()
+    verdicts: Counter[str] = Counter()
     started = time.perf_counter()
     for start in range(0, rows, 500):
         bodies = [
@@ -197,14 +196,14 @@ def valid(rows: int) -> None:
             for seed in range(start, min(start + 500, rows))
         ]
         for seed, reply in enumerate(asyncio.run(answered(served, bodies)), start=start):
-            told[judged(seed, reply)] += 1
+            verdicts[judged(seed, reply)] += 1
     served.close()
     taken = time.perf_counter() - started
-    print(f"{rows:,} rows in {taken:,.0f} s: {json.dumps(dict(told))}")
+    print(f"{rows:,} rows in {taken:,.0f} s: {json.dumps(dict(verdicts))}")
 
 
 def judged(seed: int, reply: Reply) -> str:
-    """Return what became of a row; one that is not of its schema is printed."""
+    """Return the verdict on a row; one that does not match its schema is printed."""
     if reply.status_code != 200:
         print(seed, json.dumps(drawn_schema(seed)), reply.body["error"]["message"])
         return "refused"
@@ -217,7 +216,7 @@ def judged(seed: int, reply: Reply) -> str:
 
 
 def main() -> None:
-    """Measure one of them."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     of_cost = commands.add_parser("cost")
@@ -231,16 +230,16 @@ def main() -> None:
     of_overlap.add_argument("--step-ms", type=float, nargs="+", default=(4.0, 8.0, 16.0))
     commands.add_parser("memory").add_argument("--schemas", type=int, default=5_000)
     commands.add_parser("valid").add_argument("--rows", type=int, default=10_000)
-    asked = parser.parse_args()
-    if asked.what == "cost":
-        drafts = not asked.no_speculative_decoding
-        cost(asked.model, asked.sequences, asked.rounds, asked.dtype, drafts=drafts)
-    elif asked.what == "overlap":
-        overlap(asked.sequences, asked.step_ms)
-    elif asked.what == "memory":
-        memory(asked.schemas)
+    options = parser.parse_args()
+    if options.what == "cost":
+        drafts = not options.no_speculative_decoding
+        cost(options.model, options.sequences, options.rounds, options.dtype, drafts=drafts)
+    elif options.what == "overlap":
+        overlap(options.sequences, options.step_ms)
+    elif options.what == "memory":
+        memory(options.schemas)
     else:
-        valid(asked.rows)
+        valid(options.rows)
 
 
 if __name__ == "__main__":

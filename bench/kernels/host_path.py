@@ -4,7 +4,7 @@
 
 Each length runs in a fresh process pinned to one core: the input is read and checked, then read
 again, answered by a null engine and written. Vectors have 1,024 dimensions and are made into bodies
-as `/v1/embeddings` makes them. Prints a markdown table.
+like those of `/v1/embeddings`. Prints a markdown table.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NullEngine:
         self._num_answered = 0
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer without looking."""
+        """Answer without reading the request."""
         from tidemill.protocol.contract import Reply, Usage
 
         del created
@@ -77,7 +77,7 @@ class NullEngine:
 
     @cached_property
     def _vectors(self) -> NDArray[np.float32]:
-        """More than one: what a body has of a number is as long as its digits."""
+        """Return several vectors: a body's length depends on the digits of its numbers."""
         import numpy as np
 
         vectors = np.random.default_rng(0).standard_normal((64, _DIMENSIONS)).astype(np.float32)
@@ -102,50 +102,50 @@ class NullEngine:
         return Reply(200, reply, Usage(prompt_tokens=12))
 
     def info(self) -> EngineInfo:
-        """Nothing is loaded."""
+        """Do nothing: there is no model to load."""
         from tidemill.protocol.contract import EngineInfo
 
         return EngineInfo("null", None, "none", "none", 0, 1)
 
     def stats(self) -> EngineStats:
-        """Nothing ever runs."""
+        """Do nothing: no request is ever running."""
         from tidemill.protocol.contract import EngineStats
 
         return EngineStats()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def write_lines(path: Path, count: int, rows: str) -> None:
     """Write `count` requests for such rows, of about 150 to 300 bytes."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            url, asked = _asked(number, rows)
+            url, fields = _url_and_fields(number, rows)
             line = {
                 "custom_id": f"request-{number}",
                 "method": "POST",
                 "url": url,
-                "body": {"model": "null", **asked},
+                "body": {"model": "null", **fields},
             }
             file.write(json.dumps(line) + "\n")
 
 
-def _asked(number: int, rows: str) -> tuple[str, dict[str, Any]]:
+def _url_and_fields(number: int, rows: str) -> tuple[str, dict[str, Any]]:
     question = f"What is the capital of country number {number}?"
     if rows == "chat":
         messages = [
             {"role": "system", "content": "You are a helpful assistant who answers briefly."},
             {"role": "user", "content": question},
         ]
-        asked = {"messages": messages, "max_tokens": 64, "temperature": 0}
-        return "/v1/chat/completions", asked
+        fields = {"messages": messages, "max_tokens": 64, "temperature": 0}
+        return "/v1/chat/completions", fields
     encoding = "base64" if rows == "vectors-base64" else "float"
     return "/v1/embeddings", {"input": question, "encoding_format": encoding}
 
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
-    """Run the file in this process and return what it took, from the first check to the end."""
+    """Run the file in this process and return its time, from the first check to the end."""
     from tidemill.offline.run.job import run_job
     from tidemill.offline.run.run_options import RunOptions
 
@@ -164,14 +164,14 @@ def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
 
 def peak_bytes() -> int:
     """Return the peak of this process's resident memory."""
-    # Not getrusage: its maximum is inherited from the process that started this one.
+    # Not getrusage: its maximum is inherited from the parent process.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(peak.split()[1]) * 1024
 
 
 def measure(lines: int, rows: str, folder: Path) -> Measured:
-    """Run `lines` lines in a fresh process on one core and return what it took."""
+    """Run `lines` lines in a fresh process on one core and return the time."""
     input_path = folder / f"{rows}-{lines}.jsonl"
     write_lines(input_path, lines, rows)
     command = [sys.executable, "-m", "bench.kernels.host_path", "--one", str(input_path)]

@@ -2,8 +2,8 @@
 
     python -m bench.kernels.replicas [--engines 1 2 4] [--rows chat vectors]
 
-Engines are processes that answer 64 requests at a time, each after a fixed time, as a GPU would
-that steps while the host is free. A run goes through the whole path: input, plan, wire, output.
+Engines are processes that answer 64 requests at a time, each after a fixed time, like a GPU that
+computes while the host is free. A run goes through the whole path: input, plan, wire, output.
 Prints a markdown table; the ratio is to the rows/s of one engine times their number.
 """
 
@@ -35,7 +35,7 @@ _MODEL = {"model": "null"}
 
 
 class FixedEngine(NullEngine):
-    """Answers so many requests at a time, each after a fixed time."""
+    """Answers a number of requests at a time, each after a fixed time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class FixedEngine(NullEngine):
         self._slots = asyncio.Semaphore(_SLOTS)
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer once a slot is free and its time is over."""
+        """Answer once a slot is free and the fixed time is over."""
         async with self._slots:
             await asyncio.sleep(self._seconds)
             return await super().respond(url, _MODEL | body, request_id, created)
@@ -54,7 +54,7 @@ class FixedEngine(NullEngine):
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Be an engine process."""
+    """Run as an engine process."""
     from tidemill.engine_process import child
 
     parser = argparse.ArgumentParser()
@@ -85,7 +85,7 @@ def write_lines(path: Path, count: int, rows: str) -> None:
 
 
 def measure(engines: int, rows: str, folder: Path) -> float:
-    """Return the rows/s of a run over so many engines, without their start."""
+    """Return the rows/s of a run over some engines, without their start."""
     from tidemill.offline.run import job, replicas
     from tidemill.offline.run.run_options import RunOptions
 

@@ -1,10 +1,10 @@
-"""The second run of a file of which a hundredth was edited, by an engine that answers at once.
+"""The second run of a file after a hundredth of its lines was edited, by an instant engine.
 
     python -m bench.kernels.reuse [--lines 10000 1000000] [--s3]
 
-Answers have 128 words. Each run is a process of its own: *first* keeps all results, *second* looks
-all lines up, runs those that are new and writes the rows, so that what it takes a line is what
-reuse costs beside an engine. *Plain* is the first run without `--reuse`. With `--s3` results are
+Answers have 128 words. Each run is a separate process: *first* keeps all results, *second* looks
+all lines up, runs those that are new and writes the rows, so that its time per line is the cost of
+reuse in addition to an engine. *Plain* is the first run without `--reuse`. With `--s3` results are
 in a bucket of an emulator on this machine.
 """
 
@@ -40,7 +40,7 @@ class TalkingEngine(NullEngine):
     """Answers every request at once, at length."""
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer without looking."""
+        """Answer without reading the request."""
         reply = await super().respond(url, body, request_id, created)
         reply.body["choices"][0]["message"]["content"] = ANSWER
         return reply
@@ -91,7 +91,7 @@ def rows(count: int, folder: Path, kept: Path | S3Folder) -> Iterator[str]:
 
 @contextmanager
 def kept_in_s3(folder: Path) -> Iterator[S3Folder]:
-    """Yield a prefix in a bucket of an emulator, to which AWS's clients are pointed."""
+    """Yield a prefix in an emulator's bucket, to which AWS's clients are pointed."""
     with running_ministack(folder) as url:
         os.environ.update(environment_for(url))
         yield S3Folder(create_resources(url, prefix="reuse", models=[demo.NAME]).bucket, "kept/")

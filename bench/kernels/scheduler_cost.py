@@ -2,8 +2,8 @@
 
     python -m bench.kernels.scheduler_cost [--sequences 64,256,1024] [--steps-ahead 0]
 
-The model takes no time and always says the same. Each situation is run until it lasts, then its
-steps are timed one by one, in processor time: the median, the mean, and the longest of them.
+The model takes no time and its answers are constant. Each situation runs until it is stable. Then
+its steps are timed one by one, in processor time: the median, the mean, and the longest of them.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ class Silence:
 
     @property
     def network(self) -> Silence:
-        """Return what runs a step."""
+        """Return the function that runs a step."""
         return self
 
     def prepare(self, step: Step) -> None:
-        """Take in nothing."""
+        """Do nothing with keys and values."""
 
     def check(self) -> None:
-        """Raise nothing."""
+        """Do nothing: there is no error."""
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
-        """Return logits of which the first is as good as any."""
+        """Return constant logits."""
         del attention
         return torch.zeros(len(step.logit_rows), VOCABULARY)
 
 
 class Situation:
-    """Generation of up to so many sequences at a time, over a pool of so many pages."""
+    """Generation of up to `num_seqs` sequences at a time, over a pool of `num_pages` pages."""
 
     def __init__(
         self, num_sequences: int, num_pages: int, steps_ahead: int, sampling: Sampling = GREEDY
     ) -> None:
         self._sampling = sampling
         table = SequenceTable(num_sequences, MAX_MODEL_LEN, PAGE_SIZE)
-        # All that are asked for at once start in one step.
+        # Requests that arrive together start in one step.
         scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), num_sequences * 128)
         silence = Silence()
         runner = Runner(cast("LoadedModel", silence), cast("AttentionBackend", silence), table)
@@ -86,13 +86,13 @@ class Situation:
         self.core = GenerationCore(scheduler, runner, VOCABULARY, steps_ahead)
 
     def add(self, num_prompt_tokens: int, max_tokens: int, beginning: Sequence[int] = ()) -> None:
-        """Ask for a sequence whose prompt is its own, but for its beginning."""
+        """Request a sequence whose prompt is unique, except for its beginning."""
         num_own = num_prompt_tokens - len(beginning)
         prompt = [*beginning, *self.rng.integers(0, 1 << 20, num_own).tolist()]
         self.core.add(SequenceRequest(prompt, max_tokens, self._sampling))
 
     def time(self, supply: Callable[[], object] = lambda: None) -> Times:
-        """Let a while pass and time steps then, each after a call of `supply` that is not timed."""
+        """Warm up, then time steps, each after an untimed call of `supply`."""
         times = []
         for _ in range(2 * NUM_STEPS):
             supply()
@@ -155,7 +155,7 @@ def blocked(num_sequences: int, steps_ahead: int) -> Times:
 
 
 def short_of_pages(num_sequences: int, steps_ahead: int) -> Times:
-    """All decode on fewer pages than they come to need: the youngest give way."""
+    """All decode on fewer pages than they need: the youngest are preempted."""
     situation = Situation(num_sequences, num_sequences * 16, steps_ahead)
     for place in range(num_sequences):
         situation.add(100 + place % PAGE_SIZE, FOREVER)
@@ -166,7 +166,7 @@ SITUATIONS = (decoding, scored, in_step, coming_and_going, blocked, short_of_pag
 
 
 def table(counts: list[int], steps_ahead: int) -> Iterator[str]:
-    """Yield the lines of a table, each when it is measured."""
+    """Yield the lines of a table as they become known."""
     yield "| sequences | situation | median, ms | mean | longest |"
     yield "|---:|---|---:|---:|---:|"
     for count in counts:
@@ -178,7 +178,11 @@ def table(counts: list[int], steps_ahead: int) -> Iterator[str]:
 def main() -> None:
     """Measure every situation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", default="64,256,1024", help="comma-separated (%(default)s)")
+    parser.add_argument(
+        "--sequences",
+        default="64,256,1024",
+        help="measure these numbers, comma-separated (%(default)s)",
+    )
     parser.add_argument("--steps-ahead", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

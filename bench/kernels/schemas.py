@@ -1,6 +1,6 @@
-"""JSON schemas drawn at random, of every keyword that is held to; each seed has its own.
+"""JSON schemas drawn at random, with every supported keyword; each seed has its own.
 
-Every text of one is bounded, so that a row comes to its end within a few hundred tokens.
+Every text of a schema is bounded, so that a row ends within a few hundred tokens.
 """
 
 from __future__ import annotations

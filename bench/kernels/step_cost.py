@@ -1,13 +1,13 @@
-"""Cost of one step of few sequences, beside reading the weights once, and its parts.
+"""Cost of one step of few sequences, compared with reading the weights once, and its parts.
 
     python -m bench.kernels.step_cost --model out/bench/46m [--dtype bfloat16] [--sequences 1,2,4,8]
         [--contexts 32,1024]
 
-*Reading* is told twice, from a copy of the weight matrices in the same process, just before the
+*Reading* is measured twice, from a copy of the weight matrices in the same process, just before the
 steps: the time of a plain sum over their bytes, and that of a product with one row by torch's
 `linear` for each matrix. A step is timed as the loop runs it, sampling included, in pure decode.
-Figures are those that one run in ten stays below, as other work on a machine hides in the rest. The
-parts are those of the quickest of as many steps again under Python's profiler, which slows Python.
+Figures are first deciles, because other work on the machine is in the rest. The parts are those of
+the fastest of as many steps again under Python's profiler, which slows Python.
 Use Python 3.11: 3.13's profiler does not report numba's functions, whose time counts as Python's.
 """
 
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Milliseconds of a step by what they went into, and how often it called torch or numba."""
+    """Milliseconds of a step by category, and the number of calls of torch and numba."""
 
     products: float
     attention: float
@@ -65,7 +65,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Milliseconds of a step of so many sequences, and what stands beside it."""
+    """Milliseconds of a step of some sequences, and the figures to compare it with."""
 
     num_sequences: int
     context: int
@@ -98,7 +98,7 @@ class WeightReader:
 
     @property
     def _words(self) -> Tensor:
-        """The same bytes as fp32, whose sum torch has vectorised."""
+        """Return the same bytes as fp32, whose sum torch has vectorised."""
         return self._flat.view(torch.float32)
 
     def _multiply(self) -> None:
@@ -109,7 +109,7 @@ class WeightReader:
 def measure(
     core: GenerationCore, reader: WeightReader, vocab_size: int, num_sequences: int, context: int
 ) -> StepCost:
-    """Run sequences of their own prompts until all decode, then time and profile their steps."""
+    """Run sequences of separate prompts until all decode, then time and profile their steps."""
     rng = np.random.default_rng(num_sequences * context)
     sequences = {
         core.add(
@@ -134,7 +134,7 @@ def measure(
 
 
 def profiled(core: GenerationCore) -> Parts:
-    """Run one step under the profiler and return what it went into."""
+    """Run one step under the profiler and return its time by category."""
     profile = cProfile.Profile()
     profile.runcall(core.step)
     compiled = compiled_functions()
@@ -156,7 +156,7 @@ def profiled(core: GenerationCore) -> Parts:
 
 
 def compiled_functions() -> set[CodeType]:
-    """Return the code of every function that numba compiled, by which the profiler knows it."""
+    """Return the code of every function that numba compiled, as the profiler identifies it."""
     return {
         value.py_func.__code__
         for name, module in list(sys.modules.items())
@@ -167,7 +167,7 @@ def compiled_functions() -> set[CodeType]:
 
 
 def _quick(run: Callable[[], object]) -> float:
-    """Return milliseconds below which one run in ten stays: what others do is in the rest."""
+    """Return the first decile in milliseconds, to exclude other programs on the machine."""
     times = []
     for _ in range(NUM_STEPS):
         started = time.perf_counter()
@@ -197,8 +197,12 @@ def show(costs: list[StepCost]) -> None:
 def main() -> None:
     """Measure one model in each dtype."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a folder")
-    parser.add_argument("--dtype", default="bfloat16,float32", help="comma-separated (%(default)s)")
+    parser.add_argument("--model", type=Path, required=True, help="use this model folder")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16,float32",
+        help="measure these dtypes, comma-separated (%(default)s)",
+    )
     parser.add_argument("--sequences", default="1,2,4,8,64,256")
     parser.add_argument("--contexts", default="32,1024")
     arguments = parser.parse_args()

@@ -3,10 +3,10 @@
     python -m bench.kernels.table_path [--rows 10000 1000000] [--kinds chat jinja vectors]
 
 Each kind and length runs in a fresh process pinned to one core. A Parquet table of such rows is
-rendered as a file of requests, then rows of results (made beforehand) are written beside its
+rendered as a file of requests, then rows of results (made beforehand) are written next to its
 columns as Parquet: a short answer each, or a vector of 384 numbers. `jinja` has an expression in
-its template. Beside each stands a program by hand, with pyarrow and json alone: what people write
-today. Prints a markdown table.
+its template. Each is compared with a program written by hand, with pyarrow and json alone. Prints a
+markdown table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_input(path: Path, num_rows: int) -> None:
 
 
 def write_rows(path: Path, num_rows: int, kind: str) -> None:
-    """Write the rows of results as a run leaves them."""
+    """Write the rows of results in a run's format."""
     vectors = np.random.default_rng(0).standard_normal((64, _DIMENSIONS)).astype(np.float32)
     texts = [b64encode(vector.tobytes()).decode() for vector in vectors]
     with path.open("wb") as file:
@@ -77,7 +77,7 @@ def measure_here(folder: Path, kind: str) -> list[float]:
 
 
 def seconds_of(run: Callable[[], float]) -> list[float]:
-    """Return the seconds of both halves of a function that returns when the second began."""
+    """Return the seconds of both halves of a function that returns the start of the second."""
     started = time.perf_counter()
     between = run()
     return [between - started, time.perf_counter() - between]
@@ -108,7 +108,7 @@ def run_product(source: Path, rows: Path, target: Path, kind: str) -> float:
 
 
 def run_by_hand(source: Path, rows: Path, target: Path, kind: str) -> float:
-    """Do the same as a short program does it."""
+    """Do the same as a short user program."""
     requests = source.with_name("requests.jsonl")
     url = "/v1/embeddings" if kind == "vectors" else "/v1/chat/completions"
     with requests.open("w") as file:

@@ -1,8 +1,8 @@
-"""Fields that the rows of r3 have right, of each program that wrote some.
+"""Correct fields in the rows of r3, of each program that wrote some.
 
     python -m bench.real.accuracy out/bench/real/rows/r3-*.jsonl
 
-The first 60 messages have 180 fields. A row without its fields, or without JSON, has none right.
+The first 60 messages have 180 fields. A row without its fields, or without JSON, has none correct.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUM_SCORED: Final = 60
 
 
 def num_right(rows: list[dict[str, Any]], num_messages: int) -> int:
-    """Return how many fields of the first messages are right in the rows of the file."""
+    """Return how many fields of the first messages are correct in the rows of the file."""
     answers = {row["custom_id"]: _answer(row) for row in rows}
     return sum(
         count_right(message.fields, answers.get(f"line-{number}"))

@@ -4,9 +4,9 @@
 
 Chats with a real model, greedy, whose answers end by themselves:
 
-- r1: topics of 600 short texts, in up to 6 tokens, behind two examples;
+- r1: topics of 600 short texts, in up to 6 tokens, after two examples;
 - r2: 192 announcements of up to 200 tokens;
-- r3: three fields of 240 customer messages under a closed schema, behind two examples;
+- r3: three fields of 240 customer messages under a closed schema, after two examples;
 - r4: one of six subjects for each of 600 texts, as an enum.
 """
 
@@ -58,8 +58,10 @@ def topics() -> Iterator[dict[str, Any]]:
 def announcements() -> Iterator[dict[str, Any]]:
     """Yield the bodies of r2."""
     for text in sample_texts(NUM_ANNOUNCEMENTS):
-        asked = f"Write a short announcement of this software feature for its users.\n\n{text}"
-        yield _body([_user(asked)], max_tokens=200)
+        instruction = (
+            f"Write a short announcement of this software feature for its users.\n\n{text}"
+        )
+        yield _body([_user(instruction)], max_tokens=200)
 
 
 def extractions() -> Iterator[dict[str, Any]]:
@@ -71,16 +73,16 @@ def extractions() -> Iterator[dict[str, Any]]:
     ]
     schema = _object({name: {"type": "string"} for name in _FIELDS})
     for message in make_messages(NUM_MESSAGES):
-        asked = _user(f"{_EXTRACT}\n\n{message.text}")
-        yield _body([*shown, asked], max_tokens=64, response_format=_format("fields", schema))
+        query = _user(f"{_EXTRACT}\n\n{message.text}")
+        yield _body([*shown, query], max_tokens=64, response_format=_format("fields", schema))
 
 
 def subjects() -> Iterator[dict[str, Any]]:
     """Yield the bodies of r4."""
     schema = _object({"subject": {"type": "string", "enum": [*SUBJECTS]}})
     for text in sample_texts(NUM_TEXTS):
-        asked = f"What is this text about: {', '.join(SUBJECTS)}? Answer in JSON.\n\n{text}"
-        yield _body([_user(asked)], max_tokens=32, response_format=_format("subject", schema))
+        instruction = f"What is this text about: {', '.join(SUBJECTS)}? Answer in JSON.\n\n{text}"
+        yield _body([_user(instruction)], max_tokens=32, response_format=_format("subject", schema))
 
 
 FILES: Final[Mapping[str, Callable[[], Iterator[dict[str, Any]]]]] = {
@@ -99,8 +101,8 @@ def lines(name: str) -> Iterator[str]:
 
 
 def _body(messages: list[Message], *, max_tokens: int, **fields: object) -> dict[str, Any]:
-    asked = {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-    return {**asked, **fields}
+    body = {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+    return {**body, **fields}
 
 
 def _user(text: str) -> Message:

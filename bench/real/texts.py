@@ -22,7 +22,7 @@ _SKIPPED: Final = {"test", "tests", "site-packages", "idlelib", "lib2to3", "__py
 
 
 def sample_texts(count: int) -> list[str]:
-    """Return so many different texts, the same ones each time."""
+    """Return a number of different texts, the same ones each time."""
     found = sorted(set(_texts(Path(sysconfig.get_path("stdlib")))))
     random.Random(SEED).shuffle(found)
     return found[:count]
@@ -46,7 +46,7 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Say whether a text is an English sentence rather than code, a list or a table."""
+    """Return whether a text is an English sentence rather than code, a list or a table."""
     if not MIN_CHARS <= len(text) <= MAX_CHARS or not _PROSE.fullmatch(text):
         return False
     words = text.split(" ")

@@ -3,7 +3,7 @@
     python -m bench.server.hostile [--model out/bench/46m] [--rounds 3] [--only NAME …]
 
 Starts `tidemill serve` and sends each body `--rounds` times, from another thread, while `/health`
-is asked every 10 ms on a connection of its own. Prints one line of JSON for each kind of body:
+is polled every 10 ms on a separate connection. Prints one line of JSON for each kind of body:
 the size, the status, the seconds until its reply, and the median and the maximum of the rounds'
 longest `/health` in milliseconds. Goal: 100 ms at 35 MB on two idle cores. The kind `idle` is the
 same measurement without a body: on a loaded machine compare with it. `queue` sends six texts of
@@ -43,8 +43,8 @@ def _joined(start: bytes, parts: Iterator[bytes], end: bytes) -> bytes:
 
 def _logprobs(max_tokens: int, **fields: object) -> bytes:
     messages = [{"role": "user", "content": "Hi"}]
-    asked = {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": True}
-    return json.dumps(asked | fields).encode()
+    body = {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": True}
+    return json.dumps(body | fields).encode()
 
 
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
@@ -148,7 +148,7 @@ def measured(place: Place, path: str, body: bytes) -> tuple[int, float, float]:
 
 
 def queued(place: Place) -> dict[str, float]:
-    """Return the seconds of a chat of 30 kB alone, and behind six texts of 4 MB."""
+    """Return the seconds of a chat of 30 kB alone, and after six texts of 4 MB."""
     chat = _repeated(_CHAT, b" " * 10, b'"}]}', 30_000)
     path, make = BODIES["text"]
     text = make()

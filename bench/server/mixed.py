@@ -1,13 +1,12 @@
-"""People beside a batch: how long first tokens take, and how fast lines are, alone and together.
+"""Interactive requests next to a batch: first-token latency and line rate, alone and together.
 
     python -m bench.server.mixed out/bench/46m [--lines 5000] [--rate 4] [--seconds 150]
 
-One `tidemill serve` process, three phases: requests alone for so many seconds, a batch alone, and
-such a batch with requests until it has ended. No two prompts are alike, so nothing is
-found computed. Requests come at random moments, `--rate` a second,
-whether or not those before are answered, and stream. Prints one line of JSON, with two ratios:
-p99 of the seconds to a first token, together by alone (at most 1.5), and rows a second of the
-batch, together by alone (at least 0.8).
+One `tidemill serve` process runs three phases: requests alone for some seconds, a batch alone, and
+such a batch with requests until it has ended. No two prompts are alike, so nothing is cached.
+Requests come at random moments, `--rate` per second, whether or not earlier ones are answered, and
+stream. Prints one line of JSON, with two ratios: p99 of the seconds to a first token, together by
+alone (at most 1.5), and rows a second of the batch, together by alone (at least 0.8).
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ _MOST_TTFT, _LEAST_RATE = 1.5, 0.8
 
 
 class Prompts:
-    """Texts that nobody else has."""
+    """Unique texts."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
         self._words = words(NUM_COMMON_WORDS)
 
     def __next__(self) -> str:
-        """Return another."""
+        """Return another text."""
         return " ".join(self._draw.choices(self._words, k=PROMPT_WORDS))
 
     def body(self, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """Return a request for so many tokens."""
-        asked = {"model": NAME, "prompt": next(self), "max_tokens": max_tokens, **more}
-        return {**asked, "temperature": 0, "ignore_eos": True}
+        """Return a request for `max_tokens` tokens."""
+        body = {"model": NAME, "prompt": next(self), "max_tokens": max_tokens, **more}
+        return {**body, "temperature": 0, "ignore_eos": True}
 
 
 class Online:
-    """People that come at random moments, until it is left."""
+    """Users that send requests at random moments, until the context ends."""
 
     def __init__(self, place: Place, rate: float, seed: int) -> None:
         self.first_seconds: list[float] = []
@@ -59,19 +58,19 @@ class Online:
         self._rate = rate
         self._draw = random.Random(seed)
         self._prompts = Prompts(seed)
-        self._asked: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def come(self) -> None:
-        """Ask for ever."""
+        """Send requests until it is cancelled."""
         while True:
             await asyncio.sleep(self._draw.expovariate(self._rate))
             task = asyncio.create_task(self._ask())
-            self._asked.add(task)
-            task.add_done_callback(self._asked.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        """Wait for those who have asked."""
-        await asyncio.gather(*self._asked)
+        """Wait for all pending requests."""
+        await asyncio.gather(*self._tasks)
 
     async def _ask(self) -> None:
         body = json.dumps(self._prompts.body(ONLINE_TOKENS, stream=True)).encode()
@@ -80,12 +79,12 @@ class Online:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection(self._place.host, self._place.port)
-        asked, first, read = time.monotonic(), None, b""
+        started_at, first, read = time.monotonic(), None, b""
         writer.write(head.encode() + body)
         while data := await reader.read(2**16):
             read += data
             if first is None and b"data:" in read:
-                first = time.monotonic() - asked
+                first = time.monotonic() - started_at
         writer.close()
         if first is None or b"[DONE]" not in read:
             self.num_failed += 1
@@ -94,8 +93,8 @@ class Online:
 
 
 async def measure(place: Place, *, lines: int, rate: float, seconds: float) -> dict[str, Any]:
-    """Return what the three phases came to."""
-    await _requests(place, rate, 10.0, seed=1)  # what is compiled or found out at first
+    """Return the results of the three phases."""
+    await _requests(place, rate, 10.0, seed=1)  # warm-up
     idle = await _requests(place, rate, seconds, seed=2)
     async with httpx.AsyncClient(base_url=place.url, timeout=600) as client:
         alone_seconds = await _batch_seconds(client, b"".join(_lines(lines, seed=4)))
@@ -131,8 +130,8 @@ async def _batch_seconds(client: httpx.AsyncClient, data: bytes) -> float:
     """Run a batch to its end and return the seconds between its first line and its last."""
     form = {"files": {"file": ("in.jsonl", data)}, "data": {"purpose": "batch"}}
     uploaded = (await client.post("/v1/files", **form)).raise_for_status().json()  # type: ignore[arg-type]
-    asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions"}
-    batch = (await client.post("/v1/batches", json=asked)).raise_for_status().json()
+    body = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions"}
+    batch = (await client.post("/v1/batches", json=body)).raise_for_status().json()
     began = time.monotonic()
     while batch["status"] in {"validating", "in_progress"}:
         if batch["status"] == "validating":
@@ -140,7 +139,7 @@ async def _batch_seconds(client: httpx.AsyncClient, data: bytes) -> float:
         await asyncio.sleep(_POLL_SECONDS)
         batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
     if batch["request_counts"]["completed"] != batch["request_counts"]["total"]:
-        raise RuntimeError(f"the batch came to {batch['status']}: {batch['errors']}")
+        raise RuntimeError(f"the batch ended as {batch['status']}: {batch['errors']}")
     return time.monotonic() - began
 
 
@@ -162,7 +161,7 @@ def _share(values: Sequence[float], share: float) -> float:
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return milliseconds at some shares, and of how many."""
+    """Return milliseconds at some percentiles, and the number of values."""
     shares = {f"p{int(share * 100)}_ms": _share(values, share) * 1000 for share in (0.5, 0.9, 0.99)}
     return {name: round(value, 1) for name, value in shares.items()} | {"count": len(values)}
 
@@ -175,7 +174,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--log", type=Path, default=Path("out/bench/mixed.log"))
-    parser.add_argument("flags", nargs="*", help="of the server, behind --")
+    parser.add_argument("flags", nargs="*", help="pass these flags to the server, after --")
     given = parser.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)
     flags = ("--model", given.model, "--served-model-name", NAME, *given.flags)

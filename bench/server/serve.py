@@ -1,9 +1,9 @@
-"""Streams beside vLLM's server: seconds to the first token, tokens a second, one client for both.
+"""Streams compared with vLLM's server: seconds to the first token, tokens per second, one client.
 
     python -m bench.server.serve out/bench/46m [--vllm-python PATH] [--at 1 8 32] [--rounds 3]
 
-Each server is started once and asked in turns, so that what else the machine does meets both. In
-the end `--many` streams at once are asked of ours: none may lack an event or have one out of order.
+Each server is started once and measured in turns, so that other load on the machine affects both.
+At the end ours gets `--many` streams at once: none may lack an event or have one out of order.
 Prints a table and the ratios.
 """
 
@@ -57,8 +57,8 @@ def vllm_serving(python: Path, model: str, dtype: str, log: Path, port: int) -> 
                     break
             else:
                 held.flush()
-                raise RunFailed(f"vLLM's server came to nothing.\n{tail(log)}")
-            # What nobody reads would fill the pipe, and then it would wait.
+                raise RunFailed(f"vLLM's server did not start.\n{tail(log)}")
+            # Output that is not read would fill the pipe and block the server.
             copying = Thread(target=copyfileobj, args=(process.stdout, held), daemon=True)
             copying.start()
             yield f"http://127.0.0.1:{port}"
@@ -68,12 +68,12 @@ def vllm_serving(python: Path, model: str, dtype: str, log: Path, port: int) -> 
             process.terminate()
 
 
-def asked(url: str, streams: int, seed: int) -> Figures:
-    """Return what a server did with so many streams at once."""
+def figures_of(url: str, streams: int, seed: int) -> Figures:
+    """Return a server's figures for a number of concurrent streams."""
     requests = streams * _REQUESTS_A_STREAM
     figures = asyncio.run(measure(url, _NAME, streams=streams, requests=requests, seed=seed))
     if figures.num_wrong:
-        raise RunFailed(f"{url}: {figures.num_wrong} streams are not whole, or out of order")
+        raise RunFailed(f"{url}: {figures.num_wrong} streams are incomplete or out of order")
     return figures
 
 
@@ -87,7 +87,7 @@ def print_medians(name: str, streams: int, rounds: Sequence[Figures]) -> tuple[f
 
 
 def main() -> None:
-    """Start the servers, ask them in turns and print what came of it."""
+    """Start the servers, measure them in turns and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--vllm-python", type=Path)
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--many", type=int, default=200)
-    parser.add_argument("--port", type=int, default=8765, help="of vLLM's server")
+    parser.add_argument("--port", type=int, default=8765, help="set the port of vLLM's server")
     given = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -109,11 +109,11 @@ def main() -> None:
             )
             urls[_VLLM] = stack.enter_context(peer)
         for url in urls.values():
-            asked(url, 2, seed=10**6)  # whatever is compiled by a first request
+            figures_of(url, 2, seed=10**6)  # a first request compiles kernels
         print("streams  server    first p50 ms first p99 ms    tokens/s")
         for streams in given.at:
             rounds = {
-                name: [asked(url, streams, seed) for seed in range(given.rounds)]
+                name: [figures_of(url, streams, seed) for seed in range(given.rounds)]
                 for name, url in urls.items()
             }
             figures = {name: print_medians(name, streams, some) for name, some in rounds.items()}
@@ -121,7 +121,7 @@ def main() -> None:
                 (first, rate), (other_first, other_rate) = figures[OURS], figures[_VLLM]
                 print(f"{'':>9}{other_first / first:.2f} × to the first token,", end=" ")
                 print(f"{rate / other_rate:.2f} × tokens/s")
-        asked(ours.url, given.many, seed=7)
+        figures_of(ours.url, given.many, seed=7)
         print(f"{given.many} streams at once: every event of each, in order")
 
 

@@ -1,4 +1,4 @@
-"""A server of ours as a process, for whoever measures or tries it from outside."""
+"""A server of ours as a process, for measurements and tests from outside."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class Place:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return what a request to it must have in its head."""
+        """Return the headers that a request to it needs."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def url(self) -> str:
-        """Return its address, as clients are told of it."""
+        """Return its address for clients."""
         return f"http://{self.host}:{self.port}"
 
     def get(self, path: str) -> str:
-        """Return what it answers at a path."""
+        """Return its answer at a path."""
         answer = httpx.get(f"{self.url}{path}", headers=self.headers, timeout=60)
         return answer.raise_for_status().text
 
 
 @contextmanager
 def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
-    """Start `tidemill serve` at a free port, and in the end stop it as a container is stopped.
+    """Start `tidemill serve` on a free port, and stop it in the end like a container.
 
-    With a `key` nobody else is let in.
+    With a `key` no other client is admitted.
 
-    What it says goes to `log`. Raises `RunFailed` with its last words where it does not come to
-    listen, or ends with another status than 0.
+    Its output goes to `log`. Raises `RunFailed` with the last lines if it does not start listening,
+    or ends with a status other than 0.
     """
     command = [sys.executable, "-m", "tidemill", "serve", "--port", "0", *flags]
     command += ["--api-key", key] if key else []
@@ -85,13 +85,13 @@ def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
 
 
 def _address(output: IO[bytes], held: IO[bytes], log: Path) -> tuple[str, int]:
-    """Return where a server listens, once it says so."""
+    """Return a server's address, once it prints it."""
     for line in output:
         held.write(line)
         held.flush()
         if found := _ADDRESS.search(line):
             return found[1].decode(), int(found[2])
-    raise RunFailed(f"the server came to nothing.\n{tail(log)}")
+    raise RunFailed(f"the server did not start.\n{tail(log)}")
 
 
 def _copy(output: IO[bytes], held: IO[bytes]) -> None:

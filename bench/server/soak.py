@@ -1,13 +1,13 @@
-"""A server among people who vanish, stall, send garbage and ask for much: what they leave in it.
+"""Soak test of a server with clients that vanish, stall, send garbage and large requests.
 
     python -m bench.server.soak [--minutes N] [--visitors N] [--seed N] [--model PATH]
 
-Many visitors come at once, each with a habit that a seeded draw gives: some ask and read politely,
-the others hang up in mid-answer or before it, read nothing, send their body by drops, or bytes that
-are no HTTP. Beside them come large prompts, completions of many and bodies that unfold to far more
-than they are, and batches are run. Polite ones must be answered, rude ones must never get a 5xx. In
-the end nothing may run or wait, no page of the KV cache may be held, and memory must be what it was
-once caches were full; it is looked at in pauses, when what was freed has gone back.
+Many visitors come at once, each with a habit that is drawn from a seed. Some read their answers.
+Others hang up during or before an answer, read nothing, send their body slowly, or send bytes that
+are not HTTP. There are also large prompts, many completions, bodies that decompress to a multiple
+of their size, and batches. Well-behaved visitors must be answered, and others must never get a 5xx.
+In the end nothing may run or wait, no page of the KV cache may be held, and memory must be the same
+as after caches were filled; it is measured in pauses, when freed memory was returned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STATE = ("running_sequences", "waiting_sequences", "kv_cache_usage_ratio", "req
 _STALL_SECONDS = 0.2
 _SETTLE_SECONDS = 60.0
 _LEAST_LOOKS = 3
-_PAUSE_SECONDS = 3.0  # before memory is looked at
+_PAUSE_SECONDS = 3.0  # before memory is measured
 _LOOK_SECONDS = 15.0
 _NUM_LARGE = 8  # in a round
 _NUM_LINES, _NUM_LARGE_LINES = 300, 20
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One visitor's connection to a server, and a draw of its own."""
+    """One visitor's connection to a server, with a separate random generator."""
 
     place: Place
     reader: asyncio.StreamReader
@@ -66,7 +66,7 @@ class Visit:
     draw: random.Random
 
     def send(self, path: str, body: bytes, *, length: int | None = None) -> None:
-        """Send a request; one of another `length` than its body has is never at its end."""
+        """Send a request; one whose `length` differs from its body's never ends correctly."""
         headers = {
             "Host": self.place.host,
             "Connection": "close",
@@ -78,7 +78,7 @@ class Visit:
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + body)
 
     def ask(self, **fields: Any) -> bytes:
-        """Return the body of a chat, each of which asks for something else."""
+        """Return the body of a chat, each with a different prompt."""
         text = f"{_QUESTION} ({self.draw.randrange(10**9)})"
         body = {
             "model": self.place.model,
@@ -90,21 +90,21 @@ class Visit:
         return json.dumps(body).encode()
 
     def vanish(self) -> None:
-        """Break the connection off without a farewell."""
+        """Reset the connection."""
         held: socket.socket = self.writer.get_extra_info("socket")
         held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
 async def polite(visit: Visit) -> str | None:
-    """Ask and read the whole answer."""
+    """Send a request and read the whole answer."""
     visit.send("/v1/chat/completions", visit.ask())
     answer = await visit.reader.read()
     return None if b'"finish_reason":"length"' in answer else _format(answer)
 
 
 async def streaming(visit: Visit) -> str | None:
-    """Ask for a stream and read it to its end."""
+    """Request a stream and read it to its end."""
     visit.send("/v1/chat/completions", visit.ask(stream=True))
     answer = await visit.reader.read()
     is_whole = b"data: [DONE]" in answer and b'"finish_reason":"length"' in answer
@@ -139,7 +139,7 @@ async def stalling(visit: Visit) -> str | None:
 
 
 async def dripping(visit: Visit) -> str | None:
-    """Send a body by drops, and never all of it."""
+    """Send a body slowly, and never all of it."""
     body = visit.ask()
     visit.send("/v1/chat/completions", b"", length=len(body))
     for byte in body[: visit.draw.randrange(4, 20)]:
@@ -149,20 +149,20 @@ async def dripping(visit: Visit) -> str | None:
 
 
 async def silent(_: Visit) -> str | None:
-    """Say nothing at all."""
+    """Send nothing at all."""
     await asyncio.sleep(_STALL_SECONDS)
     return None
 
 
 async def babbling(visit: Visit) -> str | None:
-    """Send bytes that are no HTTP."""
+    """Send bytes that are not HTTP."""
     visit.writer.write(visit.draw.randbytes(visit.draw.randrange(1, 5_000)) + b"\r\n\r\n")
     visit.writer.write_eof()
     return _refusal(await visit.reader.read())
 
 
 async def wrong(visit: Visit) -> str | None:
-    """Send a body that is none, or that asks for what cannot be."""
+    """Send an invalid body, or one with impossible values."""
     bodies = (
         b"",
         b"{",
@@ -186,7 +186,7 @@ async def wrong(visit: Visit) -> str | None:
 
 
 async def large(visit: Visit) -> str | None:
-    """Ask with a long text; most are longer than the context."""
+    """Send a long text; most are longer than the context."""
     size = visit.draw.choice((2_000, 200_000, 2_000_000, 8_000_000))
     message = {"role": "user", "content": _text(visit.draw, size)}
     visit.send("/v1/chat/completions", visit.ask(messages=[message], max_tokens=8))
@@ -195,7 +195,7 @@ async def large(visit: Visit) -> str | None:
 
 
 async def tokenizing(visit: Visit) -> str | None:
-    """Ask for the tokens of a long text, which the model's context does not hold."""
+    """Request the tokens of a text that is longer than the model's context."""
     text = _text(visit.draw, visit.draw.choice((100_000, 1_000_000, 3_000_000)))
     visit.send("/tokenize", json.dumps({"model": visit.place.model, "prompt": text}).encode())
     answer = await visit.reader.read()
@@ -203,7 +203,7 @@ async def tokenizing(visit: Visit) -> str | None:
 
 
 async def many(visit: Visit) -> str | None:
-    """Ask for a few hundred completions at once."""
+    """Request a few hundred completions at once."""
     prompts = [_text(visit.draw, 20) for _ in range(visit.draw.randrange(1, 300))]
     body = {"model": visit.place.model, "prompt": prompts, "max_tokens": 4, "n": 2}
     visit.send("/v1/completions", json.dumps(body).encode())
@@ -236,7 +236,7 @@ LARGE: tuple[Habit, ...] = (large, large, tokenizing, many, hollow)
 
 
 async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> None:
-    """Come once with a habit, and note what was wrong."""
+    """Visit once with a habit, and record errors."""
     name = habit.__name__
     seen.visits[name] += 1
     fault: str | None
@@ -248,7 +248,7 @@ async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> 
     try:
         fault = await habit(Visit(place, reader, writer, draw))
     except ConnectionError as exc:
-        # Whoever sends garbage may be hung up on.
+        # The server may hang up on visitors that send garbage.
         fault = None if habit in (babbling, dripping, wrong, stalling, leaving) else repr(exc)
     finally:
         writer.close()
@@ -265,7 +265,7 @@ async def come(
     seen: Seen,
     habits: tuple[Habit, ...] = HABITS,
 ) -> None:
-    """Let so many visits be made, so many of them at once; each draws from the seed alone."""
+    """Run a number of visits, some of them concurrently; each draws from the seed alone."""
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
@@ -290,9 +290,9 @@ async def run_batch(place: Place, seed: int, seen: Seen) -> None:
     async with httpx.AsyncClient(base_url=place.url, headers=place.headers, timeout=60) as client:
         sent = {"file": ("in.jsonl", "\n".join(lines).encode())}
         file = (await client.post("/v1/files", files=sent, data={"purpose": "batch"})).json()
-        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        asked["input_file_id"] = file["id"]
-        batch = (await client.post("/v1/batches", json=asked)).json()
+        body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        body["input_file_id"] = file["id"]
+        batch = (await client.post("/v1/batches", json=body)).json()
         while batch["status"] in ("validating", "in_progress", "finalizing"):
             await asyncio.sleep(0.2)
             batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
@@ -308,7 +308,7 @@ async def run_batch(place: Place, seed: int, seen: Seen) -> None:
 
 
 async def state(place: Place) -> dict[str, float]:
-    """Return what the server says that it holds now."""
+    """Return the resources that the server reports as held."""
     text = await asyncio.to_thread(place.get, "/metrics")
     found = {name: re.search(rf"^tidemill_{name} (\S+)$", text, re.MULTILINE) for name in _STATE}
     missing = [name for name, value in found.items() if value is None]
@@ -318,7 +318,7 @@ async def state(place: Place) -> dict[str, float]:
 
 
 async def settled(place: Place, before: dict[str, float]) -> dict[str, float]:
-    """Return the state once it is as it was before, or what it is when that takes too long."""
+    """Return the state once it is the same as before, or the current one after a timeout."""
     until = time.monotonic() + _SETTLE_SECONDS
     now = await state(place)
     while now != before and time.monotonic() < until:
@@ -328,7 +328,7 @@ async def settled(place: Place, before: dict[str, float]) -> dict[str, float]:
 
 
 def _text(draw: random.Random, size: int) -> str:
-    """Return about so many characters, which no other prompt begins with."""
+    """Return about that many characters, which no other prompt begins with."""
     piece = " ".join(draw.choices(_WORDS, k=200))
     return f"{draw.randrange(10**9)} {piece * (size // len(piece) + 1)}"[:size]
 
@@ -339,7 +339,7 @@ def _status(answer: bytes) -> int | None:
 
 
 def _refusal(answer: bytes) -> str | None:
-    """Return what is wrong with what a rude visitor got: a 5xx."""
+    """Return the error in a rude visitor's answer: a 5xx."""
     status = _status(answer)
     return _format(answer) if status is not None and status >= 500 else None
 
@@ -349,7 +349,7 @@ def _format(answer: bytes) -> str:
 
 
 async def _round(place: Place, *, at_once: int, seed: int, seen: Seen) -> None:
-    """Let visitors of all habits come, while large requests do and a batch is run."""
+    """Run visitors of all habits, with large requests and a batch at the same time."""
     await asyncio.gather(
         come(place, visits=20 * at_once, at_once=at_once, seed=seed, seen=seen),
         come(place, visits=_NUM_LARGE, at_once=2, seed=seed, seen=seen, habits=LARGE),
@@ -358,7 +358,7 @@ async def _round(place: Place, *, at_once: int, seed: int, seen: Seen) -> None:
 
 
 async def soak(place: Place, *, minutes: float, at_once: int, seed: int) -> bool:
-    """Let visitors come for so long, print what they left, and say whether it is nothing."""
+    """Run visitors for some seconds, print the remaining resources, and return whether none are."""
     seen = Seen()
     before = await state(place)
     begun = time.monotonic()
@@ -388,12 +388,14 @@ async def soak(place: Place, *, minutes: float, at_once: int, seed: int) -> bool
 
 
 def main() -> int:
-    """Soak a server of one's own; 1 where something was left or went wrong."""
+    """Soak a new server; return 1 if resources were left or errors occurred."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--visitors", type=int, default=32, help="so many at once (default: 32)")
+    parser.add_argument(
+        "--visitors", type=int, default=32, help="run N visitors at once (default: 32)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, default=demo.MODEL_PATH)
     arguments = parser.parse_args()

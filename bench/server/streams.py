@@ -1,4 +1,4 @@
-"""A client of streams, the same for every server: when each event came, and whether all did.
+"""A client of streams, the same for every server: the time of each event, and completeness.
 
     python -m bench.server.streams http://127.0.0.1:8000 --model NAME --streams 64 --requests 128
 
@@ -25,23 +25,23 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One answer: when it was asked for, and each read with its time; seconds of one clock."""
+    """One answer: the time of its request, and each read with its time, on one clock."""
 
-    asked: float
+    started_at: float
     reads: Sequence[tuple[float, bytes]]
 
     @property
     def first(self) -> float:
         """Return the seconds to the first event."""
-        return next(at for at, data in self.reads if b"data:" in data) - self.asked
+        return next(at for at, data in self.reads if b"data:" in data) - self.started_at
 
     @property
     def ended(self) -> float:
-        """Return when the last byte came."""
+        """Return the time of the last byte."""
         return self.reads[-1][0]
 
     def counts(self) -> list[int]:
-        """Return the tokens so far that each event with a choice tells of."""
+        """Return the number of tokens so far in each event with a choice."""
         text = b"".join(data for _, data in self.reads)
         lines = (line for line in text.splitlines() if line.startswith(b"data: {"))
         events = [json.loads(line[6:]) for line in lines]
@@ -59,7 +59,7 @@ class Figures:
 
 
 async def measure(url: str, model: str, *, streams: int, requests: int, seed: int = 0) -> Figures:
-    """Ask so many requests, so many at once, and return what they came to."""
+    """Send a number of requests, some of them concurrently, and return their streams."""
     draw, waiting = random.Random(seed), asyncio.Semaphore(streams)
     vocabulary = words(NUM_COMMON_WORDS)
     bodies = [_body(model, draw, vocabulary) for _ in range(requests)]
@@ -67,7 +67,7 @@ async def measure(url: str, model: str, *, streams: int, requests: int, seed: in
 
     async def ask(body: bytes) -> Stream:
         async with waiting:
-            return await _asked(host, port, body)
+            return await _request(host, port, body)
 
     begun = time.monotonic()
     answers = await asyncio.gather(*map(ask, bodies))
@@ -83,7 +83,7 @@ async def measure(url: str, model: str, *, streams: int, requests: int, seed: in
 
 
 def _is_whole(counts: Sequence[int]) -> bool:
-    """Say whether nothing is missing nor out of order: counts grow to the last token."""
+    """Return whether a stream is complete and in order: counts grow to the last token."""
     return bool(counts) and [*counts] == sorted(counts) and counts[-1] == MAX_TOKENS
 
 
@@ -101,18 +101,18 @@ def _body(model: str, draw: random.Random, vocabulary: Sequence[str]) -> bytes:
     ).encode()
 
 
-async def _asked(host: str, port: int, body: bytes) -> Stream:
+async def _request(host: str, port: int, body: bytes) -> Stream:
     reader, writer = await asyncio.open_connection(host, port)
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    asked, reads = time.monotonic(), []
+    started_at, reads = time.monotonic(), []
     writer.write(head.encode() + body)
     while data := await reader.read(2**16):
         reads.append((time.monotonic(), data))
     writer.close()
-    return Stream(asked, reads)
+    return Stream(started_at, reads)
 
 
 def main() -> None:

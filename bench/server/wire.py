@@ -1,8 +1,8 @@
-"""From a sampled token to its bytes at the socket: one server, in this process, under many streams.
+"""From a sampled token to its bytes at the socket: one server, in this process, with many streams.
 
     python -m bench.server.wire out/bench/46m [--streams 64] [--requests 128]
 
-The clock of a token begins when the engine's thread tells of the step that sampled it, and ends
+The clock of a token begins when the engine's thread reports the step that sampled it, and ends
 when the event has been written to its socket. Prints shares of these times, in milliseconds.
 """
 
@@ -32,11 +32,11 @@ from tidemill.server.settings import ServerSettings
 from tidemill.server.uvicorn_server import make_server, raise_file_limit
 
 NAME = "bench"
-_told_at: ContextVar[float] = ContextVar("told_at")
+_emitted_at: ContextVar[float] = ContextVar("told_at")
 
 
 class Clock:
-    """Stamps each event when a step tells it, and measures until it is written."""
+    """Stamps each event when a step emits it, and measures until it is written."""
 
     def __init__(self) -> None:
         self.seconds = array("d")
@@ -44,7 +44,7 @@ class Clock:
         self._send, self._stream = Engine._send, Engine.stream  # noqa: SLF001
 
     def install(self) -> None:
-        """Stand between the engine's thread and those that read its events."""
+        """Intercept events between the engine's thread and their readers."""
         clock = self
 
         def send(engine: Engine[Any, Any], mail: Iterable[Any]) -> None:
@@ -57,20 +57,20 @@ class Clock:
             engine: Engine[Any, Any], requests: Sequence[Any]
         ) -> AsyncGenerator[Any, None]:
             async for news in clock._stream(engine, requests):
-                _told_at.set(clock._stamps.pop(id(news), 0.0))
+                _emitted_at.set(clock._stamps.pop(id(news), 0.0))
                 yield news
 
         Engine._send = send  # type: ignore[method-assign,assignment] # noqa: SLF001
         Engine.stream = stream  # type: ignore[method-assign,assignment]
 
     def timed(self, app: ASGIApp) -> ASGIApp:
-        """Return an application whose every event is measured when it has been written."""
+        """Return an application that measures every event when it has been written."""
 
         async def timed_app(scope: Scope, receive: Receive, send: Send) -> None:
             async def timed_send(message: Message) -> None:
                 await send(message)
-                if message.get("more_body") and (told_at := _told_at.get(0.0)):
-                    self.seconds.append(time.monotonic() - told_at)
+                if message.get("more_body") and (emitted_at := _emitted_at.get(0.0)):
+                    self.seconds.append(time.monotonic() - emitted_at)
 
             await app(scope, receive, timed_send)
 
@@ -78,7 +78,7 @@ class Clock:
 
 
 def main() -> None:
-    """Serve, let another process ask, and print what the clock has seen."""
+    """Serve, let another process send requests, and print the clock's measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=64)
@@ -89,12 +89,14 @@ def main() -> None:
     engine = load_served(EngineConfig(given.model, max_model_len=2048), served_names=(NAME,))
     settings = ServerSettings(port=0, drain_seconds=5)
     context = make_context(engine, (NAME,), settings)
-    told: list[str] = []
+    outputs: list[str] = []
 
     def ask(url: str) -> None:
         command = [sys.executable, "-m", "bench.server.streams", url, "--model", NAME]
         command += ["--streams", str(given.streams), "--requests", str(given.requests)]
-        told.append(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        outputs.append(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
     raise_file_limit()
@@ -109,7 +111,7 @@ def main() -> None:
     engine.close()
     seconds = sorted(clock.seconds)
     shares = {f"p{share}_ms": _at(seconds, share) for share in (50, 90, 99)}
-    print(json.dumps({"events": len(seconds), **shares, **json.loads(told[0])}))
+    print(json.dumps({"events": len(seconds), **shares, **json.loads(outputs[0])}))
 
 
 def _at(seconds: Sequence[float], share: int) -> float:

@@ -17,7 +17,7 @@ from .step import Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionBias:
-    """Learned relative position bias: a logit a head for each distance of a key from its query.
+    """Learned relative position bias: a logit per head for each distance of a key from its query.
 
     `logits [Hq, 2·R + 1]` fp32 begin with the key R places before the query; no sequence is longer
     than R + 1. Layers that share a bias share this object.
@@ -41,14 +41,14 @@ class PositionBias:
 class AttentionShape:
     """Attention of one layer: head counts, widths, scaling and masks.
 
-    A causal query sees the tokens before it and itself, or up to the step's `ends`; a bidirectional
-    one its whole sequence. `window` (sliding window) 0: all of these; else only tokens less than
-    `window` before it, and for a bidirectional query less than `window` behind it. `chunk` (chunked
-    attention) 0: none; else only tokens from the last multiple of `chunk` on. `softcap` 0:
-    none; else scores become softcap · tanh(score / softcap). `has_sinks` (attention sinks): a
-    learned logit a head joins the softmax without a value. `position_bias` is added to scores,
-    behind the softcap. `has_latent_values` (MLA): values are
-    the first `value_dim` numbers of the one key head, and stored with it.
+    A causal query sees itself and the tokens before it, or up to the step's `ends`; a bidirectional
+    query sees its whole sequence. `window` (sliding window) 0 means no limit; otherwise only tokens
+    less than `window` before it, and for a bidirectional query less than `window` after it. `chunk`
+    (chunked attention) 0 means none; otherwise only tokens from the last multiple of `chunk` on.
+    `softcap` 0 means none; else scores become softcap · tanh(score / softcap). With `has_sinks`
+    (attention sinks), a learned logit per head joins the softmax without a value. `position_bias`
+    is added to scores after the softcap. With `has_latent_values` (MLA), values are the first
+    `value_dim` numbers of the one key head, and stored with it.
     """
 
     num_query_heads: int
@@ -66,11 +66,11 @@ class AttentionShape:
 
     @property
     def most_visible(self) -> int:
-        """Return the most tokens that a causal query sees, itself among them; 0: any number."""
+        """Return the most tokens that a causal query sees, including itself; 0: any number."""
         return min(filter(None, (self.window, self.chunk)), default=0)
 
     def first_visible(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first places that queries at some places see."""
+        """Return the first positions that queries at some positions see."""
         firsts = np.maximum(places - self.window + 1, 0) if self.window else np.zeros_like(places)
         if self.chunk:
             firsts = np.maximum(firsts, places // self.chunk * self.chunk)
@@ -78,9 +78,9 @@ class AttentionShape:
 
 
 def kv_width(shapes: Sequence[AttentionShape]) -> int:
-    """Return the number of elements that pages have of a token over all layers.
+    """Return the number of elements that pages store per token over all layers.
 
-    Those of keys and values, or of keys alone where values are part of them (latents).
+    These are keys and values, or only keys if values are part of them (latents).
     """
     return sum(
         shape.num_kv_heads * (shape.key_dim + shape.value_dim * (not shape.has_latent_values))
@@ -99,8 +99,8 @@ class HeadNorms(NamedTuple):
 class AttentionBackend(Protocol):
     """Paged KV cache of all layers, in its own layout, and attention over it.
 
-    `prepare` is called once a step, before the first layer; then, layer by layer, `store_qkv`, or
-    `store` where heads are normed and rotated already, and `attend`.
+    `prepare` is called once per step, before the first layer. Then each layer calls `store_qkv`, or
+    `store` if heads are normed and rotated already, and `attend`.
     """
 
     page_size: int
@@ -123,7 +123,8 @@ class AttentionBackend(Protocol):
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Compute attention of every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
 
-        The step's own keys and values are stored before. `sinks [Hq]` where the shape has them.
+        The step's own keys and values are stored before. `sinks [Hq]` are given if the shape has
+        any.
         """
 
 
@@ -131,9 +132,9 @@ class PagedBackend(AttentionBackend, Protocol):
     """A backend whose pages other layers may use as well."""
 
     def with_layers(self, shapes: Sequence[AttentionShape]) -> PagedBackend:
-        """Return a backend of other layers, no more of them, over the same pages.
+        """Return a backend of other layers, at most as many, over the same pages.
 
-        Their keys and values are as wide; a page holds what either has stored last.
+        Their keys and values have the same widths; a page contains what either stored last.
         """
 
 
@@ -141,10 +142,10 @@ class PagedBackend(AttentionBackend, Protocol):
 class CapturableBackend(AttentionBackend, Protocol):
     """A backend whose launches a CUDA graph can replay for any step of up to `num_tokens` tokens.
 
-    Once there is a workspace `prepare` writes to static addresses. A captured step may be padded
-    with tokens of no span, which are stored at `trash_slot` and whose rows of `attend` nobody
-    reads. `launches`, bits, are the kernels that the prepared step needs and not every step does,
-    `all_launches` those that any step may need; steps on all ranks need the same ones.
+    Once there is a workspace, `prepare` writes to static addresses. A captured step may be padded
+    with tokens of no span, which are stored at `trash_slot` and whose rows of `attend` are unused.
+    `launches`, bits, are the kernels that the prepared step needs and not every step does;
+    `all_launches` those that any step may need. Steps on all ranks need the same ones.
     """
 
     trash_slot: int
@@ -152,13 +153,13 @@ class CapturableBackend(AttentionBackend, Protocol):
     all_launches: int
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
-        """Allocate, once, what captured steps of up to so many tokens and decodes share.
+        """Allocate, once, the buffers of captured steps up to these numbers of tokens and decodes.
 
-        It also serves launched steps of as many decodes, whatever their tokens.
+        They also serve launched steps of that many decodes, whatever their tokens.
         """
 
     def capturing(self, num_tokens: int, launches: int) -> AbstractContextManager[None]:
-        """Launch enough programs for any step of such `launches`, not only the prepared one."""
+        """Launch enough programs for any step with these `launches`, not only the prepared one."""
 
 
 class AttentionBackendType(Protocol):

@@ -37,9 +37,9 @@ _IS_REFERENCE = ContextVar("is_reference", default=False)
 
 @contextmanager
 def reference_kernels() -> Iterator[None]:
-    """Choose no kernel but the references within this context: emulate those of quantised layers.
+    """Choose only reference kernels within this context: emulate those of quantised layers.
 
-    Weights are dequantised then, and activations are rounded as the device's kernels round them.
+    Weights are then dequantised, and activations are rounded as the device's kernels round them.
     """
     token = _IS_REFERENCE.set(True)
     try:
@@ -49,9 +49,9 @@ def reference_kernels() -> Iterator[None]:
 
 
 def round_activations(x: Tensor, weight: Matrix) -> Tensor:
-    """Return `x [T, I]` as the device's product with a weight has it: quantised and dequantised.
+    """Return `x [T, I]` as the device's product with a weight reads it: quantised and dequantised.
 
-    Some layers of such a weight take x as it is, where a kernel does not support their sizes.
+    Some layers of such a weight read x unchanged, if a kernel does not support their sizes.
     """
     if isinstance(weight, Quantised) and weight.numbers.dtype == torch.int8:
         return rounded_to_int8(x, weight.rotation)
@@ -64,7 +64,7 @@ def round_activations(x: Tensor, weight: Matrix) -> Tensor:
 
 
 def emulate_linear(weight: Quantised, bias: Tensor | None) -> Linear:
-    """Return the layer of a quantised weight as the device computes it, but by torch."""
+    """Return the layer of a quantised weight as the device computes it, but in torch."""
     return lambda x: functional.linear(round_activations(x, weight), weight.dequantised(), bias)
 
 
@@ -78,7 +78,7 @@ class _EmulatedExperts:
 
 
 def has_triton(device: torch.device) -> bool:
-    """Say whether a device runs the Triton kernels; older GPUs run the torch reference."""
+    """Return whether a device runs the Triton kernels; older GPUs run the torch reference."""
     if device.type == "cuda":
         return "cuda" in TRITON_TYPES and _capability(device.index) >= MIN_CAPABILITY
     return device.type in TRITON_TYPES
@@ -87,25 +87,25 @@ def has_triton(device: torch.device) -> bool:
 @cache
 def _capability(index: int | None) -> tuple[int, int]:
     if not torch.cuda.is_available():
-        return MIN_CAPABILITY  # a plan for a GPU of another machine takes it to have kernels
+        return MIN_CAPABILITY  # a plan for another machine's GPU assumes that it has kernels
     return torch.cuda.get_device_capability(index)
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `EngineError`, with a remedy, where a device's kernels cannot be launched."""
+    """Raise `EngineError`, with a remedy, if a device's kernels cannot be launched."""
     if device.type != "cuda" or not has_triton(device):
         return
     if torch.version.hip is not None:
-        raise EngineError("Tidemill has no kernels for AMD's GPUs; --device cpu runs without one")
+        raise EngineError("AMD GPUs are not supported: use --device cpu")
     try:
         from .triton.driver import launch_problem
     except ImportError as exc:
         raise EngineError(
-            f"a GPU's kernels need triton, which cannot be imported here ({exc}): "
-            "install the version that this torch names, or take --device cpu"
+            f"GPU kernels require triton, which cannot be imported ({exc}): install the version "
+            "that this build of torch requires, or use --device cpu"
         ) from exc
     if (reason := launch_problem()) is not None:
-        raise EngineError(f"a GPU's kernels cannot be launched here: {reason}; or --device cpu")
+        raise EngineError(f"GPU kernels cannot be launched: {reason}, or use --device cpu")
 
 
 def choose_backend(
@@ -160,7 +160,7 @@ def choose_recurrence(
 
 
 def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
-    """Return the device's norms and gates where it has them for this dtype, else the reference."""
+    """Return the device's norms and gates if it has them for this dtype, else the reference."""
     if _IS_REFERENCE.get():
         return elementwise
     if has_triton(device):
@@ -179,7 +179,7 @@ def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseO
 
 
 def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
-    """Return the device's MoE kernels where it has them for this dtype, else the reference."""
+    """Return the device's MoE kernels if it has them for this dtype, else the reference."""
     if _IS_REFERENCE.get():
         return _EmulatedExperts
     if has_triton(device):
@@ -198,7 +198,7 @@ def make_experts(
     ops: ElementwiseOps,
     factory: LinearFactory,
 ) -> ApplyExperts:
-    """Return the device's function of tokens, the `count` experts of each, and shares."""
+    """Return the device's function of tokens, their `count` experts each, and shares."""
     dtype, device = weights.down.dtype, weights.down.device
     if device.type == "cpu" and not has_triton(device):
         from .cpu.experts import PackedExperts
@@ -210,7 +210,7 @@ def make_experts(
         return lambda x, chosen, shares: kernels.apply_experts(x, chosen, shares, some, gate, gates)
 
     if isinstance(weights.gate_up, Quantised) and has_triton(device) and not _IS_REFERENCE.get():
-        # All tokens choose the first experts, so that no others are dequantised.
+        # All tokens choose the first experts, so that the others are not dequantised.
         kernel = _of_first_experts(through(own, ops, weights), count)
         plain = _of_first_experts(
             through(_EmulatedExperts, elementwise, weights.first(count)), count
@@ -230,7 +230,7 @@ def _of_first_experts(apply: ApplyExperts, count: int) -> Linear:
 
 
 def choose_pooling(device: torch.device) -> PoolingOps:
-    """Return the device's pooling kernels where it has them, else the reference."""
+    """Return the device's pooling kernels if it has them, else the reference."""
     if has_triton(device):
         from .triton import pooling as triton_ops
 
@@ -257,9 +257,9 @@ def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
 
 
 def has_quantised_linear(dtype: torch.dtype, device: torch.device, method: str) -> bool:
-    """Say whether the device's linear layers multiply weights that are quantised by a method.
+    """Return whether the device's linear layers multiply weights quantised by a method.
 
-    Where they do not, weights are dequantised.
+    If they do not, weights are dequantised.
     """
     if method == "int8":
         return has_int8_linear(dtype, device)
@@ -267,7 +267,7 @@ def has_quantised_linear(dtype: torch.dtype, device: torch.device, method: str) 
 
 
 def has_int8_linear(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether a device has linear layers of int8 weights and activations."""
+    """Return whether a device has linear layers of int8 weights and activations."""
     if device.type != "cpu":
         return False
     from .cpu import int8
@@ -276,7 +276,7 @@ def has_int8_linear(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def choose_sampling(dtype: torch.dtype, device: torch.device) -> SamplingOps:
-    """Return the device's sampler where it has one for this dtype, else the reference."""
+    """Return the device's sampler if it has one for this dtype, else the reference."""
     if has_triton(device):
         from .triton import sampling as triton_ops
 
@@ -307,12 +307,12 @@ def torch_on_all_threads(device: torch.device) -> Iterator[None]:
 
 
 def limit_torch_threads(device: torch.device) -> None:
-    """Limit torch to its caller's thread from now on, where kernels have a thread pool.
+    """Limit torch to its caller's thread from now on, if kernels have a thread pool.
 
     torch's own threads spin for a while after each function, on the cores that the pool needs.
     """
     if device.type == "cpu":
         from .cpu.thread_pool import shared_pool
 
-        shared_pool()  # starts as many threads as torch has until now
+        shared_pool()  # starts as many threads as torch has so far
         torch.set_num_threads(1)

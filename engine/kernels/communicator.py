@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Shard(NamedTuple):
-    """The shard of rank `rank` of `size`: contiguous and of equal length, but for the last."""
+    """The shard of rank `rank` of `size`: contiguous and of equal length, except for the last."""
 
     rank: int = 0
     size: int = 1
@@ -37,7 +37,7 @@ class Communicator(Protocol):
     def gather(self, x: Tensor, width: int) -> Tensor:
         """Concatenate the columns of all ranks on the first: `x [N, O]` → `[N, width]`.
 
-        Columns behind `width` are padding and left out. The result of other ranks is meaningless.
+        Columns after `width` are padding and left out. The result of other ranks is meaningless.
         """
 
     def broadcast(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Norms, gated activations and rotary embeddings in torch: the reference, on any device.
 
-Every function takes packed tokens, one a row. Sums and rotations are computed in fp32.
+Every function takes packed tokens, one per row. Sums and rotations are computed in fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 from .attention import AttentionShape, HeadNorms
 
 # "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" is its approximation,
-# "relu2" is relu(x)²; "xielu" has learned numbers, and a function of its own.
+# "relu2" is relu(x)²; "xielu" has learned numbers, and a separate function.
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 
 
@@ -37,7 +37,7 @@ class ElementwiseOps(Protocol):
     """Elementwise operations of one kind of device."""
 
     def norm_weight(self, stored: Tensor, offset: float) -> Tensor:
-        """Return the factor of the norms here: the stored weight plus its family's offset."""
+        """Return the factor of the norms: the stored weight plus its family's offset."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x / rms(x) · weight over the last axis: `x […, H]`, `weight [H]` → `[…, H]`."""
@@ -57,7 +57,7 @@ class ElementwiseOps(Protocol):
         """Add `x [T, H]` to `residual [T, H]`, in place, and return the `layer_norm` of the sum."""
 
     def act_and_mul(self, both: Tensor, gate: Gate) -> Tensor:
-        """Activate the gate and multiply by up, which lie side by side: `[T, 2·I]` → `[T, I]`."""
+        """Activate the gate and multiply by up, which are side by side: `[T, 2·I]` → `[T, I]`."""
 
 
 class Norm(NamedTuple):

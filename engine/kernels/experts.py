@@ -46,7 +46,7 @@ class Routing:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether it is a softmax and nothing else."""
+        """Return whether it is a softmax and nothing else."""
         is_softmax = self.scoring in {"softmax", "softmax_chosen"} and self.bias is None
         return is_softmax and self.num_groups == 1 and self.scale == 1
 
@@ -57,11 +57,11 @@ class ExpertWeights:
 
     gate_up: Matrix  # [E, 2·I, H], without a gate [E, I, H]
     down: Matrix  # [E, H, I]
-    gate_up_bias: Tensor | None  # as gate_up but for the last axis
+    gate_up_bias: Tensor | None  # as gate_up without the last axis
     down_bias: Tensor | None  # [E, H]
 
     def first(self, count: int) -> ExpertWeights:
-        """Return those of the first experts."""
+        """Return the weights of the first experts."""
         gate_up_bias, down_bias = (
             None if bias is None else bias[:count] for bias in (self.gate_up_bias, self.down_bias)
         )

@@ -1,4 +1,4 @@
-"""Grouped attention: layers in groups, each with page lists of its own, over the same pages."""
+"""Grouped attention: layers in groups, each with its own page lists, over the same pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .step import Step
 
 
 class GroupedAttention:
-    """An `AttentionBackend` of several: group g attends over page lists number g of a step."""
+    """An `AttentionBackend` of several: group g attends over a step's page lists number g."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class CapturableGroups(GroupedAttention):
 
     @contextmanager
     def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
-        """Launch for any step of such a kind, in all groups."""
+        """Launch for any step of this kind, in all groups."""
         with ExitStack() as stack:
             for number, backend in enumerate(self._captured):
                 own = launches >> number * self.BITS & (1 << self.BITS) - 1
@@ -118,7 +118,7 @@ def make_grouped(
     dtype: torch.dtype,
     device: torch.device,
 ) -> GroupedAttention:
-    """Return the backend of layers in groups, one that graphs capture where each can be."""
+    """Return the backend of layers in groups; graphs can capture it if each supports that."""
     parts = (backend, shapes, groups, num_pages, dtype, device)
     is_capturable = hasattr(backend, "allocate_workspace")
     return CapturableGroups(*parts) if is_capturable else GroupedAttention(*parts)

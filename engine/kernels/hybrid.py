@@ -13,7 +13,7 @@ from .step import Step
 
 
 class HybridBackend:
-    """An `AttentionBackend` beside a `RecurrentBackend`; either counts layers of its own kind."""
+    """An `AttentionBackend` and a `RecurrentBackend`; each counts its own layers."""
 
     def __init__(self, attention: AttentionBackend, recurrence: RecurrentBackend) -> None:
         self.page_size = attention.page_size
@@ -63,12 +63,12 @@ class CapturableHybrid(HybridBackend):
         return attention.all_launches << self.BITS | recurrence.all_launches
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
-        """Allocate that of attention: recurrences have none."""
+        """Allocate the workspace of attention: recurrences have none."""
         self._captured[0].allocate_workspace(num_tokens, num_decodes)
 
     @contextmanager
     def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
-        """Launch for any step of such a kind, in both."""
+        """Launch for any step of this kind, in both."""
         attention, recurrence = self._captured
         with (
             attention.capturing(num_tokens, launches >> self.BITS),
@@ -78,7 +78,7 @@ class CapturableHybrid(HybridBackend):
 
 
 def make_hybrid(attention: AttentionBackend, recurrence: RecurrentBackend) -> HybridBackend:
-    """Return the backend of both, one that graphs capture where each can be."""
+    """Return the backend of both; graphs can capture it if each supports that."""
     if isinstance(attention, CapturableBackend) and isinstance(recurrence, CapturableRecurrence):
         return CapturableHybrid(attention, recurrence)
     return HybridBackend(attention, recurrence)

@@ -1,9 +1,9 @@
-"""Latent attention (MLA, DeepSeek-V2, 2024) over pages in torch: a latent and a rotary key a token.
+"""Latent attention (MLA, DeepSeek-V2, 2024) over pages in torch.
 
-Of a token a layer keeps W = R + Dr numbers, from which every head's key and value are projected:
-key h is (W_UK h · latent, rotary), value h is W_UV h · latent. Few queries are projected to the
-latents instead (absorbed), and what they attend to is projected to values; for many the latents
-are expanded to keys and values once.
+For each token a layer stores a latent and a rotary key: W = R + Dr numbers, from which every head's
+key and value are projected. Key h is (W_UK h · latent, rotary), value h is W_UV h · latent. A few
+queries are projected to the latents instead (absorbed), and their attention output is projected to
+values; for many queries the latents are expanded to keys and values once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .reference import Span, step_spans, to_storage, zeros
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
 from .step import Step
 
-# Decodes of one padded product: those of like lengths, so that less than half of it is padding.
+# Decodes in one padded product have similar lengths, so that less than half of it is padding.
 DECODES_AT_ONCE = 64
 
 
@@ -34,7 +34,7 @@ class UpProjections(NamedTuple):
     value: Tensor
 
     def expands(self, num_tokens: int) -> bool:
-        """Say whether keys and values cost less than absorbed queries, for so many tokens."""
+        """Return whether keys and values cost less than absorbed queries for that many tokens."""
         nope, rank = self.key.shape[1:]
         width = self.value.shape[1]
         return num_tokens * (2 * rank - nope - width) > rank * (nope + width)
@@ -53,8 +53,8 @@ class LatentBackend(AttentionBackend, Protocol):
 class LatentAttention:
     """Attention backend of latents: one layer's pages are `[pages, page_size, W]`.
 
-    A shape's one key head is as wide as a latent and its rotary part, its value head as the latent;
-    `scaling` is that of the expanded heads.
+    A shape's one key head has the width of a latent plus its rotary part, its value head that of a
+    latent; `scaling` is that of the expanded heads.
     """
 
     page_size = 16
@@ -84,7 +84,7 @@ class LatentAttention:
         return other
 
     def prepare(self, step: Step) -> None:
-        """Read the places of the next forward pass's tokens; valid until the next call."""
+        """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._slots, self._num_decodes = step.slots.long(), step.num_decodes
         spans = step_spans(step)
         self._spans = spans[step.num_decodes :]
@@ -103,7 +103,7 @@ class LatentAttention:
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """Raise: a latent's queries and keys are no heads of one product."""
+        """Raise: a latent's queries and keys are not heads of one product."""
         raise NotImplementedError
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -170,7 +170,7 @@ class LatentAttention:
         return (weights.to(value.dtype) @ value).transpose(0, 1)
 
     def _attend_decodes(self, layer: int, query: Tensor, out: Tensor) -> None:
-        """Attend the step's decodes: to what some share together, then batch by batch."""
+        """Attend the step's decodes: first to shared prefixes, then batch by batch."""
         shape, sums = self.shapes[layer], _Sums.of(out[: self._num_decodes])
         for prefix in self._prefixes:
             key = self._read(layer, prefix.pages, query.dtype)  # [L, W]
@@ -200,9 +200,9 @@ class LatentAttention:
 
 
 class _Sums(NamedTuple):
-    """Sums over what decodes have seen so far, in fp32 and relative to each head's highest score.
+    """Sums over the keys that decodes have seen so far, in fp32 relative to each head's best score.
 
-    Values, weighted `[S, H, R]`, their weights and that score `[S, H]` (log-sum-exp).
+    The weighted values are `[S, H, R]`, their weights and that score `[S, H]` (log-sum-exp).
     """
 
     total: Tensor
@@ -211,7 +211,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def of(cls, out: Tensor) -> Self:
-        """Return the sums of nothing, for an output `[S, H, R]`."""
+        """Return the empty sums, for an output `[S, H, R]`."""
         total = torch.zeros_like(out, dtype=torch.float32)
         return cls(total, total[..., 0].clone(), torch.full_like(total[..., 0], -torch.inf))
 
@@ -250,9 +250,9 @@ def _prefixes(shared: SharedPrefixes, spans: Sequence[Span]) -> Iterator[_Prefix
 
 
 class _Batch(NamedTuple):
-    """Decodes of a step from where they share nothing on.
+    """Decodes of a step, from the position on where they share nothing.
 
-    Tokens `[S]`, pages `[S, P]` and which of their places are not theirs `[S, L]`.
+    It has tokens `[S]`, pages `[S, P]` and a mask of positions outside a sequence `[S, L]`.
     """
 
     tokens: Tensor
@@ -261,7 +261,7 @@ class _Batch(NamedTuple):
 
     @classmethod
     def of(cls, decodes: Sequence[tuple[Span, int]]) -> Self:
-        """Return the batch of some decodes, each from a place on, padded to the longest."""
+        """Return the batch of some decodes, each from a position on, padded to the longest."""
         size = LatentAttention.page_size
         own = [span.pages[first // size :] for span, first in decodes]
         longest = max(map(len, own))

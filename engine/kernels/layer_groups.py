@@ -1,7 +1,7 @@
-"""Layer groups: attention layers whose keys and values lie in pages of the same lists.
+"""Layer groups: attention layers whose keys and values are in the same page lists.
 
-Layers that see all tokens keep all pages; of layers with a window or chunks only the last pages are
-kept. So that any page serves any group, all groups have as many layers, but for the last of a kind.
+Layers that see all tokens keep all pages; layers with a window or chunks keep only the last pages.
+So that any page serves any group, all groups have equally many layers, except the last of a kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_LACKING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Attention layers by their numbers; `visible` is the shape by which they see, None: all."""
+    """Attention layers by their numbers; `visible` is the shape of their mask, None means all."""
 
     layers: tuple[int, ...]
     visible: AttentionShape | None = None
@@ -26,8 +26,8 @@ class LayerGroup:
 def group_layers(shapes: Sequence[AttentionShape], max_model_len: int) -> tuple[LayerGroup, ...]:
     """Return the groups of layers; the first one's see all tokens.
 
-    All layers are one group where none sees all, where windows are no shorter than sequences, or
-    where layers' pages would differ in size.
+    All layers are one group if none sees all, if windows are at least as long as sequences, or if
+    layers' pages would differ in size.
     """
     kinds: dict[tuple[int, int], list[int]] = {}
     for layer, shape in enumerate(shapes):
@@ -45,7 +45,7 @@ def group_layers(shapes: Sequence[AttentionShape], max_model_len: int) -> tuple[
 
 
 def _group_size(counts: Sequence[int]) -> int:
-    """Return the largest size of groups that lack few layers."""
+    """Return the largest group size at which groups lack few layers."""
     total = sum(counts)
 
     def lacking(size: int) -> int:

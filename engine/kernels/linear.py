@@ -1,6 +1,6 @@
 """Linear layers: `x [T, I]` → `[T, O]`, their weights prepacked once for the device.
 
-An epilogue (an activation or a gate) is fused into the layer where the device's kernel can do so.
+An epilogue (an activation or a gate) is fused into the layer if the device's kernel supports it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Embedding = Callable[[Tensor], Tensor]
 NormedLinear = Callable[[Tensor | None, Tensor], Tensor]
 # Applied to a layer's outputs: a gate joins their halves, an activation maps each number.
 Epilogue = Gate | Activation | None
-# Prepares a layer with adapters from weight, bias and gate; returns None where it cannot.
+# Prepares a layer with adapters from weight, bias and gate; returns None if it cannot.
 PrepareAdapted = Callable[[Tensor, Tensor | None, Gate | None, LinearAdapters], Linear | None]
-# Prepares a layer from a quantised weight and a bias; returns None where it cannot.
+# Prepares a layer from a quantised weight and a bias; returns None if it cannot.
 PrepareQuantised = Callable[[Quantised, Tensor | None], Linear | None]
 # The same with an epilogue.
 PrepareFused = Callable[[Quantised, Tensor | None, Epilogue], Linear | None]
-# Prepares a layer from a weight, a bias and an epilogue; returns None where it cannot.
+# Prepares a layer from a weight, a bias and an epilogue; returns None if it cannot.
 PrepareLinear = Callable[[Tensor, Tensor | None, Epilogue], Linear | None]
 
 # Greatest difference between two orders of summation, relative to the largest number.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-# The same where activations are quantised to fp8, too.
+# The same if activations are quantised to fp8, too.
 FP8_TOLERANCE = 0.1
 INT8_TOLERANCE = 3e-2
 _BOUNDS = {FP8: FP8_TOLERANCE, torch.int8: INT8_TOLERANCE}
@@ -46,10 +46,10 @@ CHECKED_ROWS = 5
 
 
 class Fp8Ops(Protocol):
-    """Quantisation of activations to fp8, alone or in the pass that makes them.
+    """Quantisation of activations to fp8, alone or in the pass that computes them.
 
-    Groups of inputs share a scale: a power of two from 128 on, or a row. Of each operation in one
-    pass the result is that of two, bit by bit.
+    Groups of inputs share a scale: a power of two from 128 on, or a row. The result of two fused
+    operations is bit-identical to that of the two in turn.
     """
 
     def quantise_fp8(self, x: Tensor, group: int) -> Fp8Rows:
@@ -77,7 +77,7 @@ class Fp8Linear:
         return self.multiply(self.ops.quantise_fp8(x, self.group))
 
     def normed(self, weight: Tensor, eps: float) -> NormedLinear:
-        """Return the layer behind an RMS norm."""
+        """Return the layer after an RMS norm."""
         norm, group = self.ops.add_rms_norm_fp8, self.group
         return lambda x, residual: self.multiply(norm(x, residual, weight, eps, group))
 
@@ -120,7 +120,7 @@ class LinearFactory:
     def make_head(
         self, embedding: Tensor, head: Matrix | None, bias: Tensor | None = None
     ) -> tuple[Embedding, Linear]:
-        """Return an embedding and its head; without one of its own both share one memory."""
+        """Return an embedding and its head; a tied head shares the embedding's memory."""
         linear = self.make(embedding if head is None else head, bias)
         embed: Embedding | None = getattr(linear, "embed", None) if head is None else None
         return embed or partial(functional.embedding, weight=embedding), linear
@@ -138,7 +138,7 @@ class LinearFactory:
         return lambda x: gated(both(x), gate)
 
     def make_normed(self, layer: Linear, norm: Norm | None) -> NormedLinear:
-        """Return a layer, or several, behind a norm; without one it takes the sum itself."""
+        """Return a layer, or several, after a norm; without a norm it takes the sum itself."""
         if norm is None:
             return lambda x, residual: layer(residual if x is None else residual.add_(x))
         fuse: Callable[[Tensor, float], NormedLinear] | None = getattr(layer, "normed", None)
@@ -149,7 +149,7 @@ class LinearFactory:
     def make_adapted(
         self, weight: Matrix, bias: Tensor | None, gate: Gate | None, adapters: LinearAdapters
     ) -> Linear:
-        """Return what `make`, or with a gate `make_gated`, does, plus each row's adapter."""
+        """Return the result of `make`, or with a gate of `make_gated`, plus each row's adapter."""
         prepared = self._prepare_adapted(weight, bias, gate, adapters)
         if prepared is not None:
             return prepared
@@ -169,7 +169,7 @@ class LinearFactory:
         return lambda x: activate(straight(x), activation)
 
     def agree(self, kernel: Linear, plain: Linear, weight: Quantised, rows: int) -> bool:
-        """Say whether a kernel of quantised experts agrees with torch; compared once per shape."""
+        """Return whether a quantised experts' kernel agrees with torch; checked once per shape."""
         kind = (rows, weight.shape, weight.kind)
         if kind not in self._verdicts:
             self._verdicts[kind] = _agree(plain, kernel, weight, rows)
@@ -274,12 +274,12 @@ def prepack(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Linear |
 def _without_epilogue(
     way: PrepareQuantised, weight: Quantised, bias: Tensor | None, epilogue: Epilogue
 ) -> Linear | None:
-    """Prepare a layer of a quantised weight by a kernel that has no epilogue."""
+    """Prepare a layer of a quantised weight with a kernel that has no epilogue."""
     return way(weight, bias) if epilogue is None else None
 
 
 def _agree(plain: Linear, prepared: Linear, weight: Matrix, rows: int = CHECKED_ROWS) -> bool:
-    """Compare both on random rows; the row count is one that no other call has.
+    """Compare both on random rows; the number of rows is one that no other call has.
 
     On the meta device only the shapes are compared.
     """
@@ -288,7 +288,7 @@ def _agree(plain: Linear, prepared: Linear, weight: Matrix, rows: int = CHECKED_
     x = x.to(weight.device, weight.dtype)
     try:
         expected, got = plain(x).float(), prepared(x).float()
-    except (RuntimeError, ValueError):  # torch has both for a product that it refuses
+    except (RuntimeError, ValueError):  # torch raises either for an unsupported product
         return False
     if x.is_meta:
         return expected.shape == got.shape

@@ -1,4 +1,4 @@
-"""Paged step: a step that is written by hand, for compilation, parity checks and benchmarks.
+"""Paged step: a step built by hand, for compilation, parity checks and benchmarks.
 
 Its spans name their pages. The steps of running sequences are laid out by `loop/runner.py`, from
 the table of all of them at once.
@@ -29,7 +29,7 @@ def paged_step(
 ) -> Step:
     """Return the step of one or more spans, those of one token first, with all token IDs 0.
 
-    The logits of each span's last token are wanted. `arrays` replace these, or are further ones.
+    The logits of each span's last token are wanted. `arrays` replace or extend the step's arrays.
     """
     positions = [np.arange(span.start, span.stop) for span in spans]
     pages = [span.pages[: -(-span.stop // page_size)] for span in spans]

@@ -1,4 +1,4 @@
-"""Pooling of token vectors to one embedding a sequence, in torch: the reference, on any device.
+"""Pooling of token vectors to one embedding per sequence, in torch: the reference, on any device.
 
 Sequences are packed end to end, without padding.
 """
@@ -34,7 +34,7 @@ class PoolingOps(Protocol):
     def pool(self, hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
         """Pool each sequence to one fp32 vector: `hidden [N, H]` → `[S, len(modes) · H]`.
 
-        The modes are those of sentence-transformers; a row depends on its own sequence alone.
+        The modes are those of sentence-transformers; a row depends only on its own sequence.
         """
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _mean_by_root(hidden: Tensor, segments: Segments) -> Tensor:
 
 
 def _weighted_mean(hidden: Tensor, segments: Segments) -> Tensor:
-    """Weight each token by its place in its sequence, counted from 1."""
+    """Weight each token by its position in its sequence, counted from 1."""
     lengths = segments.lengths
     first = segments.skipped + 1 - segments.starts[:-1]
     weights = torch.arange(len(hidden), device=hidden.device) + first.repeat_interleave(lengths)

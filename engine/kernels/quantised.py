@@ -1,9 +1,9 @@
 """Quantised weights: their layout, packing and dequantisation; quantisation to fp8 and int8.
 
 There are three forms, whatever the checkpoint's format (GPTQ, AWQ, …): fp8 (e4m3) numbers, int4
-with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as mxfp4 has them. In
-all of them groups of a row's numbers share a scale. int8 is made at load only, with a scale a row,
-of weights with rotated inputs: of a real model a few inputs are many times as large as the others.
+with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as in mxfp4. In all of
+them groups of a row's numbers share a scale. int8 is made only at load, with a scale per row, from
+weights with rotated inputs: in real models a few inputs are many times as large as the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 INT8_MAX = 127.0
-# A block of so many inputs is packed to 16 words; each word has the 4-bit numbers of eight inputs
+# A block of this many inputs is packed to 16 words; each word has the 4-bit numbers of eight inputs
 # that are 16 apart, so that one shift gives a kernel neighbouring inputs of neighbouring words.
 BLOCK, WORDS_A_BLOCK = 128, 16
 ROWS_AT_ONCE = 4096
@@ -27,19 +27,19 @@ ROTATED = 64
 # Numbers of e2m1 by their codes, the sign being the highest bit.
 FP4_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_NUMBERS = (*FP4_SIZES, *(-size for size in FP4_SIZES))
-# Bits of fp32 behind its exponent, which has e8m0's bias.
+# Bits of fp32 after its exponent, which has e8m0's bias.
 EXPONENT_SHIFT = 23
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Quantised weight `[…, O, I]`: (number − zero) · scale, one pair for `group` inputs of a row.
+    """Quantised weight `[…, O, I]`: (number − zero) · scale, with one pair per `group` of inputs.
 
     `numbers` are fp8 or int8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
     word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
     Only int4 has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Numbers
-    are of the weight after `rotated` by `rotation`, and so must a product's inputs be. Products are
-    in `dtype`.
+    are of the weight after `rotation` of `rotated` inputs, so a product's inputs must be rotated,
+    too. Products are in `dtype`.
     """
 
     numbers: Tensor
@@ -63,17 +63,17 @@ class Quantised:
 
     @property
     def is_fp8(self) -> bool:
-        """Say whether its numbers are fp8."""
+        """Return whether its numbers are fp8."""
         return self.numbers.dtype == FP8
 
     @property
     def is_packed(self) -> bool:
-        """Say whether its numbers are four bits in words."""
+        """Return whether its numbers are four bits in words."""
         return self.numbers.dtype == torch.int32
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.dtype, int, torch.dtype, bool]:
-        """Return what a kernel for it depends on, besides its shape."""
+        """Return the properties that select a kernel for it, besides its shape."""
         number, scale = self.numbers.dtype, self.scales.dtype
         return number, scale, self.group, self.dtype, self.order is None
 
@@ -108,7 +108,7 @@ class Quantised:
         return replace(self, numbers=self.numbers[:count], scales=self.scales[:count], zeros=zeros)
 
     def submatrix(self, rows: range, columns: range) -> Quantised | None:
-        """Return contiguous rows and columns; None where that would split a group or a block."""
+        """Return contiguous rows and columns; None if that would split a group or a block."""
         is_one = self.group >= self.inputs
         step = lcm(1 if is_one else self.group, BLOCK if self.is_packed else 1)
         begin, end = columns.start, columns.stop
@@ -136,9 +136,9 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Activations `[T, I]` quantised to fp8: number · scale, one for `group` inputs of a row.
+    """Activations `[T, I]` quantised to fp8: number · scale, with one scale per `group` of inputs.
 
-    Rows from `count` on pad both tensors, and may hold anything.
+    Rows from `count` on pad both tensors, and may contain anything.
     """
 
     numbers: Tensor  # [R, I], R ≥ T, fp8
@@ -175,12 +175,12 @@ def unpack_int4(words: Tensor, inputs: int) -> Tensor:
 
 
 def quantise_fp8(weight: Tensor) -> Quantised:
-    """Quantise a weight `[…, O, I]` to fp8 with a scale a row, its largest number becoming 448."""
+    """Quantise a weight `[…, O, I]` to fp8 with a scale per row; its largest number becomes 448."""
     return _quantise(weight, FP8, quantise_rows_fp8)
 
 
 def quantise_int8(weight: Tensor, rotation: int | None = None) -> Quantised:
-    """Quantise a weight `[…, O, I]` to int8 with a scale a row, its largest number becoming 127.
+    """Quantise a weight `[…, O, I]` to int8 with a scale per row; its largest number becomes 127.
 
     Its inputs are rotated first, `rotation` of them together or as many as their count allows.
     """
@@ -194,15 +194,15 @@ def quantise_int8(weight: Tensor, rotation: int | None = None) -> Quantised:
 
 
 def rotation_of(*widths: int) -> int:
-    """Return how many inputs rotate together: `ROTATED` where that divides all widths, else 1."""
+    """Return how many inputs rotate together: `ROTATED` if that divides all widths, else 1."""
     return 1 if any(width % ROTATED for width in widths) else ROTATED
 
 
 def rotated(x: Tensor, size: int) -> Tensor:
     """Multiply each `size` neighbours of `x […, I]` by the normed Hadamard matrix, its own inverse.
 
-    Both factors of a product may be rotated: that changes the product by rounding alone, and makes
-    inputs of like size, which share a scale well (Ashkboos et al., QuaRot, 2024).
+    Both factors of a product may be rotated: that changes the product only by rounding errors, and
+    makes inputs similar in size, so that they share a scale well (Ashkboos et al., QuaRot, 2024).
     """
     shape, half = x.shape, 1
     while half < size:
@@ -269,7 +269,7 @@ def rounded_to_int8(x: Tensor, rotation: int) -> Tensor:
 def merge_quantised(
     shape: Sequence[int], parts: Sequence[tuple[Quantised, Callable[[Tensor], Tensor]]]
 ) -> Quantised | None:
-    """Merge parts into one weight of a shape; None where they are quantised differently.
+    """Merge parts into one weight of a shape; None if they are quantised differently.
 
     A part's `place` takes a tensor `[…, O, any]` and returns the view of it that the part's rows
     fill one after the other, along one axis or several.
@@ -301,7 +301,7 @@ def fill_rows(place: Tensor, rows: Tensor) -> None:
 
 
 def _can_merge(one: Quantised, other: Quantised) -> bool:
-    """Say whether two weights can be rows of one."""
+    """Return whether two weights can be rows of one."""
     if one.order is not None and other.order is not None and not one.order.equal(other.order):
         return False
     return (one.kind, one.inputs) == (other.kind, other.inputs)

@@ -1,8 +1,8 @@
 """Recurrent layers (gated DeltaNet, Mamba-2, short convolutions): shapes, backend, reference.
 
-The state of a sequence is a row: for each layer the last inputs of its causal convolution, and a
-matrix a head, in fp32. A span starts from one row and leaves its state in another or the same; so
-a row that nobody writes any more is a snapshot.
+The state of a sequence is a row. For each layer it has the last inputs of its causal convolution,
+and a matrix per head, in fp32. A span starts from one row and leaves its state in another or the
+same one, so a row that is no longer written is a snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ L2_EPS = 1e-6
 class GatedDelta:
     """Gated delta rule (Yang et al., Gated Delta Networks, 2024).
 
-    Of a value head the state is S `[Dk, Dv]`: S ← exp(g)·S; S ← S + k ⊗ β·(v − kᵀS); o = qᵀS.
+    A value head's state is S `[Dk, Dv]`: S ← exp(g)·S; S ← S + k ⊗ β·(v − kᵀS); o = qᵀS.
     Queries and keys are L2-normed, queries scaled by Dk^-½; value head h reads key head
     h // (`num_value_heads` // `num_key_heads`). g = −exp(a_log)·softplus(a + dt_bias),
     β = sigmoid(b).
@@ -52,7 +52,7 @@ class GatedDelta:
 class StateSpace:
     """Selective state space of Mamba-2 (Dao and Gu, Transformers are SSMs, 2024).
 
-    Of a head the state is S `[P, N]`: S ← exp(dt·A)·S + dt·(x ⊗ B); y = S·C + D·x, where
+    A head's state is S `[P, N]`: S ← exp(dt·A)·S + dt·(x ⊗ B); y = S·C + D·x, where
     dt = softplus(dt + dt_bias), clamped to `dt_limit`, and A = −exp(a_log). Heads share the B and C
     of their group.
     """
@@ -100,7 +100,7 @@ class RuleWeights(NamedTuple):
 class RecurrentBackend(Protocol):
     """Rows of all recurrent layers, in its own layout, and the layers' recurrences.
 
-    `prepare` is called once a step, before the first layer. Span s starts from row
+    `prepare` is called once per step, before the first layer. Span s starts from row
     `step.state_sources[s]`, or from zeros where that is -1, and leaves its state in row
     `step.state_rows[s]`; no span reads a row that another writes. There are `num_rows` rows, and
     one more for tokens of no span.
@@ -141,14 +141,14 @@ class RecurrentBackend(Protocol):
 class CapturableRecurrence(RecurrentBackend, Protocol):
     """A backend whose launches a CUDA graph can replay; see `CapturableBackend`.
 
-    Padding has no tokens in its spans; what recurrences give of tokens of no span nobody reads.
+    Padding has no tokens in its spans; the outputs of tokens of no span are unused.
     """
 
     launches: int
     all_launches: int
 
     def capturing(self, launches: int) -> AbstractContextManager[None]:
-        """Launch for any step of such `launches`, not only the prepared one."""
+        """Launch for any step with these `launches`, not only the prepared one."""
 
 
 class RecurrentBackendType(Protocol):
@@ -168,7 +168,7 @@ class RecurrentBackendType(Protocol):
 
 
 class _Span(NamedTuple):
-    """Packed tokens `start:stop` of one sequence, its rows before (-1: zeros) and behind."""
+    """Packed tokens `start:stop` of one sequence, its rows before (-1: zeros) and after."""
 
     start: int
     stop: int
@@ -213,7 +213,7 @@ class ReferenceRecurrence:
         self._spans = list(map(_Span, starts[:-1], starts[1:], sources, rows))
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve each span behind the inputs that its row has kept."""
+        """Convolve each span after the inputs stored in its row."""
         shape, tails = self.shapes[layer], self.tails[layer]
         out = torch.zeros_like(x)
         for span in self._spans:
@@ -285,7 +285,7 @@ class ReferenceRecurrence:
         *,
         is_norm_first: bool,
     ) -> Tensor:
-        """Gate and norm what a rule gave, in fp32."""
+        """Gate and norm a rule's output, in fp32."""
         wide, gate = x.float(), functional.silu(gate.float())
         if not is_norm_first or not num_groups:
             wide = wide * gate
@@ -300,7 +300,7 @@ class ReferenceRecurrence:
         return wide.to(x.dtype)
 
     def _states(self, layer: int) -> Iterator[tuple[_Span, Tensor]]:
-        """Yield each span with the state that it starts from, and keep what becomes of that."""
+        """Yield each span with its initial state, and store its final one."""
         states = self.states[layer]
         for span in self._spans:
             state = states[span.source].clone() if span.source >= 0 else torch.zeros_like(states[0])
@@ -320,7 +320,7 @@ def row_bytes(shapes: Sequence[RecurrentShape], dtype: torch.dtype) -> int:
 
 
 def delta_decay(a: Tensor, weights: RuleWeights) -> Tensor:
-    """Return the logarithm `[T, Hv]` of what a token leaves of the state."""
+    """Return the logarithm `[T, Hv]` of the share of the state that a token keeps."""
     return -weights.a_log.exp() * functional.softplus(a.float() + weights.dt_bias)
 
 

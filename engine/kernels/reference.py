@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Span(NamedTuple):
-    """Packed tokens `start:stop` of one sequence, behind `context` cached ones in `pages`."""
+    """Packed tokens `start:stop` of one sequence, after `context` cached ones in `pages`."""
 
     start: int
     stop: int
@@ -93,7 +93,7 @@ class ReferenceAttention:
         return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
-        """Read the places of the next forward pass's tokens; valid until the next call."""
+        """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._spans, self._ends = step_spans(step), step.ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
@@ -113,7 +113,7 @@ class ReferenceAttention:
         _bits(values).transpose(1, 2)[self._places] = _bits(to_storage(value, values.dtype))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         parts = [self._attend_span(layer, query, span, sinks) for span in self._spans]
         if num_of_none := len(query) - self._spans[-1].stop:
             shape = self.shapes[layer]
@@ -208,9 +208,9 @@ def attention_mask(
     device: torch.device,
     ends: Tensor | None = None,
 ) -> Tensor:
-    """Say which of `length` keys the last `tokens` queries see: bool `[tokens, length]`.
+    """Return which of `length` keys the last `tokens` queries see: bool `[tokens, length]`.
 
-    Causal ones see what lies before `ends [tokens]`, without which up to themselves.
+    Causal queries see the keys before `ends [tokens]`; without it, those up to themselves.
     """
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     positions = torch.arange(length, device=device)[None]
@@ -226,12 +226,12 @@ def attention_mask(
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """Make zeros that take no memory on a CPU until written.
+    """Allocate zeros that take no memory on a CPU until written.
 
     Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the system for zeroed pages where torch.zeros would write them all.
+    # numpy requests zeroed pages from the system, while torch.zeros would write them all.
     count = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

@@ -1,7 +1,7 @@
 """Shared prefixes of a step's decodes (cascade attention): pages that are read once for many.
 
-A page's number identifies it and all before it: where two sequences have the same page at the same
-place, the prefix cache shared it, and so all before it.
+A page's number identifies it and all pages before it: if two sequences have the same page at the
+same position, the prefix cache shared it, and so all pages before it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .step import Step
 
 Ints = NDArray[np.int64]
-# The fewest shared pages that are worth tiles of their own: combining a token's part costs about as
-# much as reading half a page. And how often groups are divided.
+# The fewest shared pages that justify separate tiles: combining a token's part costs about as much
+# as reading half a page. Also the number of times that groups are divided.
 FEWEST_PAGES = 4
 MOST_LEVELS = 6
 
@@ -24,8 +24,8 @@ MOST_LEVELS = 6
 class SharedPrefixes:
     """Groups `starts:stops` of `order`ed decodes, and the pages `firsts:lasts` that each shares.
 
-    The pages are at the same places of each member's page list. Decode `d` shares nothing from page
-    `alone_from[d]` on.
+    The pages are at the same positions of each member's page list. Decode `d` shares nothing from
+    page `alone_from[d]` on.
     """
 
     order: Ints
@@ -37,7 +37,7 @@ class SharedPrefixes:
 
 
 def no_shared_prefixes(num_decodes: int) -> SharedPrefixes:
-    """Return the value that says that nothing is shared."""
+    """Return the value for decodes that share nothing."""
     none = np.zeros(0, np.int64)
     return SharedPrefixes(none, none, none, none, none, np.zeros(num_decodes, np.int64))
 
@@ -91,7 +91,7 @@ class _Table:
     full: Ints
 
     def name(self, members: Ints, places: Ints) -> NDArray[np.int32]:
-        """Return the page that each of some decodes has in a place of its own."""
+        """Return, for each of some decodes, the page at its own position."""
         return np.take(self.pages, self.begins[members] + places)
 
     def shared_until(self, members: Ints, starts: Ints, sizes: Ints, known: Ints) -> Ints:

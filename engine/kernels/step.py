@@ -2,8 +2,8 @@
 
 A step is a list of spans, each some consecutive tokens of one sequence: first the decodes, which
 are spans of one token, then prefill chunks. All tokens are packed into one axis, span after span.
-These arrays hold all that attention, the network and the sampler need, so that one copy carries a
-step to a device, and one broadcast to other ranks.
+These arrays contain everything that attention, the network and the sampler need, so that one copy
+transfers a step to a device, and one broadcast to other ranks.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Step:
 
     Span `s` holds the packed tokens `query_starts[s] : query_starts[s + 1]`, which follow
     `context_lengths[s]` tokens of their sequence that were computed before. Its keys and values,
-    the context's and its own, lie in `pages[page_starts[s] : page_starts[s + 1]]`; behind all of
-    these lie the lists of further groups of layers, for which see `of_group`. Token `t` is at
-    place `positions[t]` of its sequence and its keys are stored at `slots[t]`, that is page times
-    page size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order.
-    The first `num_decodes` spans are of one token each.
+    the context's and its own, are in `pages[page_starts[s] : page_starts[s + 1]]`, followed by the
+    lists of further groups of layers, described in `of_group`. Token `t` is at position
+    `positions[t]` of its sequence and its keys are stored at `slots[t]`, that is page times page
+    size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order. The
+    first `num_decodes` spans have one token each.
 
-    Optional arrays, None in most steps. `ends`: a causal token sees places before `ends[t]`, which
-    grows along its span and not beyond it (None: up to itself). `axes`: the three M-RoPE positions
-    of each token (None: its place, three times). `long_rope`: 1 for tokens that turn by a rope's
-    long frequencies (None: none do). `shown`: input embeddings, of images, that replace those of
-    the ids of the packed tokens `shown_rows`, and beside each D vectors that are added to the
-    residual behind the first D layers (DeepStack). `adapters`: span `s` runs through adapter
-    `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
-    `more_slots`: `slots` of the groups of layers behind the first.
+    Optional arrays are None in most steps. `ends`: a causal token sees positions before `ends[t]`,
+    which grows along its span and stays within it (None: up to itself). `axes`: the three M-RoPE
+    positions of each token (None: its position, three times). `long_rope`: 1 for tokens that use a
+    rope's long frequencies (None: none do). `shown`: input embeddings of images, which replace
+    those of the ids of the packed tokens `shown_rows`, and D further vectors each, which are added
+    to the residual after the first D layers (DeepStack). `adapters`: span `s` runs through adapter
+    `adapters[s]`, 0 meaning none. `sampled_slots`: slots of the sequences that sample a token.
+    `more_slots`: `slots` of the groups of layers after the first.
     `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
     zeros, and that it leaves its state in.
     """
@@ -66,7 +66,7 @@ class Step:
     state_sources: Tensor | None = None  # [S]
     state_rows: Tensor | None = None  # [S]
     more_slots: Tensor | None = None  # [(G - 1) · slot_stride(T)]
-    copy_on_host: Step | None = None  # None where this is it
+    copy_on_host: Step | None = None  # None if this is the copy
 
     @classmethod
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
@@ -96,9 +96,9 @@ class Step:
         return replace(self, token_ids=torch.where(self.token_ids < 0, of_slots, self.token_ids))
 
     def of_group(self, group: int) -> Step:
-        """Return the step as a group of layers has it: its page lists and slots.
+        """Return a group of layers' view of the step: its page lists and slots.
 
-        On a device page lists start as the host says.
+        On a device, page lists start at the host's offsets.
         """
         if not group:
             return self
@@ -116,12 +116,12 @@ class Step:
 
     @property
     def host(self) -> Step:
-        """Return the step in host memory: reading its numbers waits for no device."""
+        """Return the step in host memory: reading it does not wait for a device."""
         return self if self.copy_on_host is None else self.copy_on_host
 
     @property
     def visible_ends(self) -> Tensor:
-        """Return, for each causal token, the place `[T]` after the last one that it sees."""
+        """Return, for each causal token, the position `[T]` after the last one that it sees."""
         return self.positions + 1 if self.ends is None else self.ends
 
     @property
@@ -131,7 +131,7 @@ class Step:
 
 
 def slot_stride(num_tokens: int) -> int:
-    """Return where in `more_slots` one group's begin behind another's."""
+    """Return the offset of one group's slots from another's in `more_slots`."""
     return -(-num_tokens // ALIGNMENT) * ALIGNMENT
 
 
@@ -144,7 +144,7 @@ def host_buffer(length: int, device: torch.device) -> Tensor:
 
 
 def buffer_slices(lengths: Mapping[str, int]) -> dict[str, slice]:
-    """Return the slices of one buffer that hold int32 arrays of these lengths, in their order."""
+    """Return the slices of one buffer that hold int32 arrays of these lengths, in order."""
     places, start = {}, 0
     for name, length in lengths.items():
         places[name] = slice(start, start + length)

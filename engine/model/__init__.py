@@ -1,1 +1,1 @@
-"""The model: loaded, proved right, and attended over pages."""
+"""The model: loading, verification, and attention over paged memory."""

@@ -1,7 +1,8 @@
 """Parity check of LoRA adapters against their model with the adapter merged into it.
 
-As the model's own proof: in fp32, beside rows of the model itself in the same steps, and in the
-dtype that is served. Of models that do not fit in fp32 the first layers are compared.
+Adapters are checked like the model itself: in fp32, in the same steps as rows of the plain model,
+and in the dtype that is served. For models that do not fit in fp32, only the first layers are
+compared.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def check_adapters(
     *,
     leader: LeaderRank | None = None,
 ) -> None:
-    """Refuse an adapter of a loaded model that computes something else, or no numbers."""
+    """Refuse an adapter whose loaded form computes different or invalid logits."""
     parities = _AdapterParity(checkpoint, hf_config, architecture, loaded, adapters, leader)
     _, tokens = parity_inputs(architecture, loaded.device)[0]
     for index, adapter in enumerate(adapters):
@@ -53,8 +54,8 @@ def check_adapters(
         )
         if not parity.holds:
             raise ModelRefused(
-                f"{_called(adapter)}: it gives other logits here than merged into its model "
-                f"(relative distance {parity.distance:.2g})."
+                f"{_called(adapter)}: its logits differ from those of the merged model "
+                f"(relative distance {parity.distance:.2g}). Merge the adapter into the model."
             )
 
 
@@ -64,7 +65,7 @@ def _called(adapter: Adapter) -> str:
 
 @dataclass(frozen=True)
 class _AdapterParity:
-    """The results of all adapters, made at once, as each network in fp32 takes a while to load."""
+    """Results for all adapters, computed together, because loading a network in fp32 is slow."""
 
     checkpoint: Checkpoint
     hf_config: HFConfig
@@ -74,12 +75,12 @@ class _AdapterParity:
     leader: LeaderRank | None
 
     def result(self, index: int) -> ParityResult:
-        """Return the proof of one."""
+        """Return the result for one adapter."""
         return self.all[index]
 
     @cached_property
     def all(self) -> list[ParityResult]:
-        """Return the proof of each."""
+        """Return the result for each adapter."""
         with torch.inference_mode():
             return self._made()
 
@@ -147,11 +148,11 @@ class _AdapterParity:
 
 @contextmanager
 def _merged(network: nn.Module, adapter: Adapter) -> Iterator[None]:
-    """While entered, the weights of a network in fp32 have an adapter's added to them."""
+    """While entered, add an adapter's weights to those of an fp32 network."""
     kept: list[tuple[Tensor, Tensor]] = []
     modules = dict(network.named_modules())
     for name, module in adapter.modules.items():
-        if name in modules:  # else in a layer that is left out
+        if name in modules:  # else its layer is left out
             weight = modules[name].get_parameter("weight").data
             kept.append((weight, weight.clone()))
             weight += module.delta().to(weight.device)
@@ -169,7 +170,7 @@ def _fact(
     adapter: Adapter,
     *others: str,
 ) -> CacheEntry:
-    """Return the fact of how an adapter's proof goes, which follows from `others`, too."""
+    """Return the cache fact of an adapter's check, which also depends on `others`."""
     status = (adapter.folder / TENSORS).stat()
     return parity_fact(
         checkpoint,

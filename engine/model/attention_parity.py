@@ -1,8 +1,8 @@
-"""Attention parity: a backend's kernels against plain attention, before they serve.
+"""Attention parity: check a backend's kernels against plain attention before they serve.
 
-A parity check's few tokens reach neither split contexts (split-KV), nor prefixes that sequences
-share, nor a chunk behind a long one. So each layer's spec attends random numbers here, in steps
-that have all of these, and is held to what rounding to its dtype makes of them.
+The few tokens of a parity check reach neither split contexts (split-KV), nor prefixes shared by
+sequences, nor a chunk behind a long context. So each layer's spec attends to random numbers here,
+in steps that have all of these. The result must match within the rounding error of its dtype.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..kernels.step import Step
 from .network.loaded_model import LoadedModel
 from .parity_cache import device_fact
 
-# In pages: long enough to be split, and to be shared by tiles of their own.
+# In pages: long enough to be split, and to be shared by separate tiles.
 LONGEST_PAGES, SHARED_PAGES = 44, 6
 # A row's relative L2 distance, in units of its dtype: rounding scores and sums makes half of one.
 TOLERANCE_UNITS = 2
-# What exponentials are off by, where the dtype would allow less.
+# Error of the exponentials, where the dtype would allow less.
 LEAST_TOLERANCE = 1e-4
 
 
@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
 
 def check_attention_parity(name: str, loaded: LoadedModel) -> None:
-    """Refuse a model whose attention backend computes other attention than the reference does."""
+    """Refuse a model whose attention backend disagrees with the reference."""
     dtype, kept = loaded.dtype, loaded.cache_dtype or loaded.dtype
     tolerance = max(TOLERANCE_UNITS * torch.finfo(dtype).eps, LEAST_TOLERANCE)
     for shape in dict.fromkeys(loaded.shapes):
@@ -54,8 +54,8 @@ def check_attention_parity(name: str, loaded: LoadedModel) -> None:
         if not distance <= tolerance:
             raise ModelRefused(
                 f"{name}: attention is computed wrongly on this machine (relative distance "
-                f"{distance:.2g}, at most {tolerance:.2g}, for {shape}): its kernels do not fit "
-                "the device or its driver. Please report it; --device cpu runs without a GPU's."
+                f"{distance:.2g}, at most {tolerance:.2g}, for {shape}): its kernels do not work "
+                "on this device or driver. Please report it; --device cpu runs without a GPU."
             )
         fact.save(b"")
 
@@ -71,7 +71,7 @@ def attention_distance(
 ) -> float:
     """Return the largest relative L2 distance of a token's attention from plain fp32 attention.
 
-    Keys and values are `kept` in a dtype, to which they are rounded before.
+    Keys and values are rounded to the `kept` dtype first.
     """
     sequences = _Sequences.random(shape, dtype, kept, device, backend.page_size)
     attention = backend([shape], sequences.num_pages, kept, device)
@@ -81,7 +81,7 @@ def attention_distance(
 
 @dataclass(frozen=True, slots=True)
 class _Sequences:
-    """Sequences of one layer whose first pages are the first one's; pages lie in no order."""
+    """Sequences of one layer that share their first pages; pages are in random order."""
 
     shape: AttentionShape
     page_size: int
@@ -123,7 +123,7 @@ class _Sequences:
         return self.pages.size
 
     def steps(self) -> list[list[_Span]]:
-        """Return steps of prefills behind cached prefixes, then one of decodes beside a chunk."""
+        """Return steps of prefills after cached prefixes, then one of decodes with a chunk."""
         size, longest = self.page_size, self.pages.shape[1] * self.page_size
         shared, half = SHARED_PAGES * size, longest // 2 + 1
         return [
@@ -149,7 +149,7 @@ class _Sequences:
         return distances
 
     def _expected(self, span: _Span) -> Tensor:
-        """Return a span's attention `[t, Hq · Dv]`, plainly and in fp32."""
+        """Return a span's attention `[t, Hq · Dv]`, computed plainly in fp32."""
         query = self.queries[span.sequence, span.start : span.stop].float()
         key, value = (
             tensor[span.sequence, : span.stop].float().transpose(0, 1)

@@ -1,10 +1,9 @@
 """`python -m tidemill.engine.model.compile_kernels 80 90`: compiles kernels for these GPUs.
 
-Whoever builds an image calls it; no card is needed, but a C compiler, for what calls the driver.
-What is made lies where TRITON_CACHE_DIR says. Models of usual shapes go through steps on tensors
-that have no memory: kernels are compiled instead of launched, exactly those that a run would
-launch. As such a tensor has no numbers to be asked for, that steps get through shows that none
-makes the host wait for the device.
+Image builds call it. It needs a C compiler for the code that calls the driver, but no GPU. The
+kernels are written to TRITON_CACHE_DIR. Models of usual shapes run steps on tensors without memory:
+kernels are compiled instead of launched, exactly those that a run would launch. Such a tensor has
+no values to read, so a step that completes proves that the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from .usual_models import USUAL_MODELS
 from .weights.weight_map import weights_of
 
 META = torch.device("meta")
-# What models are stored in, and what they are proved in.
+# Dtypes of stored models, and of parity checks.
 DTYPES = (torch.bfloat16, torch.float32)
-# Steps by their spans, each the tokens before it and its own: numbers of tokens that are one, odd
-# and a multiple of 16, decodes alone, a chunk alone, both; long contexts, and what has none.
+# Steps by their spans, each as (tokens before it, its own tokens). Token counts are one, odd and
+# multiples of 16; steps are decodes, a chunk, or both, with long contexts and with none.
 STEPS = (
     ((40, 1),),
     ((100, 1),) * 3,
@@ -48,14 +47,14 @@ STEPS = (
     ((0, 256),),
     ((5, 1), (2000, 1), (33, 160), (0, 3)),
 )
-# For experts, whose tiles depend on how many rows each has: of 8 in 128 up to 128. Decodes, as the
-# last layer's experts have no other tokens.
+# For experts, whose tiles depend on the rows per expert: from 8 to 128 for 128 experts. Only
+# decodes, because the last layer's experts have no other tokens.
 EXPERT_STEPS = tuple(((40, 1),) * count for count in (64, 128, 256, 512, 1024, 4096))
 
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Let tensors of no memory be served as those of a GPU are."""
+    """Let tensors without memory be served like those of a GPU."""
     backends.TRITON_TYPES.add(META.type)
     try:
         yield
@@ -64,17 +63,17 @@ def without_memory() -> Iterator[None]:
 
 
 def fp8_rows(weight: Tensor) -> Quantised:
-    """Return an fp8 weight of the same shape `[…, O, I]`, a scale a row."""
+    """Return an fp8 weight of the same shape `[…, O, I]`, with a scale per row."""
     return _fp8(weight, weight.shape[-1])
 
 
 def fp8_blocks(weight: Tensor) -> Quantised:
-    """Return an fp8 weight of the same shape `[…, O, I]`, a scale for 128 inputs."""
+    """Return an fp8 weight of the same shape `[…, O, I]`, with a scale per 128 inputs."""
     return _fp8(weight, BLOCK)
 
 
 def int4_groups(weight: Tensor) -> Quantised:
-    """Return an int4 weight of the same shape `[…, O, I]`, scale and zero for 128 inputs."""
+    """Return an int4 weight of the same shape `[…, O, I]`, with scale and zero per 128 inputs."""
     *outputs, inputs = weight.shape
     blocks = -(-inputs // BLOCK)
     words = weight.new_empty(*outputs, blocks * WORDS_A_BLOCK, dtype=torch.int32)
@@ -84,7 +83,7 @@ def int4_groups(weight: Tensor) -> Quantised:
 
 
 def mxfp4_experts(weight: Tensor) -> Matrix:
-    """Return experts `[E, O, I]` in fp4, a scale for 32 inputs; other weights stay as they are."""
+    """Return experts `[E, O, I]` in fp4, with a scale per 32 inputs; other weights stay."""
     if weight.ndim == 2:
         return weight
     *outputs, inputs = weight.shape
@@ -100,12 +99,12 @@ def _fp8(weight: Tensor, group: int) -> Quantised:
 
 
 Quantise = Callable[[Tensor], Matrix]
-# What quantised models come in most.
+# The most common formats of quantised models.
 QUANTISATIONS: tuple[Quantise, ...] = (fp8_rows, fp8_blocks, int4_groups)
 
 
 def quantisations_of(architecture: Architecture) -> tuple[Quantise, ...]:
-    """Return what a model's weights may be quantised to: GPT-OSS is published in mxfp4."""
+    """Return the formats of a model's quantised weights: GPT-OSS is published in mxfp4."""
     experts = architecture.blocks[0].experts
     of_gpt_oss = experts is not None and experts.has_biases
     return (*QUANTISATIONS, mxfp4_experts) if of_gpt_oss else QUANTISATIONS
@@ -117,9 +116,9 @@ def make_meta_decoder(
     kept: torch.dtype | None = None,
     quantise: Quantise | None = None,
 ) -> tuple[Decoder, AttentionBackend]:
-    """Return a decoder without numbers, and its attention over one page, in a dtype of its own.
+    """Return a decoder without numbers, and its attention over one page in its own dtype.
 
-    Its linear layers' weights are those of `quantise`, and so are its experts'.
+    `quantise` makes the weights of its linear layers and of its experts.
     """
     kept = kept or dtype
     weights: dict[str, Matrix] = {
@@ -159,7 +158,7 @@ def run(
 
 
 def packed(spans: Iterable[tuple[int, int]], page_size: int) -> Step:
-    """Return a step of spans, the last of whose tokens are asked for; all lie on the first page."""
+    """Return a step of spans on the first page; the logits of each span's last token are wanted."""
     on_pages = []
     for context, length in spans:
         stop = context + length
@@ -169,7 +168,7 @@ def packed(spans: Iterable[tuple[int, int]], page_size: int) -> Step:
 
 
 def mixed_metadata(count: int, vocabulary: int) -> SamplingMetadata:
-    """Return rules by which every other row is greedy, and the rest are all that rows may be."""
+    """Return sampling rules: every other row is greedy, the others use every feature."""
     numbers, whole = np.ones(count, np.float32), np.zeros(count, np.int64)
     is_other = np.arange(count) % 2 == 1
     return SamplingMetadata(
@@ -197,7 +196,7 @@ def mixed_metadata(count: int, vocabulary: int) -> SamplingMetadata:
 
 
 def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL_MODELS.values())) -> None:
-    """Compile what models ask for on an architecture such as 90, in each dtype they may run in."""
+    """Compile a model's kernels for an architecture such as 90, in each dtype it may run in."""
     with compile_only(arch), without_memory():
         for architecture in models:
             for dtype in DTYPES:
@@ -208,9 +207,9 @@ def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL_MODELS.v
 
 
 def main(architectures: Sequence[int]) -> int:
-    """Compile everything, each architecture in a process of its own; return the exit status."""
+    """Compile everything, each architecture in its own process; return the exit status."""
     compile_module()
-    # A fresh start of each: what torch and Triton hold does not outlive a fork.
+    # Fresh processes, because the state of torch and Triton does not survive a fork.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         for done in [
             pool.submit(compile_for, arch)
@@ -222,4 +221,4 @@ def main(architectures: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(asked) for asked in sys.argv[1:]]))
+    sys.exit(main([int(argument) for argument in sys.argv[1:]]))

@@ -1,6 +1,6 @@
-"""The task of a model by the files that are on this machine: known before anything is loaded.
+"""The task of a model, by its files on this machine, before anything is loaded.
 
-Nothing here imports a model library or asks a hub.
+Nothing here imports a model library or contacts a hub.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPEECH_TYPE = "whisper"
 
 
 def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
-    """Return the endpoints that `config.model` answers; None where its files do not tell."""
+    """Return the endpoints that `config.model` supports; None if its files do not show them."""
     source = local_source(config.model)
     if source is None:
         return None
@@ -40,7 +40,7 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         if not isinstance(description, dict):
             return None
         pooled = read_pooling_config(description, replace(config, model=str(folder)))
-    except (OSError, ValueError, RecursionError, EngineError):  # told by whoever loads it
+    except (OSError, ValueError, RecursionError, EngineError):  # the load reports it
         return None
     if pooled is not None:
         routes = [EMBEDDINGS, SCORE, RERANK] if pooled.task == "embed" else [SCORE, RERANK]

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Of the last load: a process that serves has one, and its steps are done by several threads.
+# Of the last load: a serving process has one, and several threads run its steps.
 _seconds: dict[str, float] = {}
 _downloads: list[object] = []  # in progress
 
 
 @contextmanager
 def timed(step: str) -> Iterator[None]:
-    """Take the time of a step, whose name is told with it."""
+    """Measure the time of a step, by its name."""
     began = time.perf_counter()
     try:
         yield
@@ -22,13 +22,13 @@ def timed(step: str) -> Iterator[None]:
 
 
 def step_seconds() -> dict[str, float]:
-    """Return the seconds of each step that was done, by name."""
+    """Return the seconds of each finished step, by name."""
     return dict(_seconds)
 
 
 @contextmanager
 def downloading() -> Iterator[None]:
-    """Mark the time while entered as a download, which no limit of a load counts."""
+    """Mark the time while entered as a download, which does not count towards load limits."""
     mark = object()
     _downloads.append(mark)
     try:

@@ -1,7 +1,7 @@
-"""Loading a decoder model from a folder or the hub, and refusing what would run silently wrong.
+"""Loading of decoder models from a folder or the hub, with checks against silently wrong results.
 
-Our own decoder runs it where it knows the family and proved to compute the same; transformers'
-classes run the rest.
+Our own decoder runs a model of a known family that passes the parity check; transformers' classes
+run the rest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from .weights.sanity import check_logits
 
 
 def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> LoadedModel:
-    """Load and prove the model; `ModelRefused` says by name why one cannot be served.
+    """Load and check the model; `ModelRefused` names the reason if it cannot be served.
 
     A `leader` shares it with other ranks.
     """
@@ -65,9 +65,9 @@ def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> Load
         raise
     except torch.OutOfMemoryError as exc:
         raise ModelRefused(
-            f"{settings.model}: it does not fit into the GPU's memory ({first_line_of(exc)}): free "
-            "some or take a smaller model; --quantization fp8 takes half of bf16's, "
-            "--tensor-parallel-size shares a model between GPUs."
+            f"{settings.model}: it does not fit into the GPU's memory ({first_line_of(exc)}). Free "
+            "memory or use a smaller model; --quantization fp8 halves bf16 weights, and "
+            "--tensor-parallel-size N splits the model across N GPUs."
         ) from exc
     except Exception as exc:  # a broken folder may fail anywhere in transformers
         reason = first_line_of(exc).partition(" For details")[0]
@@ -100,44 +100,45 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
 
 
 def refused_by_both(hf_config: HFConfig, why: str, exc: TransformersRefused) -> ModelRefused:
-    """Return a refusal that says first `why` the engine's own decoder does not run the model.
+    """Return a refusal that starts with `why` the engine's own decoder does not run the model.
 
-    Of a family that it does not know, transformers' reason is all that there is to say.
+    For an unknown family it contains transformers' reason only.
     """
     if hf_config.model_type not in FAMILIES:
         return exc
     reason = str(exc).removeprefix(f"{hf_config.name}: ")
-    reason = reason.removeprefix(f"model type {hf_config.model_type!r} cannot be served: ")
+    reason = reason.removeprefix(f"model type {hf_config.model_type!r} is not supported: ")
     return ModelRefused(
-        f"{hf_config.name}: the engine's own decoder cannot run it ({why}), and transformers "
-        f"cannot either: {reason}"
+        f"{hf_config.name}: the engine's own decoder does not support it ({why}), and neither does "
+        f"transformers: {reason}"
     )
 
 
 def refuse_native_settings(
     settings: EngineConfig, hf_config: HFConfig, why: str, *, is_shared: bool
 ) -> QuantizationConfig | None:
-    """Refuse what only the engine's own decoder does, for a model that it does not run and `why`.
+    """Refuse settings that need the engine's own decoder, for a model that it does not run.
 
-    `is_shared` says that ranks share the model. Return how its weights are quantised.
+    `why` is the reason for that. `is_shared` means that ranks share the model. Return how its
+    weights are quantised.
     """
     if hf_config.model_type in ONLY_OWN_TYPES:
         return read_quantization_config(hf_config, settings.quantization)  # refused by its class
     if settings.lora_modules:
         raise ModelRefused(
-            f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
-            "the engine's own decoder only: merge the adapter into the model."
+            f"{settings.model}: transformers runs this model ({why}), but adapters require the "
+            "engine's own decoder: merge the adapter into the model."
         )
     quantization = read_quantization_config(hf_config, settings.quantization)
     if quantization is not None and quantization.weight_format is None:
         raise ModelRefused(
-            f"{settings.model}: transformers runs this model ({why}), and weights are made "
-            f"{quantization.method} by the engine's own decoder only: leave out --quantization."
+            f"{settings.model}: transformers runs this model ({why}), but quantising weights to "
+            f"{quantization.method} requires the engine's own decoder: leave out --quantization."
         )
     if is_shared:
         raise ModelRefused(
-            f"{settings.model}: transformers runs this model ({why}), and models are shared "
-            "between ranks by the engine's own decoder only: leave out --tensor-parallel-size."
+            f"{settings.model}: transformers runs this model ({why}), but tensor parallelism "
+            "requires the engine's own decoder: leave out --tensor-parallel-size."
         )
     return quantization
 
@@ -145,45 +146,46 @@ def refuse_native_settings(
 def _notes_on_context(
     settings: EngineConfig, hf_config: HFConfig, max_model_len: int
 ) -> tuple[str, ...]:
-    """Return a note on the context of a model that has rope factors for a longer one."""
+    """Return a note about the context of a model that has rope factors for a longer one."""
     longest = longest_context(hf_config)
     if settings.max_model_len is not None or longest is None:
         return ()
     note = (
-        f"its context is {max_model_len:,} tokens, for which it has rope factors of its own; "
-        f"--max-model-len up to {longest:,} takes those for long contexts, for all lines"
+        f"its context is {max_model_len:,} tokens, with the rope factors for that length; "
+        f"--max-model-len up to {longest:,} uses the rope factors for long contexts, for all lines"
     )
     return (note,)
 
 
 def check_int8(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse int8 weights where nothing multiplies them."""
+    """Refuse int8 weights if the device has no int8 products."""
     if has_quantised_linear(dtype, device, "int8"):
         return
     if device.type != "cpu":
         raise ModelRefused(
-            f"{name}: --quantization int8 is for CPUs; on a GPU --quantization fp8 takes as little."
+            f"{name}: --quantization int8 is for CPUs; on a GPU use --quantization fp8, which "
+            "takes as little memory."
         )
     if has_quantised_linear(torch.bfloat16, device, "int8"):
         raise ModelRefused(
-            f"{name}: --quantization int8 is for models in bf16, and this one runs in "
+            f"{name}: --quantization int8 requires bf16, but this model runs in "
             f"{str(dtype).removeprefix('torch.')}: add --dtype bfloat16, or leave it out."
         )
     raise ModelRefused(
-        f"{name}: --quantization int8 needs a processor with AVX512-VNNI and AVX512-BF16 (Intel "
-        "from Sapphire Rapids, AMD from Zen 4 on), and this is none: leave it out."
+        f"{name}: --quantization int8 requires a processor with AVX512-VNNI and AVX512-BF16 (Intel "
+        "Sapphire Rapids, AMD Zen 4 or later): leave it out on this machine."
     )
 
 
 def notes_on_quantization(
     quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[str, ...]:
-    """Return a note on quantised weights where nothing multiplies by them as they are."""
+    """Return a note about quantised weights if the device cannot multiply them as they are."""
     if quantization is None or has_quantised_linear(dtype, device, quantization.method):
         return ()
     note = (
-        f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "
-        "they take as much memory as if they were not"
+        f"its weights are quantised ({quantization.method}), but multiplied as {dtype} on this "
+        "device: they take as much memory as unquantised ones"
     )
     return (note,)
 
@@ -191,9 +193,9 @@ def notes_on_quantization(
 def read_vision(
     checkpoint: Checkpoint | None, hf_config: HFConfig
 ) -> tuple[VisionConfig | None, tuple[str, ...]]:
-    """Return what a model says of images, or a note of why it is served without them.
+    """Return a model's image settings, or a note about why it is served without them.
 
-    Without a `checkpoint` its tower is taken to be whole.
+    Without a `checkpoint` its tower is assumed to be complete.
     """
     try:
         vision = read_vision_config(hf_config)
@@ -210,7 +212,7 @@ def read_vision(
 def _measure_drift(
     checkpoint: Checkpoint, hf_config: HFConfig, architecture: Architecture, loaded: LoadedModel
 ) -> Drift:
-    """Compare a model whose weights were quantised as they were read with the plain model.
+    """Compare a model whose weights were quantised during the load with the plain model.
 
     The plain one runs layer by layer, in the same dtype.
     """
@@ -224,20 +226,20 @@ def _measure_drift(
 
 
 def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec:
-    """Return how a model sees, images between the bounds of pixels that the settings have.
+    """Return a model's image settings, with the settings' bounds of pixels.
 
-    Which its proof knows nothing of: they decide what it is shown, not what it makes of that.
+    The parity check ignores them: they change the input, not the model.
     """
-    told = settings.mm_processor_kwargs
-    others = told.keys() - {"min_pixels", "max_pixels"}
+    options = settings.mm_processor_kwargs
+    others = options.keys() - {"min_pixels", "max_pixels"}
     try:
-        vision = None if others else read_vision_config(hf_config, told)
+        vision = None if others else read_vision_config(hf_config, options)
     except UnsupportedConfig as exc:
         raise ModelRefused(f"{settings.model}: --mm-processor-kwargs: {exc}") from exc
     if vision is None:
         raise ModelRefused(
-            f"{settings.model}: --mm-processor-kwargs can tell min_pixels and max_pixels otherwise,"
-            f" and not {min(others)}."
+            f"{settings.model}: --mm-processor-kwargs supports min_pixels and max_pixels, not "
+            f"{min(others)}."
         )
     return vision.image_spec
 
@@ -279,12 +281,12 @@ def _load_native(
             check = partial(native.check_parity, *parts, leader=leader)
             parity = run_once(fact, check, first.num_layers)
     except torch.OutOfMemoryError:
-        raise  # transformers' classes would take no less
+        raise  # transformers' classes would need as much
     except (TypeError, ValueError, RuntimeError) as exc:
-        raise UnsupportedConfig(f"it cannot run here: {first_line_of(exc)}") from exc
+        raise UnsupportedConfig(f"it failed to run: {first_line_of(exc)}") from exc
     if not parity.holds:
         raise UnsupportedConfig(
-            f"the two give other logits (relative distance {parity.distance:.2g})"
+            f"its logits differ from transformers' (relative distance {parity.distance:.2g})"
         )
     tokens = parity_tokens(loaded.vocab_size, ())
     check_logits(name, chunked_logits(loaded, tokens))
@@ -307,8 +309,8 @@ def _load_native(
             notes.append(cached_drift(fact, measure).note(quantization.method, dtype))
     if parity.num_layers is not None:
         notes.append(
-            "the engine's decoder was compared with transformers' by the first "
-            f"{parity.num_layers} of {len(architecture.blocks)} layers: in fp32 all of them would "
-            "take minutes, or do not fit here"
+            f"the parity check against transformers covered the first {parity.num_layers} of "
+            f"{len(architecture.blocks)} layers: in fp32 all of them would take minutes, or do not "
+            "fit into memory"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))

@@ -1,4 +1,4 @@
-"""Values of a plan: how a model will run and what memory that takes, and what all plans share."""
+"""Values of a plan: how a model will run, how much memory it needs, and code for all plans."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Runs = Literal["native", "transformers"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Memory of one rank in bytes: its weights, keys and values of a token, a sequence's state.
+    """Memory of one rank in bytes: its weights, a token's keys and values, a sequence's state.
 
-    `kv_cache_tokens` fit beside the weights in what is free now, and the recurrent states of
-    `state_rows` sequences and snapshots; 0 where not even the weights do, None on a GPU that is not
-    here.
+    `kv_cache_tokens` fit into free memory in addition to the weights and the recurrent states of
+    `state_rows` sequences and snapshots. It is 0 if not even the weights fit, None for a GPU on
+    another machine.
     """
 
     weight_bytes: int
@@ -46,10 +46,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """Plan of a model: `why` transformers runs it, None where the engine's own decoder does.
+    """Plan of a model: `why` transformers runs it, None if the engine's own decoder does.
 
-    It can be shared by as many ranks as `tensor_parallel_sizes` say. `memory` is None where nothing
-    tells it before a load. `notes` are sentences for the user.
+    `tensor_parallel_sizes` are the numbers of ranks that can share it. `memory` is None if it is
+    unknown before a load. `notes` are sentences for the user.
     """
 
     runs: Runs
@@ -69,14 +69,14 @@ class ModelPlan:
 def find_weights(
     name: str, quantization: QuantizationConfig | None = None
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Return a model's weights, None where files are missing; a note says that a load fetches them.
+    """Return a model's weights, None if files are missing; a note then explains the download.
 
-    Nothing but an index is fetched, and no GGUF file is dequantized. `ModelRefused` says what is
-    wrong with files that are there.
+    Only an index is fetched, and no GGUF file is dequantized. `ModelRefused` names problems with
+    the files that exist.
     """
     gguf = find_gguf(name)
     if gguf is not None and not has_weights(gguf):
-        return None, ("its weights are dequantized and kept in the cache by the first load",)
+        return None, ("the first load dequantizes its weights and caches them",)
     if gguf is not None:
         return find_checkpoint(name, quantization), ()
     if Path(name).is_dir():
@@ -89,7 +89,9 @@ def find_weights(
     if not (folder / WHOLE).exists():
         find_file(name, INDEX)
     if missing_files(folder):
-        return None, ("its weights are still on the hub, or some of them: a load fetches them",)
+        return None, (
+            "its weights, or some of them, are not downloaded yet: a load downloads them",
+        )
     return replace(find_checkpoint(str(folder), quantization), name=name), ()
 
 
@@ -105,10 +107,10 @@ def plan_memory(
     vocab_size: int,
     max_model_len: int,
 ) -> MemoryPlan:
-    """Return the memory of a network; `widths` are its hidden one and the widest inner one."""
+    """Return the memory of a network; `widths` are its hidden and its widest intermediate one."""
     is_here = device.type == "cpu" or has_gpu()
     model = LoadedModel(
-        network=cast("Network", None),  # sizes are all that is asked for
+        network=cast("Network", None),  # only sizes are used
         shapes=tuple(shapes),
         backend=choose_backend(shapes, dtype, device) if is_here else ReferenceAttention,
         dtype=dtype,
@@ -119,7 +121,7 @@ def plan_memory(
         max_intermediate_size=widths[1],
         recurrent_shapes=tuple(recurrent_shapes),
     )
-    if not is_here:  # a token takes as much in any backend
+    if not is_here:  # a token needs as much in any backend
         cache_dtype = dtype if settings.kv_cache_dtype == "auto" else FP8
         model = replace(model, cache_dtype=cache_dtype)
         return MemoryPlan(weight_bytes, model.token_bytes, None, model.row_bytes, None)

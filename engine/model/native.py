@@ -1,7 +1,7 @@
 """Native models: loading, and the parity check against transformers' classes.
 
-The check is of a function: both networks compute in fp32 from the same stored weights, where
-nothing but the order of sums tells them apart, one after the other and each layer by layer.
+The check compares functions: both networks compute in fp32 from the same stored weights, so that
+only the order of sums differs. They run one after the other, and each layer by layer.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from .vision.preprocessor_config import VisionConfig
 from .weights.checkpoint import Checkpoint, some
 from .weights.weights import read_weights
 
-# Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
+# Relative L2 distance of a token's logits in fp32: the order of sums gives about 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
 TOLERANCE = 1e-4
-# That of all logits in the dtype that is served: above it is no rounding, but a kernel.
+# Distance of all logits in the served dtype: a larger one is caused by a kernel, not by rounding.
 DTYPE_TOLERANCE = 0.3
-# Where two experts score the same but for rounding, a token may be given to either.
+# If two experts have the same score up to rounding, a token may go to either.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class ParityResult:
-    """Result of a parity check: whether it holds, and the largest distance of logits.
+    """Result of a parity check: whether it passed, and the largest distance of logits.
 
-    `num_layers` is None where the whole model was compared, else how many of its first layers.
+    `num_layers` is None if the whole model was compared, else the number of its first layers.
     """
 
     holds: bool
@@ -71,7 +71,7 @@ class LeaderRank(Protocol):
         *,
         has_adapters: bool,
     ) -> LoadedModel:
-        """Have all ranks load their shares, this one's by `load`, and return the model of all."""
+        """Have all ranks load their shares, this one's by `load`, and return the shared model."""
 
 
 def load(
@@ -86,7 +86,7 @@ def load(
     adapters: Sequence[Adapter] = (),
     leader: LeaderRank | None = None,
 ) -> LoadedModel:
-    """Return the model, or its first layers, with its adapters; it sees by `vision`.
+    """Return the model, or its first layers, with its adapters; `vision` are its image settings.
 
     A `leader` shares it with other ranks.
     """
@@ -116,7 +116,7 @@ def load_shard(
 ) -> LoadedModel:
     """Return a rank's share of the model, or of its first layers, with its adapters.
 
-    It sees by `vision`.
+    `vision` are its image settings.
     """
     zeros: list[str] = []
     weights = read_weights(
@@ -163,11 +163,11 @@ def load_shard(
 
 
 def _notes_of(zeros: list[str]) -> tuple[str, ...]:
-    """Return a note on matrices that hold nothing but 0, as those of layers just added may."""
+    """Return a note about matrices that contain only 0, such as those of layers just added."""
     if not zeros:
         return ()
     return (
-        f"nothing but 0 is in {some(sorted(zeros))}: unless that is meant, copy the files again",
+        f"all numbers in {some(sorted(zeros))} are 0: copy the files again unless it is intended",
     )
 
 
@@ -175,9 +175,9 @@ def _notes_of(zeros: list[str]) -> tuple[str, ...]:
 class EagerLogits:
     """Logits `[t, V]` of transformers' class in fp32, and once more `rounded` to the served dtype.
 
-    Of quantised layers `rounded` are the logits `[2, t, V]` of the reference that emulates them,
-    whose activations may be quantised, too. And the windows of its layers by their masks; each
-    where it is known.
+    For quantised layers, `rounded` are the logits `[2, t, V]` of a reference that emulates them and
+    may quantise activations, too. `windows` are those of its layers by their masks, where they are
+    known.
     """
 
     logits: Tensor
@@ -186,7 +186,7 @@ class EagerLogits:
 
 
 def has_quantised_activations(checkpoint: Checkpoint, loaded: LoadedModel) -> bool:
-    """Say whether activations of a model may be quantised, too, which eager does not do."""
+    """Return whether a model's activations may be quantised, too, which eager does not do."""
     how = checkpoint.quantization
     return how is not None and has_quantised_linear(loaded.dtype, loaded.device, how.method)
 
@@ -198,13 +198,13 @@ def inputs_of(
     vision: VisionConfig | None,
     leader: LeaderRank | None,
 ) -> list[ParityInput]:
-    """Return the inputs of a parity check; those of the first are the layers that it covers."""
+    """Return the inputs of a parity check; the first determines the layers that it covers."""
     is_layerwise = _is_text(hf_config, vision) and leader is None
     return parity_inputs(architecture, device, is_layerwise=is_layerwise)
 
 
 def _is_text(hf_config: HFConfig, vision: VisionConfig | None) -> bool:
-    """Say whether a class of transformers that knows of no images is what is compared with."""
+    """Return whether the model is compared with a text-only class of transformers."""
     return vision is None and FAMILIES[hf_config.model_type].has_text_class
 
 
@@ -220,11 +220,11 @@ def check_parity(
 ) -> ParityResult:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
-    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels. A model
-    that would take minutes is compared by its first layers, as many as it takes to have one of each
-    kind. One that sees has an image among its tokens; it, and one that ranks share, must fit in
-    fp32, or its first layers are compared. Windows that are long are passed by text, where it takes
-    bearably long. Raises `ModelRefused` where transformers cannot run it.
+    The fp32 comparison checks the function, the one in the `loaded` dtype its kernels. A model that
+    would take minutes is compared by its first layers, with at least one of each kind. A multimodal
+    model has an image among its tokens. It, and a model that ranks share, must fit in fp32, or only
+    its first layers are compared. Text runs past long windows if the time for that is acceptable.
+    Raises `ModelRefused` if transformers cannot run it.
     """
     first, *longer = inputs_of(hf_config, architecture, loaded.device, vision, leader)
     compare = partial(_compare, checkpoint, hf_config, architecture, loaded, leader=leader)
@@ -337,9 +337,9 @@ def _eager_text_logits(
 
 
 def is_rounded(got: Tensor, expected: EagerLogits, *, has_experts: bool) -> bool:
-    """Say whether logits `[2, t, V]` are off by rounding alone: by not much more than eager's are.
+    """Return whether logits `[2, t, V]` have only rounding errors, not much above those of eager.
 
-    Where experts tie, rounding gives tokens to others: those do not count.
+    Where experts tie, rounding sends tokens to others: those do not count.
     """
     if relative_distance(got, expected.logits) > DTYPE_TOLERANCE:
         return False
@@ -356,19 +356,19 @@ def is_rounded(got: Tensor, expected: EagerLogits, *, has_experts: bool) -> bool
 def _check_windows(architecture: Architecture, windows: Sequence[int | None]) -> None:
     """Refuse to understand a model whose first layers have other windows by transformers' masks.
 
-    A window that is longer than the tokens of a proof shows nowhere else. None is not known.
+    A window longer than the tokens of a check shows nowhere else. None means unknown.
     """
     most = architecture.max_positions
     for shape, window in zip(architecture.attention_shapes, windows, strict=False):
         ours = shape.window
         if window is not None and min(ours or most, most) != min(window or most, most):
             raise UnsupportedConfig(
-                f"by transformers' masks a layer has window {window}, not {ours}"
+                f"a layer has window {window} by transformers' masks, not {ours}"
             )
 
 
 def is_within_tolerance(apart: Tensor, *, has_experts: bool) -> bool:
-    """Say whether distances `[2·t]` are those of one function computed twice."""
+    """Return whether distances `[2·t]` are those of one function computed twice."""
     most = apart.quantile(QUANTILE_WITHOUT_TIES) if has_experts else apart.max()
     return bool(most <= TOLERANCE and apart.max() <= TIE_TOLERANCE)
 

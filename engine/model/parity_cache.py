@@ -1,10 +1,10 @@
-"""Cache of parity checks that passed on this machine, so that a later load skips them.
+"""Cache of parity checks that passed on this machine, so that later loads skip them.
 
-A proof says that our decoder gives what transformers' class gives, for a model described so, with
-tensors of these shapes, on a processor of this kind. So it holds until any of that is another, and
-is made anew when a file of weights was written again; of a snapshot, which is never written again,
-it holds on every machine of the kind. Whether weights are numbers at all is no part of it: that is
-looked at whenever they are loaded.
+A check shows that our decoder computes the same as transformers' class, for one config, tensors of
+these shapes, and one kind of processor. Its result is valid until any of these changes. A folder's
+check is repeated when a file of weights was rewritten; a snapshot never changes, so its check is
+valid on every machine of the kind. Whether weights are finite numbers is not part of it: every
+load checks that.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def parity_fact(
     device: torch.device,
     *others: str,
 ) -> CacheEntry:
-    """Return the fact of how the proof of a checkpoint goes, in a dtype on a device.
+    """Return the fact that identifies the check of a checkpoint, in a dtype on a device.
 
-    `config` is what its config.json is taken to say, `others` what else it follows from.
+    `config` is its config.json after overrides, `others` are further inputs.
     """
     causes: list[str | bytes] = [str(dtype), json.dumps(config), *others]
     for path in checkpoint.files:
@@ -44,7 +44,7 @@ def parity_fact(
 
 
 def device_fact(kind: str, device: torch.device, *causes: str | bytes) -> CacheEntry:
-    """Return a fact that follows from these causes, a device, and the packages that compute."""
+    """Return a fact for these inputs, a device, and the packages that compute."""
     versions = package_versions("torch", "transformers", "numba", "triton")
     return CacheEntry.from_inputs(kind, versions, _processor(device), *causes)
 
@@ -52,10 +52,10 @@ def device_fact(kind: str, device: torch.device, *causes: str | bytes) -> CacheE
 def run_once(
     fact: CacheEntry, check: Callable[[], ParityResult], num_layers: int | None = 0
 ) -> ParityResult:
-    """Return the cached result, or make it; one that holds is cached then.
+    """Return the cached result, or run the check; a result that passed is cached.
 
-    One of fewer layers than `num_layers`, None being all, is made anew: another machine had no room
-    for more.
+    A cached result with fewer layers than `num_layers`, None being all, is computed again: another
+    machine may have lacked the memory.
     """
     data = fact.load()
     if data is not None:
@@ -70,13 +70,13 @@ def run_once(
 
 
 def _header(path: Path) -> bytes:
-    """Return what a file of safetensors says of its tensors."""
+    """Return the header of a safetensors file."""
     with path.open("rb") as file:
         return file.read(int.from_bytes(file.read(8), "little"))
 
 
 def _processor(device: torch.device) -> str:
-    """Return what is another text for a processor that may round otherwise."""
+    """Return a text that differs for processors that may round differently."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
     return "\n".join([torch.backends.cpu.get_cpu_capability(), *cpu_lines()])

@@ -1,7 +1,7 @@
-"""Planning of a model that writes text: how it will run and in what memory, before a load.
+"""Planning of a text-generation model: how it will run and in how much memory, before a load.
 
-Read are its config.json and the headers of its weights. What only a load can prove, that the
-engine's decoder computes the same as transformers' class, is taken to hold.
+It reads config.json and the headers of the weights. It assumes that the parity check, which only a
+load can run, passes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .weights.weight_map import weights_of
 from .weights.weights import as_stored, find_layout
 
 MAX_GPUS = 8
-"""Of one machine."""
+"""GPUs of one machine."""
 
 
 def plan_model(settings: EngineConfig) -> ModelPlan:
-    """Return the plan of a model; `ModelRefused` says why it would not be served."""
+    """Return the plan of a model; `ModelRefused` explains why it would not be served."""
     hf_config = read_overridden_config(settings)
     try:
         return _plan_native(settings, hf_config)
@@ -124,7 +124,7 @@ def _weight_bytes(
     *,
     size: int,
 ) -> int:
-    """Return the bytes of a rank's weights, but for those that stay as they are stored."""
+    """Return the bytes of a rank's weights, except for those that stay as they are stored."""
     method = "" if quantization is None else quantization.method
     keeps = quantization is not None and has_quantised_linear(dtype, device, method)
     num_bytes = 0
@@ -137,7 +137,7 @@ def _weight_bytes(
 def _stays_quantised(
     quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Say whether weights are served as they are stored."""
+    """Return whether weights are served as they are stored."""
     if quantization is None or quantization.weight_format is None:
         return False
     return has_quantised_linear(dtype, device, quantization.method)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: shards a decoder by heads and MLP columns, equally for each rank."""
+"""Tensor parallelism: splits a decoder by heads and MLP columns, equally across ranks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def check_tensor_parallel_size(
     size: int,
     quantization: QuantizationConfig | None = None,
 ) -> None:
-    """Refuse a model that so many ranks cannot have equal shares of, naming what is uneven."""
+    """Refuse a model that `size` ranks cannot share equally, naming the uneven parts."""
     group = 1 if quantization is None else quantization.experts_group
     for block in architecture.blocks:
         shape = block.attention
         if size > 1 and block.experts is not None and block.experts.has_own_norms:
             raise ModelRefused(
-                f"{name}: --tensor-parallel-size {size}: experts beside an MLP, each with norms of "
-                "its own, are not shared by several GPUs; leave the flag out."
+                f"{name}: --tensor-parallel-size {size}: experts next to an MLP, each with its own "
+                "norms, do not support tensor parallelism: leave the flag out."
             )
         counts = {"query heads": shape.num_query_heads}
         if block.recurrence is not None:
             counts |= _recurrent_counts(block.recurrence)
         if size > 1 and any(one.first or one.num_rows for one in block.multipliers):
             raise ModelRefused(
-                f"{name}: --tensor-parallel-size {size}: projections of which parts are multiplied "
-                "are not shared by several GPUs; leave the flag out."
+                f"{name}: --tensor-parallel-size {size}: projections with multipliers do not "
+                "support tensor parallelism: leave the flag out."
             )
         if block.experts is None:
             counts["columns of an MLP"] = architecture.intermediate_size
@@ -42,19 +42,19 @@ def check_tensor_parallel_size(
         uneven = [f"{count:,} {what}" for what, count in counts.items() if count % size]
         columns = counts.get("columns of an expert", 0)
         if size > 1 and columns % size == 0 and columns // size % group:
-            uneven.append(f"{columns:,} columns of an expert, {group} of which share a scale,")
+            uneven.append(f"{columns:,} columns of an expert (with {group} per scale)")
         heads = shape.num_kv_heads
         if heads % size and size % heads:
             uneven.append(f"{heads} key heads")
         if uneven:
             raise ModelRefused(
-                f"{name}: --tensor-parallel-size {size}: {' and '.join(uneven)} cannot be shared "
-                f"evenly by {size}."
+                f"{name}: --tensor-parallel-size {size}: {' and '.join(uneven)} cannot be split "
+                f"evenly across {size} GPUs."
             )
 
 
 def _recurrent_counts(recurrence: Recurrence) -> dict[str, int]:
-    """Return what several ranks must have equal shares of."""
+    """Return the counts of which each rank must have an equal share."""
     rule = recurrence.shape.rule
     if rule is None:
         return {"channels of a convolution": recurrence.shape.num_channels}
@@ -70,7 +70,7 @@ def _recurrent_counts(recurrence: Recurrence) -> dict[str, int]:
 
 
 def shard_architecture(architecture: Architecture, shard: Shard) -> Architecture:
-    """Return what a rank computes of a decoder; its vocabulary is told as a whole."""
+    """Return a rank's part of a decoder; its vocabulary is the whole one."""
     if shard.size == 1:
         return architecture
     return replace(

@@ -1,7 +1,7 @@
 """Usual models: the shapes of published models that GPU kernels are compiled for.
 
-Each is a decoder with one layer of each kind that its model has: kernels are compiled by shapes,
-and a model's layers of one kind have the same.
+Each is a decoder with one layer of each kind that its model has: kernels are compiled by shape, and
+a model's layers of one kind have the same shapes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decoder(
     has_sinks: bool = False,
     **fields: Any,
 ) -> Architecture:
-    """Return a decoder of one layer, or with a `window` of one of each kind."""
+    """Return a decoder of one layer, or with a `window` of one layer of each kind."""
     full = AttentionShape(*heads, width, width, width**-0.5, 0, softcap, has_sinks)
     rope = Rope((1.0,) * ((turned or width) // 2))
     shapes = [full, replace(full, window=window)] if window else [full]
@@ -77,8 +77,8 @@ def gemma4(
     full_heads: tuple[int, int],
     experts: Experts | None = None,
 ) -> Architecture:
-    """Return a Gemma 4, whose full layers have heads of 512, and of keys and values one."""
-    made = decoder(
+    """Return a Gemma 4: its full-attention layers have heads of 512 and one key head."""
+    architecture = decoder(
         hidden,
         inner,
         heads,
@@ -92,32 +92,34 @@ def gemma4(
         logit_softcap=30.0,
         **{**GEMMA, "norm_offset": 0.0, "names": GEMMA4_NAMES},
     )
-    full, sliding = made.blocks
+    full, sliding = architecture.blocks
     shape = AttentionShape(*full_heads, 512, 512, 1.0)
     full = Block(shape, Rope((1.0,) * 256), experts, has_keys_as_values=True)
-    return replace(made, blocks=(full, sliding))
+    return replace(architecture, blocks=(full, sliding))
 
 
 def latent_decoder(
     hidden: int, inner: int, heads: int, vocabulary: int, *, latent: Latent, experts: Experts
 ) -> Architecture:
-    """Return a decoder of one layer, which attends to latents (MLA)."""
-    made = decoder(hidden, inner, (heads, 1), latent.nope_dim, vocabulary, experts=experts)
+    """Return a decoder of one layer with latent attention (MLA)."""
+    architecture = decoder(hidden, inner, (heads, 1), latent.nope_dim, vocabulary, experts=experts)
     rank = latent.kv_rank
     shape = AttentionShape(heads, 1, rank + latent.rope_dim, rank, 0.1, has_latent_values=True)
     rope = Rope((1.0,) * (latent.rope_dim // 2))
-    return replace(made, blocks=(Block(shape, rope, experts, latent=latent),))
+    return replace(architecture, blocks=(Block(shape, rope, experts, latent=latent),))
 
 
-def hybrid_decoder(made: Architecture, recurrence: Recurrence, *, has_mlp: bool) -> Architecture:
+def hybrid_decoder(
+    architecture: Architecture, recurrence: Recurrence, *, has_mlp: bool
+) -> Architecture:
     """Return a decoder with a recurrent layer before its own."""
-    (block,) = made.blocks
+    (block,) = architecture.blocks
     first = replace(block, attention=NO_ATTENTION, rope=NO_ROPE, recurrence=recurrence)
-    return replace(made, blocks=(replace(first, has_mlp=has_mlp), block))
+    return replace(architecture, blocks=(replace(first, has_mlp=has_mlp), block))
 
 
 def mamba2(heads: int, width: int, groups: int, state: int) -> Recurrence:
-    """Return a layer of Mamba-2 behind a convolution of four taps."""
+    """Return a Mamba-2 layer with a convolution of four taps."""
     rule = StateSpace(heads, width, groups, state)
     shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
     return Recurrence(shape, groups, has_conv_bias=True)
@@ -127,7 +129,7 @@ _DELTA = GatedDelta(16, 32, 128, 128)
 GATED_DELTA_NET = Recurrence(
     RecurrentShape(sum(_DELTA.widths), 4, rule=_DELTA), 32, is_norm_first=True
 )
-# Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
+# The sizes that kernels depend on; models of the same sizes use the same kernels.
 USUAL_MODELS = {
     "Qwen3-0.6B": decoder(1024, 3072, (16, 8), 128, 151_936, has_qk_norm=True),
     "Qwen3-4B": decoder(2560, 9728, (32, 8), 128, 151_936, has_qk_norm=True),

@@ -1,4 +1,4 @@
-"""docs/reference/models.md is what the engine's tables say."""
+"""docs/reference/models.md matches the engine's tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def test_the_page_of_models_is_that_of_the_tables() -> None:
-    """After a change: `python -m bench.models_page --write docs/reference/models.md`."""
+    """The page is up to date; `python -m bench.models_page --write FILE` writes it."""
     written, version = PAGE.read_text(encoding="utf-8"), transformers.__version__.split(".")[:2]
     if f"of transformers {'.'.join(version)} are tried" not in written:
         pytest.skip("another transformers has other types")

@@ -27,7 +27,7 @@ def python(code: str) -> list[str]:
 
 
 def test_the_phase_between_the_marks_is_inside_the_whole(tmp_path: Path) -> None:
-    """Both marks are found, also at the end of a progress bar that a carriage return redraws."""
+    """Both marks are found, even after a progress bar that a carriage return redraws."""
     code = "import sys; sys.stderr.write('0 %\\rmodel ready\\r50 %\\r'); print('all done')"
     measured = measure(python(code), {}, MARKS, tmp_path / "log")
     assert 0 <= measured.steady_seconds <= measured.whole_seconds
@@ -55,7 +55,7 @@ def test_a_mark_that_never_comes_is_named(tmp_path: Path) -> None:
 
 
 def test_memory_counts_the_whole_process_tree() -> None:
-    """What a grandchild holds is part of the peak, as vLLM forks its engine."""
+    """A grandchild's memory is part of the peak, because vLLM forks its engine."""
     with subprocess.Popen(python(HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -67,7 +67,7 @@ def test_memory_counts_the_whole_process_tree() -> None:
 
 
 def test_a_tree_that_has_ended_holds_nothing() -> None:
-    """Sampling a process that is gone is no error."""
+    """Sampling a process that has ended does not raise."""
     process = subprocess.Popen(python(""))
     process.wait()
     assert tree_bytes(process.pid) == 0

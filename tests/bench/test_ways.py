@@ -1,4 +1,4 @@
-"""The counter of files on each way: what it counts, and that the ways can be run."""
+"""The counter of files on each path: its counts, and that every path can run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_step_enters_no_file_of_a_feature_that_is_off() -> None:
 
 
 def test_a_chat_keeps_to_its_files() -> None:
-    """Those on the event loop are what delays other requests."""
+    """Files on the event loop are those that delay other requests."""
     assert record_chat().count <= 39
 
 
@@ -59,7 +59,7 @@ def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_dropped_file_of_requests_is_not_looked_at_as_a_table() -> None:
-    """Nor converted; the calls to AWS are as few as they can be."""
+    """It is not converted, either, and there are as few calls to AWS as possible."""
     way = record_drop()
     off = {"convert", "detection", "recipes", "table_lines"}
     assert not off & {PurePath(name).stem for name in way.files}
@@ -68,7 +68,7 @@ def test_a_dropped_file_of_requests_is_not_looked_at_as_a_table() -> None:
 
 
 def test_the_table_has_a_line_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """And lists the files where that is asked for."""
+    """It lists the files on request."""
     main(["row", "--files"])
     shown = capsys.readouterr().out
     assert "| a row: engine to output |" in shown

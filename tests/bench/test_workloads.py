@@ -1,4 +1,4 @@
-"""The files of the benchmarks are what their names stand for."""
+"""The files of the benchmarks match their descriptions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def bodies(name: str) -> list[dict[str, Any]]:
 
 
 def prompts(name: str) -> list[str]:
-    """Return what the user says in each line."""
+    """Return the user's text in each line."""
     return [body["messages"][-1]["content"] for body in bodies(name)]
 
 
 def num_words(text: str) -> int:
-    """Return the words of a text."""
+    """Return the number of words of a text."""
     return len(text.split())
 
 
 def is_scattered(groups: list[str]) -> bool:
-    """Say whether lines of one group are no oftener neighbours than a shuffle makes them."""
+    """Return whether lines of one group are neighbours no more often than in a shuffle."""
     neighbours = sum(one == other for one, other in pairwise(groups))
     expected = sum(count * (count - 1) for count in Counter(groups).values()) / len(groups)
     return neighbours < 2 * expected + 6
@@ -78,7 +78,7 @@ def test_a_has_one_system_prompt_for_all() -> None:
 
 
 def test_b_has_fifty_templates() -> None:
-    """Each of 50 templates of 400 words stands before three or four questions."""
+    """Each of 50 templates of 400 words precedes three or four questions."""
     templates = [prompt.partition("\n")[0] for prompt in prompts("b")]
     assert len(templates) == 192
     assert {num_words(template) for template in templates} == {400}
@@ -104,7 +104,7 @@ def test_outputs_of_d_have_a_heavy_tail() -> None:
     assert sum(wanted[-36:]) > sum(wanted) / 2
 
 
-def test_e_asks_sixteen_questions_of_each_document() -> None:
+def test_e_has_sixteen_questions_per_document() -> None:
     """The documents of 1,500 words come first, so that they are shared."""
     documents = [prompt.partition("\n")[0] for prompt in prompts("e")]
     assert {num_words(document) for document in documents} == {1500}
@@ -112,7 +112,7 @@ def test_e_asks_sixteen_questions_of_each_document() -> None:
     assert is_scattered(documents)
 
 
-def test_g_is_base_but_for_its_sampling() -> None:
+def test_g_is_base_except_for_its_sampling() -> None:
     """The same prompts under a large vocabulary: what differs in time is sampling."""
     assert prompts("g") == prompts("base")
     body = bodies("g")[0]
@@ -126,7 +126,7 @@ def test_g_is_base_but_for_its_sampling() -> None:
 def test_published_work_has_the_lengths_that_are_published(
     published: Published, prompt: int, output: int
 ) -> None:
-    """In the mean, of tokens; all begin with one instruction, and none else alike."""
+    """Mean token counts agree; all begin with one instruction and share nothing else."""
     requests = replace(published, count=1000)(Texts())
     assert requests == replace(published, count=1000)(Texts())
     found = [num_words(request.user) + request.user.count(".") for request in requests]

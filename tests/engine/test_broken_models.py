@@ -99,17 +99,20 @@ QUICK: dict[str, tuple[Break, str]] = {
         "cannot be read as a model",
     ),
     "a width that is a word": (said("config.json", "hidden_size", value="x"), "hidden_size"),
-    "a width of a million": (said("config.json", "hidden_size", value=10**6), "hold"),
+    "a width of a million": (said("config.json", "hidden_size", value=10**6), "files contain"),
     "a width below nothing": (said("config.json", "hidden_size", value=-1), "hidden_size -1"),
     "a million layers": (
         both(
             said("config.json", "layer_types", value=None),
             said("config.json", "num_hidden_layers", value=10**6),
         ),
-        "no model has above",
+        "no model has more than",
     ),
     "no layers": (said("config.json", "num_hidden_layers", value=0), "num_hidden_layers"),
-    "a vocabulary beyond measure": (said("config.json", "vocab_size", value=10**12), "hold"),
+    "a vocabulary beyond measure": (
+        said("config.json", "vocab_size", value=10**12),
+        "files contain",
+    ),
     "an end that is a word": (said("config.json", "eos_token_id", value="x"), "eos_token_id"),
     "a generation config that is null": (
         written("generation_config.json", "null"),

@@ -112,7 +112,7 @@ def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps(said))
     report = inspect_model(EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16"))
     assert report.runs == "refused"
-    assert "holds neither" in str(report.why)
+    assert "has neither" in str(report.why)
     assert report.plan is not None
     assert report.plan.memory is not None
     assert report.plan.memory.weight_bytes == 2 * 8_190_735_360
@@ -186,7 +186,7 @@ def test_weights_that_are_still_on_the_hub_are_no_fault(
     assert absent.plan is not None
     assert (here.runs, here.plan.notes) == ("native", ())
     assert absent.runs == "native"
-    assert "a load fetches them" in absent.plan.notes[0]
+    assert "a load downloads them" in absent.plan.notes[0]
     assert absent.plan.memory == here.plan.memory
 
 
@@ -209,7 +209,7 @@ def test_weights_that_are_dequantised_are_noted_as_at_load(tmp_path: Path) -> No
     assert plan.notes == loading.notes_on_quantization(
         QuantizationConfig("awq", None), torch.float32, CPU
     )
-    assert "they take as much memory as if they were not" in plan.notes[0]
+    assert "they take as much memory as unquantised ones" in plan.notes[0]
 
 
 def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
@@ -274,8 +274,8 @@ def test_a_whole_model_has_its_parsers_and_misses_nothing() -> None:
 @pytest.mark.parametrize(
     ("without", "missing", "words"),
     [
-        ("config.json", "config.json", "there is no config.json"),
-        ("model.safetensors", "model.safetensors or model.safetensors.index.json", "holds neither"),
+        ("config.json", "config.json", "it has no config.json"),
+        ("model.safetensors", "model.safetensors or model.safetensors.index.json", "has neither"),
         ("tokenizer.json", "a tokenizer", "no tokenizer"),
     ],
 )
@@ -305,8 +305,8 @@ def test_without_a_template_only_conversations_are_missed(tmp_path: Path) -> Non
     ("config", "words"),
     [
         ({"model_type": "no_such_type"}, "knows its model type 'no_such_type'"),
-        ({"model_type": "gptj"}, "model type 'gptj' cannot be served: its class computes"),
-        ({"hidden_size": 96}, "have other shapes"),
+        ({"model_type": "gptj"}, "model type 'gptj' is not supported: its class has"),
+        ({"hidden_size": 96}, "the shapes of its weights do not match"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
 )
@@ -337,5 +337,5 @@ def test_a_torn_config_is_told_by_its_name(tmp_path: Path) -> None:
     """And what to do."""
     (tmp_path / "config.json").write_text('{"model_type": ')
     report = report_of(tmp_path)
-    assert "config.json is no whole JSON" in str(report.why)
+    assert "config.json is truncated or not valid JSON" in str(report.why)
     assert report.missing == ()

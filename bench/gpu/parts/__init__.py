@@ -1,1 +1,1 @@
-"""The parts of `bench.gpu.gpu`: each a list of tasks, which give numbers."""
+"""The parts of `bench.gpu.gpu`: each is a list of tasks that return numbers."""

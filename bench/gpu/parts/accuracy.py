@@ -68,7 +68,7 @@ TINY_SHAPES = {
     "grouped": AttentionShape(4, 2, 16, 16, 0.25),
     "window": AttentionShape(2, 1, 16, 16, 0.25, window=5, softcap=5.0, has_sinks=True),
 }
-# Attention to latents (MLA), and the widths of a head's key, without what is turned, and value.
+# Latent attention (MLA), with the widths of a head's key, without its rotary part, and value.
 Latents = tuple[AttentionShape, int, int]
 LATENTS: dict[str, Latents] = {
     "deepseek v2 lite": (OF_LATENTS, 128, 128),
@@ -89,10 +89,10 @@ TINY_RULES: dict[str, GatedDelta | StateSpace] = {
     "space": StateSpace(4, 12, 2, 10),
 }
 VOCABULARY = 32_000
-# How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
-# the dtype's precision.
+# Allowed errors of numbers rounded once, and of sums of rounded numbers, in units of the dtype's
+# precision.
 NEAR, FAR = 4, 32
-# What rounding rows to fp8 makes of a product, as a share of it: each number is off by a 32nd.
+# Effect of rounding rows to fp8 on a product, as a share of it: each number is off by a 32nd.
 FP8_BOUND = 0.04
 
 
@@ -124,9 +124,9 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
-    """Return how far what was got is from what was expected, and whether that holds.
+    """Return the difference of a result from the expected one, and whether it passes.
 
-    A number may be off by so many units of its own size, or of that of all in the mean.
+    A number may differ by a multiple of its unit, or of the unit of the mean of all.
     """
     unit = torch.finfo(dtype).eps
     worst = 0.0
@@ -170,12 +170,12 @@ def gates(place: Place, dtype: torch.dtype, gate: Gate) -> Numbers:
 
 
 def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Numbers:
-    """Chunks, then decodes and chunks behind them, heads normed and turned on their way."""
+    """Chunks, then decodes and chunks after them, with heads normed and rotated."""
     size = 1 if place.is_tiny else 20
     first, last = 16 + 16 * size, 16 + 30 * size
     sequences = PagedSequences([16 + 7 * size, last, 32, 17, 49], shared=16)
     rounds = (
-        [Piece(0, 0, 16 + 7 * size)],  # what is shared is stored once
+        [Piece(0, 0, 16 + 7 * size)],  # the shared prefix is stored once
         [Piece(1, 16, first), Piece(2, 16, 31), Piece(4, 16, 32)],
         [Piece(2, 31, 32), Piece(3, 16, 17), Piece(1, first, last - 1), Piece(4, 32, 48)],
         [Piece(1, last - 1, last), Piece(4, 48, 49)],
@@ -204,8 +204,8 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
             backend.prepare(sequences.step(pieces, backend.page_size, place.device))
             angle = cos_sin if to is dtype else cos_sin.double()
             query = backend.store_qkv(0, qkv.to(to), angle, HeadNorms(of_query, of_key, 1e-6))
-            asked = sinks.to(to) if shape.has_sinks else None
-            outs.append((query, backend.attend(0, query, asked)))
+            layer_sinks = sinks.to(to) if shape.has_sinks else None
+            outs.append((query, backend.attend(0, query, layer_sinks)))
         pairs += list(zip(*outs, strict=True))
     return held(pairs, dtype, FAR)
 
@@ -213,12 +213,12 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
 def latent_attention(
     place: Place, dtype: torch.dtype, shape: AttentionShape, nope: int, width: int
 ) -> Numbers:
-    """Chunks that are expanded and others, then decodes beside such, some of a shared prefix."""
+    """Expanded chunks and others, then decodes with such chunks, some with shared prefixes."""
     size = 1 if place.is_tiny else 20
     long = 64 + 30 * size
     sequences = PagedSequences([140, long, 97, 98], shared=64)
     rounds = (
-        [Piece(0, 0, 139)],  # what is shared is stored once
+        [Piece(0, 0, 139)],  # the shared prefix is stored once
         [Piece(0, 139, 140), Piece(1, 64, long - 2), Piece(2, 64, 96), Piece(3, 64, 95)],
         [Piece(1, long - 2, long - 1), Piece(2, 96, 97), Piece(3, 95, 98)],
         [Piece(1, long - 1, long), Piece(0, 139, 140), Piece(2, 96, 97)],
@@ -251,10 +251,10 @@ def latent_attention(
 
 
 def recurrence(place: Place, dtype: torch.dtype, rule: GatedDelta | StateSpace) -> Numbers:
-    """Chunks from zeros, then decodes beside chunks, from rows: convolution, rule, gated norm.
+    """Chunks from zeros, then decodes with chunks, from rows: convolution, rule, gated norm.
 
-    What a layer's later kernels are given is what the reference made of the earlier ones. Its own
-    sums are fp32, so that four times as much may be off in fp32.
+    The input of a layer's later kernels is the reference's output of the earlier ones. Its own
+    sums are fp32, so that the allowed error in fp32 is four times as large.
     """
     size, device, heads = 1 if place.is_tiny else 8, place.device, rule.state_shape[0]
     shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
@@ -327,7 +327,7 @@ def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
 
 
 def quantised_experts(place: Place, dtype: torch.dtype, form: str) -> Numbers:
-    """The same of quantised weights; off by a share of the whole."""
+    """The same with quantised weights; errors are a share of the whole."""
     count, inner, hidden = (4, 64, 128) if place.is_tiny else (16, 256, 384)
     shapes = (count, 2 * inner, hidden), (count, hidden, inner)
     if form == "fp8":
@@ -342,7 +342,7 @@ def quantised_experts(place: Place, dtype: torch.dtype, form: str) -> Numbers:
 
 
 def mixed(place: Place, both: Matrix, down: Matrix) -> list[tuple[Tensor, Tensor]]:
-    """Return a mixture's outputs and routing weights, each beside what is expected."""
+    """Return a mixture's outputs and routing weights, each with the expected ones."""
     count, hidden, _ = down.shape
     tokens, chosen = (5, 2) if place.is_tiny else (150, 4)
     dtype = both.dtype
@@ -378,14 +378,14 @@ def pooling(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """Weights in fp8, and on cards that multiply such numbers what they are multiplied with."""
+    """Weights in fp8, and activations, too, on cards that multiply such numbers."""
     height, width = (48, 64) if place.is_tiny else (1024, 2048)
     weight = quantise_fp8(torch.randn(height, width, device=place.device).to(dtype))
     return multiplied(place, weight, FP8_BOUND)
 
 
 def fp8_block_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """The same with a scale for 128 × 128 numbers."""
+    """The same with one scale per 128 × 128 numbers."""
     height, width = (128, 256) if place.is_tiny else (1024, 2048)
     plain = torch.randn(height, width, device=place.device)
     blocks = plain.view(height // 128, 128, width // 128, 128)
@@ -396,7 +396,7 @@ def fp8_block_products(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def four_bit_products(place: Place, dtype: torch.dtype) -> Numbers:
-    """Weights of four bits, a scale and a zero for 64 inputs."""
+    """Weights of four bits, with a scale and a zero per 64 inputs."""
     height, width = (48, 256) if place.is_tiny else (1024, 2048)
     return multiplied(place, four_bits(place, dtype, height, width), 4 * torch.finfo(dtype).eps)
 
@@ -411,7 +411,7 @@ def four_bits(place: Place, dtype: torch.dtype, *shape: int) -> Quantised:
 
 
 def multiplied(place: Place, weight: Quantised, bound: float) -> Numbers:
-    """Multiply few rows and many, by the kernel of either; off by a share of the whole."""
+    """Multiply few rows and many, by the kernel of either; errors are a share of the whole."""
     product = choose_linear(choose_elementwise(weight.dtype, place.device), place.device).make(
         weight
     )

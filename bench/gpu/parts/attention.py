@@ -1,8 +1,8 @@
-"""One layer's attention, replayed from a graph, beside what else computes it on this machine.
+"""One layer's attention, replayed from a graph, compared with other implementations here.
 
 Ours reads random pages of random numbers. The others read the same amount of numbers: torch's own
 kernels contiguously, flashinfer from pages. One that cannot be imported, or refuses a shape, is a
-line that says so.
+line with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.gpu.parts.task import Numbers, Place, Task
 from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.backends import choose_backend
 
-# What is asked of decodes, as a share of a copy, and of 4,096 tokens on Hopper.
+# The goal for decodes, as a share of a copy, and for 4,096 tokens on Hopper.
 DECODE_BOUND = 0.85
 PREFILL_BOUND = 350e12
 WORKSPACE_BYTES = 128 * 2**20
@@ -62,7 +62,7 @@ class Case:
         return [Piece(i, self.length - self.new, self.length) for i in range(self.count)]
 
     def numbers(self, place: Place, seconds: float) -> Numbers:
-        """Return bytes or products a second; what is shared counts once among the bytes."""
+        """Return bytes or products per second; shared bytes count once."""
         spans = Spans(
             np.full(self.count, self.length - self.new),
             np.full(self.count, self.length),
@@ -88,7 +88,7 @@ class Case:
 
 
 def cases(place: Place) -> tuple[Case, ...]:
-    """Return what is timed, the most telling first."""
+    """Return the timed cases, the most informative first."""
     if place.is_tiny:
         return Case(TINY, 3, 40), Case(TINY, 3, 40, shared=16), Case(TINY, 1, 24, 24)
     return (
@@ -103,7 +103,7 @@ def cases(place: Place) -> tuple[Case, ...]:
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield ours in each case, then the others in turn: those that compile come last."""
+    """Yield ours in each case, then the others in turn: compiled ones come last."""
     for case in cases(place):
         yield Task(f"{case}: ours", partial(ours, place, case), 3)
     for name, (prepare, seconds) in list(PEERS.items())[: 1 if place.is_tiny else None]:
@@ -134,11 +134,11 @@ def ours(place: Place, case: Case) -> Numbers:
 
 
 def peer(place: Place, case: Case, prepare: Callable[[Place, Case], Attend]) -> Numbers:
-    """Time another's kernels; what it cannot do is said, and is no failure of ours."""
+    """Time another library's kernels; its failures are reported, and do not count as ours."""
     try:
         attend = prepare(place, case)
         seconds = place.replay_seconds(attend)
-    except Exception as exc:  # noqa: BLE001 - whatever it refuses, it is another's
+    except Exception as exc:  # noqa: BLE001 - its errors are another library's
         place.wait()
         return {"skipped": f"{type(exc).__name__}: {exc}"[:300]}
     return case.numbers(place, seconds)
@@ -162,7 +162,7 @@ def sdpa(place: Place, case: Case, backend: SDPBackend) -> Attend:
 
 
 def starts(place: Place, count: int, length: int) -> Tensor:
-    """Return where sequences of one length start, and the end."""
+    """Return the starts of sequences of one length, and the end."""
     return torch.arange(count + 1, dtype=torch.int32, device=place.device) * length
 
 
@@ -183,7 +183,7 @@ def torch_varlen(place: Place, case: Case) -> Attend:
 
 
 def flash_attn(place: Place, case: Case) -> Attend:
-    """Prepare FlashAttention, the third where it is there, else the second."""
+    """Prepare FlashAttention, the third version if it is installed, else the second."""
     try:
         from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found]
     except ImportError:
@@ -192,7 +192,7 @@ def flash_attn(place: Place, case: Case) -> Attend:
 
 
 def flex(place: Place, case: Case) -> Attend:
-    """Prepare what torch compiles."""
+    """Prepare the version that torch compiles."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     query, key, value = (one.transpose(1, 2).contiguous() for one in case.tensors(place))
@@ -235,11 +235,11 @@ def flashinfer(place: Place, case: Case) -> Attend:
 
 
 def sdpa_of(backend: SDPBackend) -> Callable[[Place, Case], Attend]:
-    """Return what prepares one backend of torch's attention."""
+    """Return the preparation of one backend of torch's attention."""
     return partial(sdpa, backend=backend)
 
 
-# By name: what prepares them, and their usual seconds.
+# By name: their preparation, and their usual seconds.
 PEERS: Mapping[str, tuple[Callable[[Place, Case], Attend], float]] = {
     "torch's flash": (sdpa_of(SDPBackend.FLASH_ATTENTION), 2),
     "torch's cuDNN": (sdpa_of(SDPBackend.CUDNN_ATTENTION), 3),

@@ -1,4 +1,4 @@
-"""Ceilings of the card, by torch's own functions, and what a launch costs host and device."""
+"""Ceilings of the card, by torch's own functions, and the cost of a launch on host and device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _empty(_nothing):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - 
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield a copy, products in each dtype, and launches of nothing and of a norm of one row."""
+    """Yield a copy, products in each dtype, and launches of an empty kernel and a one-row norm."""
     yield Task("copy", partial(copy, place), 2)
     yield Task("product", partial(product, place, place.dtype), 2)
     yield Task("product, float16", partial(product, place, torch.float16), 2)
@@ -52,9 +52,9 @@ def product(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def fp8_product(place: Place, *, is_fast: bool) -> Numbers:
-    """Measure the same in fp8 with a scale a row, as torch has it."""
+    """Measure the same in fp8 with row scales, as in torch."""
     if place.is_tiny or torch.cuda.get_device_capability(place.device) < (8, 9):
-        return {"skipped": "this device multiplies no fp8"}
+        return {"skipped": "this device does not multiply fp8"}
     left, right = torch.randn(2, WIDTH, WIDTH, device=place.device).to(FP8)
     scales = torch.ones(WIDTH, 1, device=place.device)
 
@@ -72,7 +72,7 @@ def fp8_product(place: Place, *, is_fast: bool) -> Numbers:
 
 
 def gap(place: Place) -> Numbers:
-    """Measure a kernel of nothing, one of many in a graph: what is between two launches."""
+    """Measure an empty kernel, one of many in a graph: the gap between two launches."""
     if place.is_tiny:
         return {"skipped": "no GPU"}
     nothing = torch.zeros(1, device=place.device)
@@ -81,7 +81,7 @@ def gap(place: Place) -> Numbers:
 
 
 def launch(place: Place) -> Numbers:
-    """Measure what calling a kernel of next to no work costs the host, and the device."""
+    """Measure the cost of calling a nearly empty kernel, on the host and on the device."""
     row = torch.ones(1, 64, dtype=place.dtype, device=place.device)
     blocks = choose_elementwise(place.dtype, place.device)
     weight = blocks.norm_weight(row[0], 0.0)

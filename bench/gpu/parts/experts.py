@@ -1,4 +1,4 @@
-"""Mixtures of experts and quantised products by number of rows, beside what torch has for them."""
+"""Mixtures of experts and quantised products by number of rows, compared with torch's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tasks(place: Place) -> Iterator[Task]:
     for name, mixture in (TINY_MIXTURES if tiny else MIXTURES).items():
         for form in ("bf16", "fp8", "4-bit"):
             if form == "4-bit" and mixture.hidden % GROUP:
-                continue  # such groups are of one row each
+                continue  # such groups have one row each
             for tokens in TOKENS[: 1 if tiny else None]:
                 called = f"experts of {name}, {form}, {tokens} tokens"
                 yield Task(called, partial(apply, place, mixture, form, tokens), 2)
@@ -102,11 +102,11 @@ def apply(place: Place, mixture: Mixture, form: str, tokens: int) -> Numbers:
     def grouped() -> Tensor:
         return torchs.apply_experts(x, chosen, shares, weights, mixture.gate, ops)
 
-    return {**numbers, **beside(place, grouped, seconds)}
+    return {**numbers, **compared(place, grouped, seconds)}
 
 
 def multiply(place: Place, form: str, rows: int) -> Numbers:
-    """Time a product: ours, and torch's of the weight in bf16, which is dequantised before it."""
+    """Time a product: ours, and torch's with the weight in bf16, which is dequantised before."""
     weight = weight_of(place, form, *(TINY_WEIGHT if place.is_tiny else WEIGHT))
     ops = choose_elementwise(place.dtype, place.device)
     product = choose_linear(ops, place.device).make(weight)
@@ -120,7 +120,7 @@ def multiply(place: Place, form: str, rows: int) -> Numbers:
     if not isinstance(weight, Quantised):
         return numbers
     plain = weight.dequantised()
-    numbers |= beside(place, lambda: functional.linear(x, plain), seconds)
+    numbers |= compared(place, lambda: functional.linear(x, plain), seconds)
     if not place.is_tiny:
         from tidemill.engine.kernels.triton.linear import dequantised
 
@@ -129,8 +129,8 @@ def multiply(place: Place, form: str, rows: int) -> Numbers:
     return numbers
 
 
-def beside(place: Place, call: Callable[[], Tensor], seconds: float) -> Numbers:
-    """Return what torch takes, and ours as a multiple of that; what it refuses is said."""
+def compared(place: Place, call: Callable[[], Tensor], seconds: float) -> Numbers:
+    """Return torch's time, and ours as a multiple of it; its failures are reported."""
     try:
         of_torch = place.replay_seconds(call)
     except RuntimeError as exc:

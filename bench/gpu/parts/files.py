@@ -22,7 +22,7 @@ from bench.workloads import WORKLOADS, Workload, lines_of, nothing_shared
 
 SHAPE, KV_CACHE = "470m", "47G"
 USUAL_SECONDS = 60.0
-SAID = re.compile(r"([\d,]+) tokens in \((?:([\d,]+) cached)?.*?([\d,]+) out")
+TOKENS = re.compile(r"([\d,]+) tokens in \((?:([\d,]+) cached)?.*?([\d,]+) out")
 LOADED, RAN = re.compile(r"model loaded in ([\d.]+) s"), re.compile(r"rows in ([\d.]+) s")
 
 
@@ -47,7 +47,7 @@ def make_inputs(*, is_tiny: bool) -> tuple[tempfile.TemporaryDirectory[str], Pat
 
 
 def run(place: Place, flags: tuple[str, ...]) -> Numbers:
-    """Run the file, and read off what the run says at its end."""
+    """Run the file, and parse the summary at the end of the run."""
     folder, model = make_inputs(is_tiny=place.is_tiny)
     path = Path(folder.name)
     rows = path / f"rows{len(flags)}.jsonl"
@@ -55,11 +55,11 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
     command += ["--model", str(model), "--device", place.device.type]
     command += ["--kv-cache-memory", "100M" if place.is_tiny else KV_CACHE]
     started = time.perf_counter()
-    told = run_tidemill(command, path)
+    output = run_tidemill(command, path)
     whole = time.perf_counter() - started
-    [(read, cached, written)] = SAID.findall(told)
-    said, ending = told.strip().splitlines()[-2:]
-    [loaded], [ran] = LOADED.findall(told), RAN.findall(told)
+    [(read, cached, written)] = TOKENS.findall(output)
+    summary, ending = output.strip().splitlines()[-2:]
+    [loaded], [ran] = LOADED.findall(output), RAN.findall(output)
     counts = [int(number.replace(",", "") or 0) for number in (read, cached, written)]
     return {
         "rows": sum(1 for _ in rows.open("rb")),
@@ -69,6 +69,6 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
         "prefilled": counts[0] - counts[1],
         "prompt_tokens": counts[0],
         "outputs_per_second": counts[2] / float(ran),
-        "said": said,
+        "said": summary,
         **json.loads(ending),
     }

@@ -1,8 +1,8 @@
-"""Tokens a second of the whole engine but its texts, beside what is published and the roofline.
+"""Tokens per second of the whole engine except its texts, against published figures and roofline.
 
 Random weights of a shape, requests of one mix without end, and a window of seconds. As many run
-from the start as fit, and have been at it for a while: their keys and values are noise that nobody
-computed, as many as there would be (`bench.gpu.supply`). Then some steps in torch's profiler.
+from the start as fit, in the middle of their outputs: their keys and values are noise with the
+right length (`bench.gpu.supply`). Then some steps run in torch's profiler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORK = (
     ("llama-3-8b", True, (MLPERF,)),
     ("llama-3-8b", False, (SHORT, LONG)),
 )
-# Usual ones: a mix's, and those of making a model.
+# Usual seconds: those of a mix, and those of creating a model.
 SECONDS, MODEL_SECONDS = 17.0, 8.0
 WARM_SECONDS, WINDOW_SECONDS = 3.0, 8.0
 PROFILED_STEPS, FEWEST_STEPS = 12, 4
@@ -60,14 +60,14 @@ def generate(place: Place, name: str, mix: Mix, *, is_fp8: bool) -> Numbers:
     shape, limits = architecture(name), step_limits(config, place.device)
     core, counted = core_of(found, config)
     num_first = mix.at_once(room.num_pages * model.backend.page_size, limits.max_num_seqs)
-    scheduler = core._scheduler  # noqa: SLF001 - whose steps are not all computed
+    scheduler = core._scheduler  # noqa: SLF001 - not all of its steps are computed
     supply = Supply(mix, scheduler, core.add, num_first, model.vocab_size)
     num_filling = supply.fill()
     load = Load(core, supply)
-    load.run_for(0.0 if place.is_tiny else WARM_SECONDS, place)  # kernels and graphs are made
+    load.run_for(0.0 if place.is_tiny else WARM_SECONDS, place)  # compiles kernels and graphs
     warm = 0 if counted is None else counted.captured
     numbers = window(place, load)
-    if not is_fp8:  # which has another ceiling
+    if not is_fp8:  # it has another ceiling
         bound = serial(shape, place.card, mix).outputs_per_second
         numbers["of_roofline"] = numbers["outputs_per_second"] / bound
     if anchor := ANCHORS.get((name, is_fp8, mix)):
@@ -92,7 +92,7 @@ def generate(place: Place, name: str, mix: Mix, *, is_fp8: bool) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work with somebody always waiting."""
+    """Work with requests always waiting."""
 
     core: GenerationCore
     supply: Supply
@@ -103,7 +103,7 @@ class Load:
         self.core.step()
 
     def run_for(self, seconds: float, place: Place) -> float:
-        """Run steps for so long, and some at least; return how long it was."""
+        """Run steps for some seconds, and a few at least; return the actual duration."""
         started = time.perf_counter()
         for num_steps in count():
             took = time.perf_counter() - started
@@ -115,7 +115,7 @@ class Load:
 
 
 def window(place: Place, load: Load) -> Numbers:
-    """Count what comes in some seconds."""
+    """Count the tokens of some seconds."""
     before = load.core.stats()
     seconds = load.run_for(0.0 if place.is_tiny else WINDOW_SECONDS, place)
     after = load.core.stats()

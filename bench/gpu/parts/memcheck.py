@@ -29,7 +29,7 @@ ELSEWHERE = Path("/usr/local/cuda/bin/compute-sanitizer")
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+)")
 USUAL_SECONDS = 20.0
 SPARE_SECONDS = 1.0
-# Each tensor has memory of its own, so that what lies behind it is out of bounds.
+# Each tensor has separate memory, so that an access after its end is out of bounds.
 ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 CHECK = """
 import sys, torch
@@ -42,7 +42,7 @@ print(task.call())
 
 
 def sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, None where there is none."""
+    """Return the path of compute-sanitizer, None if there is none."""
     found = shutil.which("compute-sanitizer")
     return found or (str(ELSEWHERE) if ELSEWHERE.exists() else None)
 
@@ -54,11 +54,11 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def checked(place: Place, check: str) -> Numbers:
-    """Run a check under memcheck in a process of its own, for as long as there is."""
+    """Run a check under memcheck in a separate process, within the time left."""
     command = sanitizer()
     if command is None or place.is_tiny:
-        return {"skipped": "no GPU" if place.is_tiny else "there is no compute-sanitizer here"}
-    told = subprocess.run(
+        return {"skipped": "no GPU" if place.is_tiny else "compute-sanitizer is not installed"}
+    completed = subprocess.run(
         [command, "--tool", "memcheck", sys.executable, "-c", CHECK, check],
         env={**os.environ, **ALONE},
         capture_output=True,
@@ -66,10 +66,12 @@ def checked(place: Place, check: str) -> Numbers:
         check=False,
         timeout=max(SPARE_SECONDS, place.until - time.monotonic() - SPARE_SECONDS),
     )
-    said = SUMMARY.findall(told.stdout + told.stderr)
-    if not said:
-        raise RuntimeError(f"it gave no summary: {told.stderr[-500:] or told.stdout[-500:]}")
-    if told.returncode:
-        errors = [line for line in told.stdout.splitlines() if "====" in line][:20]
-        return {"errors": int(said[-1]), "holds": False, "first": "\n".join(errors)}
-    return {"errors": int(said[-1]), "holds": said[-1] == "0"}
+    summaries = SUMMARY.findall(completed.stdout + completed.stderr)
+    if not summaries:
+        raise RuntimeError(
+            f"memcheck printed no summary: {completed.stderr[-500:] or completed.stdout[-500:]}"
+        )
+    if completed.returncode:
+        errors = [line for line in completed.stdout.splitlines() if "====" in line][:20]
+        return {"errors": int(summaries[-1]), "holds": False, "first": "\n".join(errors)}
+    return {"errors": int(summaries[-1]), "holds": summaries[-1] == "0"}

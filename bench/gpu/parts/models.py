@@ -24,7 +24,7 @@ TINY_ROOM = KVCacheSize(16, 64)
 
 
 class Made(NamedTuple):
-    """A model that is on the device, and the pages that it has."""
+    """A model on the device, and its pages."""
 
     model: LoadedModel
     room: KVCacheSize
@@ -50,16 +50,16 @@ class CountedCapture:
         return result
 
 
-# The model of the last call: who takes pages takes all that is free, so there is one at a time.
+# The model of the last call: pages take all free memory, so there is only one at a time.
 _made: dict[tuple[str, bool], Made] = {}
 
 
 def made(name: str, device: torch.device, *, is_fp8: bool = False, is_tiny: bool = False) -> Made:
-    """Return a model of random weights, the one of the call before if it is the same."""
+    """Return a model of random weights, the previous one if it is the same."""
     key = name, is_fp8
     if key not in _made:
         _made.clear()
-    gc.collect()  # the pages and graphs of the call before
+    gc.collect()  # frees the pages and graphs of the previous call
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if key not in _made:
@@ -81,19 +81,19 @@ def _make(name: str, device: torch.device, *, is_fp8: bool, is_tiny: bool) -> Ma
 
 
 def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-    """Capture nothing, so that all is launched plainly."""
-    raise RuntimeError("no graphs were asked for")
+    """Refuse to capture, so that all kernels are launched."""
+    raise RuntimeError("no graphs were requested")
 
 
 def core_of(made_model: Made, config: EngineConfig) -> tuple[GenerationCore, CountedCapture | None]:
-    """Return the loop over a model, and what counts its graphs where it has any."""
+    """Return the loop over a model, and the counter of its graphs if it has any."""
     capture = capture_on(made_model.model.device)
     counted = None if capture is None else CountedCapture(capture)
     return make_core(made_model.model, made_model.room, config, counted), counted
 
 
 def with_noise(backend: AttentionBackendType) -> AttentionBackendType:
-    """Return a backend whose pages hold numbers from the start: zeros would cost no power."""
+    """Return a backend whose pages contain random numbers: zeros would use less power."""
     assert isinstance(backend, type)
 
     class Noisy(backend):  # type: ignore[misc,valid-type]

@@ -10,13 +10,13 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from bench.gpu.parts.task import Numbers, Place
 
-# What blocks the host until the device is through.
+# Calls that block the host until the device is done.
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 LONGEST = 25
 
 
 def profiled(place: Place, step: Callable[[], object], steps: int) -> Numbers:
-    """Return where the time of so many steps goes."""
+    """Return the distribution of time over some steps."""
     activities = [ProfilerActivity.CPU]
     if place.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.gpu.results import WHOLE
 
-# What of a task is shown: its field, and how.
+# The displayed fields of a task, with their formats.
 SHOWN: Mapping[str, Callable[[Any], str]] = {
     "said": str,
     "bytes_per_second": lambda value: f"{value / 1e12:.3f} TB/s",
@@ -24,11 +24,11 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
     "largest_gap": lambda value: f"largest gap {value:.3f}",
     "outputs_per_second": lambda value: f"{value:,.0f} out tok/s",
     "of_roofline": lambda value: f"{value:.0%} of the card's roofline",
-    "of_anchor": lambda value: f"{value:.2f} of what is published",
+    "of_anchor": lambda value: f"{value:.2f} of the published figure",
     "step_seconds": lambda value: f"{value * 1e3:.1f} ms a step",
     "captures": lambda value: f"{value} graphs",
     "reserved_bytes": lambda value: f"{value / 2**30:.1f} GiB reserved",
-    "preemptions": lambda value: f"{value} gave way",
+    "preemptions": lambda value: f"{value} preempted",
     "errors": lambda value: f"{value} errors",
     "skipped": str,
     "error": lambda value: f"**failed**: {str(value).splitlines()[0][:120]}",
@@ -36,7 +36,7 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
 
 
 def figures(numbers: Mapping[str, Any]) -> str:
-    """Return what of a task is shown, in one line."""
+    """Return a task's figures in one line."""
     cells = [show(numbers[key]) for key, show in SHOWN.items() if numbers.get(key) is not None]
     if profile := numbers.get("profile"):
         cells.append(f"device busy {profile['device_busy']:.0%}")
@@ -58,7 +58,7 @@ def report(parts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str
 
 
 def verdict(numbers: Mapping[str, Any]) -> str:
-    """Return whether a bound holds, and which."""
+    """Return whether a bound is met, and the bound."""
     if "holds" not in numbers:
         return "–"
     bound = numbers.get("bound")

@@ -1,6 +1,6 @@
-"""Greedy rows: of a real run beside a CPU's, and of the loop beside transformers' eager attention.
+"""Greedy rows: a real run compared with a CPU's, and the loop with transformers' eager attention.
 
-The demo model is run by `tidemill run` in fp32; what a CPU answers to the same file lies beside the
+The demo model is run by `tidemill run` in fp32; a CPU's answers to the same file are next to the
 model's requests in this folder, written by
 
     python -m bench.gpu.parts.rows > bench/gpu/parts/greedy_rows.json
@@ -36,8 +36,8 @@ from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 GREEDY = Sampling(temperature=0)
-# How far below the likeliest in fp32 a token of ours may be, by how far transformers' own is:
-# random weights leave next to nothing between the best two, so that rounding chooses.
+# Allowed distance of our token below the likeliest in fp32, as a multiple of transformers' own:
+# with random weights the best two are nearly equal, so that rounding chooses.
 TIMES_THEIRS, SPARE = 1.25, 1e-3
 EXPECTED = Path(__file__).with_name("greedy_rows.json")
 MODEL = Path(__file__).parents[3] / "demo" / "model"
@@ -56,9 +56,9 @@ def timed(*arguments):
     return captured
 CudaCapture.__call__ = timed
 status = main()
-told = {"load": step_seconds(), "processor_seconds": time.process_time()}
-told |= {"captures": len(taken), "capture_seconds": sum(taken)}
-print(json.dumps(told), file=sys.stderr)
+figures = {"load": step_seconds(), "processor_seconds": time.process_time()}
+figures |= {"captures": len(taken), "capture_seconds": sum(taken)}
+print(json.dumps(figures), file=sys.stderr)
 end_process(status)
 """
 NUM_LINES, MOST_NUMBERS, MAX_TOKENS = 160, 60, 24
@@ -73,11 +73,11 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def requests() -> Iterator[dict[str, Any]]:
-    """Yield the lines of the run: sums behind contexts of many lengths, some of them shared."""
+    """Yield the lines of the run: sums after contexts of many lengths, some of them shared."""
     rng = random.Random(0)
     for number in range(NUM_LINES):
         first, second = rng.sample(range(100), 2)
-        # Some contexts are of a page, some of several tiles; every fourth one is the same.
+        # Some contexts have one page, some several tiles; every fourth one is the same.
         count = 40 if number % 4 == 0 else rng.randrange(MOST_NUMBERS)
         counted = " ".join(f"{place} + 1 = {place + 1}." for place in range(count))
         question = f"{counted} What is {first} + {second}?".strip()
@@ -96,7 +96,7 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 def run(device: str, folder: Path) -> list[str]:
-    """Run the file on a device and return what is answered."""
+    """Run the file on a device and return the answers."""
     source, target = folder / "requests.jsonl", folder / "rows.jsonl"
     source.write_text("".join(json.dumps(one) + "\n" for one in requests()), encoding="utf-8")
     command = ["run", str(source), "-o", str(target)]
@@ -108,19 +108,22 @@ def run(device: str, folder: Path) -> list[str]:
 
 
 def run_tidemill(arguments: list[str], folder: Path) -> str:
-    """Run a command of Tidemill's in a process of its own; return what it says."""
-    # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
+    """Run a command of Tidemill's in a separate process; return its output."""
+    # Its kernels are compiled (numba's on a CPU): nothing is interpreted.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(stand_ins(folder)), *sys.path[1:]])
     command = [sys.executable, "-c", RUN, *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise RuntimeError(f"it ended with {ran.returncode}: {' '.join(ran.stderr.split())[-500:]}")
+        raise RuntimeError(
+            f"tidemill ended with exit status {ran.returncode}: "
+            f"{' '.join(ran.stderr.split())[-500:]}"
+        )
     return ran.stderr
 
 
 def stand_ins(folder: Path) -> Path:
-    """Make what a run looks for and only recordings need, where it is missing: empty packages."""
+    """Create empty packages for missing modules that a run imports but only recordings need."""
     site = folder / "site"
     site.mkdir(exist_ok=True)
     for name in LEFT_OUT:
@@ -131,7 +134,7 @@ def stand_ins(folder: Path) -> Path:
 
 
 def real_run(place: Place) -> Numbers:
-    """Compare a run on this device with the rows that a CPU wrote, in fp32: all are equal."""
+    """Compare a run on this device with a CPU's rows, in fp32: all are equal."""
     with tempfile.TemporaryDirectory() as folder:
         found = run(place.device.type, Path(folder))
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -146,10 +149,10 @@ def real_run(place: Place) -> Numbers:
 
 
 def rows(place: Place, captures: Capture | None) -> Numbers:
-    """Generate by our loop; ask transformers, token by token, what it would have said instead.
+    """Generate with our loop, and compare each token with transformers' choice.
 
-    transformers reads what ours generated, so that one near tie does not make all that follows
-    another text. What it says in fp32 decides whose tokens are nearer.
+    transformers reads our tokens, so that one near tie does not change all later tokens. Its fp32
+    logits decide whose tokens are closer.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -170,11 +173,11 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     network = loaded(model, weights, max_model_len=prompt + output)
     ours = generated(network, prompts, output, captures)
     pairs = list(zip(prompts, ours, strict=True))
-    said = [logits_after(theirs, *pair).argmax(1) for pair in pairs]
-    same = sum(own == other.tolist() for own, other in zip(ours, said, strict=True))
+    choices = [logits_after(theirs, *pair).argmax(1) for pair in pairs]
+    same = sum(own == other.tolist() for own, other in zip(ours, choices, strict=True))
     theirs.float()
     own_gap, their_gap = 0.0, 0.0
-    for pair, other in zip(pairs, said, strict=True):
+    for pair, other in zip(pairs, choices, strict=True):
         logits = logits_after(theirs, *pair)
         own = torch.tensor(pair[1], device=place.device)
         own_gap = max(own_gap, logit_gap(logits, own))
@@ -191,7 +194,7 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
 
 @torch.inference_mode()
 def logits_after(model: Any, before: list[int], after: list[int]) -> torch.Tensor:
-    """Return a model's logits where each token of an answer was chosen."""
+    """Return a model's logits at each chosen token of an answer."""
     ids = torch.tensor([before + after], device=model.device)
     logits: torch.Tensor = model(ids).logits[0, len(before) - 1 : -1].double()
     return logits
@@ -206,7 +209,7 @@ def logit_gap(logits: torch.Tensor, tokens: torch.Tensor) -> float:
 def generated(
     model: LoadedModel, prompts: list[list[int]], output: int, captures: Capture | None
 ) -> list[list[int]]:
-    """Return what our loop says to each prompt."""
+    """Return our loop's answer to each prompt."""
     # Interpreted, the largest graph takes a minute.
     most = 1024 if model.device.type == "cuda" else 32
     config = EngineConfig("random", max_num_seqs=32, max_num_batched_tokens=most)

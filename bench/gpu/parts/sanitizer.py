@@ -27,14 +27,14 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def sanitized(place: Place, tool: str) -> Numbers:
-    """Run the checks of `accuracy` under a tool, each tensor in memory of its own."""
+    """Run the checks of `accuracy` under a tool, each tensor in separate memory."""
     found = shutil.which("compute-sanitizer") or (str(ELSEWHERE) if ELSEWHERE.exists() else None)
     if found is None or place.is_tiny:
-        return {"skipped": "there is no compute-sanitizer here" if found is None else "no GPU"}
+        return {"skipped": "compute-sanitizer is not installed" if found is None else "no GPU"}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "found.json").write_text(json.dumps({}), encoding="utf-8")
         command = [found, "--tool", tool, sys.executable, "-m", "bench.gpu.gpu"]
-        told = subprocess.run(
+        completed = subprocess.run(
             [*command, "--part", "accuracy", "--folder", folder],
             env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
             capture_output=True,
@@ -42,7 +42,9 @@ def sanitized(place: Place, tool: str) -> Numbers:
             check=False,
         )
         lines = (Path(folder) / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
-    said = SUMMARY.findall(told.stdout + told.stderr)
-    if not said:
-        raise RuntimeError(f"it gave no summary: {told.stderr[-500:] or told.stdout[-500:]}")
-    return {"errors": int(said[-1]), "checks": len(lines), "holds": said[-1] == "0"}
+    summaries = SUMMARY.findall(completed.stdout + completed.stderr)
+    if not summaries:
+        raise RuntimeError(
+            f"the tool printed no summary: {completed.stderr[-500:] or completed.stdout[-500:]}"
+        )
+    return {"errors": int(summaries[-1]), "checks": len(lines), "holds": summaries[-1] == "0"}

@@ -20,7 +20,7 @@ from tidemill.engine.kernels.backends import (
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.model.config.architecture import Architecture
 
-# What is asked of passes, as a share of a copy.
+# The goal for passes, as a share of a copy.
 PASS_BOUND = 0.85
 TOKENS = 8192
 PRODUCT_ROWS = (1, 64, 256, 1024, 8192)
@@ -71,7 +71,7 @@ def gate(place: Place, model: Architecture, tokens: int) -> Numbers:
 
 
 def enter(place: Place, model: Architecture, tokens: int) -> Numbers:
-    """Time heads on their way from one product to attention and to their pages."""
+    """Time heads between a product and attention, and their storing in pages."""
     shape = model.blocks[0].attention
     make = choose_backend([shape], place.dtype, place.device)
     sequences = PagedSequences([tokens])
@@ -86,7 +86,7 @@ def enter(place: Place, model: Architecture, tokens: int) -> Numbers:
 
 
 def product(place: Place, model: Architecture, rows: int) -> Numbers:
-    """Time a layer's largest product, and say which ceiling it is nearer to."""
+    """Time a layer's largest product, and report its nearer ceiling."""
     blocks = choose_elementwise(place.dtype, place.device)
     shape = (2 * model.intermediate_size, model.hidden_size)
     weight = torch.randn(shape, device=place.device).to(place.dtype)
@@ -101,7 +101,7 @@ def product(place: Place, model: Architecture, rows: int) -> Numbers:
 
 
 def choice(place: Place, model: Architecture, *, is_mixed: bool) -> Numbers:
-    """Time the choice of tokens, what the host does for it among it."""
+    """Time the choice of tokens, including the host's part."""
     count = 4 if place.is_tiny else 1024
     logits = torch.randn(count, model.vocab_size, device=place.device).to(place.dtype)
     metadata = sampling_metadata(count, model.vocab_size, is_mixed=is_mixed)

@@ -1,4 +1,4 @@
-"""One decode step of a model by kernel: as it is replayed from a graph, and as it is launched."""
+"""One decode step of a model by kernel: replayed from a graph, and launched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 MODELS = {"qwen3-0.6b": 8.0, "qwen3-8b": 18.0}  # and the usual seconds
 SEQUENCES, PROMPT, PROFILED_STEPS, WARM_STEPS = 256, 512, 12, 4
-# Within so many steps the prompt that starts last is computed: it is shorter than a step may be.
+# The prompt that starts last is computed within this many steps: it is shorter than a step may be.
 PROMPT_STEPS = 3
 GREEDY = Sampling(temperature=0)
 
@@ -53,7 +53,7 @@ def step(place: Place, name: str, *, has_graphs: bool) -> Numbers:
 
 
 def fill(core: GenerationCore, count: int, length: int, vocabulary: int, most: int) -> None:
-    """Start so many sequences, and go on until all of them decode."""
+    """Start a number of sequences, and run until all of them decode."""
     rng = np.random.default_rng(0)
     for _ in range(count):
         prompt = rng.integers(1, vocabulary, length).tolist()

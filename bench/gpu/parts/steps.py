@@ -1,4 +1,4 @@
-"""Steps of made-up paged sequences, for benchmarks without a scheduler."""
+"""Steps of simulated paged sequences, for benchmarks without a scheduler."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Piece(NamedTuple):
 class PagedSequences:
     """Sequences of these lengths that share a prefix: the pages of their first `shared` tokens.
 
-    The state of each is in the row of its number.
+    The state of sequence i is in row i.
     """
 
     lengths: Sequence[int]
     shared: int = 0
 
     def num_pages(self, page_size: int) -> int:
-        """Return how many pages hold all of them."""
+        """Return the number of pages for all of them."""
         return sum(-(-length // page_size) for length in self.lengths)
 
     def step(self, pieces: Sequence[Piece], page_size: int, device: torch.device) -> Step:
-        """Return the step that computes some pieces, those of one token before all others."""
+        """Return the step of some pieces, those of one token before all others."""
         pieces = sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
         counts = [-(-length // page_size) for length in self.lengths]
         order = np.random.default_rng(0).permutation(sum(counts))

@@ -14,13 +14,13 @@ import torch
 from bench.gpu.cards import CARDS, Card
 
 Numbers = dict[str, Any]
-# Written before each timed call, so that nothing is found in a cache: above any card's.
+# Bytes written before each timed call to clear caches: more than any card's cache.
 FLUSHED_BYTES = 256 * 2**20
 WARM_CALLS = 3
 
 
 class Task(NamedTuple):
-    """Something to be done, by a name that no other has in its part, and its usual seconds."""
+    """A task: its name, which is unique in its part, its call, and its usual seconds."""
 
     name: str
     call: Callable[[], Numbers]
@@ -31,8 +31,8 @@ class Task(NamedTuple):
 class Place:
     """The device: a GPU, or with `is_tiny` a CPU that interprets kernels on tiny shapes.
 
-    `found` is what earlier parts gave, by part and name; `until` is when this part must have ended,
-    by the monotonic clock.
+    `found` are the results of earlier parts, by part and name; `until` is the end of this part's
+    time, by the monotonic clock.
     """
 
     device: torch.device
@@ -42,19 +42,19 @@ class Place:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those that kernels are held to; the interpreter has no bfloat16."""
+        """Return the dtypes of accuracy checks; the interpreter does not support bfloat16."""
         if self.is_tiny:
             return (torch.float32, torch.float16)
         return (torch.bfloat16, torch.float16)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of what is timed."""
+        """Return the dtype of timed runs."""
         return torch.float32 if self.is_tiny else torch.bfloat16
 
     @property
     def card(self) -> Card:
-        """Return the card: its memory as it says, its ceilings as they were measured."""
+        """Return the card: its reported memory and its measured ceilings."""
         like = CARDS["h200"]
         if not self.is_tiny:
             found = torch.cuda.get_device_properties(self.device)
@@ -65,12 +65,12 @@ class Place:
         return like.reaching(copy, flops)
 
     def wait(self) -> None:
-        """Return once the device has done all that it was given."""
+        """Return once the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def seconds(self, call: Callable[[], object], runs: int = 20) -> float:
-        """Return the median time of a call on the device, caches cold; it is called before."""
+        """Return the median time of a call on the device, with cold caches, after a first call."""
         if self.is_tiny:
             return self._wall_seconds(call, 1)
         for _ in range(WARM_CALLS):
@@ -87,13 +87,13 @@ class Place:
         return statistics.median(float(begin.elapsed_time(end)) / 1e3 for begin, end in events)
 
     def replay_seconds(self, call: Callable[[], object], runs: int = 20) -> float:
-        """Return the same of a CUDA graph of the call, in which no launch costs the host."""
+        """Return the same for a CUDA graph of the call, where launches cost no host time."""
         if self.is_tiny:
             return self._wall_seconds(call, 1)
         return self.seconds(self.captured(call).replay, runs)
 
     def captured(self, call: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
-        """Return a graph of so many calls, which were made before."""
+        """Return a graph of a number of calls, which were made before."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -107,7 +107,7 @@ class Place:
                 for _ in range(times):
                     call()
         finally:
-            torch.cuda.set_stream(current)  # which a capture that fails does not leave as it was
+            torch.cuda.set_stream(current)  # a failed capture does not restore it
         return graph
 
     def _wall_seconds(self, call: Callable[[], object], runs: int) -> float:
@@ -120,7 +120,7 @@ class Place:
 
 
 def card_like(name: str, memory: float) -> Card:
-    """Return the card of a driver's name, else the one with the most similar memory."""
+    """Return the card with a driver's name, else the one with the most similar memory."""
     if named := [card for card in CARDS.values() if card.name in name.lower()]:
         return max(named, key=lambda card: len(card.name))
     return min(CARDS.values(), key=lambda card: abs(card.memory - memory))

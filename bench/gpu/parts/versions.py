@@ -1,4 +1,4 @@
-"""The machine: card, driver, packages, and what of optional ones can be imported."""
+"""The machine: card, driver, packages, and the optional ones that can be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.gpu.parts.memcheck import sanitizer
 from bench.gpu.parts.task import Numbers, Place, Task
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "numba")
-# Peers of attention, and what only a real run needs (`bench.gpu.wheels`).
+# Peers of attention, and packages that only a real run needs (`bench.gpu.wheels`).
 OPTIONAL = (
     *("torch.nn.attention.varlen", "torch.nn.attention.flex_attention"),
     *("flash_attn", "flash_attn_interface", "flashinfer"),
@@ -36,7 +36,7 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 def card(place: Place) -> Numbers:
-    """Return what the driver says of the card, and the host's processors."""
+    """Return the driver's description of the card, and the host's processors."""
     host = {"python": platform.python_version(), "processors": os.cpu_count()}
     if place.is_tiny:
         return {**host, "said": "none: interpreted on a CPU"}
@@ -58,7 +58,7 @@ def card(place: Place) -> Numbers:
 
 
 def packages() -> Numbers:
-    """Return the versions of what is installed."""
+    """Return the versions of installed packages."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -69,7 +69,7 @@ def packages() -> Numbers:
 
 
 def imported(name: str) -> Numbers:
-    """Say whether a module can be imported."""
+    """Return whether a module can be imported."""
     try:
         module = import_module(name)
     except ImportError as exc:

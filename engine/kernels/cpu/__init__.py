@@ -1,1 +1,1 @@
-"""CPU kernels, JIT-compiled by numba; each names the torch reference that tests hold it to."""
+"""CPU kernels, JIT-compiled by numba; each names the torch reference that tests compare it with."""

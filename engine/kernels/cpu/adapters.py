@@ -1,8 +1,8 @@
 """LoRA adapters fused into the CPU's linear layers, a different one for each row.
 
-A row's product with its adapter's A matrix is appended to the row, and B to each panel: so the sum
-is complete in registers, and gates are applied as without adapters. Rows are processed in tiles of
-one adapter.
+A row's product with its adapter's A matrix is appended to the row, and B to each panel, so the sum
+is complete in registers and gates are applied as without adapters. Rows are processed in tiles that
+share one adapter.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .thread_pool import parallel_for, shared_pool
 def prepare_adapted(
     weight: Tensor, bias: Tensor | None, gate: Gate | None, adapters: LinearAdapters
 ) -> Linear | None:
-    """Prepare the layer of `weight [O, I]` with adapters; None where that is not supported.
+    """Prepare the layer of `weight [O, I]` with adapters; None if that is not supported.
 
-    The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
-    beside it.
+    The weight itself is not kept. A row's result is bit-identical whatever other rows run in the
+    same batch.
     """
     base = prepare(weight, bias, gate)
     if base is None:
@@ -158,7 +158,7 @@ def _multiply_item(
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     block, first = item // groups, item % groups * at_once
     begin, end_tile = len(tiles) * block // blocks, len(tiles) * (block + 1) // blocks
-    # Each tile prefetches its part of the next panel; a single one what it needs itself.
+    # Each tile prefetches its part of the next panel; a single one its own data.
     step = WIDTH * WORD_BYTES // (end_tile - begin)
     beyond = AHEAD_BYTES if end_tile - begin == 1 else panel_bytes
     for panel in range(first, min(first + at_once, (width + count - 1) // count)):

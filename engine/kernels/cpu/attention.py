@@ -1,6 +1,6 @@
 """Paged attention backend on the CPU: the KV cache, and flash attention by tiles.
 
-Arithmetic is fp32. A row is summed block after block whatever runs beside it, bit for bit: where
+Arithmetic is fp32. A row's sum over blocks is bit-identical whatever else is in the batch: if
 sequences share a prefix (cascade attention), one tile attends their queries to it, and each row
 resumes from its partial state.
 """
@@ -55,7 +55,7 @@ class CpuAttention:
         """Return a backend of other layers over the same pages."""
         other = copy(self)
         pages = zip(shapes, self.keys, self.values, strict=False)
-        other._layers = [_Layer(*own) for own in pages]  # noqa: SLF001 - of its own class
+        other._layers = [_Layer(*own) for own in pages]  # noqa: SLF001 - of the same class
         return other
 
     @classmethod
@@ -70,13 +70,13 @@ class CpuAttention:
     def supports(
         shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
     ) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels can do all these layers in this dtype."""
         if device.type != "cpu" or dtype not in DTYPES:
             return False
         return all(shape.key_dim * dtype.itemsize % WORD_BYTES == 0 for shape in shapes)
 
     def prepare(self, step: Step) -> None:
-        """Read the places of the next forward pass's tokens; valid until the next call."""
+        """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._slots = step.slots.numpy()
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
         self._ends = step.visible_ends.numpy()
@@ -114,7 +114,7 @@ class CpuAttention:
         store_kv(shared_pool(), words, bits, self._slots, own.keys, own.values)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         own = self._layers[layer]
         shape, tokens = own.shape, len(query)
         out = query.new_empty(tokens, shape.num_query_heads, shape.value_dim)
@@ -152,7 +152,7 @@ class CpuAttention:
 
 
 class _Layer:
-    """One layer's pages and constant arguments: small steps are dominated by call overhead."""
+    """One layer's pages and constant arguments, because call overhead dominates small steps."""
 
     def __init__(self, shape: AttentionShape, keys: Tensor, values: Tensor) -> None:
         heads, width = shape.num_kv_heads, _padded(shape.value_dim)

@@ -36,7 +36,7 @@ VOCABULARY = 32
 
 def dtypes() -> list[torch.dtype]:
     """Return the dtypes of models on this machine; parity checks always need fp32."""
-    # torch has no public function for it.
+    # torch has no public function for this.
     has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
     return [torch.float32, *([torch.bfloat16] if has_bfloat16 else [])]
 

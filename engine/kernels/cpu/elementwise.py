@@ -61,7 +61,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 
 def act_and_mul(both: Tensor, gate: Gate) -> Tensor:
-    """Activate the gate and multiply by up, which lie side by side: `[…, 2·I]` → `[…, I]`."""
+    """Activate the gate and multiply by up, which are side by side: `[…, 2·I]` → `[…, I]`."""
     if gate.activation == "gelu":
         return elementwise.act_and_mul(both.float(), gate).to(both.dtype)
     flat = both.reshape(-1, both.shape[-1])
@@ -81,7 +81,7 @@ def rows_at_once(width: Any) -> Any:
 
 @compiled
 def num_items(rows: Any, width: Any) -> Any:
-    """Return the work items of so many rows."""
+    """Return the work items for some rows."""
     at_once = rows_at_once(width)
     return (rows + at_once - 1) // at_once
 
@@ -161,7 +161,7 @@ def _gate_rows(
     at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
-            # In this order a NaN stays one.
+            # This order preserves NaN.
             g = min(widen(both[row, i]), limit)
             up = max(min(widen(both[row, width + i]), limit), -limit) + beta
             slope = GELU_SLOPE * (g + GELU_CUBE * g * g * g) if is_gelu else alpha * g

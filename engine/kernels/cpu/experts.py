@@ -1,4 +1,4 @@
-"""Mixture of experts on the CPU: each expert's MLP is two linear layers, prepacked as any other."""
+"""Mixture of experts on the CPU: each expert's MLP is two linear layers with prepacked weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..quantised import as_tensor
 
 
 class PackedExperts:
-    """The MLPs of `E` experts; the weights that they were made of are not kept."""
+    """The MLPs of `E` experts; the original weights are not kept."""
 
     def __init__(
         self, factory: LinearFactory, weights: ExpertWeights, gate: Gate | Activation

@@ -1,8 +1,8 @@
 """Flash attention's inner loop on the CPU: query rows against a KV block, in SIMD registers.
 
 Scores, online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022) and the
-weighted sum of values, for one to four rows at a time. A row's result depends on its own query and
-on its blocks, in their order, and on nothing else.
+weighted sum of values, for one to four rows at a time. A row's result depends only on its query and
+on its blocks, in order.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class _Block:
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
-    """Return the larger of two numbers, `b` where `a` is none."""
+    """Return the larger of two numbers, `b` if `a` is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -318,7 +318,7 @@ def _word(value: int) -> Any:
 
 
 def _zeros(builder: Any, rows: int, columns: int) -> list[list[Any]]:
-    """Return places for vectors, which LLVM keeps in registers, set to zero."""
+    """Return variables for vectors, which LLVM keeps in registers, set to zero."""
     places = [[cgutils.alloca_once(builder, FLOATS) for _ in range(columns)] for _ in range(rows)]
     for row in places:
         for place in row:
@@ -335,6 +335,6 @@ def _tanh(builder: Any, x: Any) -> Any:
 
 
 attend_one, attend_two, attend_four = _rows(1), _rows(2), _rows(4)
-# For a block of which at most half is seen: most sequences end in one, and short ones begin there.
+# For a block of which at most half is visible: most sequences end in one, short ones begin in one.
 HALF = BLOCK // 2
 attend_four_to_half = _rows(4, PAGES_AT_ONCE // 2)

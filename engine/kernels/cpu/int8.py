@@ -1,8 +1,8 @@
-"""int8 linear layers on the CPU (W8A8): weights of a scale a row by tokens quantised as they come.
+"""int8 linear layers on the CPU (W8A8): weights with row scales, tokens quantised on the fly.
 
-Four products an instruction and half of bf16's bytes, on processors with AVX512-VNNI. A token is
-rotated as the weight is, and its largest number becomes 127; the norm before a layer does both in
-its own pass.
+They need four products per instruction and half of bf16's bytes, on processors with AVX512-VNNI. A
+token is rotated like the weight, and its largest number becomes 127; the norm before a layer does
+both in its own pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Int8Linear:
         return self._multiply(quantise_rows(x, self.rotation))
 
     def normed(self, weight: Tensor, eps: float) -> NormedLinear:
-        """Return the layer behind an RMS norm of `weight [I]`."""
+        """Return the layer after an RMS norm of `weight [I]`."""
         size = self.rotation
         return lambda x, residual: self._multiply(add_rms_norm(x, residual, weight, eps, size))
 
@@ -59,12 +59,12 @@ class Int8Linear:
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Say whether int8 weights are multiplied on this CPU in a model of this dtype."""
+    """Return whether int8 weights are multiplied on this CPU in a model of this dtype."""
     return HAS_INT8_PRODUCT and HAS_PAIR_PRODUCT and dtype == torch.bfloat16
 
 
 def prepare(weight: Quantised, bias: Tensor | None, end: Epilogue) -> Int8Linear | None:
-    """Prepare the layer of a quantised weight; None where it is not int8, or not supported."""
+    """Prepare the layer of a quantised weight; None if it is not int8, or not supported."""
     outputs, inputs = weight.shape
     if weight.numbers.dtype != torch.int8 or inputs % WORD_BYTES or not supports(weight.dtype):
         return None
@@ -95,7 +95,7 @@ def prepare(weight: Quantised, bias: Tensor | None, end: Epilogue) -> Int8Linear
 
 
 def quantise_rows(x: Tensor, rotation: int = 1) -> Int8Rows:
-    """Quantise `x [T, I]`, rotated; a row that holds a NaN or an infinity has such a scale."""
+    """Quantise `x [T, I]`, rotated; a row with a NaN or an infinity gets such a scale."""
     x = x.contiguous()
     rows = _allocate(x)
     _quantise(shared_pool(), elements(x), rotation, rows.numbers.numpy(), rows.scales.numpy())
@@ -182,7 +182,7 @@ def _add_norm_rows(
 def _normed_row(x: Any, weight: Any, eps: Any, rotation: Any, own: Any, numbers: Any) -> Any:
     """Write one row's norm, quantised, and return its scale; `own [H]` is scratch space.
 
-    Nothing is rounded before it is quantised: the scale takes the norm.
+    Nothing is rounded before it is quantised: the scale includes the norm.
     """
     width = len(x)
     total = np.float32(0)

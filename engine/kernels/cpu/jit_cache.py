@@ -1,7 +1,7 @@
 """JIT compilation of the CPU kernels by numba, and the on-disk cache of their machine code.
 
-The cache folder is named by a digest of all kernel sources, as kernels inline each other: below
-`NUMBA_CACHE_DIR` where that is set, else in the user's cache folder. Kernels that an image was
+The name of the cache folder is a digest of all kernel sources, as kernels inline each other. It is
+below `NUMBA_CACHE_DIR` if that is set, else in the user's cache folder. Kernels that an image was
 built with (ahead-of-time) are read from `TIDEMILL_KERNELS`.
 """
 
@@ -46,7 +46,7 @@ class JitCache(NullCache):  # type: ignore[misc]  # numba has no types
 
     @property
     def cache_path(self) -> str | None:
-        """Folder that it is written to; None without one."""
+        """Folder for new files; None without one."""
         return str(self._folders[0]) if self._folders else None
 
     def load_overload(self, signature: Any, target: Any) -> Any:
@@ -65,7 +65,7 @@ class JitCache(NullCache):  # type: ignore[misc]  # numba has no types
         if self._folders and not result.library.has_dynamic_globals:
             name = self._name(signature, result.codegen)
             data = dumps(result._reduce())  # noqa: SLF001
-            with suppress(OSError):  # not to be written, or no room
+            with suppress(OSError):  # not writable, or no space
                 _write(self._folders[0] / name, data)
 
     def _name(self, signature: Any, codegen: Any) -> str:
@@ -83,7 +83,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what `_write` wrote; None if the file is missing or torn."""
+    """Return the data that `_write` wrote; None if the file is missing or truncated."""
     try:
         read = path.read_bytes()
     except OSError:
@@ -105,7 +105,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 # Reordering and fusing, but not `nnan` and `ninf`, which assume that there is no NaN or infinity: a
-# row that holds one must keep it, and become an error.
+# row with one must keep it, and become an error.
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 PREBUILT_VARIABLE = "TIDEMILL_KERNELS"
 
@@ -114,13 +114,13 @@ Function = Callable[..., Any]
 
 def cache_folders() -> list[Path]:
     """Return the cache folders of these kernels; the first one is written to."""
-    found = []
-    with suppress(RuntimeError):  # nobody's home
-        found.append(_root())
-    if brought := os.environ.get(PREBUILT_VARIABLE):
-        found.append(Path(brought))
+    folders = []
+    with suppress(RuntimeError):  # the user has no home folder
+        folders.append(_root())
+    if prebuilt := os.environ.get(PREBUILT_VARIABLE):
+        folders.append(Path(prebuilt))
     digest = folder_digest(Path(__file__).parent)
-    return [root / digest for root in found]
+    return [root / digest for root in folders]
 
 
 def _root() -> Path:

@@ -1,7 +1,7 @@
 """Linear layers on the CPU: a blocked GEMM on our thread pool, with fused gate or activation.
 
 Weights are prepacked once, as panels that `linear_panels` reads in one stream. A work item is a
-block of rows and some panels: the rows stay in the L2 cache while the panels stream by.
+block of rows and some panels: the rows stay in the L2 cache while the panels are streamed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .thread_pool import parallel_for, pool_size, shared_pool
 
 # L2 cache budget of a block of rows.
 BLOCK_BYTES = 256 * 1024
-# Most bytes of an item's panels; fewer where a thread would get less than ITEMS_A_THREAD items.
+# Most bytes of an item's panels; fewer if a thread would get less than ITEMS_A_THREAD items.
 ITEM_BYTES = 256 * 1024
 ITEMS_A_THREAD = 4
 # Prefetch distance of weights that are used once.
@@ -43,7 +43,7 @@ HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Say whether the kernel supports this dtype on this CPU, and oneDNN is not faster."""
+    """Return whether the kernel supports this dtype on this CPU and is faster than oneDNN."""
     if dtype == torch.bfloat16:
         # torch has no public function for it; with AMX oneDNN multiplies tiles in one instruction.
         return HAS_PAIR_PRODUCT and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
@@ -91,10 +91,10 @@ class PackedLinear:
 
 
 def prepare(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | None:
-    """Prepare the layer of `weight [O, I]`; None where the kernel does not support it.
+    """Prepare the layer of `weight [O, I]`; None if the kernel does not support it.
 
-    The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
-    beside it.
+    The weight itself is not kept. A row's result is bit-identical whatever other rows run in the
+    same batch.
     """
     outputs, inputs = weight.shape
     dtype, size = weight.dtype, weight.itemsize
@@ -140,7 +140,7 @@ def pack_panels(weight: Tensor, halves: int) -> Tensor:
 def pack_outputs(
     numbers: Tensor | None, outputs: int, halves: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return a number an output in the order of panels, `[panels, WIDTH]`, or as many zeros."""
+    """Return one number per output in the order of panels, `[panels, WIDTH]`, or zeros."""
     count, width = WIDTH // halves, outputs // halves
     panels = -(-width // count)
     padded = torch.zeros(halves, panels * count, dtype=dtype)
@@ -204,7 +204,7 @@ def _multiply_item(item: Any, like: Any, cut: Any, places: Any, shape: Any, end:
     block, first = item // groups, item % groups * at_once
     start, stop = rows * block // blocks, rows * (block + 1) // blocks
     tiles = (stop - start + ROWS - 1) // ROWS
-    # Each tile prefetches its part of the next panel; a single one what it needs itself.
+    # Each tile prefetches its part of the next panel; a single one its own data.
     step = WIDTH * WORD_BYTES // tiles
     beyond = AHEAD_BYTES if tiles == 1 else panel_bytes
     for panel in range(first, min(first + at_once, (width + count - 1) // count)):

@@ -1,11 +1,11 @@
 """GEMM microkernel on the CPU: a few rows against one panel of packed weights, in SIMD registers.
 
 A panel has as many outputs as the registers' accumulators have columns, and its words (see `simd`)
-lie input after input, so that it is read in one stream. Each sum adds its inputs in their order,
-whichever rows run beside it, so that a row's result does not depend on the batch.
+are stored input after input, so that it is read in one stream. Each sum adds its inputs in order,
+so that a row's result does not depend on the other rows of the batch.
 
-A word of int8 is four neighbouring inputs. VPDPBUSD multiplies unsigned by signed numbers, so that
-rows have a zero point of 128: the sums start at what that adds to them, negated.
+A word of int8 is four neighbouring inputs. VPDPBUSD multiplies unsigned by signed numbers, so rows
+have a zero point of 128: the sums start at the negated contribution of that offset.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def multiply_panel(
     _ahead_step: Any,
     _more: Any,  # address of the first row's further words, those of its adapter; none of uint8
     _more_stride: Any,
-    _more_units: Any,  # none, where there are no more
+    _more_units: Any,  # 0 if there are no more
     _more_panel: Any,  # address of the panel's further words
     _bias: Any,  # address of [WIDTH] fp32; for uint8 of [3, WIDTH]: biases, scales, int32 to add
     _out: Any,  # address of the first row's first output
     _out_stride: Any,  # bytes
-    _count: Any,  # outputs of this panel that there are
+    _count: Any,  # outputs that this panel has
     _curve: Any,
     _steepness: Any,
     _limit: Any,
@@ -77,7 +77,7 @@ def multiply_panel(
         sums = _space(builder, FLOAT, ROWS * WIDTH)
         product = _Int8Product(bias, scales) if is_int8 else _FloatProduct(is_paired)
         done = builder.append_basic_block("done")
-        # Any other number of rows is none.
+        # Any other number of rows does nothing.
         choice = builder.switch(rows, done)
         for number in range(1, ROWS + 1):
             block = builder.append_basic_block(f"rows{number}")
@@ -113,7 +113,7 @@ def _space(builder: Any, element: Any, count: int) -> Any:
 
 
 def _place(builder: Any, address: Any, stride: Any, index: Any, element: Any) -> Any:
-    """Return the pointer `index` strides beyond an address."""
+    """Return the pointer `index` strides after an address."""
     beyond = builder.add(address, builder.mul(stride, index))
     return builder.inttoptr(beyond, element.as_pointer())
 
@@ -126,11 +126,11 @@ class _FloatProduct:
     vector = FLOATS
 
     def start(self, _builder: Any, _column: int) -> Any:
-        """Return what the sums of sixteen outputs start at."""
+        """Return the initial sums of sixteen outputs."""
         return simd.floats(0)
 
     def add(self, builder: Any, total: Any, x: Any, weights: Any) -> Any:
-        """Return sums to which the products of words are added."""
+        """Return sums plus the products of words."""
         return simd.multiply_add(builder, total, x, weights, is_paired=self.is_paired)
 
     def scaled(self, _builder: Any, total: Any, _row: int, _column: int) -> Any:
@@ -140,19 +140,19 @@ class _FloatProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Int8Product:
-    """Sums of products of uint8 and int8: see `multiply_panel` for where their scales lie."""
+    """Sums of products of uint8 and int8; `multiply_panel` describes the layout of their scales."""
 
     outputs: Any
     rows: Any
     vector = INTS
 
     def start(self, builder: Any, column: int) -> Any:
-        """Return what the sums of sixteen outputs start at."""
+        """Return the initial sums of sixteen outputs."""
         numbers = builder.inttoptr(self.outputs, INT.as_pointer())
         return simd.load(builder, numbers, _word(2 * WIDTH + column * LANES), INTS)
 
     def add(self, builder: Any, total: Any, x: Any, weights: Any) -> Any:
-        """Return sums to which the products of words are added."""
+        """Return sums plus the products of words."""
         return simd.multiply_add_int8(builder, total, x, weights)
 
     def scaled(self, builder: Any, total: Any, row: int, column: int) -> Any:
@@ -211,7 +211,7 @@ def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_pa
     number = HALVES.element if is_paired else FLOAT
     size = 2 if is_paired else 4
     biases = builder.inttoptr(bias, FLOAT.as_pointer())
-    # A panel's row that is not whole is made here.
+    # An incomplete row of a panel is assembled here.
     row_of_panel = _space(builder, number, WIDTH)
     is_alone = builder.icmp_signed(">", curve, _word(ACTIVATION_ONLY))
     is_gate = builder.and_(
@@ -258,7 +258,7 @@ def _write(builder: Any, lanes: Any, pointer: Any, index: int, *, is_paired: boo
 
 
 def _gated(builder: Any, gate: Any, up: Any, curve: Any, alpha: Any, limit: Any, beta: Any) -> Any:
-    """Return activation(gate) · (up + beta), clamped before: see `Gate`. A NaN stays one."""
+    """Return activation(gate) · (up + beta), clamped before: see `Gate`. NaN is preserved."""
     most = simd.splat(builder, limit, FLOATS)
     least = builder.fneg(most)
     gate, up = (builder.select(builder.fcmp_ordered("<", most, x), most, x) for x in (gate, up))
@@ -269,7 +269,7 @@ def _gated(builder: Any, gate: Any, up: Any, curve: Any, alpha: Any, limit: Any,
 
 
 def _activate(builder: Any, x: Any, curve: Any, alpha: Any) -> Any:
-    """Return an activation of x; a NaN stays one."""
+    """Return an activation of x; NaN is preserved."""
     result = cgutils.alloca_once(builder, FLOATS)
     is_exact = builder.icmp_signed("==", curve, _word(ACTIVATIONS["gelu"]))
     with builder.if_else(is_exact) as (exact, sloped):

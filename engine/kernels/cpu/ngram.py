@@ -1,4 +1,4 @@
-"""N-gram lookup: where the last tokens of a sequence stand before, in it or in finished ones."""
+"""N-gram lookup: earlier occurrences of a sequence's last tokens, in it or in finished ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from .jit_cache import compiled
 
 LEAST_MATCH = 3
-"""Fewer tokens in common say little of what follows."""
+"""Fewer common tokens predict little of the next ones."""
 
 MOST_MATCH = 16
-"""More tokens in common say no more."""
+"""More common tokens do not predict more."""
 
 _GRAM = 4  # tokens of a hashed n-gram of finished rows
-_END = np.int32(-1)  # behind each of them
+_END = np.int32(-1)  # after each of them
 
 
 class NgramMatches(NamedTuple):
-    """Longest matches of the last tokens of some slots: where what follows one begins, and length.
+    """Longest matches of the last tokens of some slots: the place after a match, and its length.
 
-    Of finished rows `places` are below 0: the number of a token there is `-1 - place`.
+    For finished rows `places` are below 0: the number of a token there is `-1 - place`.
     """
 
     places: NDArray[np.int64]
@@ -30,15 +30,15 @@ class NgramMatches(NamedTuple):
 
 
 class FinishedRows:
-    """Tokens of the rows finished last, with an index by n-gram; the newest of each is found."""
+    """Tokens of the rows finished last, with an index by n-gram that finds the newest of each."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.tokens = np.full(capacity, _END, np.int32)
-        self.heads = np.zeros(capacity, np.int32)  # places behind n-grams, by their hash
+        self.heads = np.zeros(capacity, np.int32)  # places after n-grams, by their hash
         self._end = 0
 
     def add(self, token_ids: NDArray[np.int32]) -> None:
-        """Add a row, in place of the oldest where there is no room."""
+        """Add a row, replacing the oldest ones if there is no room."""
         token_ids = token_ids[: len(self.tokens) // 2]
         if self._end + len(token_ids) + 1 > len(self.tokens):
             self._end = 0
@@ -54,7 +54,7 @@ def find_matches(
     num_known: NDArray[np.int64],  # of each slot, its known tokens
     finished: FinishedRows,
 ) -> NgramMatches:
-    """Return the longest match of each slot, the latest of those as long; length 0 for none."""
+    """Return the longest match of each slot, the latest if several are as long; 0 for none."""
     matches = NgramMatches(*np.zeros((2, len(slots)), np.int64))
     _find(tokens, slots, num_known, (finished.tokens, finished.heads), matches)
     return matches
@@ -68,9 +68,9 @@ def write_drafts(
     places: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> None:
-    """Write what follows the matches behind the known tokens, and how many these are to `counts`.
+    """Write the drafted tokens after the known tokens, and their numbers to `counts`.
 
-    A match that reaches the end of its sequence goes on with what was drafted: it repeats itself.
+    A match that reaches the end of its sequence continues with the drafted tokens, so it repeats.
     """
     _copy(tokens, slots, num_known, finished.tokens, places, counts)
 
@@ -93,7 +93,7 @@ def _index(tokens: Any, heads: Any, start: Any, stop: Any) -> None:
 
 @compiled
 def _common(tokens: Any, end: Any, others: Any, other_end: Any) -> Any:
-    """Return how many tokens before two places are the same."""
+    """Return how many tokens before two places are equal."""
     count = 0
     while (
         count < MOST_MATCH

@@ -1,8 +1,8 @@
 """Fused QK norm, RoPE and KV cache write on the CPU, before attention.
 
 A page of a head is `[units, PAGE_SIZE]` words of keys and `[units of tokens, width]` words of
-values, a word being one fp32 or two bf16: of a key two neighbouring numbers, of values the same
-number of two neighbouring tokens. So a word is an operand of `simd.multiply_add` as it is stored.
+values, a word being one fp32 or two bf16: two neighbouring numbers of a key, or the same number of
+two neighbouring tokens' values. So a stored word is directly an operand of `simd.multiply_add`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .simd import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
 from .thread_pool import parallel_for
 
 TOKENS_AT_ONCE = 16
-# From so many tokens of a page on a 16 x 16 transpose pays off; fewer are written one by one.
+# From this many tokens of a page on, a 16 x 16 transpose pays off; fewer are written one by one.
 MIN_TRANSPOSED = 3
 
 
@@ -133,7 +133,7 @@ def _run(slots: Any, token: Any, stop: Any) -> Any:
 def _rotate_heads(
     row: Any, first: Any, cos_sin: Any, weight: Any, eps: Any, out: Any, width: Any
 ) -> None:
-    """Norm heads where there is a weight, and rotate the first numbers of each (RoPE)."""
+    """Norm heads if there is a weight, and rotate the first numbers of each (RoPE)."""
     half = len(cos_sin) // 2
     if width % LANES == 0 and half % LANES == 0:
         for start in range(0, len(out), width):
@@ -175,7 +175,7 @@ def rotate_head(
     _start: Any,
     _width: Any,
 ) -> Any:
-    """Norm and rotate one head whose widths are whole vectors, as `_rotate_heads` does any."""
+    """Norm and rotate one head whose widths are whole vectors, as `_rotate_heads` does for any."""
     int64 = types.int64
     signature = types.void(
         row, int64, cos_sin, int64, weight, int64, types.float32, out, int64, int64
@@ -288,10 +288,10 @@ def _store_keys(
 def _store_values(
     bits: Any, token: Any, first: Any, width: Any, count: Any, page: Any, offset: Any, values: Any
 ) -> None:
-    """Write numbers `first …` of some tokens' rows as their values, a head after the other.
+    """Write numbers `first …` of some tokens' rows as their values, one head after another.
 
-    The first of two tokens in a word writes both: the other's are those of the next row where it
-    is one of these, else zero, as what lay there before must not be met.
+    The first of two tokens in a word writes both. The other is the next row's if that is one of
+    these, else zero, so that old contents are never read.
     """
     row, is_wide = bits.shape[1], width % LANES == 0
     for head in range(values.shape[1]):
@@ -394,7 +394,7 @@ def transpose_square(
         zero, last = ir.Constant(WORD, 0), builder.sub(count, ir.Constant(WORD, 1))
 
         def row(lane: int) -> Any:
-            # Of a lane that has no token, another's.
+            # Lanes without a token get another's.
             number = builder.sub(ir.Constant(WORD, lane), offset)
             number = builder.select(builder.icmp_signed("<", number, zero), zero, number)
             number = builder.select(builder.icmp_signed(">", number, last), last, number)

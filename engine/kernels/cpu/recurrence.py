@@ -1,7 +1,7 @@
 """Recurrent backend on the CPU: rows of states, and recurrences over them, a span and head each.
 
-Arithmetic is fp32, token after token, so that a row is the same bit for bit whatever runs beside
-it. The state of a head stays in the cache from one token of a span to the next; a decode reads and
+Arithmetic is fp32, token after token, so that a row is bit-identical whatever else is in the batch.
+The state of a head stays in the cache from one token of a span to the next; a decode reads and
 writes it once.
 """
 
@@ -56,7 +56,7 @@ class CpuRecurrence:
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> bool:
-        """Say whether the kernels compute in this dtype."""
+        """Return whether the kernels compute in this dtype."""
         return device.type == "cpu" and dtype in DTYPES
 
     def prepare(self, step: Step) -> None:
@@ -67,7 +67,7 @@ class CpuRecurrence:
         self._rows = (step.state_sources.numpy(), step.state_rows.numpy())
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve each span behind the inputs that its row has kept; see `RecurrentBackend`."""
+        """Convolve each span after the inputs stored in its row; see `RecurrentBackend`."""
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         added = NOTHING if bias is None else bias.float().numpy()
         _convolve(
@@ -117,7 +117,7 @@ class CpuRecurrence:
         *,
         is_norm_first: bool,
     ) -> Tensor:
-        """Gate and norm what a rule gave; see `RecurrentBackend`."""
+        """Gate and norm a rule's output; see `RecurrentBackend`."""
         out = torch.empty_like(x)
         by = NOTHING if weight is None else weight.float().numpy()
         _gate_and_norm(
@@ -227,7 +227,7 @@ def _narrow_row(row: Any, out: Any) -> None:
 
 @inlined
 def _begin(states: Any, source: Any, row: Any, head: Any) -> None:
-    """Bring the state that a span starts from to its row."""
+    """Copy the initial state of a span to its row."""
     if source < 0:
         states[row, head] = 0
     elif source != row:

@@ -1,7 +1,7 @@
 """Sampling on the CPU: a row at a time, which stays in its core's cache from end to end.
 
 `sample` replaces the one of `kernels.sampling`. A greedy row without logits processors is read
-once, as it is. Any other is widened into a thread's own buffer and processed there; a random one
+once, unchanged. Any other is widened into a thread's own buffer and processed there; a random one
 becomes softmax masses, cut at the thresholds of `cpu.top_p`.
 """
 
@@ -36,7 +36,7 @@ LOWEST = np.float32(-87.0)
 ABOVE_ROUNDING = np.float32(1.00001)
 # Size of a tile of logits that is skipped as a whole in the search for the best.
 FEW_AT_ONCE = 256
-# The best are found by insertion: so many that a sort takes less than that.
+# The best are found by insertion, up to the number where a sort is faster.
 MOST_INSERTED = 64
 
 
@@ -157,7 +157,7 @@ def _argmax(row: Any) -> Any:
 
 @compiled
 def _is_only_masked(number: Any, metadata: Any) -> Any:
-    """Say whether a greedy row has a bitmask, and no other logits processor."""
+    """Return whether a greedy row has a bitmask, and no other logits processor."""
     return (
         metadata.mask_rows[number] >= 0
         and metadata.temperature[number] == 0
@@ -199,14 +199,14 @@ def _argmax_allowed(row: Any, mask: Any) -> Any:
 
 @compiled
 def _is_broken(best: Any, size: Any, like: Any) -> Any:
-    """Say whether the best of a row is not finite; a NaN anywhere is the best."""
+    """Return whether the best of a row is not finite; any NaN counts as the best."""
     infinity = order(narrow(np.float32(np.inf), like))
     return size > infinity or best >= infinity or best <= -infinity
 
 
 @compiled
 def _widen(row: Any, x: Any) -> Any:
-    """Write a row to `x` in fp32, minus infinity behind it, and return whether it is broken."""
+    """Write a row to `x` in fp32, padded with minus infinity, and return whether it is broken."""
     best, size = order(row[0]), magnitude(row[0])
     for i in range(len(row)):
         x[i] = widen(row[i])
@@ -224,7 +224,7 @@ def _process_logits(row: Any, number: Any, metadata: Any, x: Any, counts: Any) -
     penalty = metadata.repetition_penalty[number]
     if penalty != 1:
         for token in ids[:stop]:
-            seen = widen(row[token])  # of the row, as a repeated token is penalised once
+            seen = widen(row[token])  # from the row, so that a repeated token is penalised once
             x[token] = seen / penalty if seen > 0 else seen * penalty
     presence, frequency = metadata.presence_penalty[number], metadata.frequency_penalty[number]
     if presence != 0 or frequency != 0:
@@ -281,7 +281,7 @@ def _sample_row(number: Any, metadata: Any, x: Any, peaks: Any, totals: Any, few
 
 @compiled
 def _scale(x: Any, factor: Any, peaks: Any) -> Any:
-    """Multiply `x` in place, write the greatest number of each tile, and return that of all."""
+    """Multiply `x` in place, write each tile's greatest number, and return the greatest of all."""
     best = order(np.float32(-np.inf))
     for tile in range(len(peaks)):
         part = x[tile * TILE : (tile + 1) * TILE]
@@ -352,7 +352,7 @@ def _inverse_cdf(masses: Any, totals: Any, least: Any, draw: Any) -> Any:
     token, covered = 0, np.float64(0)
     for i in range(last * TILE, (last + 1) * TILE):
         if order(masses[i]) >= least:
-            token = i  # the last that has mass, where rounding would step past it
+            token = i  # the last token with mass, in case rounding steps past it
             covered += masses[i]
             if before + covered > goal:
                 break

@@ -30,7 +30,7 @@ EXP_COEFFICIENTS = (
 
 
 def elements(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a contiguous CPU tensor as numpy sees it: bfloat16 as its uint16 bits, no copy."""
+    """Return a contiguous CPU tensor as a numpy view: bfloat16 as its uint16 bits, no copy."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -64,7 +64,7 @@ def narrow(_typing: Any, value: Any, like: Any) -> Any:
 
 @intrinsic
 def exp(_typing: Any, _value: Any) -> Any:
-    """Give e**x for float32 x <= 0 within 2 ulp, e**-87 below -87; libm would not vectorise.
+    """Return e**x for float32 x <= 0 within 2 ulp, e**-87 below -87; libm would not vectorise.
 
     x = n·ln2 + r with |r| <= ln2/2; e**r by Cephes' polynomial (S. Moshier, expf.c), times 2**n
     through the exponent bits. All lanes stay 32 bits wide: numba's own integers are 64.
@@ -97,9 +97,9 @@ def exp(_typing: Any, _value: Any) -> Any:
 
 @intrinsic
 def order(_typing: Any, value: Any) -> Any:
-    """Return an element as an integer of its width that orders as it does; both zeros are 0.
+    """Return an element as an integer of its width with the same order; both zeros are 0.
 
-    A NaN lies beyond either infinity.
+    A NaN is beyond either infinity.
     """
     kind = {types.float32: types.int32, types.uint16: types.int16}[value]
 
@@ -129,7 +129,7 @@ def ordered(_typing: Any, _key: Any) -> Any:
 
 @intrinsic
 def magnitude(_typing: Any, value: Any) -> Any:
-    """Return the bits of an element without its sign: more than an infinity's where it is NaN."""
+    """Return the bits of an element without its sign: above those of infinity for NaN."""
     kind = {types.float32: types.int32, types.uint16: types.int16}[value]
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -142,10 +142,10 @@ def magnitude(_typing: Any, value: Any) -> Any:
 
 @intrinsic
 def to_byte(_typing: Any, _value: Any) -> Any:
-    """Return a float32 of -128 to 127, rounded, ties to even, plus 128 as uint8; of a NaN any."""
+    """Return a float32 of -128 to 127, rounded to even, plus 128 as uint8; any value for NaN."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        # Numbers from 1.5 · 2**23 on are apart by one: their last bits are whole numbers.
+        # Numbers from 1.5 · 2**23 on have a spacing of one: their last bits are whole numbers.
         shift = ir.Constant(ir.FloatType(), 1.5 * 2**23 + 128)
         bits = builder.bitcast(builder.fadd(args[0], shift), BITS)
         return builder.trunc(bits, ir.IntType(8))
@@ -165,7 +165,7 @@ def larger(_typing: Any, value: Any, _other: Any) -> Any:
 
 @intrinsic
 def prefetch(_typing: Any, array: Any, page: Any, head: Any, row: Any, column: Any) -> Any:
-    """Ask for the cache line of `array[page, head, row, column]`; nothing waits for it."""
+    """Prefetch the cache line of `array[page, head, row, column]` without waiting for it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0]
@@ -186,7 +186,7 @@ def prefetch(_typing: Any, array: Any, page: Any, head: Any, row: Any, column: A
 
 @inlined
 def tanh(x: Any) -> Any:
-    """Give the hyperbolic tangent in fp32, from `exp`."""
+    """Return the hyperbolic tangent in fp32, from `exp`."""
     e = exp(np.float32(-2.0) * abs(x))
     y = (np.float32(1.0) - e) / (np.float32(1.0) + e)
     return y if x >= 0 else -y
@@ -194,6 +194,6 @@ def tanh(x: Any) -> Any:
 
 @inlined
 def sigmoid(x: Any) -> Any:
-    """Give 1 / (1 + e**-x) in fp32, from `exp`."""
+    """Return 1 / (1 + e**-x) in fp32, from `exp`."""
     e = exp(-abs(x))
     return (np.float32(1.0) if x >= 0 else e) / (np.float32(1.0) + e)

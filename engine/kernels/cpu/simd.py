@@ -32,7 +32,7 @@ HAS_PAIR_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512bf16", Fa
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's `bfloat`, which llvmlite has no name for."""
+    """LLVM's `bfloat`, for which llvmlite has no name."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -48,13 +48,13 @@ HALVES, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LA
 
 
 def pointer_to(context: Any, builder: Any, kind: Any, array: Any, element: Any) -> Any:
-    """Return where an array's numbers begin, as a pointer to `element`."""
+    """Return the start of an array's numbers, as a pointer to `element`."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(data, element.as_pointer())
 
 
 def floats(value: float) -> Any:
-    """Return a vector of one number."""
+    """Return a vector type of one number type."""
     return ir.Constant(FLOATS, [ir.Constant(FLOAT, float(np.float32(value)))] * LANES)
 
 
@@ -83,7 +83,7 @@ def store(builder: Any, value: Any, pointer: Any, index: Any) -> None:
 
 
 def prefetch(builder: Any, pointer: Any, index: Any) -> None:
-    """Ask for the cache line of element `index`; nothing waits for it."""
+    """Prefetch the cache line of element `index` without waiting for it."""
     place = builder.bitcast(builder.gep(pointer, [index]), BYTE.as_pointer())
     # To read, into all caches, data.
     flags = (ir.Constant(INT, flag) for flag in (0, 3, 1))
@@ -99,9 +99,9 @@ def call(builder: Any, name: str, result: Any, *arguments: Any, flags: Any = ())
 
 @contextmanager
 def repeated(builder: Any, count: Any) -> Iterator[Any]:
-    """Write a loop that LLVM leaves as it is: yield the index, which counts from 0 below `count`.
+    """Write a loop that LLVM does not unroll: yield the index, which counts from 0 below `count`.
 
-    What is inside keeps the processor busy already; LLVM would copy it many times over.
+    Its body keeps the processor busy already; LLVM would copy it many times.
     """
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
@@ -129,7 +129,7 @@ def _left_as_it_is(module: Any) -> Any:
 def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -> Any:
     """Return `total` + a · b for words `a` and `b`, lane by lane: in pairs, both halves' products.
 
-    fp32 throughout; the instruction for pairs takes what is below 2**-126 for zero.
+    fp32 throughout; the instruction for pairs treats numbers below 2**-126 as zero.
     """
 
     def fused(total: Any, a: Any, b: Any) -> Any:
@@ -189,9 +189,9 @@ def multiply_add_int8(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def round_to_bf16(builder: Any, lanes: Any) -> Any:
-    """Return a vector of fp32 as bf16: to the nearest, ties to even; a NaN stays one.
+    """Return a vector of fp32 as bf16: to the nearest, ties to even; NaN is preserved.
 
-    LLVM calls a function that no library has here where the processor has no instruction for it.
+    Without an instruction for it, LLVM would call a function that no library here has.
     """
     if HAS_PAIR_PRODUCT:
         return builder.fptrunc(lanes, HALVES)

@@ -1,7 +1,7 @@
 """State updates of recurrences on the CPU, a token at a time, in SIMD registers.
 
-Some columns of a head's state `[height, stride]` go by line after line: what is summed over lines
-stays in registers, so that each number of the state is read once or twice and written once.
+Some columns of a head's state `[height, stride]` are processed line after line. Sums over lines
+stay in registers, so that each number of the state is read once or twice and written once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Columns:
             simd.store(self.builder, vector, pointer, place)
 
     def sums(self, start: list[Any] | None = None) -> list[Any]:
-        """Return places for sums, which LLVM keeps in registers."""
+        """Return variables for sums, which LLVM keeps in registers."""
         places = [cgutils.alloca_once(self.builder, FLOATS) for _ in self._offsets]
         for number, place in enumerate(places):
             self.builder.store(simd.floats(0) if start is None else start[number], place)
@@ -68,7 +68,7 @@ class _Columns:
 
 
 def _delta(count: int) -> Any:
-    """Return the intrinsic of the gated delta rule for so many vectors of columns."""
+    """Return the intrinsic of the gated delta rule for a number of vectors of columns."""
 
     @intrinsic
     def update(
@@ -121,7 +121,7 @@ def _delta(count: int) -> Any:
 
 
 def _space(count: int) -> Any:
-    """Return the intrinsic of a state space for so many vectors of columns."""
+    """Return the intrinsic of a state space for a number of vectors of columns."""
 
     @intrinsic
     def update(

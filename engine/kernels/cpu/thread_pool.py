@@ -1,12 +1,12 @@
 """Thread pool of the CPU kernels: a job is cut into items, and awake threads take the next one.
 
-The calling thread takes part and waits only for items that another thread has started, never for
-one that sleeps or has lost its core to other work: then it is slower in proportion, not at a
-standstill. An idle thread spins for a moment, then sleeps on a semaphore.
+The calling thread takes part. It waits only for items that another thread has started, never for a
+thread that sleeps or has lost its core to other work: a busy machine makes it slower in proportion,
+but does not stop it. An idle thread spins for a moment, then sleeps on a semaphore.
 
-Threads synchronise through the words of one array. `OPEN` says that the job may be joined; a thread
-that joins increments `ACTIVE` first and reads `OPEN` after, the one that ends a job clears `OPEN`
-first and reads `ACTIVE` after: so no thread reads a job while the next one is being written.
+Threads synchronise through the words of one array. `OPEN` is set while a job may be joined. A
+thread that joins increments `ACTIVE` before it reads `OPEN`; the thread that ends a job clears
+`OPEN` before it reads `ACTIVE`. So no thread reads a job while the next one is being written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from .jit_cache import compiled, intrinsic
 
-# Words of the array, those that different threads write on cache lines of their own.
+# Words of the array; those that different threads write are on separate cache lines.
 OPEN, NEXT, ACTIVE, BUSY, SLEEPING = 0, 8, 16, 24, 32
 FUNCTION, DATA, COUNT = 40, 41, 42
 SIZE = 43
@@ -46,7 +46,7 @@ _start_lock = threading.Lock()
 def shared_pool() -> Pool:
     """Return the process's thread pool; the first call starts its threads.
 
-    As many as torch has, the calling one among them.
+    It has as many threads as torch, including the calling one.
     """
     if not _pools:
         with _start_lock:
@@ -65,7 +65,7 @@ def _start_pool(num_others: int) -> Pool:
     words[SIZE] = 1
     libc = ctypes.CDLL(None)
     semaphore = ctypes.c_void_p(words.ctypes.data + SEMAPHORE * words.itemsize)
-    # Where the system has no semaphores in memory (macOS) every kernel runs on its caller's thread.
+    # Without semaphores in memory (macOS) every kernel runs on its caller's thread.
     if num_others and libc.sem_init(semaphore, 0, 0) == 0:
         words[SIZE] += num_others
         for number in range(num_others):
@@ -77,7 +77,7 @@ def _start_pool(num_others: int) -> Pool:
 
 @intrinsic
 def parallel_for(typing: Any, words: Any, _count: Any, item: Any, arguments: Any) -> Any:
-    """Call `item(i, *arguments)` for all i below a count, on all threads, in no order.
+    """Call `item(i, *arguments)` for all i below a count, on all threads, in any order.
 
     `item` is a compiled function that returns nothing and raises nothing; its arguments must
     outlive the call. A pool runs one job at a time; concurrent ones run on their caller's thread.
@@ -157,7 +157,7 @@ atomic_add, _exchange = _atomic_op("add"), _atomic_op("xchg")
 
 @intrinsic
 def _replace(_typing: Any, words: Any, _index: Any, _old: Any, _new: Any) -> Any:
-    """Compare and swap: write `new` if the word is `old`; say whether it was."""
+    """Compare and swap: write `new` if the word is `old`; return whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _place(context, builder, signature, args)

@@ -1,7 +1,7 @@
 """Tile plan of a step's attention on the CPU, with shared prefixes (cascade attention).
 
-Where decodes share a prefix, one tile attends their queries to its blocks, then smaller groups
-attend to theirs, at last each to its own. Keys and values are read once a tile instead of once a
+If decodes share a prefix, one tile attends their queries to its blocks, then smaller groups attend
+to theirs, and finally each to its own. Keys and values are read once per tile instead of once per
 sequence.
 """
 
@@ -30,9 +30,9 @@ from .tiles import (
     TILE_FIELDS,
 )
 
-# The fewest sequences and shared blocks that are worth a tile of their own. The fewest block reads
-# saved, over all tiles, that are worth a phase of its own (measured by
-# `bench.kernels.attention_cost`). And how often groups are divided.
+# The fewest sequences and shared blocks that justify a separate tile. The fewest saved block reads,
+# over all tiles, that justify a separate phase (measured by `bench.kernels.attention_cost`). Also
+# the number of times that groups are divided.
 FEWEST_SHARING = 2
 FEWEST_BLOCKS = 2
 FEWEST_READS = 32
@@ -130,7 +130,7 @@ def _shared_tiles(
     resumed: Any,  # [decodes]: the block from which each resumes alone; set here
     at_once: Any,
 ) -> Any:
-    """Return tiles over shared prefixes, with the level of each behind its fields."""
+    """Return tiles over shared prefixes, with the level of each after its fields."""
     count = len(contexts)
     tiles = np.zeros((MOST_LEVELS * count, TILE_FIELDS + 1), np.int32)
     num_tiles = 0

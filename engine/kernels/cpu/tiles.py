@@ -1,7 +1,7 @@
 """Paged attention on the CPU, tile by tile: some tokens of a key head against a run of blocks.
 
-A tile of a prefill is neighbouring tokens of one sequence; a decode is a tile of one token; over a
-shared prefix a tile has tokens of many sequences, and each resumes from there alone.
+A tile of a prefill is neighbouring tokens of one sequence; a decode is a tile of one token. Over a
+shared prefix a tile has tokens of many sequences, which then continue separately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .thread_pool import parallel_for
 START, STOP, PAGES, COUNT, FIRST, LAST, RESUMES, ENDS, LENGTH = range(9)
 TILE_FIELDS = 9
 ROWS = 32
-# Items of a job: enough that a thread which joins late finds some left.
+# Items of a job: enough that a thread which joins late still finds some.
 ITEMS_A_TEAM = 64
 
 
@@ -40,7 +40,7 @@ def attend_tiles(
     tiles: Any,  # [tiles, TILE_FIELDS] int32
     order: Any,  # [T] int32
     positions: Any,  # [T] int32
-    ends: Any,  # [T] int32: the place after the last that a causal token sees
+    ends: Any,  # [T] int32: the position after the last that a causal token sees
     pages: Any,  # [P] int32
     query: Any,  # [T, Hkv, G, units] int32: words
     keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
@@ -199,7 +199,7 @@ def _attend_blocks(
     for block in range(max(tile[FIRST], first // BLOCK), last):
         start = block * BLOCK
         _locate_pages(places, 0, pages, tile, block, head, heads, key_size, value_size)
-        # The first rows prefetch the next block, the others this one, which is cached already.
+        # The first rows prefetch the next block, the others this one, which is then cached.
         if block + 1 < last:
             _locate_pages(places, 1, pages, tile, block + 1, head, heads, key_size, value_size)
         else:
@@ -248,7 +248,7 @@ def _locate_pages(
     """Write the offsets of a block's pages to the places, as block 0 or 1."""
     at = 2 * number * PAGES_AT_ONCE
     for i in range(PAGES_AT_ONCE):
-        # Beyond the last page all is masked; the address read there must only be valid.
+        # Everything beyond the last page is masked; the address read there must only be valid.
         page = pages[tile[PAGES] + min(block * PAGES_AT_ONCE + i, tile[COUNT] - 1)]
         place = np.int64(page) * heads + head
         places[at + i] = place * key_size

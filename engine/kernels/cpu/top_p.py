@@ -1,8 +1,8 @@
 """Top-k and top-p thresholds of a row without a sort.
 
 The threshold is bisected by the floats' order as integers (`scalars.order`): a pass over the row
-narrows two bounds at four places at once. A sample of the row gives the first guess; once few
-numbers lie between the bounds they are copied out, and the search goes on among these alone.
+narrows two bounds at four places at once. A sample of the row gives the first guess. Once only a
+few numbers are between the bounds, they are copied out, and the search continues among these.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def find_threshold(
 ) -> Any:
     """Return the greatest `v` such that the numbers of `x [n]` from `v` up weigh at least `goal`.
 
-    `v` is an order, as is `highest`, that of the greatest number. A number weighs itself `by_mass`,
-    where none is negative and the greatest is 1, else each weighs 1; `total` is what all weigh. No
-    number of a tile is above its peak. `few` is room for `NUM_FEW + LANES` numbers.
+    `v` is an order, as is `highest`, that of the greatest number. With `by_mass` a number weighs
+    its value, where none is negative and the greatest is 1; otherwise each weighs 1. `total` is the
+    sum of all weights. No number of a tile is above its peak. `few` has room for
+    `NUM_FEW + LANES` numbers.
     """
     if goal <= 1:
         return np.int32(highest)
@@ -162,9 +163,9 @@ def _copy_between(x: Any, peaks: Any, low: Any, high: Any, few: Any) -> Any:
 def _copy_lanes(
     _typing: Any, x: Any, _start: Any, _low: Any, _high: Any, few: Any, _count: Any
 ) -> Any:
-    """Copy of `x[start : start + LANES]` what lies between to `few[count:]` → how many.
+    """Copy the part of `x[start : start + LANES]` in range to `few[count:]` → how many.
 
-    Of `few`, `LANES` numbers are written over.
+    `LANES` numbers of `few` are overwritten.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

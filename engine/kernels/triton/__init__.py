@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs; each names the torch reference that tests hold it to."""
+"""Triton kernels for NVIDIA GPUs; each names the torch reference that tests compare it with."""
 
 from __future__ import annotations
 

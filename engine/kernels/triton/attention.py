@@ -31,7 +31,7 @@ PROGRAMS = 4
 
 
 class TritonAttention(TiledAttention):
-    """Paged KV cache on a GPU, with a trash page behind the last, and attention over it."""
+    """Paged KV cache on a GPU, with a trash page after the last, and attention over it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TritonAttention(TiledAttention):
 
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels support all these layers in this dtype."""
         return dtype in DTYPES and all(
             (width := max(shape.key_dim, shape.value_dim)) <= WIDEST
             and (group := shape.num_query_heads // shape.num_kv_heads) <= MOST_IN_GROUP
@@ -71,7 +71,7 @@ class TritonAttention(TiledAttention):
         qkv_kernels.store_kv(key, value, self._slots, self.keys[layer], self.values[layer])
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
+        """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
 
         Moves the keys and values of each tile's places, the queries and the outputs, once, and for
         each split-KV part twice Hq · (Dv + 2) fp32 numbers.

@@ -17,20 +17,20 @@ from .elementwise import quantise_fp8
 from .fp8 import Fp8Weight
 from .launch import arch_of
 
-# cuBLAS has these products for this architecture alone, from 12.9 on.
+# cuBLAS has these products only for this architecture, from 12.9 on.
 ARCHITECTURES = {"sm_90"}
-# From so many rows on its tile for many of them is full on all multiprocessors.
+# From this many rows on, its tile for many of them is full on all multiprocessors.
 MANY_ROWS = 256
-# cuBLAS reads a column of blocks' scales at a multiple of so many.
+# cuBLAS reads a column of blocks' scales at multiples of this.
 ALIGNED_BLOCKS = 4
 
 logger = logging.getLogger(__name__)
 
 
 def prepare(weight: Fp8Weight, dtype: torch.dtype) -> Callable[[Fp8Rows], Tensor] | None:
-    """Prepare x · weightᵀ; None where torch has no such product, refuses it, or gives another.
+    """Prepare x · weightᵀ; None if torch lacks such a product, refuses it, or gives another result.
 
-    What a torch of another CUDA refuses shows on random rows of a dtype here, and is logged once.
+    Products on random rows of a dtype show what another CUDA's torch refuses; it is logged once.
     """
     numbers, group = weight.numbers, weight.group
     is_whole = all(side % BLOCK == 0 for side in numbers.shape)
@@ -61,7 +61,7 @@ def prepare(weight: Fp8Weight, dtype: torch.dtype) -> Callable[[Fp8Rows], Tensor
 def _problem(
     product: Callable[[Fp8Rows], Tensor], weight: Fp8Weight, dtype: torch.dtype
 ) -> str | None:
-    """Return what is wrong with a product: compare it with our own on random rows."""
+    """Return the problem with a product, by comparing it with our own on random rows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(MANY_ROWS + CHECKED_ROWS, weight.numbers.shape[1], generator=generator)
     rows = quantise_fp8(x.to(weight.numbers.device, dtype), BLOCK)
@@ -75,9 +75,9 @@ def _problem(
     apart = (got.float() - expected).abs().amax()
     # A comparison that fails for NaN, too.
     is_near = bool(apart <= TOLERANCE[dtype] * expected.abs().amax())
-    return None if is_near else f"it is {float(apart):.2g} apart from our own"
+    return None if is_near else f"it differs from our own by {float(apart):.2g}"
 
 
 @cache
 def _log(problem: str) -> None:
-    logger.warning("fp8 in blocks is multiplied by our own tile, not by torch: %s", problem)
+    logger.warning("block-scaled fp8 uses our own kernel instead of torch's: %s", problem)

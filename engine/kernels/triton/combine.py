@@ -26,8 +26,8 @@ FIELDS = tl.constexpr(JOIN_FIELDS)
 class PartialOutputs(NamedTuple):
     """Workspace for partial attention outputs over part of the places that each row sees, in fp32.
 
-    The sum of values, each weighted by 2 to the power of its score less the highest; that highest
-    score, and the sum of the weights. Layers use it one after another, each as much as it needs.
+    A part is the sum of values, each weighted by 2 to the power of its score minus the highest; the
+    highest score; and the sum of the weights. Layers use the workspace one after another.
     """
 
     values: Tensor  # flat: at least parts · Hq · Dv
@@ -97,7 +97,7 @@ def _join(
         is_value = is_row[:, :, None] & (columns < WIDTH)[None, None, :]
         summed = tl.load(values + places, is_value, other=0.0)
         highest = tl.maximum(peak, tl.max(peaks, 1))
-        # Where nothing was seen yet.
+        # If nothing was visible yet.
         base = tl.where(highest == float("-inf"), 0.0, highest)
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(peaks - base[:, None])

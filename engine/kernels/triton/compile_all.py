@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
 HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
 SILU, OF_GPT_OSS = Gate(), Gate(alpha=1.702, limit=7.0, beta=1.0)
-# Average rows of an expert, one of each class that has tiles of its own.
+# Average rows of an expert, one of each class that has separate tiles.
 AVERAGES = (8, 16, 32, 64, 128)
 
 
@@ -90,7 +90,7 @@ HEADS = (
 
 
 def attention(dtype: torch.dtype) -> None:
-    """Call each variant of attention, on a step of no tokens, as kernels do not depend on these.
+    """Call each variant of attention, on a step without tokens, as kernels do not depend on them.
 
     The first variant is called with an fp8 KV cache, too.
     """
@@ -103,12 +103,12 @@ def attention(dtype: torch.dtype) -> None:
         backend.attend(0, query, sinks)
 
 
-# Of DeepSeek V2 Lite, and of V3 on one of eight cards.
+# Shapes of DeepSeek V2 Lite, and of V3 on one of eight cards.
 LATENTS = AttentionShape(16, 1, 576, 512, 1.0, has_latent_values=True)
 
 
 def latents(dtype: torch.dtype) -> None:
-    """Call attention to latents (MLA) on a step of no tokens; those of fp8, too, beside bf16."""
+    """Call latent attention (MLA) on a step without tokens, in bf16 and fp8."""
     shape = LATENTS
     for kept in (dtype, FP8) if dtype == torch.bfloat16 else (dtype,):
         backend = TritonLatentAttention([shape], 0, kept, CPU)
@@ -118,7 +118,7 @@ def latents(dtype: torch.dtype) -> None:
         backend.store(0, query[:, :1], query[:, :1])
 
 
-# Of Qwen3-Next, Granite 4 H and the largest Falcon-H1.
+# Shapes of Qwen3-Next, Granite 4 H and the largest Falcon-H1.
 RULES = (GatedDelta(16, 32, 128, 128), StateSpace(128, 64, 1, 128), StateSpace(32, 128, 1, 256))
 
 
@@ -172,7 +172,7 @@ def mixtures(dtype: torch.dtype) -> None:
 
 
 def quantised(dtype: torch.dtype) -> None:
-    """Multiply by int4 weights, by fp4 ones of experts, and by fp8, which come with bf16."""
+    """Multiply by int4 weights, by fp4 ones of experts, and by fp8 ones, which come with bf16."""
     for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
         words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
         numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
@@ -221,7 +221,7 @@ def _multiplied(weight: Quantised) -> None:
 
 
 def pooling_calls(dtype: torch.dtype) -> None:
-    """Pool by each mode, alone and beside another, and normalise."""
+    """Pool by each mode, alone and with another, and normalise."""
     starts = torch.tensor([0, 1])
     for mode in pooling.MODES:
         hidden = torch.empty(1, HIDDEN, dtype=dtype)

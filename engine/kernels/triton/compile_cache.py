@@ -44,7 +44,7 @@ class CompileCache(FileCacheManager):  # type: ignore[misc]  # triton is not fol
 def install() -> None:
     """Install this cache as Triton's cache manager."""
     knobs.cache.manager_class = CompileCache
-    # Triton's own key depends on the program `file`, which an image does not have: what is compiled
+    # Triton's own key depends on the program `file`, which an image does not have: kernels compiled
     # with it would not be found without it.
     build.platform_key = lambda: f"{platform.machine()},{platform.system()}"
 

@@ -1,6 +1,6 @@
 """Gated delta rule on GPUs: a token's update, and chunks of tokens by products.
 
-Of a chunk with decays exp(g), G their running sums, the rows u of what is added to the state S are
+In a chunk with decays exp(g) and their running sums G, the rows u that are added to the state S are
 (I + A)·U = β·(V − exp(G)·K·S), with A[i, j] = β[i]·exp(G[i] − G[j])·(k[i]·k[j]) for j < i (the WY
 form of Yang et al., 2024). I + A is inverted by products: blocks of 8 rows first, then the blocks.
 """
@@ -53,13 +53,13 @@ def apply_delta_rule(
 
 @triton.jit
 def log_decay(rate, inputs):
-    """Return how much of a state is left, in logarithms: −rate · softplus(inputs)."""
+    """Return the logarithm of the remaining share of a state: −rate · softplus(inputs)."""
     return -rate * softplus(inputs)
 
 
 @triton.jit
 def softplus(x):
-    """Return log(1 + exp(x)), which no x overflows."""
+    """Return log(1 + exp(x)), which does not overflow for any x."""
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
@@ -210,9 +210,10 @@ def _l2_normed(x, scaling):
 
 @triton.jit
 def _inverse(met, order, KIND: tl.constexpr):
-    """Return the inverse of I + `met`, which is not 0 below its diagonal only.
+    """Return the inverse of I + `met`, which is strictly lower triangular.
 
-    Of either block by the sum of its powers, up to the seventh; what lies between meets both.
+    Each diagonal block is inverted by the sum of its powers, up to the seventh; then the block
+    between is multiplied by both.
     """
     tl.static_assert(met.shape[0] == 2 * NEAR)
     PRECISION: tl.constexpr = "ieee" if tl.float32 == KIND else "tf32"

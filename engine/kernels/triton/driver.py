@@ -1,7 +1,7 @@
 """Triton's launcher module in C, through which it calls the CUDA driver: checked and precompiled.
 
-Triton compiles it at first use, with a C compiler and Python's headers, which an image lacks: so
-the image brings it prebuilt. Compiling needs no driver, only a stub library of the same name.
+Triton compiles it at first use, with a C compiler and Python's headers, which an image lacks, so
+the image contains it prebuilt. Compiling needs no driver, only a stub library of the same name.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ LIBRARY = "libcuda.so.1"
 
 
 def launch_problem() -> str | None:
-    """Return why kernels cannot be launched here, with a remedy; None where they can.
+    """Return why kernels cannot be launched, with a remedy; None if they can.
 
-    Loads the launcher module, and compiles it where it is missing.
+    It loads the launcher module, and compiles it if it is missing.
     """
     try:
         _ = driver.active
     except subprocess.CalledProcessError:
         return (
-            "the C compiler here cannot compile how Triton calls the driver: it lacks headers "
-            "(install libc6-dev, and python3-dev for the system's Python)"
+            "the C compiler cannot compile Triton's driver module, because headers are missing: "
+            "install libc6-dev (and python3-dev for the system's Python)"
         )
     except RuntimeError as exc:
         if "C compiler" not in str(exc):
             return str(exc)
-        return "Triton needs a C compiler, once, and there is none here: install gcc, or set CC"
+        return "Triton requires a C compiler, but none was found: install gcc, or set CC"
     except (AssertionError, ImportError, OSError) as exc:
-        return f"the NVIDIA driver's {LIBRARY} cannot be loaded ({exc})"
+        return f"the NVIDIA driver's {LIBRARY} cannot be loaded ({exc}): install the driver"
     return None
 
 
@@ -60,14 +60,14 @@ def make_stub_library(folder: Path, body: str = "return 0;") -> Path:
     source = Path(triton.__file__).with_name("backends") / "nvidia/driver.c"
     names = sorted(set(re.findall(r"\bcu[A-Z]\w*\b(?<!_t)", source.read_text(encoding="utf-8"))))
     code = "".join(f"int {name}(void *out) {{ {body} }}\n" for name in names)
-    made = folder / LIBRARY
+    library = folder / LIBRARY
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise RuntimeError("no C compiler: install gcc, or set CC")
+        raise RuntimeError("no C compiler was found: install gcc, or set CC")
     subprocess.run(  # noqa: S603 - a compiler that is found or named
-        [compiler, "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", "-xc", "-", "-o", made],
+        [compiler, "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", "-xc", "-", "-o", library],
         input=code,
         text=True,
         check=True,
     )
-    return made
+    return library

@@ -1,7 +1,7 @@
 """Norms and gated activations on GPUs, and quantisation of activations to fp8.
 
-The references are `engine.kernels.elementwise` and, of what they give, `quantise_rows_fp8`.
-Arithmetic is fp32; each number is read once, but for rows that are quantised alone.
+The references are `engine.kernels.elementwise` and, for their outputs, `quantise_rows_fp8`.
+Arithmetic is fp32; each number is read once, except for rows that are quantised alone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ norm_weight = elementwise.norm_weight
 GELU_SLOPE = tl.constexpr(1.5957691216057308)
 GELU_CUBE = tl.constexpr(0.044715)
 ROOT_OF_HALF = tl.constexpr(0.7071067811865476)
-# Rows up to so many numbers are gated and quantised by one program, in registers; the error
-# function takes some of its own.
+# Rows up to this length are gated and quantised by one program, in registers; the error function
+# needs some registers, too.
 MAX_GATED_ROW, MAX_ERF_ROW = 32768, 16384
-# Of grouped rows and their scales the count is padded to a multiple: cuBLAS reads 16 bytes at once.
+# Grouped rows and their scales are padded to a multiple of this: cuBLAS reads 16 bytes at once.
 PADDED_TO = 16
 
 
@@ -113,7 +113,7 @@ def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
 
 
 def _empty_fp8(x: Tensor, width: int, group: int) -> Fp8Rows:
-    """Return room for x's rows, of a width; padded where they have groups, see `Fp8Rows`."""
+    """Allocate x's rows with a given width, padded if they have groups; see `Fp8Rows`."""
     rows, groups = len(x), cdiv(width, group)
     padded = rows if groups == 1 else -(-rows // PADDED_TO) * PADDED_TO
     numbers = torch.empty(padded, width, dtype=FP8, device=x.device)
@@ -169,7 +169,7 @@ def _norm(
     x,  # [T, width]
     residual,  # the same, or None
     weight,  # [width]
-    bias,  # [width], or None where it is no norm by mean and variance
+    bias,  # [width], or None for an RMS norm
     out,  # [T, width]; uint8 where it becomes fp8
     scales,  # [groups, padded_rows] of fp8, or None
     width,
@@ -281,7 +281,7 @@ def gated(
 ):
     """Join fp32 gates with their ups; see `Gate`."""
     if LIMIT is not None:
-        # In this form a NaN stays one.
+        # This form preserves NaN.
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     if CURVE == "gelu":

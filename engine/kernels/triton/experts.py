@@ -20,7 +20,7 @@ from .elementwise import quantise_fp8
 from .grouped_gemm import grouped_fp8, grouped_linear, grouped_quantised, supports_fp8
 from .launch import arch_of, cdiv, launch, next_power_of_2
 
-# Numbers of rows, between which a power of two is a class that has a sort of its own.
+# Range of rows in which each power of two has its own class of sort.
 FEW_CHOICES, MANY_CHOICES = 2048, 8192
 # Scores are clamped to it, so that their differences are finite.
 BOUND = tl.constexpr(1e38)
@@ -37,7 +37,7 @@ class SortedRows(NamedTuple):
 def select_experts(
     scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `ExpertOps.select_experts`; of equal scores the first is chosen. Experts are int32.
+    """See `ExpertOps.select_experts`; the first of equal scores is chosen. Experts are int32.
 
     Moves T·E numbers of the scores' dtype and 8·T·count bytes.
     """
@@ -143,7 +143,7 @@ def _choose(
     columns, ranks = tl.arange(0, BLOCK), tl.arange(0, CHOSEN)
     is_there = columns < num_experts
     numbers = tl.load(scores + token * num_experts + columns, is_there, other=0.0).to(tl.float32)
-    # What is no number comes first.
+    # NaNs come first.
     left = tl.where(numbers < BOUND, numbers, BOUND)
     left = tl.where(is_there, tl.maximum(left, -BOUND), float("-inf"))
     top = tl.max(left, 0)
@@ -175,7 +175,7 @@ def _sort(
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Find one expert's rows: behind those of all experts before it."""
+    """Find one expert's rows, which follow those of all experts before it."""
     expert = tl.program_id(0)
     before = tl.zeros([BLOCK], tl.int32)
     for at in range(0, num_rows, BLOCK):

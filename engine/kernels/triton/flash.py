@@ -67,7 +67,7 @@ def attend_tiles(
 
     `tiles` are the tile buffers and the offset of the header; `cache` the spans' page table, keys
     `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or fp8; `sinks [Hq]`;
-    `positions [T]` are read where the shape has a position bias.
+    `positions [T]` are read if the shape has a position bias.
     A tile that is its tokens' only one writes to `out [T, Hq, Dv]`, split-KV tiles to `parts`.
     Moves each tile's keys and values, queries, and outputs, once.
     """
@@ -101,7 +101,7 @@ def attend_tiles(
 
 
 def readable(stored: Tensor, arch: str) -> Tensor:
-    """Return fp8 as bytes where a GPU is too old to convert it: `widened` does it bit by bit."""
+    """Return fp8 as bytes if a GPU is too old to convert it: `widened` then does it bit by bit."""
     reads_fp8 = arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= FIRST_WITH_FP8
     return stored if stored.dtype != FP8 or reads_fp8 else stored.view(torch.uint8)
 
@@ -162,14 +162,14 @@ def _attend_tiles(
     total = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
-    own_bias = rows  # which nobody reads
+    own_bias = rows  # it is not read
     if REACH > 0:
         # The place of the bias that a row's first key takes.
         position = tl.load(positions + token, is_row, other=0)
         own_bias = bias + heads * (2 * REACH + 1) + REACH - position
     met = (queries, first, stop, end, keys, values, pages, head, num_heads, inner, outer, own_bias)
     if IS_WIDE:
-        # Blocks that every row sees whole need no masks.
+        # Blocks that every row sees completely need no masks.
         last_first = tl.max(tl.where(is_row, first, 0), 0)
         first_stop = tl.min(tl.where(is_row, stop, end), 0)
         whole = tl.minimum(begin + tl.cdiv(tl.maximum(last_first - begin, 0), PLACES) * PLACES, end)
@@ -201,7 +201,7 @@ def _attend_tiles(
             highest = tl.maximum(peak, sink)
             shrink = tl.exp2(peak - highest)
             total, mass = total * shrink[:, None], mass * shrink + tl.exp2(sink - highest)
-        share = 1 / tl.where(mass > 0, mass, 1.0)  # where nothing was seen, of nothing
+        share = 1 / tl.where(mass > 0, mass, 1.0)  # avoids 0 / 0 if nothing was visible
         place = (token * num_heads * group + heads)[:, None] * VALUE_DIM + columns[None, :]
         tl.store(out + place, (total * share[:, None]).to(out.dtype.element_ty), is_number)
     else:
@@ -244,7 +244,7 @@ def _meet(
     dims, columns = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
     for place in range(begin, last, PLACES):
         places = place + tl.arange(0, PLACES)
-        # Beyond the end nothing may be stored yet, and anything may lie there, NaN too.
+        # Memory after the end may be uninitialised and contain anything, including NaN.
         is_place = places < end
         page = tl.load(pages + places // PAGE_SIZE, is_place, other=0).to(tl.int64)
         slot = (page * num_heads + head) * PAGE_SIZE + places % PAGE_SIZE
@@ -259,7 +259,7 @@ def _meet(
             scores = outer * (2 * tl.sigmoid(scores) - 1)
         if IS_MASKED:
             is_seen = (places[None, :] >= first[:, None]) & (places[None, :] < stop[:, None])
-            # A tile may end before what its rows see does.
+            # A tile may end before the visible range of its rows.
             is_seen &= is_place[None, :]
         if HAS_BIAS:
             from_bias = bias[:, None] + places[None, :]
@@ -291,7 +291,7 @@ def _meet(
 
 @triton.jit
 def widened(numbers, kind: tl.constexpr):
-    """Convert numbers to another dtype; uint8 holds the bits of float8_e4m3fn."""
+    """Convert numbers to another dtype; uint8 contains the bits of float8_e4m3fn."""
     if numbers.dtype == tl.uint8:
         wide = halves_of_e4m3(numbers) * OF_HALVES
         return tl.where((numbers & 0x7F) == 0x7F, float("nan"), wide).to(kind)

@@ -19,15 +19,15 @@ from .tuned_tiles import config_for
 
 # fp8 tensor cores, and Triton's fp8 type, exist from Ada on.
 FIRST_ARCH = 89
-# Rows that a program may have, by how many there are, and programs of it that fill any GPU.
+# Rows of a program, by their total number, and the number of programs that fills any GPU.
 PROGRAMS = {16: 512, 64: 256, 128: 128}
 STEP = tl.constexpr(BLOCK)
-# So many tiles of rows run beside each other over all outputs, so that both sides stay in L2.
+# This many tiles of rows run together over all outputs, so that both sides stay in L2.
 TILES_OF_ROWS = tl.constexpr(16)
 
 
 def has_fp8_matmul(device: torch.device) -> bool:
-    """Say whether a device multiplies fp8 numbers in hardware."""
+    """Return whether a device multiplies fp8 numbers in hardware."""
     arch = arch_of(device)
     return arch == "interpreter" or int(arch.removeprefix("sm_")) >= FIRST_ARCH
 
@@ -36,7 +36,7 @@ Scaling = Literal["row", "group", "block"]
 
 
 class Fp8Weight(NamedTuple):
-    """Weight `[O, I]` as `multiply` takes it: fp8 numbers, and scales of what `scaling` says."""
+    """Weight `[O, I]` for `multiply`: fp8 numbers, and scales as given by `scaling`."""
 
     numbers: Tensor  # [O, I]
     scales: Tensor  # [O, groups], or of blocks [⌈O / 128⌉, groups]
@@ -45,10 +45,10 @@ class Fp8Weight(NamedTuple):
 
 
 def prepare(weight: Quantised) -> Fp8Weight:
-    """Return a weight that is supported; rows that have the scales of their block have them once.
+    """Return a weight in the supported form; rows that share their block's scales store them once.
 
-    A block's scale saves a step one multiplication a number, and memory 1 byte in 33. The host
-    waits for the device; on the meta device the rows of blocks are taken to have the same scales.
+    A block's scale saves a step one multiplication per number, and memory 1 byte in 33. The host
+    waits for the device; on the meta device the rows of blocks are assumed to share scales.
     """
     scales = weight.scales
     if scales.shape[-1] == 1:
@@ -83,12 +83,12 @@ def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
 
 
 def supports(weight: Quantised) -> bool:
-    """Say whether there is a product with a weight."""
+    """Return whether there is a product with a weight."""
     return len(weight.shape) == 2 and supports_groups(weight)
 
 
 def supports_groups(weight: Quantised) -> bool:
-    """Say whether a weight is of fp8 with a scale a row, or one that activations can have too."""
+    """Return whether a weight is fp8 with row scales, or with groups that activations can have."""
     is_one = weight.group >= weight.inputs
     is_power = weight.group % BLOCK == 0 and weight.group.bit_count() == 1
     return weight.is_fp8 and (is_one or is_power)
@@ -117,7 +117,7 @@ def _multiply_fp8(
     row_tile, output_tile = _tile(tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS))
     row = row_tile * ROWS + tl.arange(0, ROWS)
     output = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    # Behind the last the last is read again, and not stored.
+    # Rows after the last read the last again, and are not stored.
     from_row = tl.minimum(row, rows - 1).to(tl.int64)
     from_output = tl.minimum(output, outputs - 1).to(tl.int64)
     first = tl.program_id(1) * steps_each

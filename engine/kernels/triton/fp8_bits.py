@@ -1,6 +1,6 @@
 """Conversion of fp8 (float8_e4m3fn) and fp4 (e2m1) bit by bit, for GPUs without those types.
 
-And for Triton's interpreter, whose own conversion rounds differently.
+It is also used by Triton's interpreter, whose own conversion rounds differently.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ ROUNDS_SUBNORMAL = tl.constexpr(16384.0)
 BITS_OF_ROUNDING = tl.constexpr(0x46800000)
 # fp16 numbers with the same bits are smaller by this factor.
 OF_HALVES = tl.constexpr(256.0)
-# The same of fp4, as a power of two; and where fp32 has its exponent, whose bias is e8m0's.
+# The same for fp4, as a power of two; and the position of the exponent in fp32, with e8m0's bias.
 OF_FP4_HALVES, EXPONENT = tl.constexpr(14), tl.constexpr(EXPONENT_SHIFT)
 
 
 @triton.jit
 def as_e4m3(numbers):
-    """Return fp32 numbers' nearest, ties to even, as bytes; beyond the largest it, NaN stays."""
+    """Return fp32 numbers rounded to fp8 bytes, ties to even; larger ones saturate, NaN stays."""
     size = tl.abs(numbers)
     bits = size.to(tl.int32, bitcast=True)
     is_nan = bits > 0x7F800000
     size = tl.where(size > LARGEST, LARGEST, size)
     bits = size.to(tl.int32, bitcast=True)
-    # Three bits of the mantissa stay, and of the exponent what is above -7.
+    # Three bits of the mantissa stay, and the part of the exponent above -7.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     subnormal = (size + ROUNDS_SUBNORMAL).to(tl.int32, bitcast=True) - BITS_OF_ROUNDING
     code = tl.where(size < LOWEST_NORMAL, subnormal, normal)
@@ -45,7 +45,7 @@ def scale_of(largest):
 
 @triton.jit
 def store_fp8(
-    value,  # [BLOCK], fp32; 0 behind the last column
+    value,  # [BLOCK], fp32; 0 after the last column
     numbers,  # [T, width], uint8
     scales,  # [groups, padded_rows]
     row,

@@ -1,7 +1,7 @@
 """Grouped GEMM on GPUs: multiplies rows that are sorted by expert by each expert's own weight.
 
 One launch serves all experts, as only the device knows how many rows each has. It gathers the rows,
-adds the biases and joins gates with their ups, so that none of that is a pass of its own.
+adds the biases and joins gates with their ups, so that none of these needs a separate pass.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .elementwise import gated
 from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import KernelConfig
 
-# Classes of an expert's average rows, which tiles are tuned by.
+# Classes of an expert's average rows, by which tiles are tuned.
 FEWEST_ROWS, MOST_ROWS = 8, 128
-# Triton vectorises what is a multiple of it.
+# Triton vectorises loads at multiples of this.
 ALIGNED = 16
 
 
@@ -38,7 +38,7 @@ def grouped_linear(
 
     Rows are gathered from `x [T, I]` by `tokens [S]`, or are those of `x [S, I]`. A `bias [E, O]`
     is added. With a `gate` the first half of the outputs are gates of the second: → `[S, O / 2]`.
-    Moves S numbers for each input and output, and the weights of each expert that has rows once for
+    Moves S numbers for each input and output, and the weights of each expert with rows once for
     every tile of them.
     """
     count = len(x) if tokens is None else len(tokens)
@@ -68,7 +68,7 @@ def grouped_fp8(
 
 
 def supports_fp8(weight: Quantised) -> bool:
-    """Say whether `grouped_fp8` takes a weight on its device."""
+    """Return whether `grouped_fp8` takes a weight on its device."""
     return (
         fp8.has_fp8_matmul(weight.device)
         and fp8.supports_groups(weight)
@@ -134,7 +134,7 @@ def grouped_quantised(
 
 
 def num_tiles(count: int, num_experts: int, rows: int) -> int:
-    """Return the most tiles of so many rows that `count` rows may make, however they are sorted."""
+    """Return the most tiles of a number of rows that `count` rows may need, however sorted."""
     return (count + min(count, num_experts) * (rows - 1)) // rows
 
 
@@ -144,7 +144,7 @@ def _config_for(
     """Return the config for experts of a shape and their average rows, as a power of two."""
     rows = next_power_of_2(cdiv(count, shape[0]))
     if shape[2] % ALIGNED:
-        # Read number by number, large tiles would not fit the registers.
+        # These are read number by number, so large tiles would not fit the registers.
         rows = FEWEST_ROWS
     return tuned_tiles.config_for(
         kernel,
@@ -159,7 +159,7 @@ def _config_for(
 
 
 def _constants(gate: Gate | None) -> dict[str, Any]:
-    """Return the constants that a kernel knows a gate by; no curve says that there is none."""
+    """Return the constants by which a kernel selects a gate; an empty curve means none."""
     is_none, gate = gate is None, gate or Gate()
     return {
         "CURVE": None if is_none else gate.activation,
@@ -169,7 +169,7 @@ def _constants(gate: Gate | None) -> dict[str, Any]:
     }
 
 
-# How many tiles there are changes with every step, and makes no other kernel.
+# The number of tiles changes with every step, and must not specialise the kernel.
 @triton.jit(do_not_specialize=["num_tiles", "group", "padded_rows", "groups"])
 def _grouped(
     x,  # [T, inner], or [S, inner]
@@ -206,7 +206,7 @@ def _grouped(
         return
     rows = first + tl.arange(0, ROWS)
     columns = block * COLUMNS + tl.arange(0, COLUMNS)
-    # What lies beyond the last row or column is computed as that, and not stored.
+    # Positions after the last row or column are computed like it, and not stored.
     row, column = tl.minimum(rows, end - 1), tl.minimum(columns, width - 1)
     source = row if tokens is None else tl.load(tokens + row)
     places = tl.arange(0, INNER)
@@ -248,7 +248,7 @@ def _grouped(
 
 @triton.jit
 def _loaded(pointers, is_place, IS_EVEN: tl.constexpr):
-    """Load numbers; behind the last place of each row there are zeros."""
+    """Load numbers, with zeros after the last place of each row."""
     if IS_EVEN:
         return tl.load(pointers)
     return tl.load(pointers, is_place[None, :], other=0.0)
@@ -287,9 +287,9 @@ def _place_of(num_tiles, num_blocks, TILES: tl.constexpr):
 
 @triton.jit
 def _tile_of(tile, stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """Return a tile's expert, its first row and where that expert's end.
+    """Return a tile's expert, its first row and the end of that expert's rows.
 
-    Tiles that are left over have the expert behind the last.
+    Unused tiles have the number after the last expert.
     """
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
@@ -303,7 +303,7 @@ def _tile_of(tile, stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr
     return expert, begin + (tile - first) * ROWS, end
 
 
-# Numbers of groups change with the weight, and make no other kernel.
+# Numbers of groups change with the weight, and must not specialise the kernel.
 @triton.jit(do_not_specialize=["num_tiles", "groups", "steps_a_group"])
 def _grouped_few_bits(
     x,  # [T, inputs], or [S, inputs]
@@ -339,7 +339,7 @@ def _grouped_few_bits(
         return
     row = begin + tl.arange(0, ROWS)
     has_row = row < behind
-    # What lies beyond the last row or output is computed as that, and not stored.
+    # Positions after the last row or output are computed like it, and not stored.
     source = tl.minimum(row, behind - 1)
     source = source if tokens is None else tl.load(tokens + source)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -385,7 +385,7 @@ def _sums(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Return sums over all inputs, `[OUTPUTS, ROWS]`, as `linear` makes them for so many rows."""
+    """Return sums over all inputs, `[OUTPUTS, ROWS]`, in the way of `linear` for as many rows."""
     steps = tl.cdiv(inputs, linear.STEP)
     if ROWS <= linear.FEW or (ROWS < linear.WIDE and numbers.dtype.element_ty == tl.int32):
         total = linear.accumulated(

@@ -1,7 +1,7 @@
 """Paged attention backend of latents (MLA) on GPUs; its reference is `engine.kernels.latent`.
 
 One layer's pages are `[pages, page_size, R + Dr]`. Decodes and short chunks are absorbed, by tiles
-(`latent_flash`); the latents of long chunks are expanded and attended as heads of their own.
+(`latent_flash`); the latents of long chunks are expanded and attended as separate heads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Division(NamedTuple):
 
 
 class TritonLatentAttention(TiledAttention):
-    """Latents of each token in pages on a GPU, with a trash page behind the last."""
+    """Latents of each token in pages on a GPU, with a trash page after the last."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TritonLatentAttention(TiledAttention):
 
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels support all these layers in this dtype."""
         return dtype in DTYPES and all(
             shape.has_latent_values
             and shape.is_causal
@@ -85,7 +85,7 @@ class TritonLatentAttention(TiledAttention):
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """Raise: a latent's queries and keys are no heads of one product."""
+        """Raise: a latent's queries and keys are not heads of one product."""
         raise NotImplementedError
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -155,7 +155,7 @@ class TritonLatentAttention(TiledAttention):
         return out
 
     def _divided(self, shape: AttentionShape, projections: UpProjections) -> _Division:
-        """Divide the step's spans by what costs less; once for all layers of the same widths."""
+        """Divide the step's spans by cost, once for all layers of the same widths."""
         kind = (shape, *projections.key.shape, projections.value.shape[1])
         if kind not in self._divisions:
             self._divisions[kind] = self._divide(shape, projections)
@@ -165,7 +165,7 @@ class TritonLatentAttention(TiledAttention):
         host, device = self._host, self.keys[0].device
         starts = host.query_starts.numpy().astype(np.int64)
         counts = np.diff(starts)
-        # How many tokens expand their span grows with the widths alone: see which counts do.
+        # The number of tokens that makes expanding cheaper depends only on the widths.
         is_expanded = np.isin(counts, [n for n in np.unique(counts) if projections.expands(int(n))])
         if not is_expanded.any():
             return _Division(None, [])
@@ -195,7 +195,7 @@ class TritonLatentAttention(TiledAttention):
 
 
 def _merged(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[slice]:
-    """Return ranges as slices; neighbours are one."""
+    """Return ranges as slices, merging neighbours."""
     firsts = np.flatnonzero(np.append(True, starts[1:] != stops[:-1]))
     lasts = np.append(firsts[1:], len(starts)) - 1
     return [

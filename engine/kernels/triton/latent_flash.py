@@ -1,7 +1,7 @@
 """Flash attention to latents (MLA), tile by tile: rows of absorbed queries against cached latents.
 
 All heads of a token attend to one key, a latent and a rotary part, and its value is the latent. So
-a block of places is loaded once: scores are products with it, and so is what they weight.
+a block of places is loaded once, for the scores and for their weighted sum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def latent_config(
 ) -> KernelConfig:
     """Return the kernel config for wide or narrow tiles of a layer; its ROWS are a tile's.
 
-    Narrow tiles have the rows of one token, or of few heads' tokens as many as a product takes.
+    Narrow tiles have the rows of one token, or of as many tokens with few heads as a product takes.
     """
     rank, bits = _block(shape.value_dim), 8 * dtype.itemsize
     wide = config_for("latents_wide", arch, rank=rank, bits=bits)
@@ -45,7 +45,7 @@ def latent_config(
 
 
 def head_blocks(shape: AttentionShape, dtype: torch.dtype, arch: str) -> int:
-    """Return into how many blocks, of a tile each, the heads of a token are divided."""
+    """Return the number of blocks, of one tile each, that a token's heads are divided into."""
     rows = latent_config(shape, dtype, arch, is_wide=True).sizes["ROWS"]
     return cdiv(shape.num_query_heads, rows)
 
@@ -80,7 +80,7 @@ def attend_latent_tiles(
         else (tile_buffers.NUM_NARROW, tile_buffers.NARROW)
     )
     if query[0].dtype == torch.float32 and latents.dtype == FP8:
-        # Widened they take more shared memory than the stored ones, by which the config goes.
+        # The config is for stored sizes; widened numbers take more shared memory.
         config = replace(config, sizes={**config.sizes, "PLACES": 16}, num_stages=1)
     absorbed, rotary = (part if part.stride(2) == 1 else part.contiguous() for part in query)
     launch(
@@ -134,7 +134,7 @@ def _attend_latents(
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    # Blocks of a token's heads are neighbours: they read the same latents, at about the same time.
+    # Blocks of a token's heads are adjacent: they read the same latents at about the same time.
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     if number >= tl.load(numbers + counted):
         return
@@ -162,7 +162,7 @@ def _attend_latents(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     for place in range(begin, end, PLACES):
         places = place + tl.arange(0, PLACES)
-        # Beyond the end nothing may be stored yet, and anything may lie there, NaN too.
+        # Memory after the end may be uninitialised and contain anything, including NaN.
         is_place = places < end
         page = tl.load(pages + places // PAGE_SIZE, is_place, other=0).to(tl.int64)
         slot = page * PAGE_SIZE + places % PAGE_SIZE
@@ -175,7 +175,7 @@ def _attend_latents(
         scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(turned, tl.trans(key), scores, input_precision="ieee") * scale
         is_seen = (places[None, :] >= first[:, None]) & (places[None, :] < stop[:, None])
-        # A tile may end before what its rows see does.
+        # A tile may end before the visible range of its rows.
         scores = tl.where(is_seen & is_place[None, :], scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         base = tl.where(highest == float("-inf"), 0.0, highest)
@@ -186,7 +186,7 @@ def _attend_latents(
         total = tl.dot(weights.to(latent.dtype), latent, total, input_precision="ieee")
     is_number = is_row[:, None] & is_dim[None, :]
     if is_end:
-        share = 1 / tl.where(mass > 0, mass, 1.0)  # where nothing was seen, of nothing
+        share = 1 / tl.where(mass > 0, mass, 1.0)  # avoids 0 / 0 if nothing was visible
         to = (token * num_heads + heads)[:, None] * RANK + dims[None, :]
         tl.store(out + to, (total * share[:, None]).to(out.dtype.element_ty), is_number)
     else:

@@ -1,6 +1,6 @@
 """Long chunks over latents (MLA): latents are expanded to keys and values of heads, and attended.
 
-What is expanded at once is bounded: spans are batched by their places, and heads go in blocks.
+Memory is bounded: spans are batched by their places, and heads are processed in blocks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .tiled import multiprocessors
 from .tiles import TileSpec
 
 Ints = NDArray[np.int64]
-# Of expanded keys and values at once; one head of the longest span, where that is more.
+# Limit of expanded keys and values at once; one head of the longest span may exceed it.
 MOST_BYTES = 2**28
-# Places of the spans that are expanded together, but for a longer span alone.
+# Tokens of the spans that are expanded together; a longer span is expanded alone.
 MOST_PLACES = 2**15
 # Programs for each multiprocessor: enough that a long one overlaps with others.
 PROGRAMS = 4
-# Of expanded keys and values: a place is a page, so that they are written as a product gives them.
+# A place of expanded keys and values is a page, so that products can write them directly.
 PAGE_SIZE = 1
 
 
@@ -162,14 +162,14 @@ class ExpandedSpans:
 
 
 def _lengths(host: Step, spans: Ints) -> Ints:
-    """Return how many places each of some spans sees, its own among them."""
+    """Return how many places each of some spans sees, including its own."""
     starts = host.query_starts.numpy().astype(np.int64)
     lengths: Ints = host.context_lengths.numpy() + starts[1:] - starts[:-1]
     return lengths[spans]
 
 
 def _slots(host: Step, span: int, length: int, page_size: int) -> Ints:
-    """Return where the places of a span lie."""
+    """Return the positions of a span's tokens."""
     first = int(host.page_starts.numpy()[span])
     pages = host.pages.numpy()[first : first + cdiv(length, page_size)].astype(np.int64)
     return (pages[:, None] * page_size + np.arange(page_size)).ravel()[:length]

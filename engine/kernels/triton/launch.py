@@ -1,6 +1,6 @@
 """Launches kernels: runs them on tensors, or only compiles them, for a GPU that may be absent.
 
-Both use the same functions, so that an image precompiles exactly what a run asks for.
+Both use the same functions, so that an image precompiles exactly the kernels of a run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cdiv(dividend: int, divisor: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the least power of 2 that is no less than a positive number."""
+    """Return the smallest power of 2 that is at least a positive number."""
     return 1 << (number - 1).bit_length()
 
 
@@ -66,18 +66,18 @@ def compile_only(arch: int) -> Iterator[None]:
 
     Kernels in Triton's cache are not compiled again.
     """
-    global _compiled_for  # noqa: PLW0603 - of the process, as Triton's driver is
+    global _compiled_for  # noqa: PLW0603 - global like Triton's driver
     _compiled_for = GPUTarget("cuda", arch, 32)
     driver.set_active(_StubDriver(_compiled_for))
     try:
         yield
     finally:
         _compiled_for = None
-        driver._active = None  # noqa: SLF001 - else the next to ask would look for a card
+        driver._active = None  # noqa: SLF001 - otherwise the next use would look for a card
 
 
 class _StubDriver:
-    """Stub of Triton's driver: all that compiling asks of it, without a GPU."""
+    """Stub of Triton's driver: the functions that compiling needs, without a GPU."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target

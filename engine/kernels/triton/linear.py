@@ -1,8 +1,8 @@
 """Linear layers with quantised weights (int4, fp4, fp8) on GPUs; the reference is `Quantised`.
 
 The weight is dequantised in registers (weight-only quantisation, split-k), so that few bits are
-read; of so many rows that one pass over the weight is little beside their product it is dequantised
-first. Where the device multiplies fp8, rows are quantised to fp8, too.
+read. For many rows, where one pass over the weight is cheap compared with the product, it is
+dequantised first. If the device multiplies fp8, rows are quantised to fp8, too.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .fp8_bits import OF_HALVES, halves_of_e2m1, halves_of_e4m3, scales_for_halv
 from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
-# Rows that a program may have, by how many there are.
+# Rows of a program, by their total number.
 TILES = (16, 64, 128)
-# From a tile of so many rows on a weight is scaled before the product, not the sums behind it; of
-# fp8, whose numbers take twice the registers, above a few.
+# From a tile of this many rows on, a weight is scaled before the product, not the sums after it;
+# for fp8, whose numbers take twice the registers, above a few.
 FEW, WIDE = tl.constexpr(16), tl.constexpr(128)
-# Inputs of one such product: the registers of a program hold no more dequantised weights.
+# Inputs of one such product: a program's registers hold no more dequantised weights.
 PART = tl.constexpr(32)
-# So many programs fill any GPU, wide ones one to a multiprocessor: split-k makes them.
+# Enough programs to fill any GPU, or one wide program per multiprocessor: split-k makes them.
 MANY_PROGRAMS = 512
 MANY_WIDE_PROGRAMS = 128
-# torch._scaled_mm requires both sides of a weight to be multiples of it.
+# torch._scaled_mm requires both sides of a weight to be multiples of this.
 ALIGNED = 16
 STEP, WORDS, PLACES = tl.constexpr(BLOCK), tl.constexpr(WORDS_A_BLOCK), tl.constexpr(8)
 
 
 def prepare(weight: Quantised, bias: Tensor | None) -> Linear | None:
-    """Prepare the layer of a quantised weight; None where the kernels do not support it."""
+    """Prepare the layer of a quantised weight; None if the kernels do not support it."""
     if len(weight.shape) != 2 or not supports(weight):
         return None
     order, most = weight.order, most_rows(weight)
@@ -51,7 +51,7 @@ def prepare(weight: Quantised, bias: Tensor | None) -> Linear | None:
 
 
 def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Linear | None:
-    """Prepare the layer of fp8 activations; None where that is not supported."""
+    """Prepare the layer of fp8 activations; None if that is not supported."""
     if not (fp8.has_fp8_matmul(weight.device) and fp8.supports(weight)):
         return None
     prepared = fp8.prepare(weight)
@@ -67,7 +67,7 @@ def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Linear | None:
 
 
 def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
-    """Prepare the same by torch._scaled_mm, for weights with a scale a row."""
+    """Prepare the same with torch._scaled_mm, for weights with row scales."""
     sides = [*weight.shape, ALIGNED]
     is_even = all(side % ALIGNED == 0 for side in sides)
     is_row_wise = fp8.supports(weight) and weight.scales.shape[-1] == 1
@@ -90,7 +90,7 @@ def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
 
 
 def supports(weight: Quantised) -> bool:
-    """Say whether the kernels support a weight's group size."""
+    """Return whether the kernels support a weight's group size."""
     is_one = weight.group >= weight.inputs
     halves = 4 if weight.is_fp8 else BLOCK // WORDS_A_BLOCK
     is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves
@@ -98,7 +98,7 @@ def supports(weight: Quantised) -> bool:
 
 
 def most_rows(weight: Quantised) -> int:
-    """Return the most rows that `multiply` takes a weight for; more are better dequantised first.
+    """Return the most rows for which `multiply` pays off; for more, dequantise first.
 
     Wide tiles have one scale for the inputs of a product.
     """
@@ -110,7 +110,7 @@ def most_rows(weight: Quantised) -> int:
 def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias: contiguous `x [T, I]`, its columns in the weight's order.
 
-    Of at most `most_rows`. Moves the weight's bytes once for each tile of rows, x's and out's
+    It takes at most `most_rows`. Moves the weight's bytes once for each tile of rows, x's and out's
     numbers, and with split-k fp32 partial sums.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
@@ -149,7 +149,7 @@ def dequantised(weight: Quantised) -> Tensor:
 
 
 def bytes_of(weight: Quantised) -> Tensor:
-    """Return a weight's numbers, fp8 viewed as uint8, which Ampere knows."""
+    """Return a weight's numbers, fp8 viewed as uint8, which Ampere supports."""
     return weight.numbers.view(torch.uint8) if weight.is_fp8 else weight.numbers
 
 
@@ -220,7 +220,7 @@ def accumulated(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Return the sums of some steps, `[OUTPUTS, ROWS]`; what else there is see `_multiply`."""
+    """Return the sums of some steps, `[OUTPUTS, ROWS]`; `_multiply` describes the arguments."""
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in range(first, last):
         for part in tl.static_range(GROUPS):
@@ -250,7 +250,7 @@ def accumulated(
 @triton.jit
 def accumulated_wide(
     x,
-    row,  # [ROWS], none behind the last
+    row,  # [ROWS], none after the last
     numbers,
     scales,
     zeros,
@@ -302,7 +302,7 @@ def accumulated_wide(
 
 @triton.jit
 def _zeros_at(zeros, places, is_there):
-    """Load groups' zeros; None where there are none."""
+    """Load groups' zeros; None if there are none."""
     return None if zeros is None else tl.load(zeros + places, is_there, other=0)
 
 
@@ -313,7 +313,7 @@ def _loaded(pointers, is_there, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _turned(x, row, has_row, column, inputs):
-    """Return columns of rows, a column in a line; 0 behind the last."""
+    """Return columns of rows, one column per line; 0 after the last."""
     place = row[None, :] * inputs + column[:, None]
     return tl.load(x + place, has_row[None, :] & (column < inputs)[:, None], other=0.0)
 

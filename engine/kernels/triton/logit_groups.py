@@ -18,7 +18,7 @@ from .sampling_inputs import NUM_WORDS, word_offset
 from .tuned_tiles import config_for
 
 GROUP = 256
-# Groups that a row has room for: one kernel variant serves up to 262,144 tokens.
+# Most groups of a row: one kernel variant serves up to 262,144 tokens.
 MOST_GROUPS = 1024
 ROW, FACTOR = map(word_offset, ("row", "factor"))
 IS_FINITE = tl.constexpr(1)
@@ -26,15 +26,15 @@ IS_BAD = tl.constexpr(2)
 
 
 class GroupStats(NamedTuple):
-    """Statistics of the groups of each row's logits; entries behind the last are not written."""
+    """Statistics of the groups of each row's logits; entries after the last are not written."""
 
     peaks: Tensor  # [N, groups] fp32, of the processed logits
     weights: Tensor  # [N, groups] fp32: Σ exp((logit - peak) · factor), where the factor is not 0
-    flags: Tensor  # [N, groups] int8: of the logits as the model gave them
+    flags: Tensor  # [N, groups] int8: for the logits before processing
 
 
 def group_capacity(vocabulary: int) -> int:
-    """Return the number of groups that the arrays of a row have room for."""
+    """Return the number of groups that a row's arrays have room for."""
     return max(MOST_GROUPS, next_power_of_2(cdiv(vocabulary, GROUP)))
 
 
@@ -127,6 +127,6 @@ def mass(numbers, highest, factor):
 
 @triton.jit
 def order(numbers):
-    """Return integers that are ordered as fp32 numbers are; both zeros are the same."""
+    """Return integers in the order of fp32 numbers; both zeros are equal."""
     bits = numbers.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -(2**31) - bits, bits)

@@ -96,7 +96,7 @@ def _note_histories(
 
 @triton.jit
 def shaped(numbers, columns, is_there, vocabulary, shape):
-    """Process fp32 logits at these columns of a row; minus infinity where there is no column.
+    """Process fp32 logits at these columns of a row; minus infinity beyond the last column.
 
     `shape` is its record, then `ProcessorInputs`, and the words of a row of bits and of a mask.
     """
@@ -109,8 +109,8 @@ def shaped(numbers, columns, is_there, vocabulary, shape):
         weaker = tl.where(numbers > 0, tl.div_rn(numbers, repetition), numbers * repetition)
         numbers = tl.where(is_seen, weaker, numbers)
     if presence != 0:
-        is_said = _bit(tl.load(seen + words, is_there, other=0), columns)
-        numbers = tl.where(is_said, numbers - presence, numbers)
+        is_repeated = _bit(tl.load(seen + words, is_there, other=0), columns)
+        numbers = tl.where(is_repeated, numbers - presence, numbers)
     added = tl.load(record + ADDS)
     if added >= 0:
         numbers += tl.load(adds + added.to(tl.int64) * vocabulary + columns, is_there, other=0.0)

@@ -19,7 +19,7 @@ from .tuned_tiles import config_for
 
 __all__ = ["compute_logprobs", "compute_ranks"]
 
-# Each of the best moves `GROUP` logits: so many that a sort moves less than that.
+# Each of the best moves `GROUP` logits; beyond this number a sort moves less.
 MOST_SEARCHED = 64
 NOTHING = tl.constexpr(-(2**31))  # below the order of any number
 
@@ -33,9 +33,9 @@ def compute_logprobs(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, to
         return reference.compute_logprobs(logits, rows, chosen, top)
     vocabulary, count = logits.shape[1], len(rows)
     top = min(top, vocabulary)
-    asked = default_records(count)
-    asked["row"], asked["factor"] = rows, 1
-    records, none = send_arrays([asked, np.zeros(0, np.int32)], logits.device)
+    requests = default_records(count)
+    requests["row"], requests["factor"] = rows, 1
+    records, none = send_arrays([requests, np.zeros(0, np.int32)], logits.device)
     as_they_are = ProcessorInputs(none.view(0, 2, 0), none.view(torch.float32), none.view(0, 0))
     measured = measure_groups(logits, records, as_they_are, 0, count)
     logprobs = logits.new_empty(count, dtype=torch.float32)

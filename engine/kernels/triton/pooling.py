@@ -1,4 +1,4 @@
-"""Pooling of token vectors to one embedding a sequence, on GPUs.
+"""Pooling of token vectors to one embedding per sequence, on GPUs.
 
 The reference is `engine.kernels.pooling`.
 """
@@ -17,14 +17,14 @@ from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import config_for
 
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
-# The least norm that a vector is divided by.
+# The smallest norm by which a vector is divided.
 SHORTEST = tl.constexpr(1e-12)
 
 
 def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
     """See `PoolingOps.pool`; a mode moves N·H numbers, of the first or last S·H, and 4·S·H bytes.
 
-    A sequence is summed in the same order whatever runs beside it.
+    A sequence is summed in the same order whatever else is in the batch.
     """
     hidden = hidden.contiguous()
     count, width = len(segments.skipped), hidden.shape[1]
@@ -88,7 +88,7 @@ def _pool(
             total += numbers
     count = stop - start
     if MODE == "max":
-        # A largest number of rows would pass over what is none.
+        # A maximum over the rows would ignore NaN.
         is_none = tl.max((total <= float("inf")).to(tl.int32) ^ 1, 0) == 1
         pooled = tl.where(is_none, float("nan"), tl.max(total, 0))
     else:
@@ -109,7 +109,7 @@ def _unit(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Bring one vector to length 1."""
+    """Normalise one vector to length 1."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     is_there = columns < width

@@ -84,7 +84,7 @@ def store_latents(latents: Tensor, slots: Tensor, pages: Tensor) -> None:
     config = replace(
         config_for("store", arch_of(latents.device), head_dim=width), sizes={"HEADS": 1}
     )
-    # Programs of keys alone.
+    # Programs for keys only.
     launch(
         *(_store, (len(latents), 1), latents, latents, slots, pages, pages, 1, *strides, *strides),
         config=config, KEY_WIDTH=width, VALUE_WIDTH=width, PAGE_SIZE=pages.shape[1],
@@ -100,7 +100,7 @@ def _with_whole_heads(numbers: Tensor) -> Tensor:
     return numbers if numbers.stride(2) == 1 else numbers.contiguous()
 
 
-# Where a step's own arrays begin, and how many heads there are, makes no other kernel.
+# The offsets of a step's own arrays, and the number of heads, must not specialise the kernel.
 @triton.jit(
     do_not_specialize=["query_heads", "key_heads"], do_not_specialize_on_alignment=["slots"]
 )
@@ -122,7 +122,7 @@ def _enter(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Take some heads of one kind of one token to where they go."""
+    """Process some heads of one kind of one token and store them."""
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     query_tiles, key_tiles = tl.cdiv(query_heads, HEADS), tl.cdiv(key_heads, HEADS)
     row = qkv + token * (query_heads + 2 * key_heads) * WIDTH
@@ -166,7 +166,7 @@ def _store(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Take some heads' keys, or values, of one token to their place."""
+    """Store some heads' keys, or values, of one token."""
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heads = (tile // 2) * HEADS + tl.arange(0, HEADS)[:, None]
     is_head = heads < heads_there
@@ -183,7 +183,7 @@ def _store(
 
 @triton.jit
 def _place(slot, heads, key_heads, PAGE_SIZE: tl.constexpr):
-    """Return which vectors of the pages heads of a slot are."""
+    """Return the vectors of the pages that heads of a slot occupy."""
     page, offset = slot.to(tl.int64) // PAGE_SIZE, slot % PAGE_SIZE
     return (page * key_heads + heads) * PAGE_SIZE + offset
 
@@ -199,7 +199,7 @@ def _turned(
     TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return heads `[HEADS, BLOCK]` fp32, normed where there is a weight, and turned."""
+    """Return heads `[HEADS, BLOCK]` fp32, normed if there is a weight, and rotated."""
     columns = tl.arange(0, BLOCK)[None, :]
     is_there = columns < WIDTH
     numbers = _read(source, is_head, WIDTH, BLOCK)
@@ -209,7 +209,7 @@ def _turned(
         numbers *= scale * tl.load(weight + columns, is_there, other=0.0).to(tl.float32)
     if TURNED > 0:
         is_first, is_turned = columns < TURNED, columns < 2 * TURNED
-        # What a number turns with is read again: it lies in the nearest cache.
+        # A number's partner in the rotation is read again: it is in the nearest cache.
         partners = tl.where(is_first, columns + TURNED, columns - TURNED)
         others = tl.load(source + partners, is_head & is_turned, other=0.0).to(tl.float32)
         if weight is not None:

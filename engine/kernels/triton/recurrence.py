@@ -2,8 +2,8 @@
 
 The rules are `delta_rule` and `state_space`. The reference is `engine.kernels.recurrence`; sums and
 states are fp32. Each kernel has a program for a span and some of its channels or of a head's state,
-so that no program reads what another writes. Spans of one token, and longer ones, have a launch
-each: of a step of decodes alone the second is left out.
+so that no program reads what another writes. Spans of one token, and longer ones, have separate
+launches: a step that consists of decodes skips the second.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .spans import SpanRows
 from .state_space import scan
 from .tuned_tiles import config_for
 
-# A launch that only some steps need: of spans of several tokens.
+# A launch that only some steps need: for spans of several tokens.
 CHUNKS = 1
-# Numbers of a row that are gated by one program where no norm joins them.
+# Numbers of a row that one program gates if there is no norm over them.
 GATED = 1024
 WIDEST_HEAD = 256
 
@@ -64,7 +64,7 @@ class TritonRecurrence:
 
     @staticmethod
     def supports(shapes: Sequence[RecurrentShape], dtype: torch.dtype) -> bool:
-        """Say whether the kernels can do all these layers in this dtype."""
+        """Return whether the kernels support all these layers in this dtype."""
         rules = (shape.rule for shape in shapes)
         return dtype in DTYPES and all(
             max(rule.state_shape[1:]) <= WIDEST_HEAD for rule in rules if rule is not None
@@ -90,7 +90,7 @@ class TritonRecurrence:
         self.launches = CHUNKS * bool((counts > 1).any())
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve each span behind the inputs that its row has kept; see `RecurrentBackend`."""
+        """Convolve each span after the inputs stored in its row; see `RecurrentBackend`."""
         shape, tails = self.shapes[layer], self.tails[layer]
         assert weight.is_contiguous()
         out = self._empty(x, x.shape)
@@ -137,7 +137,7 @@ class TritonRecurrence:
         *,
         is_norm_first: bool,
     ) -> Tensor:
-        """Gate and norm what a rule gave; see `RecurrentBackend`."""
+        """Gate and norm a rule's output; see `RecurrentBackend`."""
         out = torch.empty_like(x)
         width = x.shape[1] // num_groups if num_groups else GATED
         config = config_for("gated_norm", arch_of(x.device), block=next_power_of_2(width))
@@ -150,14 +150,14 @@ class TritonRecurrence:
         return out
 
     def _kinds(self) -> Iterator[str]:
-        """Yield the kinds of spans that are launched."""
+        """Yield the kinds of spans that need a launch."""
         launches = self.launches if self._captured is None else self._captured
         yield "decodes"
         if launches & CHUNKS:
             yield "chunks"
 
     def _empty(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return room for what comes of spans; tokens of no span have zeros."""
+        """Allocate the outputs of spans; tokens of no span have zeros."""
         if self._captured is None and len(x) == self._num_tokens:
             return x.new_empty(shape)
         return x.new_zeros(shape)
@@ -218,7 +218,7 @@ def _convolve(
             total *= tl.sigmoid(total)
         at = tokens.to(tl.int64)[:, None] * channels + columns[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), is_number)
-    tl.debug_barrier()  # the row may be the one that all read from
+    tl.debug_barrier()  # all may have read from this row
     for number in tl.static_range(KEPT):
         place = end - KEPT + number
         own = tl.load(x + place.to(tl.int64) * stride + columns, is_column & (place >= begin))

@@ -133,10 +133,10 @@ def _numbers(columns, whole):
 def _draw(
     whole, room, groups, peak, weight, best, factor, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """Choose by a draw: cut what is left by top-k and min-p, then by top-p, and walk what remains.
+    """Choose by a draw: cut the row by top-k and min-p, then by top-p, and walk the remainder.
 
-    What is left of a row are numbers from an order on, `least`, of which none is below a `floor`
-    once it is scaled.
+    The remainder of a row is the numbers from an order on, `least`, of which none is below a
+    `floor` after scaling.
     """
     record = whole[2][0]
     listed, weights = room
@@ -169,7 +169,7 @@ def _draw(
             least = _least_kept(whole, room, count, goal, least, end, kept, GROUP, AT_ONCE)
             sums = tl.load(weights + groups)
     draw = tl.load((record + DRAW).to(tl.pointer_type(tl.float64)))
-    # The token at which the running sum of what is left passes the draw's share of it.
+    # The token at which the running sum of the remainder passes the draw's share of it.
     shares = sums.to(tl.float64)
     covered = tl.cumsum(shares, 0)
     goal = tl.max(covered, 0) * draw
@@ -198,13 +198,13 @@ def _least_by_peaks(keys, weights, goal, low, high):
 
 @triton.jit
 def _share(low, high, parts):
-    """Return a part of what lies between, rounded up; the difference may be more than an int32."""
+    """Return a part of a difference, rounded up; the difference may exceed an int32."""
     return ((high.to(tl.int64) - low + parts - 1) // parts).to(tl.int32)
 
 
 @triton.jit
 def _list(listed, groups, is_wanted):
-    """Write which groups are wanted, in their order, and return how many."""
+    """Write the wanted groups in order, and return their number."""
     places = tl.cumsum(is_wanted.to(tl.int32), 0)
     tl.debug_barrier()  # others may still read the list before this one
     tl.store(listed + places - 1, groups, is_wanted)
@@ -220,7 +220,7 @@ def _least_kept(
 
     A number weighs its mass, or 1. From `high` on they weigh less than the goal; where they do from
     `low` on, too, all these are left. Each look makes the bounds four times narrower, and more
-    where nothing lies; the last finds but one number between them, however often it comes. It
+    where a range is empty; the last finds only one number between them, however often it occurs. It
     leaves the masses of each listed group in `weights`.
     """
     listed, weights = room

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..sampling import SamplingMetadata
 from ..step import ALIGNMENT, host_buffer
 
-# Sampling parameters of one row. Indices are rows of what the field names; NONE is none.
+# Sampling parameters of one row. Indices are rows of the named array; NONE means none.
 RECORD = np.dtype(
     [
         ("draw", np.float64),
@@ -32,11 +32,11 @@ RECORD = np.dtype(
         ("mask", np.int32),
         ("pages", np.int32),  # where its own begin
         ("num_prompt", np.int32),
-        ("num_known", np.int32),  # 0 where nobody asks
+        ("num_known", np.int32),  # 0 if it is not used
     ]
 )
 NONE = -1
-# Ids that come from the host lie in pages of this size, that of the KV cache.
+# Ids that come from the host are in pages of this size, that of the KV cache.
 PAGE = 16
 # Most numbers of the dense bias of one chunk of rows: 256 MB.
 MOST_ADDS = 2**26
@@ -54,7 +54,7 @@ class RowChunk(NamedTuple):
 class SamplingInputs(NamedTuple):
     """Sampling metadata of `N` rows on the device; all int32 but `added`."""
 
-    records: Tensor  # [N, words of ASKED]
+    records: Tensor  # [N, words of a record]
     masks: Tensor  # [M, words]
     ids: Tensor  # [pages · page size]
     pages: Tensor  # of each row with a history, one after the other
@@ -77,34 +77,34 @@ NUM_WORDS = tl.constexpr(RECORD.itemsize // 4)
 
 def default_records(count: int) -> NDArray[np.void]:
     """Return greedy records without logits processors; record i is for row i of the logits."""
-    made = np.zeros(count, RECORD)
-    made["row"] = np.arange(count)
-    made["log_min_p"] = -np.inf
-    made["top_p"] = made["repetition"] = 1
-    made["history"] = made["adds"] = made["mask"] = NONE
-    return made
+    records = np.zeros(count, RECORD)
+    records["row"] = np.arange(count)
+    records["log_min_p"] = -np.inf
+    records["top_p"] = records["repetition"] = 1
+    records["history"] = records["adds"] = records["mask"] = NONE
+    return records
 
 
 def send_metadata(
     metadata: SamplingMetadata, vocabulary: int, device: torch.device
 ) -> SamplingInputs:
     """Send sampling metadata to a device, asynchronously."""
-    made = default_records(len(metadata.temperature))
+    records = default_records(len(metadata.temperature))
     is_random = metadata.temperature > 0
-    np.divide(np.float32(1), metadata.temperature, out=made["factor"], where=is_random)
-    made["draw"], made["top_p"], made["log_min_p"] = (
+    np.divide(np.float32(1), metadata.temperature, out=records["factor"], where=is_random)
+    records["draw"], records["top_p"], records["log_min_p"] = (
         metadata.draws,
         metadata.top_p,
         metadata.log_min_p,
     )
-    made["top_k"] = np.minimum(metadata.top_k, vocabulary)
-    made["mask"] = metadata.mask_rows
-    made["repetition"] = metadata.repetition_penalty
-    made["presence"] = metadata.presence_penalty
-    made["frequency"] = metadata.frequency_penalty
-    ids, pages, page_size = _histories(made, metadata)
-    chunks, places, added = _chunks(made, metadata, vocabulary)
-    sent = send_arrays([made, metadata.masks, pages, places, added, ids], device)
+    records["top_k"] = np.minimum(metadata.top_k, vocabulary)
+    records["mask"] = metadata.mask_rows
+    records["repetition"] = metadata.repetition_penalty
+    records["presence"] = metadata.presence_penalty
+    records["frequency"] = metadata.frequency_penalty
+    ids, pages, page_size = _histories(records, metadata)
+    chunks, places, added = _chunks(records, metadata, vocabulary)
+    sent = send_arrays([records, metadata.masks, pages, places, added, ids], device)
     return SamplingInputs(
         records=sent[0].view(-1, NUM_WORDS.value),
         masks=sent[1].view(metadata.masks.shape),
@@ -114,8 +114,8 @@ def send_metadata(
         added=sent[4].view(torch.float32),
         chunks=chunks,
         page_size=page_size,
-        num_histories=int((made["history"] != NONE).sum()),
-        longest=int(made["num_known"].max(initial=0)),
+        num_histories=int((records["history"] != NONE).sum()),
+        longest=int(records["num_known"].max(initial=0)),
     )
 
 
@@ -131,18 +131,18 @@ def send_arrays(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Te
 
 
 def _histories(
-    made: NDArray[np.void], metadata: SamplingMetadata
+    records: NDArray[np.void], metadata: SamplingMetadata
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-    """Locate the tokens of rows with penalties → ids of the host, pages, page size."""
-    penalties = (made["repetition"] != 1, made["presence"] != 0, made["frequency"] != 0)
+    """Locate the tokens of rows with penalties → ids on the host, pages, page size."""
+    penalties = (records["repetition"] != 1, records["presence"] != 0, records["frequency"] != 0)
     rows = np.flatnonzero(np.logical_or.reduce(penalties))
     known, slots = metadata.num_known[rows], metadata.slots[rows]
     size = PAGE if metadata.paged_ids is None else metadata.paged_ids.page_size
     counts = -(-known // size)
     starts = np.cumsum(counts) - counts
-    made["history"][rows] = np.arange(len(rows))
-    made["num_prompt"][rows], made["num_known"][rows] = metadata.num_prompt[rows], known
-    made["pages"][rows] = starts
+    records["history"][rows] = np.arange(len(rows))
+    records["num_prompt"][rows], records["num_known"][rows] = metadata.num_prompt[rows], known
+    records["pages"][rows] = starts
     if metadata.paged_ids is not None:
         of_rows = metadata.paged_ids.pages
         inside = np.arange(counts.sum()) - np.repeat(starts, counts)
@@ -157,25 +157,25 @@ def _histories(
 
 
 def _chunks(
-    made: NDArray[np.void], metadata: SamplingMetadata, vocabulary: int
+    records: NDArray[np.void], metadata: SamplingMetadata, vocabulary: int
 ) -> tuple[tuple[RowChunk, ...], NDArray[np.int32], NDArray[np.float32]]:
     """Cut rows into chunks that fit the dense bias → chunks, and its entries: places, numbers."""
     num_biases, num_bans = np.diff(metadata.bias_starts), np.diff(metadata.ban_starts)
-    rows = np.flatnonzero((num_biases > 0) | (num_bans > 0) | (made["frequency"] != 0))
+    rows = np.flatnonzero((num_biases > 0) | (num_bans > 0) | (records["frequency"] != 0))
     at_once = max(1, MOST_ADDS // vocabulary)
-    made["adds"][rows] = np.arange(len(rows)) % at_once
-    cuts = [0, *rows[at_once::at_once].tolist(), len(made)]
+    records["adds"][rows] = np.arange(len(rows)) % at_once
+    cuts = [0, *rows[at_once::at_once].tolist(), len(records)]
     owners = np.concatenate(
-        [np.repeat(np.arange(len(made)), num) for num in (num_biases, num_bans)]
+        [np.repeat(np.arange(len(records)), num) for num in (num_biases, num_bans)]
     )
     token_ids = np.concatenate([metadata.bias_ids, metadata.ban_ids])
     added = np.concatenate([metadata.bias, np.full(len(metadata.ban_ids), -np.inf, np.float32)])
     order = np.argsort(owners, kind="stable")
     owners = owners[order]
-    places = (made["adds"][owners] * vocabulary + token_ids[order]).astype(np.int32)
+    places = (records["adds"][owners] * vocabulary + token_ids[order]).astype(np.int32)
     chunks = []
     for first, stop in pairwise(cuts):
         start, end = np.searchsorted(owners, [first, stop]).tolist()
-        num_adds = int((made["adds"][first:stop] != NONE).sum())
+        num_adds = int((records["adds"][first:stop] != NONE).sum())
         chunks.append(RowChunk(first, stop, num_adds, slice(start, end)))
     return tuple(chunks), places, added[order].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Split-k: programs share a product's inputs where its outputs are too few to fill a GPU.
+"""Split-k: programs share a product's inputs if its outputs are too few to fill a GPU.
 
 Each leaves sums of its steps in fp32, and one pass adds them up.
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
-# A share of fewer steps is mostly its beginning and its end.
+# A share with fewer steps is mostly overhead.
 FEWEST_STEPS = 2
 
 
 def divide(steps: int, shares: int) -> tuple[int, int]:
-    """Return how many shares of steps there are, about so many or one, and the steps of each."""
+    """Return the number of shares of steps, about the given number or one, and their steps."""
     each = cdiv(steps, max(min(shares, steps // FEWEST_STEPS), 1))
     return cdiv(steps, each), each
 

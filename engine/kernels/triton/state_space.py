@@ -1,6 +1,6 @@
 """Selective state space of Mamba-2 on GPUs: a token's update, and chunks of tokens by products.
 
-Of a chunk with decays exp(g), G their running sums, y = exp(G)·C·Sᵀ + (M ∘ C·Bᵀ)·X, with
+In a chunk with decays exp(g) and their running sums G, y = exp(G)·C·Sᵀ + (M ∘ C·Bᵀ)·X, with
 M[i, j] = exp(G[i] − G[j])·dt[j] for j ≤ i (the dual form of Dao and Gu, 2024).
 """
 

@@ -47,7 +47,7 @@ class TileBuffers:
     def fill(self, step: Step) -> None:
         """Plan the tiles of a step and copy them to the device, asynchronously.
 
-        To the static buffer where they fit in, as those of steps that it was allocated for do.
+        The static buffer is used if they fit, as those of the steps that it was allocated for do.
         """
         host = step.host
         shared = find_shared_prefixes(host, self._page_size)
@@ -66,7 +66,7 @@ class TileBuffers:
             self.numbers = numbers.to(self._device, non_blocking=True)
 
     def allocate_static(self, num_tokens: int, num_decodes: int) -> None:
-        """Keep the tiles of steps of up to such a size at one address, for CUDA graphs."""
+        """Keep the tiles of steps up to this size at one address, for CUDA graphs."""
         total = len(self._headers) * HEADER
         for spec in self._headers:
             limits = TileCounts.upper_bound(spec, num_tokens, num_decodes)

@@ -21,14 +21,14 @@ from .combine import PartialOutputs
 from .tile_buffers import TileBuffers
 from .tiles import TileCounts, TileSpec
 
-# Launches that only some steps need: of wide tiles, and to combine parts.
+# Launches that only some steps need: for wide tiles, and to combine parts.
 WIDE, JOINS = 1, 2
-# The number of multiprocessors to assume where kernels are interpreted, or only compiled.
+# The assumed number of multiprocessors if kernels are interpreted, or only compiled.
 INTERPRETED = 2
 
 
 class TiledAttention(ABC):
-    """A backend that attends by tiles, with a trash page behind the last; see `CapturableBackend`.
+    """A backend that attends by tiles, with a trash page after the last; see `CapturableBackend`.
 
     `keys` are the pages of each layer.
     """
@@ -49,9 +49,9 @@ class TiledAttention(ABC):
         return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
-        """Return a backend of other layers over the same pages, with a workspace of its own."""
+        """Return a backend of other layers over the same pages, with a separate workspace."""
         other = copy(self)
-        other._set_layers(  # noqa: SLF001 - of its own class
+        other._set_layers(  # noqa: SLF001 - of the same class
             shapes, self.keys[0].dtype, self.keys[0].device
         )
         return other
@@ -84,7 +84,7 @@ class TiledAttention(ABC):
 
     @contextmanager
     def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
-        """Launch for any step of such a kind; see `CapturableBackend`."""
+        """Launch for any step of this kind; see `CapturableBackend`."""
         has_wide, has_joins = bool(launches & WIDE), bool(launches & JOINS)
         self._captured = {}
         for spec in dict.fromkeys(self._specs):
@@ -107,7 +107,7 @@ class TiledAttention(ABC):
         self.launches = WIDE * has_wide | JOINS * has_joins
 
     def _grow_parts(self, counts: Mapping[TileSpec, TileCounts]) -> None:
-        """Have room for the parts of any layer; a larger workspace takes the place of the last."""
+        """Allocate room for the parts of any layer; a larger workspace replaces the last one."""
         values, states = self._parts
         num_values = max((counts[spec].parts * width for spec, width, _ in self._widths), default=0)
         num_states = max((counts[spec].parts * width for spec, _, width in self._widths), default=0)

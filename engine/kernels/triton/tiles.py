@@ -17,11 +17,11 @@ from ..shared_prefixes import SharedPrefixes, no_shared_prefixes
 from ..step import Step
 
 Ints = NDArray[np.int64]
-# Of a tile: its entries' begin and count, its page list, its first place and end, is it unsplit.
+# Fields of a tile: its entries' begin and count, its page list, first place and end, is unsplit.
 TILE_FIELDS = 6
-# Of `Tiles.entries`: a token, the index of its part (-1: unsplit), the first place seen, the end.
+# Fields of `Tiles.entries`: a token, the index of its part (-1: unsplit), the first place, the end.
 ENTRY_FIELDS = 4
-# Of `Tiles.joins`: a token, and the parts that are combined for it, by first and count.
+# Fields of `Tiles.joins`: a token, and the parts that are combined for it, by first and count.
 JOIN_FIELDS = 3
 # Split-KV: places are split at multiples of CUT, into parts of FEWEST_PLACES at least.
 CUT = 64
@@ -59,14 +59,14 @@ class TileCounts(NamedTuple):
 
     @classmethod
     def upper_bound(cls, spec: TileSpec, num_tokens: int, num_decodes: int) -> TileCounts:
-        """Return what suffices for any step of such a size that shares and splits nothing.
+        """Return the counts for any step of this size that shares and splits nothing.
 
-        And for `at_once` splits, and three parts a decode: splits add no more than `at_once` tiles,
-        which are parts of no more than twice as many, and only decodes share prefixes, where a tile
-        has several of them.
+        It adds `at_once` splits, and three parts per decode. Splits add at most `at_once` tiles,
+        which are parts of at most twice as many; and only decodes share prefixes, where a tile has
+        several of them.
         """
         wide, narrow = spec.tokens
-        # A span of wide tiles has more tokens than a narrow one takes, and its last may be short.
+        # A span of wide tiles has more tokens than a narrow tile, and its last one may be short.
         at_most = max(num_tokens // (narrow + 1), 2 * num_tokens // (wide + 1))
         parts = 3 * num_decodes * (wide > 1) + 2 * spec.at_once * wide
         return cls(at_most + spec.at_once, num_tokens + spec.at_once, num_tokens, parts)
@@ -74,7 +74,7 @@ class TileCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one spec, wide and narrow; of each the longest come first."""
+    """Tiles of one spec, wide and narrow; the longest of each come first."""
 
     wide: NDArray[np.int32]  # [n, TILE_FIELDS]
     narrow: NDArray[np.int32]  # [n, TILE_FIELDS]
@@ -91,7 +91,7 @@ class Tiles:
 class _Rows(NamedTuple):
     """Runs `starts:stops` of ordered tokens, the pages of each, and its range of places.
 
-    Padding has narrow tiles, so that it alone makes no step one of wide tiles.
+    Padding has narrow tiles, so that a step does not need wide tiles because of it.
     """
 
     starts: Ints
@@ -107,11 +107,11 @@ def plan_tiles(
 ) -> Tiles:
     """Plan the tiles of a step, which is on the host, given its shared prefixes.
 
-    It is padded to `num_tokens` with tokens that see nothing.
+    The step is padded to `num_tokens` with tokens that see nothing.
     """
     sees = _visible_ranges(step, num_tokens, spec)
-    # A window that begins within the shared prefix would leave some of a tile's rows empty, and
-    # where a tile is one token's none would be read less.
+    # A window that begins within the shared prefix would leave some of a tile's rows empty. With
+    # one token per tile nothing would be saved.
     if not spec.is_causal or spec.tokens[0] == 1 or sees[0][: step.num_decodes].any():
         shared = no_shared_prefixes(step.num_decodes)
     rows = _rows(step, num_tokens, page_size, shared)
@@ -147,7 +147,7 @@ def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, 
 def _rows(step: Step, num_tokens: int, page_size: int, shared: SharedPrefixes) -> _Rows:
     """Return a step's spans from the end of their shared prefix, the padding, and the prefixes.
 
-    Tokens are in the step's order and, behind it, in `shared.order`.
+    Tokens are in the step's order, followed by those of `shared.order`.
     """
     starts = step.query_starts.numpy().astype(np.int64)
     spans = len(starts) - 1
@@ -169,7 +169,7 @@ def _rows(step: Step, num_tokens: int, page_size: int, shared: SharedPrefixes) -
 def _cut(
     rows: _Rows, order: Ints, sees: tuple[Ints, Ints], spec: TileSpec, page_size: int
 ) -> Tiles:
-    """Cut rows into tiles by tokens, then by places (split-KV) where there are too few tiles."""
+    """Cut rows into tiles by tokens, then by places (split-KV) if there are too few tiles."""
     order = np.concatenate([np.arange(len(sees[0])), order])
     lengths = rows.stops - rows.starts
     most_wide, most_narrow = spec.tokens
@@ -178,7 +178,7 @@ def _cut(
     run, number = _repeated(-(-lengths // at_once))
     starts = rows.starts[run] + number * at_once[run]
     stops = np.minimum(starts + at_once[run], rows.stops[run])
-    # Along a span both only grow; members of a shared prefix see all of it.
+    # Along a span both only increase; members of a shared prefix see all of it.
     firsts = np.maximum(rows.firsts[run], sees[0][order[starts]]) // page_size * page_size
     lasts = np.maximum(np.minimum(rows.lasts[run], sees[1][order[stops - 1]]), firsts)
     places = lasts - firsts
@@ -213,7 +213,7 @@ def _cut(
 def _assign_parts(tokens: Ints, num_tokens: int) -> tuple[Ints, Ints]:
     """Return the part index of each entry, by its token, and the tokens to combine.
 
-    Parts of one token are contiguous; a token of one entry has none.
+    Parts of one token are contiguous; a token with one entry has none.
     """
     counts = np.bincount(tokens, minlength=num_tokens)
     joined = np.flatnonzero(counts > 1)
@@ -225,7 +225,7 @@ def _assign_parts(tokens: Ints, num_tokens: int) -> tuple[Ints, Ints]:
 
 
 def _repeated(counts: Ints) -> tuple[Ints, Ints]:
-    """Return each index as often as its count says, and how often it came before."""
+    """Return each index as often as its count, and how often it came before."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 

@@ -44,13 +44,13 @@ class TunedConfig:
 # Set by `override_configs`: configs that replace the file's, and the keys that were looked up.
 _overrides: dict[ConfigKey, KernelConfig] = {}
 _requested: set[ConfigKey] = set()
-_caches: list[Callable[[], None]] = []  # what empties each cache of choices
+_caches: list[Callable[[], None]] = []  # functions that empty each cache of choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cached_choice(function: F) -> F:
-    """Cache what a function makes of configs, until `override_configs` begins or ends."""
+    """Cache a function's choice of configs, until `override_configs` begins or ends."""
     cached = cache(function)
     _caches.append(cached.cache_clear)
     return cached  # type: ignore[return-value]
@@ -80,12 +80,12 @@ def _clear_caches() -> None:
 
 
 @cached_choice
-def lookup_config(kernel: str, asked: Shape) -> KernelConfig:
+def lookup_config(kernel: str, shape: Shape) -> KernelConfig:
     """Look up the config of a kernel for an architecture and shape."""
-    _requested.add((kernel, asked))
-    if (kernel, asked) in _overrides:
-        return _overrides[kernel, asked]
-    fits = [entry for entry in _tuned_configs()[kernel] if entry.where <= asked]
+    _requested.add((kernel, shape))
+    if (kernel, shape) in _overrides:
+        return _overrides[kernel, shape]
+    fits = [entry for entry in _tuned_configs()[kernel] if entry.where <= shape]
     return max(reversed(fits), key=lambda entry: len(entry.where)).config
 
 
@@ -103,7 +103,7 @@ def parse_configs(data: Mapping[str, Any]) -> dict[str, list[TunedConfig]]:
     for kernel, listed in entries.items():
         places = [entry.where for entry in listed]
         if frozenset() not in places:
-            raise ValueError(f"{kernel}: no entry fits always")
+            raise ValueError(f"{kernel}: one entry must have an empty `where`")
         if len(set(places)) < len(places):
             raise ValueError(f"{kernel}: two entries have the same `where`")
     return entries

@@ -1,1 +1,1 @@
-"""Adapters of low rank, read from the folders that PEFT writes."""
+"""Low-rank adapters, read from folders in PEFT's format."""

@@ -1,8 +1,8 @@
-"""Patterns of module names in an adapter's config, matched within a budget of time.
+"""Patterns of module names in an adapter's config, matched within a time budget.
 
-PEFT matches them with Python's `re`, which some patterns keep busy for ever. They need what no
-linear-time matcher has, such as looking ahead, so time is what bounds them: that of one adapter's
-matches all together.
+PEFT matches them with Python's `re`, for which some patterns take exponential time. They need
+features that no linear-time matcher has, such as lookahead. So the time for all matches of one
+adapter is limited instead.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 import regex
 
 MAX_PATTERN_CHARS = 500
-# Of the processor, for all matches of one adapter; those of a large one take some hundredths.
+# CPU seconds for all matches of one adapter; a large one takes a few hundredths.
 BUDGET_SECONDS = 5.0
-# Names that a pattern stands for, as PEFT has it: a whole one, the end of one, and those of modules
-# in a layer, whose number follows.
+# Names that a pattern matches in PEFT: a whole name, the end of a name, and modules in a layer,
+# whose number follows.
 WHOLE, END, IN_LAYER = "{}", r"(.*\.)?({})$", r".*\.{}\.(\d+)\..*"
 
 
 class PatternRefused(Exception):
-    """A pattern that is none, or whose matches take too long."""
+    """Error for a pattern that is invalid or takes too long to match."""
 
 
 @dataclass
 class Patterns:
-    """Compiled patterns, and the seconds of the processor that their matches have left."""
+    """Compiled patterns, and the CPU seconds left for their matches."""
 
     seconds_left: float = field(default_factory=lambda: BUDGET_SECONDS)
     _compiled: dict[tuple[str, str], Any] = field(default_factory=dict)
@@ -78,4 +78,4 @@ def _compile(key: str, pattern: str, whole: str) -> Any:
             return regex.compile(whole, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError, ValueError):
         pass
-    raise PatternRefused(f"{key} {pattern[:100]!r}, which is no pattern of names")
+    raise PatternRefused(f"{key} {pattern[:100]!r}, which is not a valid pattern")

@@ -1,4 +1,4 @@
-"""Decoder architecture: the numbers by which one block becomes a model of any family."""
+"""Decoder architecture: the parameters that turn one block into a model of any family."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...kernels.recurrence import GatedDelta, RecurrentShape
 class Rope:
     """Rotary embedding: angles are position · `inv_freq`.
 
-    Cosines and sines are multiplied by `attention_scaling`. A frequency of 0 turns nothing.
-    Number i of a head pairs with number i + R, for R frequencies; numbers above 2·R stay. The
-    frequencies hold for at most `max_positions`. Sequences that may grow beyond
-    `original_positions` turn by `long_inv_freq` instead, from their first token on. M-RoPE: `axes`
-    has each frequency's position, of time, height and width; without it all use one.
+    Cosines and sines are multiplied by `attention_scaling`. A frequency of 0 rotates nothing.
+    Element i of a head is paired with element i + R, for R frequencies; elements from 2·R on are
+    not rotated. The frequencies hold for at most `max_positions`. Sequences that may grow beyond
+    `original_positions` use `long_inv_freq` instead, from their first token on. With M-RoPE, `axes`
+    gives the position (time, height or width) of each frequency; without it all use one.
     """
 
     inv_freq: tuple[float, ...]
@@ -34,11 +34,12 @@ class Rope:
 class Experts:
     """Mixture of experts: `num_experts_per_tok` of `num_experts` MLPs for each token.
 
-    For `scoring`, the correction bias and the groups see `Routing`. One MLP more, of
-    `shared_intermediate_size`, has every token, with `has_shared_gate` by a sigmoid of its own.
-    With `scales_inputs` shares are factors of what experts get, not of what they give.
-    With `has_own_norms` router and experts read the residual by norms of theirs, what experts and
-    the one MLP more give is normed, and each expert's share is multiplied by a stored number.
+    For `scoring`, the correction bias and the groups see `Routing`. A shared MLP of
+    `shared_intermediate_size` processes every token, with its own sigmoid gate if
+    `has_shared_gate`. With `scales_inputs` the router's weights multiply the experts' inputs
+    instead of their outputs. With `has_own_norms` router and experts each read the residual through
+    their own norm, the outputs of the experts and the shared MLP are normed, and each expert's
+    output is multiplied by a stored number.
     """
 
     num_experts: int
@@ -61,11 +62,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Latent attention (MLA): widths of latents, and of the heads that are projected from them.
+    """Latent attention (MLA): widths of the latents, and of the heads projected from them.
 
-    Queries are projected from latents of `query_rank`, or straight (0). Of each head's query and
-    key `rope_dim` numbers are turned, with `has_rope_pairs` neighbours together; those of keys are
-    the same in all heads. With `has_bias` the projections to latents have biases.
+    Queries are projected from latents of `query_rank`, or directly (0). In each head, `rope_dim`
+    elements of query and key are rotated, neighbours together if `has_rope_pairs`; the rotary key
+    is the same in all heads. With `has_bias` the projections to latents have biases.
     """
 
     query_rank: int
@@ -77,9 +78,9 @@ class Latent:
     has_bias: bool = False
 
 
-# Of a layer without attention.
+# The spec of a layer without attention.
 NO_ATTENTION = AttentionShape(0, 0, 0, 0, 1.0)
-# Turns nothing: of a layer without positions (NoPE).
+# A rope that rotates nothing, for layers without positions (NoPE).
 NO_ROPE = Rope((0.0,))
 
 
@@ -87,11 +88,11 @@ NO_ROPE = Rope((0.0,))
 class Recurrence:
     """Recurrent mixer of a layer: projection, causal convolution, rule, gated norm, projection.
 
-    By its rule a token's projection gives, in this order: for a gated DeltaNet channels, gate, b
-    and a; for a state space gate, channels and dt; without a rule B, C and x, of which B · x is
-    convolved and multiplied by C. The rule's output is normed in `norm_groups` (0: not at all)
-    and multiplied by SiLU(gate), before the norm unless `is_norm_first`. A group of which all
-    ranks have a share (`is_norm_shared`) is normed apart, and counts as none.
+    The rule determines the parts of a token's projection, in this order. Gated DeltaNet: channels,
+    gate, b and a. State space: gate, channels and dt. Without a rule: B, C and x, where B · x is
+    convolved and multiplied by C. The rule's output is normed in `norm_groups` (0: not at all) and
+    multiplied by SiLU(gate), before the norm unless `is_norm_first`. A group that all ranks share
+    (`is_norm_shared`) is normed separately, and does not count.
     """
 
     shape: RecurrentShape
@@ -103,7 +104,7 @@ class Recurrence:
 
     @property
     def inner_size(self) -> int:
-        """Return the width of what the rule gives of a token."""
+        """Return the width of the rule's output for a token."""
         rule = self.shape.rule
         if isinstance(rule, GatedDelta):
             return rule.num_value_heads * rule.value_dim
@@ -121,7 +122,7 @@ class Recurrence:
 
 
 class Multiplier(NamedTuple):
-    """Factor of `num_rows` rows of a weight from `first` on, all of them where it is 0."""
+    """Factor of `num_rows` rows of a weight from `first` on; 0 means all rows."""
 
     role: str
     factor: float
@@ -133,12 +134,12 @@ class Multiplier(NamedTuple):
 class Block:
     """One layer: attention or a `recurrence`, or neither, and MLPs; `experts` instead of one MLP.
 
-    With both attention and recurrence have the same normed input, and their outputs are added.
-    Weights are multiplied by its `multipliers` when they are loaded.
+    With both attention and a recurrence, both read the same normed input and their outputs are
+    added. Weights are multiplied by `multipliers` when they are loaded.
 
-    With `has_keys_as_values` its values are its keys before their norm and rope. With a `latent`
-    its shape is that of absorbed queries. With `has_unit_qk_norm` heads are normed behind the rope
-    without a weight; `query_scaling` grows queries by
+    With `has_keys_as_values` the values are the keys before their norm and rope. With a `latent`
+    the shape is that of absorbed queries. With `has_unit_qk_norm` heads are normed without a weight
+    after the rope; `query_scaling` multiplies queries by
     1 + beta · ln(1 + (position + 1) // positions).
     """
 
@@ -155,18 +156,18 @@ class Block:
 
     @property
     def has_attention(self) -> bool:
-        """Say whether it attends."""
+        """Return whether it has attention."""
         return self.attention != NO_ATTENTION
 
     @property
     def has_mixer(self) -> bool:
-        """Say whether tokens meet in it."""
+        """Return whether it mixes tokens."""
         return self.has_attention or self.recurrence is not None
 
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Names of a layer's norms before and behind attention and MLP; an empty one is no norm."""
+    """Names of a layer's norms before and after attention and MLP; empty means no norm."""
 
     input: str = "input_layernorm"
     post_attention: str = ""
@@ -185,16 +186,16 @@ SANDWICH = NormNames(
 class WeightNames:
     """Weight names in a family's checkpoints, where families differ.
 
-    Those of layers lie below `layers` and their number; without `gate_up` of two the MLP has no
-    gate. One name in `qkv` is one tensor of all three, with `has_qkv_groups` by key heads: of each
-    its queries, key and value. With `has_rope_pairs` neighbouring numbers of a head are turned
-    together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
-    `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
-    halves of one or interleaved; as "rows" not transposed, the first and last of `expert`.
-    Shared experts lie below `experts`, or beside them where their name begins with a dot. Experts
-    without a gate have no name for it.
-    A recurrent mixer's projections `in_proj` are tensors of one part each, or one of all, or by key
-    heads (`has_in_proj_groups`) of the first two and the last two.
+    Layers' names begin with `layers` and their number. If `gate_up` has one name, the MLP has no
+    gate. One name in `qkv` is one tensor of all three, grouped by key head if `has_qkv_groups`: its
+    queries, key and value. With `has_rope_pairs` neighbouring elements of a head are rotated
+    together; with `is_transposed` matrices are `[I, O]`. The names of an expert are gate, up and
+    down. With `stacked_experts` all experts are in one tensor each, of transposed matrices, with
+    gate and up as halves of one or interleaved; "rows" means not transposed, with the first and
+    last names of `expert`. Shared experts' names begin with `experts`, or with the parent's name if
+    theirs begins with a dot. Experts without a gate have no name for it.
+    A recurrent mixer's projections `in_proj` are one tensor per part, or one of all, or by key
+    heads (`has_in_proj_groups`) one of the first two parts and one of the last two.
     Tensors whose names begin with one of `mtp` predict more than one token; transformers' class
     leaves them out as well.
     """
@@ -235,28 +236,28 @@ class WeightNames:
 
     @property
     def base(self) -> str:
-        """Return what the names of all but the head begin with."""
+        """Return the prefix of all names but the head's."""
         return self.norm.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder: embedding, blocks, final norm, head; norms are where `names.norms` has them.
+    """A decoder: embedding, blocks, final norm and head; `names.norms` places the norms.
 
     `class_name` is the family's class in transformers. `norm_offset` is added to all weights of
-    norms, which are RMSNorms, or with `has_layer_norm` LayerNorms. With `is_parallel` attention and
-    MLP of a layer have the same residual; what they add to it is `residual_scale` times theirs. QK
-    norm is that of each head, or with `has_wide_qk_norm` of all heads together; `is_qk_norm_late`
+    norms, which are RMSNorms, or with `has_layer_norm` LayerNorms. With `is_parallel` a layer's
+    attention and MLP read the same residual; their outputs are multiplied by `residual_scale`. QK
+    norm is per head, or with `has_wide_qk_norm` over all heads together; with `is_qk_norm_late` it
     follows the rope. Without a gate the MLP is up, activation and down. `first_position` is the row
     of position 0 in a table of `num_positions`, which only learned positions have.
-    `query_scaling` (Ministral 3) grows queries by 1 + beta · ln(1 + position // positions);
+    `query_scaling` (Ministral 3) multiplies queries by 1 + beta · ln(1 + position // positions).
     `value_scale` is a factor of values, `has_value_norm` an RMS norm of each of their heads without
-    a weight; with `has_layer_scalar` each layer's sum with the residual is multiplied by a stored
-    number; with `has_output_gate` what attention gives is multiplied by the sigmoid of a gate
-    that is projected with the queries. Weights of `num_mtp_layers` behind the last layer, which
+    a weight. With `has_layer_scalar` each layer's sum with the residual is multiplied by a stored
+    number. With `has_output_gate` the attention output is multiplied by the sigmoid of a gate that
+    is projected with the queries. The weights of `num_mtp_layers` after the last layer, which
     predict more than one token, are left out.
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
-    or None. `ignored_fields` of the config are read by no code of the class.
+    or None. No code of the class reads the config's `ignored_fields`.
     """
 
     class_name: str
@@ -297,26 +298,26 @@ class Architecture:
 
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
-        """Return what attention layers attend with, in their order."""
+        """Return the attention specs of the layers, in order."""
         return tuple(block.attention for block in self.blocks if block.has_attention)
 
     @property
     def recurrent_shapes(self) -> tuple[RecurrentShape, ...]:
-        """Return what recurrent layers keep, in their order."""
+        """Return the state shapes of recurrent layers, in order."""
         return tuple(block.recurrence.shape for block in self.blocks if block.recurrence)
 
     @property
     def original_positions(self) -> int | None:
-        """Return up to how many tokens sequences turn by their ropes' short frequencies.
+        """Return the longest sequence that uses the ropes' short frequencies.
 
-        None where there are no others.
+        None if there are no long ones.
         """
         several = [block.rope.original_positions for block in self.blocks]
         return min((one for one in several if one is not None), default=None)
 
     @property
     def max_intermediate_size(self) -> int:
-        """Return the widest inner width that a token goes through, all of its experts together."""
+        """Return the widest intermediate size of a token, all of its experts together."""
         mixed = [
             block.experts.num_experts_per_tok * block.experts.intermediate_size
             + block.experts.shared_intermediate_size

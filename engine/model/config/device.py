@@ -12,22 +12,23 @@ from ...kernels.backends import check_device
 
 
 class StepLimits(NamedTuple):
-    """Limits of a step: its sequences, and their tokens."""
+    """Limits of a step: its number of sequences and tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
 
 LIMITS_OF_CPU = StepLimits(256, 2048)
-# By bytes of a GPU, the largest first. Tokens fill products, a card's arithmetic, and bound what a
-# step holds beside its pages; logits of sequences take memory from these.
+# By bytes of a GPU, the largest first. More tokens make larger products, which use a card's
+# arithmetic better, but each step needs memory for them in addition to its pages; logits of
+# sequences take memory from these.
 LIMITS_OF_GPU = (
     (60 * 2**30, StepLimits(1024, 8192)),
     (0, StepLimits(256, 4096)),
 )
 
-# Operations a second of bf16 products, of a multiprocessor by its compute capability, the newest
-# first: of a card that has it, at the share of its data sheet that an H200 is published to reach.
+# Operations per second of bf16 products per multiprocessor, by compute capability, newest first:
+# for a card with that capability, at the share of its data sheet that is published for an H200.
 FLOPS_OF_MULTIPROCESSOR = (
     ((12, 0), 400e12 / 188),  # RTX PRO 6000
     ((10, 0), 1800e12 / 148),  # B200
@@ -40,7 +41,7 @@ FLOPS_OF_H200 = 790e12
 
 
 def matmul_flops(device: torch.device) -> float:
-    """Return the operations a second that a GPU's large products should reach; else an H200's."""
+    """Return the expected operations per second of a GPU's large products; else an H200's."""
     if device.type != "cuda":
         return FLOPS_OF_H200
     card = torch.cuda.get_device_properties(device)
@@ -50,7 +51,7 @@ def matmul_flops(device: torch.device) -> float:
 
 
 def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
-    """Return what was asked for, else what suits the device; what was not asked for gives way."""
+    """Return the requested limits, else suitable ones; defaults are lowered to fit the device."""
     sequences, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     usual = LIMITS_OF_CPU
     if device.type == "cuda":
@@ -63,31 +64,29 @@ def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device that was asked for; `auto` takes a GPU if there is one."""
+    """Return the requested device; `auto` is a GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
-        helps = "nvidia-smi should list one, and a container is given it by --gpus all"
+        helps = "check that nvidia-smi lists one; start a container with --gpus all"
         if torch.version.cuda is None:
-            helps = "this torch is built for CPUs alone, install one that is built with CUDA"
-        raise ModelRefused(
-            f"--device cuda was asked for, but torch sees no CUDA device here: {helps}."
-        )
+            helps = "this torch is built for CPUs only; install a build with CUDA"
+        raise ModelRefused(f"--device cuda was requested, but torch finds no CUDA device: {helps}.")
     device = torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
     check_device(device)
     return device
 
 
 def choose_planned_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device of a plan: that of a load, or a GPU of another machine if asked for."""
+    """Return the device of a plan: that of a load, or another machine's GPU if requested."""
     return torch.device("cuda") if name == "cuda" and not has_gpu() else choose_device(name)
 
 
 def has_gpu() -> bool:
-    """Say whether there is a GPU here."""
+    """Return whether there is a GPU here."""
     return torch.cuda.is_available()
 
 
 def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return the dtype that was asked for; `auto` takes the stored one, or what the CPU can do."""
+    """Return the requested dtype; `auto` is the stored one, or one that the CPU supports."""
     if name != "auto":
         chosen = getattr(torch, name)
         assert isinstance(chosen, torch.dtype)
@@ -96,30 +95,30 @@ def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) ->
     if device.type == "cpu" and stored != torch.float32 and not _cpu_has_bfloat16():
         return torch.float32
     if device.type == "cpu" and stored == torch.float16:
-        return torch.bfloat16  # the CPU has no fp16 arithmetic worth using
+        return torch.bfloat16  # CPUs have no fast fp16 arithmetic
     return stored
 
 
 def device_name(config: EngineConfig) -> str:
-    """Return what the device of an engine is called: `cpu`, or the name of a GPU."""
+    """Return the name of an engine's device: `cpu`, or the name of a GPU."""
     device = choose_device(config.device)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def context_length(settings: EngineConfig, positions: int | None) -> int:
-    """Return the longest sequence to serve; refuse one that the positions cannot tell apart."""
+    """Return the longest sequence to serve; refuse one beyond the model's positions."""
     if settings.max_model_len is None:
         return positions or 4096
     if positions and settings.max_model_len > positions:
         raise ModelRefused(
             f"{settings.model}: --max-model-len {settings.max_model_len} is more than the "
-            f"{positions} positions that this model can tell apart here; where its model card "
-            "describes longer contexts by YaRN, --hf-overrides takes what it says."
+            f"{positions} positions that this model supports. If its model card describes a longer "
+            "context with YaRN, pass those rope parameters with --hf-overrides."
         )
     return settings.max_model_len
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Say whether bfloat16 products are instructions here; emulated they are 3-5 times slower."""
-    # torch tells this nowhere else.
+    """Return whether the CPU has bfloat16 instructions; emulated products are 3-5 times slower."""
+    # torch has no public API for this.
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001

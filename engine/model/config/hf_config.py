@@ -1,7 +1,7 @@
-"""A model's config.json, read as plain JSON: no library that models need is loaded for it.
+"""A model's config.json, read as plain JSON without loading a model library.
 
-A field counts as understood once it is taken. A field that nobody took is ignored only where the
-code of transformers' class never reads it either; any other leaves the model to transformers.
+A field counts as understood once it is read. A field that was not read is ignored only if the
+code of transformers' class never reads it either; otherwise the model is left to transformers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _COUNT = re.compile(
 )
 
 
-def normalise(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json whose dtypes, counts and ropes have the usual types, also of its text.
+def normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json whose dtypes, counts and ropes have the usual types, also in its text.
 
-    A value that has no such meaning stays as it is.
+    Any other value stays as it is.
     """
-    fields = {key: _normalised(key, value) for key, value in said.items()}
+    fields = {key: _normalised(key, value) for key, value in raw.items()}
     return {key: value for key, value in fields.items() if value != "auto" or not _is_dtype(key)}
 
 
@@ -70,18 +70,17 @@ def _number(value: str) -> float | str:
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
-# Of weights as their publisher trained them, such as Mistral's.
+# Names of weights in their publisher's own format, such as Mistral's.
 PARAMS = "params.json"
-# The deepest models have some 130.
+# The deepest models have about 130.
 MAX_LAYERS = 1_000
 STORED_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
 }
 QUANTISED = (
-    "its weights are quantised, which is supported of models that write text; use the unquantised "
-    "model."
+    "quantised weights are only supported for models that generate text; use the unquantised model."
 )
-# Whatever runs it, a model of other than so many whole ones is none.
+# Whatever runs it, a model whose counts are not whole numbers above 0 is invalid.
 COUNTS = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -90,7 +89,7 @@ COUNTS = (
     "max_position_embeddings",
 )
 TIE = "tie_word_embeddings"
-# Which text model a model of text and images has where it does not say.
+# The text model of a multimodal model whose config does not name it.
 TEXT_OF_KIND = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -101,8 +100,8 @@ TEXT_OF_KIND = {
     "llava": "llama",
     "mistral3": "mistral",
 }
-# What says nothing of a forward pass: names, training, sampling, tokens, where it came from; and
-# how weights are stored, which `HFConfig.quantisation` tells.
+# Fields that do not affect a forward pass: names, training, sampling, tokens, origin; and how
+# weights are stored, which is in `HFConfig.quantisation`.
 _WITHOUT_EFFECT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path architectures
@@ -128,12 +127,12 @@ _WITHOUT_EFFECT = frozenset(
 _WITHOUT_EFFECT_SUFFIXES = ("dropout", "dropout_prob", "_pdrop")
 
 
-# What code raises that computes with values of other types than it expects.
+# Errors of code that computes with values of unexpected types.
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class UnsupportedConfig(Exception):
-    """A config that the native networks do not support; transformers may."""
+    """Error for a config that the native networks do not support; transformers may support it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,8 @@ class HFConfig:
     """A config.json, and the text model in it.
 
     `raw` is all of it, `fields` the text model's: the `text_config` of a multimodal model, else the
-    same. `stored_dtype` and `quantization_config` are as the file has them. `is_overridden` says
-    that `--hf-overrides` changed it.
+    same. `stored_dtype` and `quantization_config` are as in the file. `is_overridden` is set if
+    `--hf-overrides` changed it.
     """
 
     name: str
@@ -156,67 +155,70 @@ class HFConfig:
 
     @property
     def where(self) -> str:
-        """Return what messages call it."""
+        """Return its name in messages."""
         return f"{CONFIG} with --hf-overrides" if self.is_overridden else CONFIG
 
     def check_class(self, class_names: Iterable[str]) -> None:
         """Refuse to understand a model whose `architectures` name a class of other code.
 
-        Of a model of text and images that class is the whole's.
+        For a multimodal model that class is the whole model's.
         """
         named = self.raw.get("architectures") or ()
         for name in named if isinstance(named, list | tuple) else (named,):
             is_whole = self.is_multimodal and str(name).endswith("ForConditionalGeneration")
             if not (is_whole or is_class_of(name, class_names)):
-                raise UnsupportedConfig(f"{self.where} says architectures {name!r}")
+                raise UnsupportedConfig(f"{self.where} has unsupported architectures {name!r}")
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the dtype of the stored weights; None where it is not told."""
+        """Return the dtype of the stored weights; None if the config does not contain it."""
         if self.stored_dtype is None:
             return None
         if not isinstance(self.stored_dtype, str) or self.stored_dtype not in STORED_DTYPES:
-            raise UnsupportedConfig(f"{CONFIG} says dtype {self.stored_dtype!r}")
+            raise UnsupportedConfig(f"{CONFIG} has unsupported dtype {self.stored_dtype!r}")
         return STORED_DTYPES[self.stored_dtype]
 
 
 def read_hf_config(name: str) -> HFConfig:
-    """Return the description in a folder or hub id; `ModelRefused` says why there is none."""
+    """Return the config of a folder or hub id; `ModelRefused` explains a missing one."""
     try:
         path = find_file(name, CONFIG)
         if path is None:
             raise ModelRefused(f"{name}: {_reason_without_config(name)}")
-        said = json.loads(path.read_bytes())
+        raw = json.loads(path.read_bytes())
     except (JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        why = f"{CONFIG} is no whole JSON ({first_line_of(exc)}): copy or fetch it again"
+        why = (
+            f"{CONFIG} is truncated or not valid JSON ({first_line_of(exc)}): copy or fetch it "
+            "again"
+        )
         raise ModelRefused(f"{name}: cannot be read as a model: {why}") from exc
     except (OSError, ValueError) as exc:
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
-    if not isinstance(said, dict):
-        raise ModelRefused(f"{name}: cannot be read as a model: {CONFIG} holds no JSON object")
-    return parse_hf_config(name, said)
+    if not isinstance(raw, dict):
+        raise ModelRefused(f"{name}: cannot be read as a model: {CONFIG} is not a JSON object")
+    return parse_hf_config(name, raw)
 
 
 def _reason_without_config(name: str) -> str:
-    """Return what a folder or hub id without a config.json is instead, and what to do."""
+    """Return the kind of a folder or hub id without a config.json, and what to do."""
     if (adapter := find_file(name, ADAPTER)) is not None:
         base = _base_model(adapter)
-        which = "" if base is None else f" ({ADAPTER} says {base})"
+        which = "" if base is None else f" ({base}, according to its {ADAPTER})"
         return (
-            f"it is an adapter and no model: name the model that it was trained for{which} by "
-            f"--model, and the adapter by --lora-modules NAME={name}"
+            f"it is an adapter, not a model: pass its base model{which} with --model and the "
+            f"adapter with --lora-modules NAME={name}"
         )
     if find_file(name, PARAMS) is not None:
         return (
-            f"it has weights in their publisher's own format ({PARAMS}, consolidated.*), which is "
-            f"not read: fetch {CONFIG}, model*.safetensors and the tokenizer of the same "
-            "repository, or name one in transformers' format"
+            f"its weights are in their publisher's own format ({PARAMS}, consolidated.*), which is "
+            f"not supported: fetch {CONFIG}, model*.safetensors and the tokenizer from the same "
+            "repository, or use a version in transformers' format"
         )
-    return f"cannot be read as a model: there is no {CONFIG}"
+    return f"cannot be read as a model: it has no {CONFIG}"
 
 
 def _base_model(adapter: Path) -> str | None:
-    """Return the model that an adapter names; None where it names none."""
+    """Return the base model of an adapter; None where it names none."""
     try:
         base = json.loads(adapter.read_bytes())["base_model_name_or_path"]
     except (ValueError, RecursionError, TypeError, KeyError):
@@ -224,46 +226,46 @@ def _base_model(adapter: Path) -> str | None:
     return base if isinstance(base, str) and base and base.isprintable() else None
 
 
-def parse_hf_config(name: str, said: Mapping[str, Any]) -> HFConfig:
-    """Return what a config.json says that was read already."""
-    said = normalise(said)
-    text = said.get("text_config")
-    fields = text if isinstance(text, dict) else said
-    ties = [tie for part in (fields, said) if (tie := part.get(TIE)) is not None]
-    if fields is not said and ties:
-        # What is said of the whole holds for the text, too.
+def parse_hf_config(name: str, raw: Mapping[str, Any]) -> HFConfig:
+    """Return the config in the content of a config.json."""
+    raw = normalise(raw)
+    text = raw.get("text_config")
+    fields = text if isinstance(text, dict) else raw
+    ties = [tie for part in (fields, raw) if (tie := part.get(TIE)) is not None]
+    if fields is not raw and ties:
+        # A tie of the whole model's embeddings applies to its text model, too.
         fields = {**fields, TIE: True if True in ties else ties[0]}
-    kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
-    parts = (fields, said)
+    kind = fields.get("model_type", TEXT_OF_KIND.get(str(raw.get("model_type"))))
+    parts = (fields, raw)
     quantised = [how for part in parts if (how := part.get("quantization_config"))]
     quantised += [how for part in parts if isinstance(how := part.get("quantization"), Mapping)]
-    stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
+    stored = [part.get(key) for part in (fields, raw) for key in ("dtype", "torch_dtype")]
     return HFConfig(
         name=name,
         model_type=str(kind),
         fields=fields,
-        is_multimodal=isinstance(text, dict) or "vision_config" in said,
-        raw=said,
+        is_multimodal=isinstance(text, dict) or "vision_config" in raw,
+        raw=raw,
         stored_dtype=next((dtype for dtype in stored if dtype), None),
         quantization_config=_as_object(quantised[0]) if quantised else {},
     )
 
 
-def _as_object(said: Any) -> Mapping[str, Any]:
-    return said if isinstance(said, Mapping) else {"quant_method": said}
+def _as_object(raw: Any) -> Mapping[str, Any]:
+    return raw if isinstance(raw, Mapping) else {"quant_method": raw}
 
 
 class ConfigFields:
-    """The fields of a JSON object, each taken by its name; `where` is what messages call it.
+    """The fields of a JSON object, each read by its name; `where` is its name in messages.
 
-    `defaults` stand in for fields that are left out; `renamed` are fields by other names. With a
-    `model_type` fields that its class in transformers never reads may be left over.
+    `defaults` replace missing fields; `renamed` are fields by other names. With a `model_type`,
+    fields that its class in transformers never reads may be left over.
     """
 
     def __init__(
         self,
         where: str,
-        said: Mapping[str, Any],
+        fields: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         renamed: Mapping[str, str] | None = None,
         *,
@@ -272,83 +274,85 @@ class ConfigFields:
         self.where = where
         self._ignored: set[str] = set()
         if model_type is not None:
-            said = self._without_unread(said, model_type, renamed or {})
+            fields = self._without_unread(fields, model_type, renamed or {})
             defaults = {**class_defaults(model_type), **(defaults or {})}
-        own = {other: said[key] for key, other in (renamed or {}).items() if key in said}
-        others = {key: value for key, value in said.items() if key not in (renamed or {})}
-        # Under both names a field must have one value.
+        own = {other: fields[key] for key, other in (renamed or {}).items() if key in fields}
+        others = {key: value for key, value in fields.items() if key not in (renamed or {})}
+        # A field that is set under both names must have one value.
         self._twice = {key for key in own.keys() & others.keys() if own[key] != others[key]}
-        said = {**others, **own}
-        self._said = {**(defaults or {}), **said}
+        fields = {**others, **own}
+        self._fields = {**(defaults or {}), **fields}
         self._model_type = model_type
         self._left = {
             key
-            for key, value in said.items()
+            for key, value in fields.items()
             if not (
                 _is_empty(value) or key in _WITHOUT_EFFECT or key.endswith(_WITHOUT_EFFECT_SUFFIXES)
             )
         }
 
     def _without_unread(
-        self, said: Mapping[str, Any], model_type: str, renamed: Mapping[str, str]
+        self, fields: Mapping[str, Any], model_type: str, renamed: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return fields without other families' names for those of this one, and with ropes cut."""
-        kept: dict[str, Any] = {}
-        for key, value in said.items():
+        """Return the fields without other families' names for them, and with reduced ropes."""
+        remaining: dict[str, Any] = {}
+        for key, value in fields.items():
             if key in renamed.values() and not may_read(model_type, key):
                 self._ignored.add(key)
             elif key in ROPES and isinstance(value, Mapping):
-                kept[key] = self._cut_rope(key, value, model_type)
+                remaining[key] = self._cut_rope(key, value, model_type)
             else:
-                kept[key] = value
-        return kept
+                remaining[key] = value
+        return remaining
 
     def _cut_rope(self, path: str, rope: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         """Return a rope, or one for each kind of layer, without parameters that are never read."""
-        kept: dict[str, Any] = {}
+        remaining: dict[str, Any] = {}
         for key, value in rope.items():
             if isinstance(value, Mapping):
-                kept[key] = self._cut_rope(f"{path}.{key}", value, model_type)
+                remaining[key] = self._cut_rope(f"{path}.{key}", value, model_type)
             elif _is_empty(value) or may_read(model_type, key):
-                kept[key] = value
+                remaining[key] = value
             else:
                 self._ignored.add(f"{path}.{key}")
-        return kept
+        return remaining
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return what a field says, whatever it is; an absent one says its default."""
+        """Return a field's value of any type; a missing field has its default."""
         self._left.discard(key)
-        return self._said.get(key, default)
+        return self._fields.get(key, default)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a whole number above 0; without a default one must be there."""
+        """Return a whole number above 0; without a default the field is required."""
         value = self.get(key)
         value = default if value is None else value
         if value is None:
-            raise UnsupportedConfig(f"{self.where} leaves out {key}")
+            raise UnsupportedConfig(f"{self.where} does not set {key}")
         if type(value) is int and value > 0:
             return value
         if key in COUNTS:
-            raise ModelRefused(f"{self.where} says {key} {value!r}; it must be a count.")
-        raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+            raise ModelRefused(
+                f"{self.where} has {key} {value!r}; it must be a whole number above 0."
+            )
+        raise UnsupportedConfig(f"{self.where} has unsupported {key} {value!r}")
 
     def num_layers(self) -> int:
-        """Return how many layers there are; `ModelRefused` where no model has so many."""
-        kinds = self._said.get("layers_block_type")
+        """Return the number of layers; `ModelRefused` if it is impossibly large."""
+        kinds = self._fields.get("layers_block_type")
         layers = self.count("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
         if layers > MAX_LAYERS:
             raise ModelRefused(
-                f"{self.where} says num_hidden_layers {layers:,}; no model has above "
+                f"{self.where} has num_hidden_layers {layers:,}; no model has more than "
                 f"{MAX_LAYERS:,}."
             )
         return layers
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number; without a default one must be there."""
+        """Return a finite number; without a default the field is required."""
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+            raise UnsupportedConfig(f"{self.where} has unsupported {key} {value!r}")
         return float(value)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
@@ -356,24 +360,24 @@ class ConfigFields:
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+            raise UnsupportedConfig(f"{self.where} has unsupported {key} {value!r}")
         return value
 
     def allow(self, key: str, *values: Any) -> None:
-        """Accept a field that says one of these values, or nothing."""
+        """Accept a missing field or one of these values."""
         value = self.get(key)
         if not _is_empty(value) and value not in values:
-            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+            raise UnsupportedConfig(f"{self.where} has unsupported {key} {value!r}")
 
     def check_all_read(self) -> tuple[str, ...]:
-        """Refuse to understand the whole when something was not taken; return what is ignored."""
+        """Refuse to understand a config with unread fields; return those that are ignored."""
         kind = self._model_type
         read = {key for key in self._left if kind is None or may_read(kind, key)} | self._twice
         if read:
-            raise UnsupportedConfig(f"{self.where} says {', '.join(sorted(read))}")
+            raise UnsupportedConfig(f"{self.where} has unsupported {', '.join(sorted(read))}")
         return tuple(sorted(self._ignored | self._left))
 
 
 def _is_empty(value: object) -> bool:
-    """Say whether a field switches nothing on."""
+    """Return whether a field's value enables nothing."""
     return value is None or value is False or value in ([], {}, "")

@@ -1,7 +1,7 @@
-"""Attention masks of transformers' classes: the sliding window that each layer's mask keeps to.
+"""Attention masks of transformers' classes: the sliding window in each layer's mask.
 
-Some classes give the window to the mask alone and not to the attention call. So a forward pass of
-one token runs with masks of our own, which hold the window as a number. The mask function tells it
+Some classes pass the window only to the mask and not to the attention call. So a forward pass of
+one token runs with our own masks, which carry the window as a number. The mask function is probed
 at positions beyond any context, so that a window of any size is found without running past it.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 MASKS = "tidemill_masks"
-# The query whose keys are looked at; no model has so many positions.
+# The query position whose keys are probed; no model has as many positions.
 FAR = 2**24
 _UNKNOWN = -1
 
@@ -25,17 +25,17 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
 
 @torch.inference_mode()
 def windows_by_masks(module: nn.Module, device: torch.device) -> Mapping[int, int | None]:
-    """Return the windows of attention modules by their `id`, in the order in which they are called.
+    """Return the windows of attention modules by their `id`, in the order of their calls.
 
-    A window is 0 where all that came before is seen, and None where a mask is of any other form, or
+    A window is 0 if every earlier token is visible. It is None for a mask of any other form, or one
     made without transformers' mask functions.
     """
-    found: dict[int, int | None] = {}
+    windows: dict[int, int | None] = {}
 
     def note(layer: nn.Module, mask: Any) -> None:
         is_ours = isinstance(mask, Tensor) and mask.dtype == torch.float64
         window = int(mask.flatten()[0]) if is_ours else _UNKNOWN
-        found[id(layer)] = None if window == _UNKNOWN else window
+        windows[id(layer)] = None if window == _UNKNOWN else window
 
     config: Any = module.config
     before = config._attn_implementation  # noqa: SLF001 - transformers has no other switch
@@ -47,11 +47,11 @@ def windows_by_masks(module: nn.Module, device: torch.device) -> Mapping[int, in
         return {}  # it takes no such mask
     finally:
         config._attn_implementation = before  # noqa: SLF001
-    return found
+    return windows
 
 
 def window_of(sees: MaskFunction) -> int | None:
-    """Return the window of a causal mask function, 0 for none; None if it is no such function."""
+    """Return the window of a causal mask function, 0 for none; None for any other function."""
 
     def is_seen(query: int, distance: int) -> bool:
         zero = torch.tensor(0)
@@ -85,9 +85,9 @@ def _mask(
     """Return the window of a mask function in place of its mask `[B, 1, Q, K]`."""
     del others
     window = window_of(mask_function)
-    told = float(_UNKNOWN if window is None else window)
+    width = float(_UNKNOWN if window is None else window)
     shape = (batch_size, 1, q_length, kv_length)
-    return torch.full(shape, told, dtype=torch.float64, device=device)
+    return torch.full(shape, width, dtype=torch.float64, device=device)
 
 
 def _attend(

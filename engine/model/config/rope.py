@@ -1,7 +1,7 @@
-"""Rotary embeddings: from the parameters of a config to the frequencies that a head turns by.
+"""Rotary embeddings: from the parameters of a config to the frequencies that rotate a head.
 
 The formulas are those of transformers (`modeling_rope_utils`), in the same order of operations, so
-that the frequencies are the same to the bit.
+that the frequencies are bit-identical.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ...errors import ModelRefused
 from .architecture import Rope
 from .hf_config import ConfigFields, UnsupportedConfig
 
-# In transformers these switch by the longest position of all that runs together, so that one
-# request would change another: its classes are served where they never switch.
+# In transformers these switch by the longest position of all sequences that run together, so that
+# one request would change another: its classes are served only where they never switch.
 SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
-# How the frequencies of M-RoPE's axes lie: one axis after the other, or in turns.
+# Orders of the frequencies of M-RoPE's axes: one axis after the other, or in turns.
 Sections = Literal["consecutive", "interleaved"]
 _SECTIONS = {"consecutive": [16, 24, 24], "interleaved": [24, 20, 20]}
-# These know of the context before it was stretched.
+# Rope types whose parameters contain the context before it was stretched.
 _STRETCHED = {"llama3", "yarn", "longrope"}
 MOST_STRETCHED = 10_000
 
 
 class Plain(NamedTuple):
-    """Inputs of every rope type: `powers [R]` are the unscaled wave lengths over 2π.
+    """Inputs of every rope type: `powers [R]` are the unscaled wavelengths over 2π.
 
     `width` is that of a head.
     """
@@ -55,13 +55,13 @@ def read_rope(
     sections: Sections | None = None,
     default: Mapping[str, Any] | None = None,
 ) -> Rope:
-    """Return what a model's one set of parameters comes to, in the old spelling or the new.
+    """Return the rope for a model's one set of parameters, in the old spelling or the new.
 
-    `width` is that of a head, `theta` the base where none is told. `kinds` are those that the
-    family knows, by what they may be called there; `default` are the parameters where none are.
+    `width` is that of a head, `theta` the default base. `kinds` are the types that the family
+    supports, by their names there; `default` are the parameters of a config without any.
     """
-    said = fields.get("rope_scaling"), fields.get("rope_parameters"), default
-    parameters = dict(next((part for part in said if part), {}))
+    sources = fields.get("rope_scaling"), fields.get("rope_parameters"), default
+    parameters = dict(next((part for part in sources if part), {}))
     for key in ("rope_theta", "partial_rotary_factor"):
         parameters.setdefault(key, fields.get(key))
     original = fields.get("original_max_position_embeddings")
@@ -69,7 +69,7 @@ def read_rope(
     if original and (kinds or {}).get(kind, kind) in _STRETCHED:
         parameters["original_max_position_embeddings"] = original
     if not may_be_partial and parameters.pop("partial_rotary_factor") not in (None, 1):
-        raise UnsupportedConfig("its rope says partial_rotary_factor")
+        raise UnsupportedConfig("its rope has unsupported partial_rotary_factor")
     return make_rope(parameters, width, positions, theta, kinds, sections=sections)
 
 
@@ -87,12 +87,12 @@ def make_rope(
     called = fields.get("rope_type", fields.get("type", "default"))
     kind = str(called) if kinds is None else kinds.get(str(called), "")
     if kind not in _KINDS:
-        raise UnsupportedConfig(f"its rope says rope_type {called!r}")
+        raise UnsupportedConfig(f"its rope has unsupported rope_type {called!r}")
     _check_factor(fields, parameters.get("factor"))
     base = fields.number("rope_theta", theta)
     turned = int(width * fields.number("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2 or turned > width:
-        raise UnsupportedConfig(f"its rope turns {turned} of the {width} numbers of a head")
+        raise UnsupportedConfig(f"its rope rotates {turned} of the {width} elements of a head")
     original = fields.count("original_max_position_embeddings", positions)
     spread = width if kind == "proportional" else turned
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / spread)
@@ -103,7 +103,7 @@ def make_rope(
     long = _LONG[kind](plain) if original < (reach or positions) and kind in _LONG else None
     fields.check_all_read()
     if not all(found.isfinite().all() for found in (frequencies, long) if found is not None):
-        raise UnsupportedConfig("its rope turns by what is no number")
+        raise UnsupportedConfig("a rope parameter is not a number")
     rope = Rope(tuple(frequencies.tolist()), scale, reach, axes)
     if long is None or torch.equal(long, frequencies):
         return rope
@@ -111,7 +111,7 @@ def make_rope(
 
 
 def _reach(kind: str, parameters: Mapping[str, Any], positions: int) -> int | None:
-    """Return how many positions frequencies hold for; None where it is the model's own number."""
+    """Return how many positions frequencies hold for; None means the model's own number."""
     if kind == "dynamic":
         return int(parameters["factor"] * positions)
     if kind == "yarn":
@@ -121,13 +121,13 @@ def _reach(kind: str, parameters: Mapping[str, Any], positions: int) -> int | No
 
 
 def is_switched(parameters: Mapping[str, Any]) -> bool:
-    """Say whether a rope's long factors stand for its short ones, too."""
+    """Return whether a rope's long factors replace its short ones, too."""
     long = parameters.get("long_factor")
     return long is not None and long == parameters.get("short_factor")
 
 
 def stretched_positions(parameters: Mapping[str, Any]) -> int:
-    """Return the positions that YaRN stretches a model to; 0 where its parameters do not say."""
+    """Return the positions that YaRN stretches a model to; 0 without such a parameter."""
     factor, original = parameters.get("factor"), parameters.get("original_max_position_embeddings")
     if factor is None or type(original) is not int or not _is_factor(factor):
         return 0
@@ -135,10 +135,10 @@ def stretched_positions(parameters: Mapping[str, Any]) -> int:
 
 
 def _check_factor(fields: ConfigFields, factor: object) -> None:
-    """Refuse a factor that stretches nothing, or beyond measure; transformers would take it."""
+    """Refuse a factor below 1 or far too large, which transformers would accept."""
     if factor is not None and not _is_factor(factor):
         raise ModelRefused(
-            f"{fields.where} says factor {factor!r}; it must be a number from 1 to "
+            f"{fields.where} has factor {factor!r}; it must be a number from 1 to "
             f"{MOST_STRETCHED:,}."
         )
 
@@ -148,17 +148,17 @@ def _is_factor(factor: Any) -> bool:
 
 
 def _axes(fields: ConfigFields, count: int, sections: Sections) -> tuple[int, ...]:
-    """Return the axis of each frequency, of which the sections have so many each.
+    """Return the axis of each frequency; the sections give the number of frequencies per axis.
 
-    Interleaved ones take turns, time first, until height and width have theirs.
+    Interleaved axes take turns, time first, until height and width have theirs.
     """
     sizes = fields.get("mrope_section", _SECTIONS[sections])
     is_list = isinstance(sizes, list) and all(type(size) is int for size in sizes)
     if not is_list or len(sizes) != NUM_AXES or sum(sizes) != count or min(sizes) < 0:
-        raise UnsupportedConfig(f"its rope says mrope_section {sizes!r}")
+        raise UnsupportedConfig(f"its rope has unsupported mrope_section {sizes!r}")
     if sections == "consecutive":
         return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
-    fields.get("mrope_interleaved")  # transformers' class does not ask
+    fields.get("mrope_interleaved")  # transformers' class ignores it
     turns = (
         index % NUM_AXES if index // NUM_AXES < sizes[index % NUM_AXES] else 0
         for index in range(count)
@@ -176,9 +176,9 @@ def _dynamic(plain: Plain) -> tuple[Tensor, float]:
 
 
 def _dynamic_long(plain: Plain) -> Tensor:
-    """Return what holds above the model's positions: the base is that of the longest context.
+    """Return a rope for more positions than the model's: the base is that of the longest context.
 
-    In transformers it grows with a sequence, whose first keys were turned by others; vLLM has this.
+    In transformers it grows with each sequence, whose first keys have an older base; vLLM does so.
     """
     factor, width = plain.fields.number("factor"), 2 * len(plain.powers)
     stretch = float((factor * factor - (factor - 1)) ** (width / (width - 2)))
@@ -191,13 +191,13 @@ def _linear(plain: Plain) -> tuple[Tensor, float]:
 
 
 def _proportional(plain: Plain) -> tuple[Tensor, float]:
-    """Return those of the whole head, of which the longest waves turn nothing."""
+    """Return frequencies of the whole head, of which the longest wavelengths rotate nothing."""
     still = torch.zeros(plain.width // 2 - len(plain.powers))
     return torch.cat([1.0 / plain.powers, still]) / plain.fields.number("factor", 1.0), 1.0
 
 
 def _llama3(plain: Plain) -> tuple[Tensor, float]:
-    """Return long waves stretched, short ones kept, those between mixed by their length."""
+    """Return frequencies with long waves stretched, short ones kept, and those between blended."""
     fields, original = plain.fields, plain.original
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
@@ -211,7 +211,7 @@ def _llama3(plain: Plain) -> tuple[Tensor, float]:
 
 
 def _yarn(plain: Plain) -> tuple[Tensor, float]:
-    """Return what turns often kept, what turns seldom stretched, with a ramp between."""
+    """Return frequencies with fast ones kept and slow ones stretched, with a ramp between."""
     fields, powers, original = plain.fields, plain.powers, plain.original
     factor = fields.number("factor", plain.positions / original)
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
@@ -232,7 +232,7 @@ def _yarn(plain: Plain) -> tuple[Tensor, float]:
 
 
 def magnitude(factor: float, share: float = 1) -> float:
-    """Return by how much YaRN grows what a rope stretched by a factor turns."""
+    """Return YaRN's factor of attention for a rope that is stretched by a factor."""
     return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
 
 
@@ -240,7 +240,7 @@ def _longrope(plain: Plain) -> tuple[Tensor, float]:
     fields, original = plain.fields, plain.original
     factor = fields.number("factor", plain.positions / original)
     stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    _longrope_long(plain)  # which is there, and fits
+    _longrope_long(plain)  # checks that it exists and fits
     return _factored(plain, "short_factor"), fields.number("attention_factor", stretch)
 
 
@@ -249,10 +249,10 @@ def _longrope_long(plain: Plain) -> Tensor:
 
 
 def _factored(plain: Plain, key: str) -> Tensor:
-    """Return each frequency by a factor of its own."""
+    """Return each frequency divided by its own factor."""
     factors = torch.tensor(plain.fields.get(key), dtype=torch.float32)
     if factors.shape != plain.powers.shape:
-        raise UnsupportedConfig(f"its rope has {factors.numel()} numbers as {key}")
+        raise UnsupportedConfig(f"its rope has {factors.numel()} numbers in {key}")
     return 1.0 / (factors * plain.powers)
 
 
@@ -265,5 +265,5 @@ _KINDS: dict[str, Callable[[Plain], tuple[Tensor, float]]] = {
     "proportional": _proportional,
     "yarn": _yarn,
 }
-# What sequences beyond the original positions turn by.
+# The key of the factors for sequences beyond the original positions.
 _LONG: dict[str, Callable[[Plain], Tensor]] = {"dynamic": _dynamic_long, "longrope": _longrope_long}

@@ -1,8 +1,8 @@
 """Fields that transformers' code of a model type may read, and defaults of its config class.
 
-A field that this code never reads cannot change what a model computes. The table holds all words of
-the code of a type's classes and of the code that all classes share: a superset of the fields that
-they read, however they read them. `python -m bench.transformers_fields --write` makes it from the
+A field that this code never reads cannot change what a model computes. The table contains all
+words in the code of a type's classes and in the code shared by all classes: a superset of the
+fields that they read. `python -m bench.transformers_fields --write` generates it from the
 installed transformers.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 FILE = Path(__file__).with_name("transformers_fields.json")
 ROPES = ("rope_parameters", "rope_scaling")
-# Fields of drafts (EAGLE, DFlash, Medusa), whose classes have code of their own.
+# Fields of draft models (EAGLE, DFlash, Medusa), which have separate classes.
 _OF_DRAFTS = re.compile("dflash|draft|eagle|hydra|medusa|mtp|speculat|target")
 
 _CLASS = re.compile(
@@ -28,20 +28,20 @@ _CLASS = re.compile(
 
 
 def may_read(model_type: str, field: str) -> bool:
-    """Say whether transformers' code of a type may read a field; true for types in no table."""
+    """Return whether transformers' code of a type may read a field; true for unlisted types."""
     words = _words(model_type)
     # The table has no names that begin with a capital.
     return not words or field in words or field[:1].isupper() or bool(_OF_DRAFTS.search(field))
 
 
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """Return what some fields are where a config leaves them out, by the names of most families."""
+    """Return the defaults of some fields, by the names that most families use."""
     defaults: dict[str, Any] = _table()["defaults"].get(model_type, {})
     return defaults
 
 
 def is_class_of(name: object, class_names: Iterable[str]) -> bool:
-    """Say whether a name of `architectures` is one of the classes for tasks of the same networks.
+    """Return whether a name of `architectures` is a class for tasks of the same networks.
 
     Spellings differ by capitals and underscores: `LLaMAForCausalLM`, `Ernie4_5_ForCausalLM`.
     """
@@ -59,7 +59,7 @@ def notes_on_ignored(where: str, class_name: str, fields: Sequence[str]) -> tupl
 
 
 def _network(class_name: str) -> str:
-    """Return what the classes of one network have in common in their names; empty for others'."""
+    """Return the common part of the class names of one network; empty for other code."""
     match = _CLASS.fullmatch(class_name)
     return "" if match is None else match[1].replace("_", "").casefold()
 

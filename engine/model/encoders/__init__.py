@@ -1,1 +1,1 @@
-"""Models that give a vector or a score for each sequence, which is read once and as a whole."""
+"""Models that compute a vector or a score for each sequence in one pass."""

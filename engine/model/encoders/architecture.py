@@ -12,7 +12,7 @@ from ..config.architecture import Rope
 
 @dataclass(frozen=True, slots=True)
 class EncoderBlock:
-    """One layer; without a rope positions are told by the embedding alone."""
+    """One layer; without a rope, only the embedding depends on positions."""
 
     attention: AttentionShape
     rope: Rope | None = None
@@ -20,7 +20,7 @@ class EncoderBlock:
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """Weight names in a family's checkpoints; a layer's lie below `layer`, with its number.
+    """Weight names in a family's checkpoints; a layer's begin with `layer` and its number.
 
     All names begin with `base_model_prefix` in the checkpoint of a model with a head.
     `post_attention_norm` follows attention, `post_mlp_norm` the MLP. In a pre-norm family the
@@ -45,7 +45,7 @@ class EncoderNames:
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear:
-    """A part of a head: `activation(weight x + bias)`; the activation is a class of torch.nn."""
+    """One step of a head: `activation(weight x + bias)`; the activation is a class of torch.nn."""
 
     name: str
     inputs: int
@@ -56,7 +56,7 @@ class HeadLinear:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """A part of a head: the norm by mean and variance."""
+    """One step of a head: the norm by mean and variance."""
 
     name: str
     width: int
@@ -69,13 +69,13 @@ HeadPart = HeadLinear | HeadNorm
 
 @dataclass(frozen=True, slots=True)
 class EncoderArchitecture:
-    """An encoder: embeddings, blocks, and what a classifier makes of them.
+    """An encoder: embeddings, blocks, and the classifier on top of them.
 
     Post-norm: norms follow the residual addition. With `is_pre_norm` they precede attention and
     MLP, and the first layer has none before its attention. The MLP is up, `activation` and down;
     a gated activation joins two up projections. Position p has row p + `first_position` of the
-    position embeddings; 0 `num_positions` means that there are none. With `num_buckets` all layers
-    share a relative position bias of so many. `head` is the family's own for sequence
+    position embeddings; without `num_positions` there are none. With `num_buckets` all layers
+    share a relative position bias of that many. `head` is the family's own for sequence
     classification, over the vectors of `head_pooling`; the outputs of its last part are the labels.
     `max_positions` is the longest context. No code of the class reads the config's
     `ignored_fields`.

@@ -1,4 +1,4 @@
-"""Decoders that give vectors or scores: run by our decoder, which stops before its head."""
+"""Decoders that compute vectors or scores, run by our decoder up to its head."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .pooler import HeadFunction, Pooler, parts_of
 from .pooling_config import Classifier
 from .sentence_transformers import LogitScore
 
-# Gemma's: a decoder that was trained on to look both ways.
+# Gemma's: a decoder that was further trained with bidirectional attention.
 BOTH_WAYS = "use_bidirectional_attention"
 
 
 class CausalEncoder:
-    """A `EncoderNetwork` of a decoder: hidden states as they are normed for its head."""
+    """A `EncoderNetwork` of a decoder, whose hidden states are normed as for its head."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -38,23 +38,23 @@ class CausalEncoder:
 
     @property
     def num_layers_started(self) -> int:
-        """Return how many layers were begun since the start."""
+        """Return how many layers have started since the process began."""
         return self._decoder.num_layers_started
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences; see `EncoderNetwork.encode`."""
-        del type_ids  # a decoder tells no segments apart
+        del type_ids  # a decoder has no segments
         return self._decoder.hidden_states(step, attention)
 
 
 def decoder_of(hf_config: HFConfig) -> Architecture:
-    """Return what the decoder of a model is made of, which may look both ways.
+    """Return the architecture of a model's decoder, which may be bidirectional.
 
     `UnsupportedConfig` says why our decoder cannot run it.
     """
-    said = {key: value for key, value in hf_config.fields.items() if key not in OF_ENDPOINTS}
-    looks_both_ways = said.pop(BOTH_WAYS, None) is True
-    architecture = architecture_of(replace(hf_config, fields=said))
+    fields = {key: value for key, value in hf_config.fields.items() if key not in OF_ENDPOINTS}
+    looks_both_ways = fields.pop(BOTH_WAYS, None) is True
+    architecture = architecture_of(replace(hf_config, fields=fields))
     if not looks_both_ways:
         return architecture
     return replace(architecture, blocks=tuple(map(_looking_both_ways, architecture.blocks)))
@@ -101,7 +101,7 @@ def load(
 
 
 def _looking_both_ways(block: Block) -> Block:
-    """Return a block that sees half of its window to either side, and the token itself."""
+    """Return a block whose window covers half on either side, and the token itself."""
     shape = block.attention
     window = shape.window and shape.window // 2 + 1
     return replace(block, attention=replace(shape, window=window, is_causal=False))
@@ -110,7 +110,7 @@ def _looking_both_ways(block: Block) -> Block:
 def _parts(
     head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Matrix]
 ) -> tuple[HeadFunction, ...]:
-    """Return what comes after the last token's hidden state, taking its weights out of the dict."""
+    """Return the modules after the last token's hidden state; their weights leave the dict."""
     if isinstance(head, Classifier):
         weight = as_tensor(weights.pop("score"))
         labels, hidden = weight.shape

@@ -17,7 +17,7 @@ from ..parity.logits import round_parameters
 from ..weights.checkpoint import Checkpoint
 from .forward import TokenSequence
 
-# Encoder-decoders of which the encoder alone gives vectors, by a class of its own.
+# Encoder-decoders whose encoder alone gives vectors, each with its encoder's class.
 ENCODERS_OF_PAIRS = {
     "longt5": "LongT5EncoderModel",
     "mt5": "MT5EncoderModel",
@@ -27,7 +27,7 @@ ENCODERS_OF_PAIRS = {
 
 
 class EncoderOutput(NamedTuple):
-    """Of one sequence the last hidden states `[t, H]`, and a classifier's logits `[labels]`."""
+    """One sequence's last hidden states `[t, H]` and a classifier's logits `[labels]`."""
 
     hidden: Tensor
     logits: Tensor | None
@@ -36,7 +36,7 @@ class EncoderOutput(NamedTuple):
 @torch.inference_mode()
 def eager_outputs(
     checkpoint: Checkpoint,
-    said: Mapping[str, Any],
+    raw: Mapping[str, Any],
     sequences: Sequence[TokenSequence],
     device: torch.device,
     *,
@@ -44,16 +44,16 @@ def eager_outputs(
     num_layers: int | None = None,
     served: torch.dtype = torch.float32,
 ) -> tuple[list[EncoderOutput], list[EncoderOutput]]:
-    """Return what a model answers in fp32, and in the dtype that is `served`, each sequence alone.
+    """Return a model's answers in fp32, and in the dtype that is `served`, each sequence alone.
 
-    `said` is what config.json is taken to say; `num_layers` takes so many of the first layers.
+    `raw` is config.json after overrides; `num_layers` limits the run to the first layers.
     """
-    config = read_config(checkpoint.name, said)
+    config = read_config(checkpoint.name, raw)
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in said}
+    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in raw}
     module = read_module(checkpoint, config, torch.float32, device, "eager", **kind)
     answer = partial(_answer, module, device=device, is_classifier=is_classifier)
     exact = [answer(sequence) for sequence in sequences]
@@ -63,20 +63,20 @@ def eager_outputs(
     return exact, [answer(sequence) for sequence in sequences]
 
 
-def read_config(name: str, said: Mapping[str, Any]) -> Any:
-    """Return transformers' config of a folder or hub id, saying what it is taken to say."""
+def read_config(name: str, raw: Mapping[str, Any]) -> Any:
+    """Return transformers' config for the content of a folder's or hub id's config.json."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    kind = said.get("model_type")
+    kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
-        reason = reason_unknown(kind, has_own_code="auto_map" in said)
+        reason = reason_unknown(kind, has_own_code="auto_map" in raw)
         raise ModelRefused(f"{name}: cannot be read as a model: {reason}")
     try:
-        config = AutoConfig.for_model(**said).get_text_config()
-    except Exception as exc:  # what a config holds may fail anywhere in transformers
+        config = AutoConfig.for_model(**raw).get_text_config()
+    except Exception as exc:  # a config may fail anywhere in transformers
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
     if (why := reason_acoustic(str(kind))) is not None:
-        raise ModelRefused(f"{name}: model type {kind!r} cannot be served: {why}.")
+        raise ModelRefused(f"{name}: model type {kind!r} is not supported: {why}.")
     return config
 
 
@@ -90,7 +90,7 @@ def read_module(
     is_classifier: bool,
     is_multimodal: bool,
 ) -> Any:
-    """Return transformers' module, bare or as a classifier; `ModelRefused` if weights lack.
+    """Return transformers' module, bare or as a classifier; `ModelRefused` if weights are missing.
 
     `attention` None is transformers' default; `is_multimodal`: the files hold more than text.
     """
@@ -108,26 +108,26 @@ def read_module(
         attention=attention,
         is_multimodal=is_multimodal,
     )
-    # Whatever else a base model makes of its hidden states, nothing is made of that here.
+    # Other outputs of a base model are not used here.
     missing = [key for key in found["missing_keys"] if is_classifier or "pooler" not in key]
     if missing:
         raise ModelRefused(
-            f"{checkpoint.name}: its weights lack {min(missing)}, which "
-            f"{type(module).__name__} needs: a file is missing, tensors have another prefix, or "
-            "config.json is another model's."
+            f"{checkpoint.name}: its weights lack {min(missing)}, which {type(module).__name__} "
+            "needs: a file is missing, tensors have another prefix, or config.json belongs to "
+            "another model."
         )
     return module
 
 
 def _check_activation(name: str, config: Any) -> None:
-    """Refuse a curve that transformers has not: it would say its name and nothing else."""
+    """Refuse an unknown activation: transformers' own error would contain only its name."""
     from transformers.activations import ACT2FN
 
     for field in ("hidden_act", "hidden_activation", "activation"):
-        said = getattr(config, field, None)
-        if isinstance(said, str) and said not in ACT2FN:
+        value = getattr(config, field, None)
+        if isinstance(value, str) and value not in ACT2FN:
             raise ModelRefused(
-                f"{name}: {CONFIG} says {said!r} for {field}, which transformers does not know."
+                f"{name}: {CONFIG} has {field} {value!r}, which transformers does not support."
             )
 
 

@@ -1,8 +1,8 @@
 """Native encoder: one block for every family, over merged weights.
 
-Queries, keys and values are one product; a sum with the residual is one pass with the norm that
-follows; what bends or joins the MLP's inner numbers is part of the product that gives them. After
-the last layer's attention only the tokens that are wanted go on.
+Queries, keys and values are one product. A sum with the residual is one pass with the norm that
+follows. Activation and gate of the MLP are part of the product before them. After the last layer's
+attention only the requested tokens are processed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .architecture import EncoderArchitecture
 
 @dataclass(frozen=True, slots=True)
 class LayerNormWeights:
-    """A norm by mean and variance, as the device's functions want it."""
+    """A norm by mean and variance, in the form that the device's functions take."""
 
     weight: Tensor
     bias: Tensor
@@ -117,13 +117,13 @@ class Encoder:
         return self._ops.add_layer_norm(added, words, norm.weight, norm.bias, self._eps)
 
     def _places_of(self, step: Step) -> Tensor:
-        """Return the rows of the table of positions: for padding amid a text, its own."""
+        """Return rows of the position table; a padding token within a text has the padding row."""
         if not self._has_positions:
             return torch.zeros_like(step.positions)
         first = self._first_position
         if not first:
             return step.positions
-        host = step.host  # a device would be waited for
+        host = step.host  # reading a device would wait for it
         is_text = host.token_ids != first - 1
         if is_text.all():
             return step.positions + first
@@ -141,7 +141,7 @@ class Encoder:
 
 
 def _places(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Return what tokens have added by their place and segment: segments above each other."""
+    """Return the embeddings of each segment and position, one segment after another."""
     positions, types = (
         weights.pop("position_embeddings", None),
         weights.pop("token_type_embeddings", None),

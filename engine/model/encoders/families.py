@@ -42,12 +42,12 @@ CURVES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-# What says how vectors or scores are made of hidden states: no part of the network.
+# Fields about how vectors or scores are made of hidden states: no part of the network.
 OF_ENDPOINTS = """
     classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
     num_labels sbert_ce_default_activation_function sentence_transformers
 """.split()
-# Whatever a config says: transformers' class looks up no other buckets, and pads by token 1.
+# Whatever the config contains, transformers' class uses these buckets and padding token 1.
 MPNET_BUCKETS, MPNET_FIRST_POSITION = 32, 2
 Pooled = Literal["cls", "mean"]
 
@@ -56,8 +56,8 @@ Pooled = Literal["cls", "mean"]
 class EncoderFamily:
     """A family: fills the block from configs of one `model_type`.
 
-    `defaults` stand in for fields that are left out, `renamed` are fields by the names that other
-    families have for them.
+    `defaults` replace missing fields, `renamed` are fields by the names that other families have
+    for them.
     """
 
     class_name: str
@@ -84,7 +84,7 @@ class EncoderSizes:
         return self.hidden // self.heads
 
     def shape(self, window: int = 0) -> AttentionShape:
-        """Return what a layer attends with: both ways, or `window` - 1 tokens to either side."""
+        """Return a layer's attention: bidirectional, or `window` - 1 tokens to either side."""
         return AttentionShape(
             num_query_heads=self.heads,
             num_kv_heads=self.heads,
@@ -97,20 +97,20 @@ class EncoderSizes:
 
 
 def architecture_of(
-    name: str, said: Mapping[str, Any], num_labels: int | None = None
+    name: str, raw: Mapping[str, Any], num_labels: int | None = None
 ) -> EncoderArchitecture:
     """Return the architecture that a config describes; `UnsupportedConfig` if ours cannot run it.
 
     With `num_labels` it has the family's head for sequence classification.
     """
-    kind = said.get("model_type")
+    kind = raw.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise UnsupportedConfig(f"{kind!r} is no family that it knows")
-    hf_config = parse_hf_config(name, said)
+        raise UnsupportedConfig(f"the engine's encoder does not implement model type {kind!r}")
+    hf_config = parse_hf_config(name, raw)
     hf_config.check_class(family.class_name for family in FAMILIES.values())
     fields = ConfigFields(
-        hf_config.where, said, family.defaults, family.renamed, model_type=str(kind)
+        hf_config.where, raw, family.defaults, family.renamed, model_type=str(kind)
     )
     fields.allow("is_causal")
     try:
@@ -118,7 +118,7 @@ def architecture_of(
     except ModelRefused as exc:
         raise ModelRefused(f"{name}: {exc}") from exc
     except MISFITS as exc:
-        raise UnsupportedConfig(f"{CONFIG} says what does not fit together") from exc
+        raise UnsupportedConfig(f"{CONFIG} has values that contradict each other") from exc
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.get(key)
     architecture = replace(architecture, ignored_fields=fields.check_all_read())
@@ -133,7 +133,7 @@ def _sizes(fields: ConfigFields, class_name: str) -> EncoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if hidden % heads:
-        raise UnsupportedConfig(f"{heads} heads do not share {hidden} numbers evenly")
+        raise UnsupportedConfig(f"{heads} heads cannot share {hidden} numbers evenly")
     return EncoderSizes(
         class_name=class_name,
         layers=layers,
@@ -148,7 +148,7 @@ def _sizes(fields: ConfigFields, class_name: str) -> EncoderSizes:
 def _make(
     fields: ConfigFields, sizes: EncoderSizes, names: EncoderNames, **others: Any
 ) -> EncoderArchitecture:
-    """Return an architecture; what is left out is as BERT has it."""
+    """Return an architecture; the defaults are BERT's."""
     default = {
         "max_positions": sizes.positions,
         "blocks": (EncoderBlock(sizes.shape()),) * sizes.layers,
@@ -220,7 +220,7 @@ def _mpnet(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
 
 
 def _distilbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
-    fields.get("sinusoidal_pos_embds")  # how its table was begun with
+    fields.get("sinusoidal_pos_embds")  # only its initialisation
     fields.get("tie_weights_")
     names = EncoderNames(
         base_model_prefix="distilbert",
@@ -285,7 +285,7 @@ def _nomic_bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
 
 
 def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
-    for key in (  # what guesses words, what trains, what other ways of computing take
+    for key in (  # masked-word heads, training, and other implementations
         *(
             "decoder_bias",
             "deterministic_flash_attn",
@@ -297,7 +297,7 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
     ):
         fields.get(key)
     eps, has_bias = fields.number("norm_eps", 1e-5), fields.flag("norm_bias")
-    # As far to either side as half of what it is called; the token itself comes on top.
+    # Half of the configured window on either side; the token itself is added.
     window = fields.count("local_attention", 128) // 2 + 1
     kinds, ropes = _layer_kinds(fields, sizes), _modernbert_ropes(fields, sizes)
     blocks = tuple(
@@ -321,7 +321,7 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
     )
     activation = _curve(fields, "classifier_activation")
     if activation != "gelu":
-        raise UnsupportedConfig(f"{CONFIG} says classifier_activation {activation!r}")
+        raise UnsupportedConfig(f"{CONFIG} has unsupported classifier_activation {activation!r}")
     pooling: Pooled = "mean" if fields.get("classifier_pooling", "cls") == "mean" else "cls"
     return _make(
         fields,
@@ -350,19 +350,19 @@ def _layer_kinds(fields: ConfigFields, sizes: EncoderSizes) -> list[str]:
     if kinds is None:
         kinds = [SLIDING if layer % every else FULL for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     return list(kinds)
 
 
 def _modernbert_ropes(fields: ConfigFields, sizes: EncoderSizes) -> dict[str, Rope]:
-    """Return how layers of either kind turn."""
+    """Return the ropes of both kinds of layers."""
     nested = dict(fields.get("rope_parameters") or {})
     thetas = {
         FULL: fields.number("global_rope_theta", 160_000.0),
         SLIDING: fields.number("local_rope_theta", 10_000.0),
     }
     if set(nested) - set(thetas):
-        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
+        raise UnsupportedConfig("its ropes are not given by kind of layer")
     return {
         kind: make_rope(
             nested.get(kind) or {}, sizes.head_dim, sizes.positions, theta, {"default": "default"}
@@ -372,15 +372,15 @@ def _modernbert_ropes(fields: ConfigFields, sizes: EncoderSizes) -> dict[str, Ro
 
 
 def _first_position(fields: ConfigFields) -> int:
-    """Return the row of the table that a sequence's first token has: after that of padding."""
+    """Return the row of a sequence's first token in the position table, after that of padding."""
     padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
-        raise UnsupportedConfig(f"{fields.where} says pad_token_id {padding!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported pad_token_id {padding!r}")
     return padding + 1
 
 
 def _two_layers(sizes: EncoderSizes) -> tuple[HeadPart, ...]:
-    """Return the head of RoBERTa and those after it."""
+    """Return the head of RoBERTa and its successors."""
     return (
         HeadLinear("classifier.dense", sizes.hidden, sizes.hidden, "Tanh"),
         HeadLinear("classifier.out_proj", sizes.hidden, 0),
@@ -388,10 +388,10 @@ def _two_layers(sizes: EncoderSizes) -> tuple[HeadPart, ...]:
 
 
 def _curve(fields: ConfigFields, key: str) -> Activation:
-    said = fields.get(key, "gelu")
-    if said not in CURVES:
-        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
-    return CURVES[said]
+    name = fields.get(key, "gelu")
+    if name not in CURVES:
+        raise UnsupportedConfig(f"{fields.where} has unsupported {key} {name!r}")
+    return CURVES[name]
 
 
 def _bert_names(base: str) -> EncoderNames:

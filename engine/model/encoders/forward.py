@@ -1,4 +1,4 @@
-"""One step of whole sequences: packed into one axis, run, and brought to one row each."""
+"""One step of whole sequences: packed along one axis, run, and reduced to one row each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pooler import TokenSelection
 
 
 class TokenSequence(NamedTuple):
-    """The tokens of a sequence, its segments if there is more than one, and what is not pooled."""
+    """A sequence's tokens, its segments if there are several, and what pooling leaves out."""
 
     token_ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
@@ -26,7 +26,7 @@ class TokenSequence(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """A step, the segments of its tokens, None if all are the first, and what is pooled."""
+    """A step, the segments of its tokens (None if all are the first), and the pooled tokens."""
 
     step: Step
     type_ids: Tensor | None
@@ -34,7 +34,7 @@ class PackedBatch(NamedTuple):
 
 
 def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
-    """Return how many pages any step of so many tokens and sequences takes at most."""
+    """Return the most pages that a step of that many tokens and sequences can need."""
     return num_tokens // model.backend.page_size + num_sequences
 
 
@@ -42,7 +42,7 @@ def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
 def run(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
-    """Return what the model gives for some sequences, `[S, D]` fp32."""
+    """Return the model's output for some sequences, `[S, D]` fp32."""
     packed = pack(sequences, model.pooler.wanted, model.backend.page_size, model.device)
     attention.prepare(packed.step)
     hidden = model.network.encode(packed.step, packed.type_ids, attention)
@@ -62,7 +62,7 @@ def hidden_states(
 def pack(
     sequences: Sequence[TokenSequence], wanted: TokenSelection, page_size: int, device: torch.device
 ) -> PackedBatch:
-    """Lay sequences end to end, each on pages of its own; `wanted` of their tokens are rows."""
+    """Concatenate sequences, each on separate pages; the `wanted` tokens become rows."""
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])
     skipped = np.array([sequence.num_skipped for sequence in sequences])
     starts, page_starts = _starts(lengths), _starts(-(-lengths // page_size))
@@ -90,7 +90,7 @@ def _rows(
     skipped: NDArray[np.int64],
     positions: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens that are wanted, and where those of each sequence begin among them."""
+    """Return the wanted tokens, and where each sequence's begin among them."""
     count = len(skipped)
     if wanted == "all":
         is_row = positions >= np.repeat(skipped, np.diff(starts))

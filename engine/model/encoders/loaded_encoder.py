@@ -22,30 +22,30 @@ from .pooler import Pooler
 class EncoderNetwork(Protocol):
     """A network with its weights; `num_layers_started` counts since the start, within steps too.
 
-    `needs_torch` where much of a step is computed by torch's own functions, on its threads.
+    `needs_torch` is set if torch's own functions, on its threads, compute much of a step.
     """
 
     needs_torch: bool
 
     @property
     def num_layers_started(self) -> int:
-        """Return how many layers were begun since the start."""
+        """Return how many layers have started since the process began."""
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences → the last hidden states `[N, H]` of the step's `logit_rows`.
 
-        `type_ids [T]` are the segments of tokens, None where all are of the first. `attention` was
+        `type_ids [T]` are the segments of tokens, None if all are the first. `attention` was
         prepared for the step; layers are numbered in the order of the network.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
-    """A network on its device, its head, and what the engine must know to serve them.
+    """A network on its device, its head, and the sizes that the engine needs to serve them.
 
-    `shapes[i]` is what layer i attends with. `hidden_size` is the width of a hidden state, `width`
-    how many numbers come of a sequence. Segments are told apart where there are `num_types` above
-    1. `notes` are for who runs it.
+    `shapes[i]` is the attention of layer i. `hidden_size` is the width of a hidden state, `width`
+    that of a sequence's output. The model distinguishes segments if `num_types` is above 1.
+    `notes` are for the user.
     """
 
     network: EncoderNetwork
@@ -62,18 +62,18 @@ class LoadedEncoder:
 
     @property
     def width(self) -> int:
-        """Return how many numbers come of a sequence."""
+        """Return the width of a sequence's output."""
         return self.pooler.width(self.hidden_size, self.device)
 
     def attention(self, num_pages: int) -> AttentionBackend:
-        """Allocate so many pages, on which all layers of one shape lie after each other."""
+        """Allocate `num_pages` pages, which all layers of one shape use in turn."""
         kinds = tuple(dict.fromkeys(self.shapes))
         backend = self.backend(kinds, num_pages, self.dtype, self.device)
         return _Shared(backend, [kinds.index(shape) for shape in self.shapes])
 
 
 class _Shared:
-    """A backend whose layers have no past: those of one shape take the pages from each other."""
+    """A backend whose layers have no past: those of one shape share the same pages."""
 
     def __init__(self, backend: AttentionBackend, places: Sequence[int]) -> None:
         self.page_size = backend.page_size

@@ -1,6 +1,6 @@
-"""Loading a model that gives vectors or scores, and refusing what would silently give wrong ones.
+"""Loading of models that compute vectors or scores, with checks against silently wrong results.
 
-Our own encoder or decoder runs it where it knows the family and proved to compute the same;
+Our own encoder or decoder runs a model of a known family that passes the parity check;
 transformers' classes run the rest.
 """
 
@@ -45,7 +45,7 @@ NORM_EPS = 1e-5
 def make_pooler(
     settings: EngineConfig, pooling_config: PoolingConfig, loaded: LoadedEncoder
 ) -> Pooler:
-    """Return what comes after the network: what is described, or the head that it came with."""
+    """Return the modules after the network: those described, or the head that it came with."""
     if pooling_config.pooling is None:
         return loaded.pooler
     parts: list[HeadFunction] = []
@@ -55,7 +55,8 @@ def make_pooler(
         takes = module.width if isinstance(module, LayerNorm) else takes
         if takes != width:
             raise ModelRefused(
-                f"{settings.model}: {module} takes {takes} numbers where there are {width}."
+                f"{settings.model}: {module} takes {takes} inputs, but the module before it gives "
+                f"{width}."
             )
         parts.append(_part(settings.model, module, loaded.device))
         width = module.out_features if isinstance(module, Dense) else width
@@ -74,7 +75,7 @@ def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
     path = find_file(model, f"{module.folder}/{WHOLE}") or find_file(
         model, f"{module.folder}/config.json"
     )
-    assert path is not None, "a module's fields were read from there"
+    assert path is not None, "a module's fields were read from this file"
     checkpoint = find_checkpoint(str(path.parent))
     wanted = list(head_weights((head,)))
     stored = find_stored(checkpoint.files, wanted)
@@ -84,7 +85,7 @@ def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
 
 
 class LoadEncoder(Protocol):
-    """LoadEncoder a network in a dtype on a device, or the first layers of it."""
+    """Load a network in a dtype on a device, or its first layers."""
 
     def __call__(
         self, dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
@@ -94,9 +95,9 @@ class LoadEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _NativeEncoder:
-    """A network of ours for a model: how it is loaded, and how many positions it tells apart.
+    """Our network for a model: its loader and its number of positions.
 
-    `count_layers` says how many of its first layers can be proved, None for all. `notes` are
+    `count_layers` returns how many of its first layers can be checked, None for all. `notes` are
     sentences for the user.
     """
 
@@ -107,7 +108,7 @@ class _NativeEncoder:
 
 
 def load_encoder(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEncoder:
-    """Load and prove the model; `ModelRefused` says by name why one cannot be served."""
+    """Load and check the model; `ModelRefused` names the reason if it cannot be served."""
     try:
         return _loaded(settings, pooling_config)
     except EngineError:
@@ -131,7 +132,7 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
 def _load_native(
     settings: EngineConfig, pooling_config: PoolingConfig, hf_config: HFConfig
 ) -> LoadedEncoder:
-    said, is_classifier = pooling_config.config, isinstance(pooling_config.head, Classifier)
+    config, is_classifier = pooling_config.config, isinstance(pooling_config.head, Classifier)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
@@ -148,7 +149,7 @@ def _load_native(
             answer = partial(
                 eager_outputs,
                 checkpoint,
-                said,
+                config,
                 device=device,
                 is_classifier=is_classifier,
                 num_layers=num_layers,
@@ -156,22 +157,21 @@ def _load_native(
             )
             return check_parity(loaded, exactly, answer, num_layers)
 
-        fact = parity_fact(checkpoint, said, dtype, device, repr(pooling_config.head))
+        fact = parity_fact(checkpoint, config, dtype, device, repr(pooling_config.head))
         parity = run_once(fact, check_now)
     except (TypeError, ValueError, RuntimeError) as exc:
-        raise UnsupportedConfig(f"it cannot run here: {first_line_of(exc)}") from exc
+        raise UnsupportedConfig(f"it failed to run: {first_line_of(exc)}") from exc
     if not parity.holds:
         raise UnsupportedConfig(
-            f"the two give other vectors (relative distance {parity.distance:.2g})"
+            f"its vectors differ from transformers' (relative distance {parity.distance:.2g})"
         )
     shown = compute_outputs(loaded, parity_sequences(loaded))
     check_not_constant(settings.model, torch.cat([one.hidden for one in shown]).to(dtype))
     notes = [*candidate.notes]
     if parity.num_layers is not None:
         notes.append(
-            "the engine's network was compared with transformers' by the first "
-            f"{parity.num_layers} of {len(loaded.shapes)} layers: all of them in fp32 do not fit "
-            "here"
+            f"the parity check against transformers covered the first {parity.num_layers} of "
+            f"{len(loaded.shapes)} layers: all of them in fp32 do not fit into memory"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))
 
@@ -213,7 +213,7 @@ def _load_transformers(
 
     is_classifier = isinstance(pooling_config.head, Classifier)
     if pooling_config.head is not None and not is_classifier:
-        raise ModelRefused(f"{settings.model}: the engine's decoder cannot run it: {why}")
+        raise ModelRefused(f"{settings.model}: the engine's decoder does not support it: {why}")
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
@@ -221,8 +221,8 @@ def _load_transformers(
         checkpoint, pooling_config.config, dtype, device, is_classifier=is_classifier
     )
     note = (
-        "transformers runs this model, sequences of one length together and more slowly than the "
-        f"engine's own networks would: {why}"
+        "transformers runs this model, with sequences of one length together and more slowly than "
+        f"the engine's own networks would: {why}"
     )
     max_model_len = context_length(settings, loaded.max_model_len)
     return replace(loaded, max_model_len=max_model_len, notes=(note,))

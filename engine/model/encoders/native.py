@@ -17,8 +17,8 @@ from .pooler import Pooler, parts_of
 from .position_bias import position_bias
 from .weight_map import head_weights, weights_of
 
-# What checkpoints hold that no hidden state comes of: what follows from the config, and what was
-# trained on top of the first token.
+# Tensors in checkpoints that do not affect hidden states: those that follow from the config, and
+# heads that were trained on the first token.
 _IGNORED = re.compile(r"(^|\.)(position_ids$|inv_freq$|pooler\.)")
 _RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
@@ -29,9 +29,9 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
 ) -> LoadedEncoder:
-    """Return the model in a dtype on a device; `ModelRefused` says what is wrong with its weights.
+    """Return the model in a dtype on a device; `ModelRefused` names problems with its weights.
 
-    Without a head of its own it gives what its first token's hidden state is.
+    Without its own head its output is the hidden state of its first token.
     """
     wanted = [*weights_of(architecture), *head_weights(architecture.head)]
     base = architecture.names.base_model_prefix

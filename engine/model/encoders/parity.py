@@ -1,7 +1,7 @@
 """Parity check of encoders against transformers' eager attention.
 
-As with decoders: in fp32, where nothing but the order of sums tells two right ones apart, and by
-its own rounding in the dtype that is served, for its kernels.
+As with decoders, the check in fp32 shows whether both are the same function, since only the order
+of sums may differ. The check in the served dtype allows its rounding error, and tests its kernels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .forward import TokenSequence, hidden_states, num_pages, run
 from .loaded_encoder import LoadedEncoder
 from .position_bias import FARTHEST
 
-# Logits of a classifier may be close to 0: they are looked at beside 1.
+# Logits of a classifier may be close to 0: their error is measured relative to at least 1.
 LEAST_LOGIT = 1.0
 
 
 def parity_sequences(model: LoadedEncoder) -> list[TokenSequence]:
-    """Return some sequences of random tokens: long and short ones, one of two segments."""
+    """Return sequences of random tokens: long and short ones, one of two segments."""
     windows = [FARTHEST if shape.position_bias else shape.window for shape in model.shapes]
     tokens = parity_tokens(model.vocab_size, windows).numpy().astype(np.int32)
     tokens = tokens[: model.max_model_len]
@@ -44,11 +44,11 @@ def check_parity(
     ],
     num_layers: int | None = None,
 ) -> ParityResult:
-    """Compare hidden states, and what a classifier makes of them, with what transformers `answer`s.
+    """Compare hidden states, and a classifier's logits, with those that transformers `answer`s.
 
-    That is in fp32 and in the dtype of what is `loaded`, which may be off by twice as much.
-    `load_exactly` loads the model in fp32, or its first `num_layers`; where it is so already, or
-    not whole, what is `loaded` is not looked at.
+    Both are compared in fp32 and in the `loaded` dtype, which may differ by twice as much.
+    `load_exactly` loads the model in fp32, or its first `num_layers`. The `loaded` model is not
+    compared if it is in fp32 already, or if only some layers are checked.
     """
     sequences = parity_sequences(loaded)
     is_exact = loaded.dtype == torch.float32 and num_layers is None
@@ -68,7 +68,7 @@ def check_parity(
 def compute_outputs(
     model: LoadedEncoder, sequences: Sequence[TokenSequence]
 ) -> list[EncoderOutput]:
-    """Return what a model gives for sequences that run together."""
+    """Return a model's output for sequences that run together."""
     lengths = [len(sequence.token_ids) for sequence in sequences]
     attention = model.attention(num_pages(model, sum(lengths), len(lengths)))
     hidden = hidden_states(model, attention, sequences).float()

@@ -1,4 +1,4 @@
-"""Pooler: hidden states to one vector or score a sequence, in fp32."""
+"""Pooler: reduces hidden states to one vector or score per sequence, in fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...kernels.backends import choose_pooling
 from ...kernels.pooling import Segments
 from .architecture import HeadLinear, HeadPart
 
-# What is wanted of the network: all tokens, or the first or the last of each sequence.
+# The rows that pooling needs: all tokens, or the first or the last of each sequence.
 TokenSelection = Literal["all", "first", "last"]
 HeadFunction = Callable[[Tensor], Tensor]
 _SELECTIONS: dict[str, TokenSelection] = {"cls": "first", "lasttoken": "last"}
@@ -29,18 +29,18 @@ class Pooler:
 
     @property
     def wanted(self) -> TokenSelection:
-        """Say which tokens' hidden states it needs."""
+        """Return which tokens' hidden states it needs."""
         wanted = {_SELECTIONS.get(mode, "all") for mode in self.modes}
         return wanted.pop() if len(wanted) == 1 else "all"
 
     def width(self, hidden_size: int, device: torch.device) -> int:
-        """Return how many numbers come of a sequence of hidden states."""
+        """Return the width of a sequence's output."""
         starts = torch.tensor([0, 1], device=device)
         one = Segments(starts, starts[:1])
         return self(torch.zeros(1, hidden_size, device=device), one).shape[1]
 
     def __call__(self, hidden: Tensor, segments: Segments) -> Tensor:
-        """Return what a model gives for each sequence, fp32: `hidden [N, H]` → `[S, D]`."""
+        """Return the output for each sequence, fp32: `hidden [N, H]` → `[S, D]`."""
         x = choose_pooling(hidden.device).pool(hidden, segments, self.modes)
         for part in self.parts:
             x = part(x)
@@ -48,7 +48,7 @@ class Pooler:
 
 
 def parts_of(head: Sequence[HeadPart], weights: Mapping[str, Tensor]) -> tuple[HeadFunction, ...]:
-    """Return the parts of a head over their weights, which roles name as `head_weights` does."""
+    """Return the parts of a head with their weights, by the role names of `head_weights`."""
     return tuple(
         _part(part, weights[f"head.{index}"], weights.get(f"head.{index}_bias"))
         for index, part in enumerate(head)
@@ -56,7 +56,7 @@ def parts_of(head: Sequence[HeadPart], weights: Mapping[str, Tensor]) -> tuple[H
 
 
 def unit(x: Tensor) -> Tensor:
-    """Return vectors at length 1."""
+    """Return the vectors, normalised to length 1."""
     return choose_pooling(x.device).normalise(x)
 
 

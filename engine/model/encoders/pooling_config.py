@@ -1,7 +1,7 @@
-"""Pooling config: whether a model embeds or scores, by its files, and how it pools.
+"""Pooling config: whether a model computes embeddings or scores, and how it pools.
 
-Read are `config.json` and what sentence-transformers saves. Where a model has none of the latter,
-what vLLM does holds: the first token of an encoder, the last of a decoder, at length 1.
+It is read from `config.json` and the files of sentence-transformers. Without the latter, vLLM's
+defaults apply: the first token of an encoder, the last of a decoder, normalised to length 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 PoolingTask = Literal["embed", "score"]
 
-# Networks that look both ways and write no text, by `model_type`.
+# Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
     """
     albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra
@@ -57,46 +57,46 @@ _CONFIG = "config.json"
 _SAVED_MODEL = "config_sentence_transformers.json"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _SCORES = "ForSequenceClassification"
-# Heads that an encoder was trained with before it was tuned for anything, and that are left out.
+# Heads for pre-training of an encoder, which are left out.
 _LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
-# Of networks whose names end in "Model", those that have a head to write by.
+# Networks whose names end in "Model" but which have a head to generate text.
 _WRITES = ("LMHeadModel", "ChatModel")
-# Two networks that are compared by a projection of either one's vectors, and a part of them.
+# Networks of two towers whose projected vectors are compared, and their parts.
 _TWO_TOWERS = frozenset(
     """
     align altclip blip chinese_clip clap clip clip_text_model clipseg clvp flava groupvit metaclip_2
     owlv2 owlvit siglip siglip2 siglip_text_model siglip2_text_model vision-text-dual-encoder xclip
     """.split()
 )
-# As vLLM has them, the older names behind those of today.
+# Names as in vLLM, older ones last.
 _POOLING_NAMES = ("pooling_type", "seq_pooling_type")
 _ACTIVATION_NAMES = ("normalize", "use_activation")
-_TOLD_MODES: dict[str, PoolingMode] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
-# transformers': of a config that names no labels.
+_MODES_BY_NAME: dict[str, PoolingMode] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
+# transformers' default for a config without labels.
 _DEFAULT_LABELS = 2
 _NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The network's own head of sequence classification, which gives `num_labels` numbers."""
+    """The network's own head for sequence classification, which gives `num_labels` numbers."""
 
     num_labels: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """Pooling, modules and head by which a model embeds texts or scores pairs.
+    """Pooling, modules and head with which a model embeds texts or scores pairs.
 
-    `config` is config.json with `--hf-overrides` in it. Vectors: `pooling`, then `modules` in their
-    order. Scores: by `head`, or by pooling and modules, the last of which gives the one number.
-    That is as far as the network goes; the endpoint brings vectors to length 1 where `normalize`,
-    and passes a score through `activation`, a class of torch.nn. `max_seq_length` None says
-    nothing. `prompts` are put before a text by their names. `matryoshka` are the widths that
-    vectors may be cut to, empty for any, None where they may not be cut. Segments of a pair are
-    told apart where `has_types`; it is read by the chat template where `has_pair_template`, with
-    `template_variables`. `is_assumed` where neither a file nor a person says how to pool.
-    `unserved_head` is the class of a head in the files that no endpoint serves, empty without one.
+    `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
+    order. Scores are made by `head`, or by pooling and modules, the last of which gives one number.
+    The endpoint then normalises vectors to length 1 if `normalize`, and passes a score through
+    `activation`, a class of torch.nn. `max_seq_length` None means no limit. `prompts` are put
+    before a text by their names. `matryoshka` are the widths that vectors may be cut to: empty for
+    any, None for none. The segments of a pair are distinguished if `has_types`; the chat template
+    renders a pair if `has_pair_template`, with `template_variables`. `is_assumed` is set if neither
+    a file nor an option defines the pooling. `unserved_head` is the class of a head in the files
+    that no endpoint serves, empty without one.
     """
 
     config: Mapping[str, Any]
@@ -118,117 +118,119 @@ class PoolingConfig:
     unserved_head: str = ""
 
     def context_length(self, settings: EngineConfig, positions: int) -> int:
-        """Return how many tokens a sequence may have: as asked for, else as the files say."""
+        """Return the limit of a sequence in tokens: the requested one, else that of the files."""
         if settings.max_model_len is not None:
             return positions
         return min(positions, self.max_seq_length or positions)
 
     @property
     def architecture(self) -> str:
-        """Return the first of config.json's `architectures`, empty where there is none."""
+        """Return the first of config.json's `architectures`, empty if there is none."""
         return _architecture(self.config)
 
 
 def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
-    """Say whether a model gives vectors or scores: as the settings say, else by its files."""
+    """Return whether a model computes vectors or scores, by the settings, else by its files."""
     if settings.runner != "auto":
         return settings.runner == "pooling"
     if settings.convert in ("embed", "classify"):
         return True
-    said = overridden(config, settings)
-    architecture = _architecture(said)
-    if _kind(said) in ENCODER_TYPES or architecture.endswith(_SCORES):
+    raw = overridden(config, settings)
+    architecture = _architecture(raw)
+    if _kind(raw) in ENCODER_TYPES or architecture.endswith(_SCORES):
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
         return True
-    return bool(said) and ModelFiles(settings.model).has(MODULES)
+    return bool(raw) and ModelFiles(settings.model).has(MODULES)
 
 
 def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> PoolingConfig | None:
-    """Return what a model gives by its config.json and its other files, None if it generates.
+    """Return a model's pooling by its config.json and other files, None if it generates text.
 
-    Raises `ModelRefused`, which names the file and what is wrong in it.
+    Raises `ModelRefused`, which names the file and the problem in it.
     """
     if not is_pooling_model(config, settings):
         return None
-    said = overridden(config, settings)
+    raw = overridden(config, settings)
     files = ModelFiles(settings.model)
     stack = read_stack(files)
-    told = SavedFields(files, "--pooler-config", settings.pooler_config)
-    if _task(said, settings, files, stack) == "score":
-        return _scores_as_told(_of_scores(said, files, stack), told)
-    unserved_head = _unserved_head(said, settings, files) if stack is None else ""
-    read = replace(_of_vectors(said, files, stack), unserved_head=unserved_head)
-    return _vectors_as_told(read, told)
+    options = SavedFields(files, "--pooler-config", settings.pooler_config)
+    if _task(raw, settings, files, stack) == "score":
+        return _scores_with(_of_scores(raw, files, stack), options)
+    unserved_head = _unserved_head(raw, settings, files) if stack is None else ""
+    read = replace(_of_vectors(raw, files, stack), unserved_head=unserved_head)
+    return _vectors_with(read, options)
 
 
 def _task(
-    said: Mapping[str, Any], settings: EngineConfig, files: ModelFiles, stack: Stack | None
+    raw: Mapping[str, Any], settings: EngineConfig, files: ModelFiles, stack: Stack | None
 ) -> PoolingTask:
     if settings.convert == "embed":
         return "embed"
-    if settings.convert == "classify" or "classifier_from_token" in said:
+    if settings.convert == "classify" or "classifier_from_token" in raw:
         return "score"
     if stack is None:
-        return "score" if _architecture(said).endswith(_SCORES) else "embed"
+        return "score" if _architecture(raw).endswith(_SCORES) else "embed"
     kind = files.fields(_SAVED_MODEL).text("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "CrossEncoder"):
         raise files.refusal(
-            f"it is a {kind}, which gives neither one vector for a text nor scores."
+            f"it is a {kind}, which computes neither one vector per text nor scores."
         )
     return "embed" if kind == "SentenceTransformer" else "score"
 
 
-def _unserved_head(said: Mapping[str, Any], settings: EngineConfig, files: ModelFiles) -> str:
-    """Return the class of an encoder's head that is left out, empty where it has none.
+def _unserved_head(raw: Mapping[str, Any], settings: EngineConfig, files: ModelFiles) -> str:
+    """Return the class of an encoder's head that is left out, empty if it has none.
 
-    Raises `ModelRefused` for a head that was trained for a task, unless vectors were asked for.
+    Raises `ModelRefused` for a head that was trained for a task, unless vectors were requested.
     """
-    architecture = _architecture(said)
-    if _kind(said) not in ENCODER_TYPES or "For" not in architecture:
+    architecture = _architecture(raw)
+    if _kind(raw) not in ENCODER_TYPES or "For" not in architecture:
         return ""
     if settings.convert != "embed" and not architecture.endswith(_LANGUAGE_HEADS):
         raise files.refusal(
-            f"it has a trained head ({architecture}) that no endpoint serves. `--convert embed` "
-            "leaves the head out and serves vectors."
+            f"it has a trained head ({architecture}) that no endpoint serves. Pass `--convert "
+            "embed` to leave the head out and serve vectors."
         )
     return architecture
 
 
-def _of_vectors(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
+def _of_vectors(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
     modules: tuple[Module, ...] = ()
-    kind = _kind(said)
+    kind = _kind(raw)
     if kind in _TWO_TOWERS:
-        raise files.refusal(f"model type {kind!r} compares texts with what is none: not served.")
+        raise files.refusal(
+            f"model type {kind!r} compares texts with another modality, which is not supported."
+        )
     if stack is None:
-        looks_both_ways = kind in ENCODER_TYPES and not said.get("is_decoder")
+        looks_both_ways = kind in ENCODER_TYPES and not raw.get("is_decoder")
         pooling = Pooling(("cls" if looks_both_ways else "lasttoken",))
         normalize = True
     else:
         if stack.pooling is None or stack.gives_scores:
-            raise files.refusal(f"by {MODULES} it gives no vector for a text.")
+            raise files.refusal(f"according to {MODULES} it does not compute a vector for a text.")
         pooling, modules = stack.pooling, stack.modules
         normalize = modules[-1:] == (Normalize(),)
         modules = modules[:-1] if normalize else modules
     return PoolingConfig(
-        config=said,
+        config=raw,
         task="embed",
         pooling=pooling,
         modules=modules,
         normalize=normalize,
-        matryoshka=_matryoshka(SavedFields(files, _CONFIG, said)),
+        matryoshka=_matryoshka(SavedFields(files, _CONFIG, raw)),
         is_assumed=stack is None,
         **_of_texts(files),
     )
 
 
-def _of_scores(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
-    config = SavedFields(files, _CONFIG, said)
+def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
+    config = SavedFields(files, _CONFIG, raw)
     pooling: Pooling | None = None
     modules: tuple[Module, ...] = ()
     head: Classifier | LogitScore | None = None
     num_labels, where = 1, ""
-    if "classifier_from_token" in said:
+    if "classifier_from_token" in raw:
         head = _head_of_tokens(config, files)
     elif stack is not None and stack.logit_score is not None:
         head = stack.logit_score
@@ -241,11 +243,11 @@ def _of_scores(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) 
         head = Classifier(num_labels)
     if num_labels != 1:
         raise files.refusal(
-            f"it is a classifier of {num_labels} labels ({where}), which no endpoint serves yet: "
-            "scores need a head of one label."
+            f"it is a classifier with {num_labels} labels ({where}), which no endpoint serves: "
+            "scores require a head with one label."
         )
     return PoolingConfig(
-        config=said,
+        config=raw,
         task="score",
         pooling=pooling,
         modules=modules,
@@ -257,30 +259,30 @@ def _of_scores(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) 
     )
 
 
-def _vectors_as_told(read: PoolingConfig, told: SavedFields) -> PoolingConfig:
-    """Return a description in which a person's word on pooling stands above the files."""
-    told.only(*_POOLING_NAMES, *_ACTIVATION_NAMES)
+def _vectors_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:
+    """Return a description in which the pooling options override the files."""
+    options.only(*_POOLING_NAMES, *_ACTIVATION_NAMES)
     for name in _POOLING_NAMES:
-        if told.said.get(name) is not None:
-            mode = _TOLD_MODES.get(told.text(name, "").upper())
+        if options.fields.get(name) is not None:
+            mode = _MODES_BY_NAME.get(options.text(name, "").upper())
             if mode is None:
-                raise told.wrong(name)
+                raise options.wrong(name)
             read = replace(read, pooling=Pooling((mode,)), is_assumed=False)
     for name in _ACTIVATION_NAMES:
-        read = replace(read, normalize=told.flag(name, default=read.normalize))
+        read = replace(read, normalize=options.flag(name, default=read.normalize))
     return read
 
 
-def _scores_as_told(read: PoolingConfig, told: SavedFields) -> PoolingConfig:
-    """Return a description whose scores go through no activation where a person says so."""
-    told.only(*_ACTIVATION_NAMES)
-    is_plain = not all(told.flag(name, default=True) for name in _ACTIVATION_NAMES)
+def _scores_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:
+    """Return a description whose scores have no activation if an option disables it."""
+    options.only(*_ACTIVATION_NAMES)
+    is_plain = not all(options.flag(name, default=True) for name in _ACTIVATION_NAMES)
     return replace(read, activation="Identity") if is_plain else read
 
 
 def _num_labels(config: SavedFields) -> tuple[int, str]:
-    """Return how many labels the network's own head has, and what says so."""
-    labels = config.said.get("id2label")
+    """Return the number of labels of the network's own head, and its source."""
+    labels = config.fields.get("id2label")
     if isinstance(labels, dict) and labels:
         return len(labels), f"`id2label` in {_CONFIG}"
     count = config.optional_count("num_labels")
@@ -290,12 +292,12 @@ def _num_labels(config: SavedFields) -> tuple[int, str]:
 
 
 def _head_of_tokens(config: SavedFields, files: ModelFiles) -> LogitScore:
-    """Return the head of a decoder that answers by one of two tokens, or by how likely one is.
+    """Return the head of a decoder that answers with one of two tokens, or with one's likelihood.
 
-    As vLLM's `--hf-overrides` have it: `classifier_from_token` [no, yes] with
-    `is_original_qwen3_reranker` or the method from_2_way_softmax; or one token without that.
+    The fields are those of vLLM's `--hf-overrides`: `classifier_from_token` [no, yes] with
+    `is_original_qwen3_reranker` or the method from_2_way_softmax; or one token without these.
     """
-    tokens = config.said["classifier_from_token"]
+    tokens = config.fields["classifier_from_token"]
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise config.wrong("classifier_from_token")
     method = config.text("method", "no_post_processing")
@@ -324,28 +326,28 @@ def _token_id(token: str, config: SavedFields, files: ModelFiles) -> int:
 
 
 def _activation(config: SavedFields, files: ModelFiles) -> str:
-    """Return what a score goes through: the sigmoid unless sentence-transformers says otherwise.
+    """Return a score's activation: the sigmoid unless sentence-transformers' files set another.
 
-    Version 6 keeps it in a file of its own, 4 and 5 in config.json, those before under a long name.
+    Version 6 has a separate file, 4 and 5 use config.json, and older ones a long name.
     """
     saved = files.fields(_SAVED_MODEL)
-    if saved.said.get("activation_fn") is not None:
+    if saved.fields.get("activation_fn") is not None:
         return saved.activation("activation_fn", "Sigmoid")
-    told = config.said.get("sentence_transformers")
-    if isinstance(told, dict) and told.get("activation_fn") is not None:
-        return SavedFields(files, _CONFIG, told).activation("activation_fn", "Sigmoid")
+    section = config.fields.get("sentence_transformers")
+    if isinstance(section, dict) and section.get("activation_fn") is not None:
+        return SavedFields(files, _CONFIG, section).activation("activation_fn", "Sigmoid")
     return config.activation(_OLD_ACTIVATION, "Sigmoid")
 
 
 def _of_texts(files: ModelFiles) -> dict[str, Any]:
-    """Return what is said of texts before they are tokens."""
+    """Return the preparation of texts before they are tokenised."""
     limits, saved = files.text_fields(), files.fields(_SAVED_MODEL)
-    tokenizer = files.fields("tokenizer_config.json").said
+    tokenizer = files.fields("tokenizer_config.json").fields
     inputs = tokenizer.get("model_input_names")
     prompts = {name: p for name, p in saved.object("prompts").items() if p is not None}
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise saved.wrong("prompts")
-    default = saved.said.get("default_prompt_name")
+    default = saved.fields.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise saved.wrong("default_prompt_name")
     return {
@@ -358,13 +360,13 @@ def _of_texts(files: ModelFiles) -> dict[str, Any]:
 
 
 def _limit(tokenizer: Mapping[str, Any]) -> int | None:
-    """Return how long the tokenizer says that texts may be; a number beyond all says nothing."""
-    said = tokenizer.get("model_max_length")
-    return int(said) if isinstance(said, int | float) and 0 < said < _NO_LIMIT else None
+    """Return the tokenizer's limit of tokens; a huge number means no limit."""
+    limit = tokenizer.get("model_max_length")
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < _NO_LIMIT else None
 
 
 def _matryoshka(config: SavedFields) -> frozenset[int] | None:
-    widths = config.said.get("matryoshka_dimensions")
+    widths = config.fields.get("matryoshka_dimensions")
     if widths is None:
         return frozenset() if config.flag("is_matryoshka", default=False) else None
     if not isinstance(widths, list) or not all(type(w) is int and w > 0 for w in widths):
@@ -372,11 +374,11 @@ def _matryoshka(config: SavedFields) -> frozenset[int] | None:
     return frozenset(widths)
 
 
-def _kind(said: Mapping[str, Any]) -> str:
-    kind = said.get("model_type")
+def _kind(raw: Mapping[str, Any]) -> str:
+    kind = raw.get("model_type")
     return kind if isinstance(kind, str) else ""
 
 
-def _architecture(said: Mapping[str, Any]) -> str:
-    architectures = said.get("architectures")
+def _architecture(raw: Mapping[str, Any]) -> str:
+    architectures = raw.get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""

@@ -1,4 +1,4 @@
-"""Relative position bias of encoders: a learned logit a head for each bucket of distances."""
+"""Relative position bias of encoders: a learned logit per head and bucket of distances."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def position_bias(table: Tensor, max_positions: int) -> PositionBias:
 def buckets_of(distances: Tensor, num_buckets: int) -> Tensor:
     """Return the buckets of distances from a query to keys, by T5 (Raffel et al., 2020).
 
-    The upper half of the buckets is for keys behind the query. Half of each half is for one
-    distance a bucket; the others widen with the logarithm up to `FARTHEST`.
+    The upper half of the buckets is for keys after the query. Within each half, half of the
+    buckets have one distance each; the others widen with the logarithm up to `FARTHEST`.
     """
     half = num_buckets // 2
     exact = half // 2

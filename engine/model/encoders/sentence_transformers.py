@@ -1,7 +1,7 @@
-"""The modules that sentence-transformers has saved beside a model: what comes after its network.
+"""The modules that sentence-transformers saves next to a model: the steps after its network.
 
-`modules.json` lists them with their folders; each is either known here to the last of its fields
-or refused by name, since a vector that lacks one step looks like any other.
+`modules.json` lists them with their folders. A module with an unknown class or field is refused by
+name, since a vector that lacks one step looks like any other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ACTIVATIONS = frozenset(
     "ELU GELU Identity LeakyReLU ReLU SELU Sigmoid SiLU Softplus Softsign Tanh".split()
 )
 _OWN = "sentence_transformers."
-# Which folder older versions keep the tokenizer's limits under; the first that is there holds.
+# Files in which versions keep the tokenizer's limits; the first one that exists applies.
 _TEXT_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# In the order in which several are joined: docs of Pooling.
+# The order in which several are joined: docs of Pooling.
 _OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -41,7 +41,7 @@ _VECTOR, _SCORES = "sentence_embedding", "scores"
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Vectors of tokens to one: by each of `modes`, joined in their order.
+    """Pooling of token vectors into one, by each of `modes`, joined in their order.
 
     Without `include_prompt` the tokens of a prompt are left out.
     """
@@ -54,7 +54,7 @@ class Pooling:
 class Dense:
     """`activation(weight x + bias)`, from `in_features` to `out_features` numbers.
 
-    Its weights lie in `folder`; `activation` is a class of torch.nn without arguments.
+    Its weights are in `folder`; `activation` is a class of torch.nn without arguments.
     """
 
     folder: str
@@ -66,7 +66,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """torch's, of `width` numbers; its weights lie in `folder`."""
+    """torch's LayerNorm of `width` numbers; its weights are in `folder`."""
 
     folder: str
     width: int
@@ -74,12 +74,12 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """A vector at length 1."""
+    """Normalisation of a vector to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitScore:
-    """The logit of one token after the last of the prompt, less that of another if there is one."""
+    """The logit of one token after the prompt, minus that of another if there is one."""
 
     true_token_id: int
     false_token_id: int | None
@@ -90,10 +90,10 @@ Module = Dense | LayerNorm | Normalize
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Modules of `modules.json` after the network; `transformer_task` is the network's task.
+    """The modules of `modules.json` after the network; `transformer_task` is the network's task.
 
-    `reads_messages` says that texts go through the chat template, with `template_variables`.
-    `gives_scores` says that the last Dense gives scores, no vector.
+    With `reads_messages` texts go through the chat template, with `template_variables`. With
+    `gives_scores` the last Dense module gives scores instead of a vector.
     """
 
     transformer_task: str
@@ -113,35 +113,35 @@ class ModelFiles:
         self._found: dict[str, Path | None] = {}
 
     def has(self, name: str) -> bool:
-        """Say whether there is such a file."""
+        """Return whether there is such a file."""
         return self.find(name) is not None
 
     def read(self, name: str) -> Any:
-        """Return what a file holds, None where there is none; `ModelRefused` if that is no JSON."""
+        """Return a file's content, None if there is no such file; `ModelRefused` if invalid."""
         path = self.find(name)
         try:
             return None if path is None else json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as exc:
-            raise self.refusal(f"{name} is no JSON: {first_line_of(exc)}") from exc
+            raise self.refusal(f"{name} is not valid JSON: {first_line_of(exc)}") from exc
 
     def fields(self, name: str) -> SavedFields:
-        """Return the fields of a file's object; of none where there is no such file."""
-        said = self.read(name)
-        if not isinstance(said, dict | None):
-            raise self.refusal(f"{name} holds no JSON object.")
-        return SavedFields(self, name, said or {})
+        """Return the fields of a file's object, none if there is no such file."""
+        content = self.read(name)
+        if not isinstance(content, dict | None):
+            raise self.refusal(f"{name} is not a JSON object.")
+        return SavedFields(self, name, content or {})
 
     def text_fields(self) -> SavedFields:
-        """Return the fields of the file that limits texts, whatever version has written it."""
+        """Return the fields of the file that limits texts, by any version's name."""
         names = (name for name in _TEXT_CONFIGS if self.has(name))
         return self.fields(next(names, _TEXT_CONFIGS[0]))
 
     def refusal(self, why: str) -> ModelRefused:
-        """Return the error that says why this model is not served."""
+        """Return the error for a model that is not served, with its reason."""
         return ModelRefused(f"{self.model}: {why}")
 
     def find(self, name: str) -> Path | None:
-        """Return a file, fetched if need be; None where there is none. A hub is asked once."""
+        """Return a file, fetched if need be; None if there is none. The hub is queried once."""
         if name not in self._found:
             try:
                 self._found[name] = find_file(self.model, name)
@@ -151,59 +151,59 @@ class ModelFiles:
 
 
 class SavedFields:
-    """The fields of one file, each of the type that it must have."""
+    """The fields of one file, with checks of their types."""
 
-    def __init__(self, files: ModelFiles, name: str, said: Mapping[str, Any]) -> None:
+    def __init__(self, files: ModelFiles, name: str, fields: Mapping[str, Any]) -> None:
         self._files = files
         self._name = name
-        self.said = said
+        self.fields = fields
 
     def count(self, key: str) -> int:
-        """Return a whole number above 0, which must be there."""
+        """Return a required whole number above 0."""
         value = self.optional_count(key)
         if value is None:
             raise self.wrong(key)
         return value
 
     def optional_count(self, key: str) -> int | None:
-        """Return a whole number above 0, or None where nothing is said."""
-        value = self.said.get(key)
+        """Return a whole number above 0, or None if the field is not set."""
+        value = self.fields.get(key)
         if value is not None and (type(value) is not int or value < 1):
             raise self.wrong(key)
         return value
 
     def token_id(self, key: str) -> int | None:
-        """Return a whole number from 0 on, or None where nothing is said."""
-        value = self.said.get(key)
+        """Return a whole number ≥ 0, or None if the field is not set."""
+        value = self.fields.get(key)
         if value is not None and (type(value) is not int or value < 0):
             raise self.wrong(key)
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false; null is the default."""
-        value = self.said.get(key)
+        """Return true or false; null means the default."""
+        value = self.fields.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
             raise self.wrong(key)
         return value
 
     def text(self, key: str, default: str) -> str:
-        """Return a text; null is the default."""
-        value = self.said.get(key)
+        """Return a string; null means the default."""
+        value = self.fields.get(key)
         value = default if value is None else value
         if not isinstance(value, str):
             raise self.wrong(key)
         return value
 
     def object(self, key: str) -> Mapping[str, Any]:
-        """Return an object; nothing said is an empty one."""
-        value = self.said.get(key) or {}
+        """Return an object; a field that is not set is an empty one."""
+        value = self.fields.get(key) or {}
         if not isinstance(value, dict):
             raise self.wrong(key)
         return value
 
     def activation(self, key: str, default: str) -> str:
-        """Return the name of a class of torch.nn; another module's is never loaded."""
+        """Return the name of a class of torch.nn; other modules are never loaded."""
         path = self.text(key, f"torch.nn.{default}")
         name = path.rpartition(".")[2]
         if not path.startswith("torch.nn.") or name not in ACTIVATIONS:
@@ -211,27 +211,28 @@ class SavedFields:
         return name
 
     def only(self, *keys: str) -> None:
-        """Refuse what is said beside these."""
-        for key in sorted(self.said.keys() - set(keys)):
+        """Refuse fields other than these."""
+        for key in sorted(self.fields.keys() - set(keys)):
             raise self.wrong(key)
 
     def wrong(self, key: str) -> ModelRefused:
-        """Return the error of a field that says what is not served."""
-        said = "leaves out" if self.said.get(key) is None else f"says {self.said[key]!r} for"
-        return self._files.refusal(f"{self._name} {said} {key}, which is not supported.")
+        """Return the error for a field with an unsupported value."""
+        if key not in self.fields:
+            return self._files.refusal(f"{self._name} does not set {key}, which is required.")
+        return self._files.refusal(f"{self._name} has unsupported {key} {self.fields[key]!r}.")
 
 
 def read_stack(files: ModelFiles) -> Stack | None:
-    """Return what `modules.json` lists, None where there is no such file; may raise ModelRefused.
+    """Return the content of `modules.json`, None if there is none; may raise `ModelRefused`.
 
-    The network comes first and lies in the folder itself.
+    The network comes first, and is in the model's own folder.
     """
     listed = files.read(MODULES)
     if listed is None:
         return None
     entries = [_entry(files, entry) for entry in listed] if isinstance(listed, list) else []
     if not entries or entries[0] != ("Transformer", ""):
-        raise files.refusal(f"{MODULES} does not begin with a Transformer in the folder itself.")
+        raise files.refusal(f"{MODULES} must begin with a Transformer in the model's own folder.")
     task, reads_messages, variables = _transformer(files.text_fields())
     pooling: Pooling | None = None
     logit_score: LogitScore | None = None
@@ -251,26 +252,26 @@ def read_stack(files: ModelFiles) -> Stack | None:
         elif kind == "Normalize" and pooling is not None and not gives_scores:
             _output(fields)
             modules.append(Normalize())
-        elif kind != "Dropout":  # which does nothing where nothing is trained
-            raise files.refusal(f"{MODULES} has {kind} where that is not supported.")
+        elif kind != "Dropout":  # which does nothing outside training
+            raise files.refusal(f"{MODULES} has {kind} in a place that is not supported.")
     after = (pooling, tuple(modules), logit_score, gives_scores)
     return Stack(task, reads_messages, variables, *after)
 
 
 def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
-    """Return a module's class and folder; a class of anybody else keeps its whole name."""
+    """Return a module's class and folder; an unknown class has its full name."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     folder = entry.get("path", "") if isinstance(entry, dict) else None
     is_inside = isinstance(folder, str) and ".." not in folder.split("/") and folder[:1] != "/"
     if not isinstance(kind, str) or not isinstance(folder, str) or not is_inside:
-        raise files.refusal(f"{MODULES} holds {entry!r}, which is no module.")
+        raise files.refusal(f"{MODULES} contains {entry!r}, which is not a module.")
     return (kind.rpartition(".")[2] if kind.startswith(_OWN) else kind), folder
 
 
 def _transformer(fields: SavedFields) -> tuple[str, bool, Mapping[str, Any]]:
-    """Return what the network is for, whether it reads messages, and what its template is told.
+    """Return the network's task, whether it reads messages, and its template's variables.
 
-    It must read texts and give what such a network gives; whole conversations are for rerankers.
+    Its input must be text and its output that of such a network; only rerankers read conversations.
     """
     task = fields.text("transformer_task", "feature-extraction")
     gives = "last_hidden_state" if task == "feature-extraction" else "logits"
@@ -296,14 +297,14 @@ def _pooling(files: ModelFiles, fields: SavedFields, folder: str) -> Pooling:
     if not files.has(f"{folder}/config.json" if folder else "config.json"):
         raise files.refusal(f"{MODULES} lists {folder!r}, which has no config.json.")
     include_prompt = fields.flag("include_prompt", default=True)
-    said = fields.said.get("pooling_mode")
-    for key in sorted(fields.said.keys() - _OLD_MODES.keys()):
-        if key.startswith("pooling_mode_") and fields.said[key]:
+    mode = fields.fields.get("pooling_mode")
+    for key in sorted(fields.fields.keys() - _OLD_MODES.keys()):
+        if key.startswith("pooling_mode_") and fields.fields[key]:
             raise fields.wrong(key)
-    if said is None:
+    if mode is None:
         old = tuple(mode for key, mode in _OLD_MODES.items() if fields.flag(key, default=False))
         return Pooling(old or ("mean",), include_prompt)
-    listed = said if isinstance(said, list) else [said]
+    listed = mode if isinstance(mode, list) else [mode]
     if not listed or not all(mode in get_args(PoolingMode) for mode in listed):
         raise fields.wrong("pooling_mode")
     return Pooling(tuple(listed), include_prompt)
@@ -322,7 +323,7 @@ def _dense(fields: SavedFields, folder: str) -> Dense:
 
 
 def _output(fields: SavedFields) -> str:
-    """Return what a module writes, which it must make of the vector."""
+    """Return the name of a module's output, which it must make of the vector."""
     if fields.text("module_input_name", _VECTOR) != _VECTOR:
         raise fields.wrong("module_input_name")
     output = fields.text("module_output_name", _VECTOR)

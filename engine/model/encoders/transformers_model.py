@@ -1,7 +1,7 @@
-"""Encoders of transformers' own classes: for every family that neither of our networks computes.
+"""Encoders of transformers' own classes: for families that neither of our networks supports.
 
-They run sequences of one length together, without padding and with their own attention: slowly,
-and right whatever they do with masks and positions.
+Sequences of one length run together, without padding and with the class's own attention: this is
+slow, but correct for any masks and positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .eager import ENCODERS_OF_PAIRS, inputs_of, read_config, read_module
 from .loaded_encoder import LoadedEncoder
 from .pooler import Pooler
 
-# Families whose tables of positions begin behind the row of padding.
+# Families whose position tables begin after the row of padding.
 _OFFSET = frozenset(
     """
     camembert data2vec-text esm ibert longformer luke mpnet roberta roberta-prelayernorm xlm-roberta
@@ -34,14 +34,14 @@ _OFFSET = frozenset(
 )
 
 
-# Enough tokens to see whether answers differ, and no more than any model has positions.
+# Enough tokens to see whether outputs differ, and no more than any model has positions.
 _FEW = 8
 
 
 class TransformersEncoder:
     """A `EncoderNetwork` over a module of transformers.
 
-    What a classifier gives for a sequence stands in for the hidden state of its one row.
+    A classifier's output for a sequence takes the place of the hidden state of its one row.
     """
 
     needs_torch = True
@@ -74,21 +74,21 @@ class TransformersEncoder:
 
 def load(
     checkpoint: Checkpoint,
-    said: Mapping[str, Any],
+    raw: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
     *,
     is_classifier: bool,
 ) -> LoadedEncoder:
-    """Return the model in a dtype on a device; `ModelRefused` says why it cannot be served."""
-    config = read_config(checkpoint.name, said)
+    """Return the model in a dtype on a device; `ModelRefused` explains why it cannot be served."""
+    config = read_config(checkpoint.name, raw)
     has_encoder = config.model_type in ENCODERS_OF_PAIRS and not is_classifier
     if getattr(config, "is_encoder_decoder", False) and not has_encoder:
         raise ModelRefused(
-            f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder: neither "
-            "vectors nor scores are made of its two halves."
+            f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder, which "
+            "supports neither embeddings nor scores."
         )
-    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in said}
+    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in raw}
     module = read_module(checkpoint, config, dtype, device, None, **kind)
     check_numbers(checkpoint.name, module.named_parameters())
     num_types = getattr(config, "type_vocab_size", None) or 0
@@ -96,8 +96,8 @@ def load(
     vocab_size = getattr(config, "vocab_size", None)
     if not hidden or not vocab_size:
         raise ModelRefused(
-            f"{checkpoint.name}: {CONFIG} says neither of hidden_size and vocab_size: what is "
-            "served reads tokens and gives a vector for each."
+            f"{checkpoint.name}: {CONFIG} sets neither hidden_size nor vocab_size: only models "
+            "that read tokens and give a vector for each are supported."
         )
     _check_outputs(checkpoint.name, module, vocab_size, device, is_classifier=is_classifier)
     return LoadedEncoder(
@@ -115,7 +115,7 @@ def load(
 
 
 def positions_of_encoder(config: Any) -> int:
-    """Return how many tokens a sequence may have, less what a family's table has for padding."""
+    """Return the longest sequence in tokens, less the padding rows of a family's table."""
     positions = positions_of(config) or 512
     padding = getattr(config, "pad_token_id", None)
     is_offset = config.model_type in _OFFSET
@@ -126,7 +126,7 @@ def positions_of_encoder(config: Any) -> int:
 def _check_outputs(
     name: str, module: Any, vocab_size: int, device: torch.device, *, is_classifier: bool
 ) -> None:
-    """Refuse a module whose answers to some tokens are no numbers, or the same for all."""
+    """Refuse a module whose outputs are not finite, or the same for all tokens."""
     tokens = parity_tokens(vocab_size, ())[:_FEW].to(device)
     output = module(**inputs_of(tokens[None], None))
     if is_classifier:

@@ -40,7 +40,7 @@ def weights_of(model: EncoderArchitecture) -> Iterator[Weight]:
 
 
 def head_weights(head: tuple[HeadPart, ...], prefix: str = "") -> Iterator[Weight]:
-    """Yield the weights of a head: of part i by the roles `head.i` and `head.i_bias`."""
+    """Yield the weights of a head: part i has the roles `head.i` and `head.i_bias`."""
     for index, part in enumerate(head):
         role, key = f"head.{index}", f"{prefix}{part.name}"
         if isinstance(part, HeadLinear):

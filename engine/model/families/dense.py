@@ -1,4 +1,4 @@
-"""Families of dense models beside Llama's, Qwen's and Gemma's: how each fills the block."""
+"""Families of dense models, except Llama's, Qwen's and Gemma's: how each fills the block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POST_NORM = NormNames(
     pre_feedforward="",
     post_feedforward="post_feedforward_layernorm",
 )
-# Attention and MLP behind one norm.
+# Attention and MLP share one norm.
 SHARED_NORM = NormNames(pre_feedforward="input_layernorm")
 ANY_ROPE = {"default", "dynamic", "linear", "llama3", "longrope", "yarn"}
 
@@ -37,7 +37,7 @@ def partial_rope(
     *,
     sections: Sections | None = None,
 ) -> Any:
-    """Return the ropes of layers that turn a part of each head."""
+    """Return the ropes of layers that rotate a part of each head."""
     rope = read_rope(
         fields, sizes.head_dim, sizes.positions, theta, may_be_partial=True, sections=sections
     )
@@ -108,7 +108,7 @@ def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
 
 
 def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    for key, value in _COHERE2_SAID.items():
+    for key, value in _COHERE2_FIELDS.items():
         fields.allow(key, value)
     for key in ("layer_switch", "use_parallel_embedding"):
         fields.get(key)
@@ -120,7 +120,7 @@ def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return Granite's block, of four multipliers."""
+    """Return Granite's block, which has four multipliers."""
     return make_architecture(
         fields,
         sizes,
@@ -152,14 +152,14 @@ def _smollm3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     if turned is None:
         turned = [int((layer + 1) % every != 0) for layer in range(sizes.layers)]
     if len(turned) != sizes.layers or not {*turned} <= {0, 1}:
-        raise UnsupportedConfig(f"{fields.where} says no_rope_layers {turned!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported no_rope_layers {turned!r}")
     is_on, window = fields.flag("use_sliding_window"), fields.get("sliding_window")
     fields.get("max_window_layers")
     kinds = fields.get("layer_types")
     if is_on and window is not None:
-        raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
+        raise UnsupportedConfig(f"{fields.where} has unsupported use_sliding_window")
     if kinds is not None and {*kinds} != {FULL}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 2e6)
     return make_architecture(
         fields,
@@ -181,7 +181,9 @@ def _exaone4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     else:
         count = every if type(every) is int and every > 0 else None
         if count is None and fields.get("layer_types") is None:
-            raise UnsupportedConfig(f"{fields.where} says sliding_window_pattern {every!r}")
+            raise UnsupportedConfig(
+                f"{fields.where} has unsupported sliding_window_pattern {every!r}"
+            )
         windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=count or 1)
         ropes = [rope if own else NO_ROPE for own in windows]
     return make_architecture(
@@ -195,7 +197,7 @@ def _exaone4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def ernie4_5(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return ERNIE's block, whose pairs of neighbours turn together."""
+    """Return ERNIE's block, which rotates pairs of neighbours."""
     is_biased = fields.flag("use_bias")
     return make_architecture(
         fields,
@@ -210,20 +212,20 @@ def ernie4_5(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archit
 
 
 def hunyuan(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return Hunyuan's block, which norms queries and keys behind the rope."""
+    """Return Hunyuan's block, which norms queries and keys after the rope."""
     for key in _HUNYUAN_WITHOUT_EFFECT:
         fields.get(key)
     fields.allow("attention_head_dim", sizes.head_dim)
     fields.allow("norm_type", "rms", "hf_rms")
     for key in ("use_qk_norm", "use_rotary_pos_emb"):
         fields.allow(key, True)  # noqa: FBT003 - a value of a config
-    said = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
-    theta = said.setdefault("rope_theta", fields.number("rope_theta", 10_000.0))
-    kind = said.get("rope_type", said.get("type", "default"))
-    if kind == "dynamic" and (alpha := said.get("alpha")):
+    parameters = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    theta = parameters.setdefault("rope_theta", fields.number("rope_theta", 10_000.0))
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "dynamic" and (alpha := parameters.get("alpha")):
         dim = sizes.head_dim
-        said = {"rope_theta": theta * alpha ** (dim / (dim - 2))}
-    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+        parameters = {"rope_theta": theta * alpha ** (dim / (dim - 2))}
+    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0)
     return make_architecture(
         fields,
         sizes,
@@ -237,14 +239,18 @@ def hunyuan(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
 
 
 def _ministral3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    told = fields.get("rope_scaling") or fields.get("rope_parameters") or _MINISTRAL3_ROPE
-    said = dict(told)
-    beta, _ = said.pop("llama_4_scaling_beta", None), said.pop("max_position_embeddings", None)
-    said.setdefault("rope_theta", fields.get("rope_theta") or 1e6)
-    original = said.get("original_max_position_embeddings")
-    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+    parameters = dict(
+        fields.get("rope_scaling") or fields.get("rope_parameters") or _MINISTRAL3_ROPE
+    )
+    beta, _ = (
+        parameters.pop("llama_4_scaling_beta", None),
+        parameters.pop("max_position_embeddings", None),
+    )
+    parameters.setdefault("rope_theta", fields.get("rope_theta") or 1e6)
+    original = parameters.get("original_max_position_embeddings")
+    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0)
     if beta is not None and type(original) is not int:
-        raise UnsupportedConfig("its rope says llama_4_scaling_beta but no original positions")
+        raise UnsupportedConfig("its rope sets llama_4_scaling_beta without original positions")
     return make_architecture(
         fields,
         sizes,
@@ -264,7 +270,7 @@ def _ministral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return make_architecture(fields, sizes, windows=windows)
 
 
-_COHERE2_SAID = {
+_COHERE2_FIELDS = {
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
     "rotary_pct": 1.0,

@@ -1,4 +1,4 @@
-"""Entries of families: what each is made of, and what most of them share."""
+"""Entries of families: their parts, and the code that most of them share."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class DecoderSizes(NamedTuple):
 class Family:
     """A family: fills the block from configs of one `model_type`.
 
-    `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
-    not the hidden size by heads. `defaults` are transformers' for other fields left out, `renamed`
-    are fields by the names that most families have for them. With `sorts_rows` rows of
-    adapters would have to be sorted into the merged weights.
+    `class_name` is the class in transformers. `head_dim` is for configs without one, if it is not
+    the hidden size divided by heads. `defaults` are transformers' for missing fields, `renamed` are
+    fields by the names that most families have for them. With `sorts_rows`, adapters' rows would
+    have to be sorted into the merged weights.
     """
 
     class_name: str
@@ -53,12 +53,12 @@ class Family:
 
     @property
     def has_text_class(self) -> bool:
-        """Say whether a class in transformers runs its text alone."""
+        """Return whether a class in transformers runs its text model alone."""
         return not self.class_name.endswith("ForConditionalGeneration")
 
     @property
     def takes_adapters(self) -> bool:
-        """Say whether adapters are served: they fit, and there is a class to prove them by."""
+        """Return whether adapters are supported: they fit, and there is a class to check them."""
         return self.has_text_class and not self.sorts_rows
 
 
@@ -79,17 +79,17 @@ def make_architecture(
     tie_word_embeddings: bool = False,
     **others: Any,
 ) -> Architecture:
-    """Return an architecture; `windows`, `ropes` and `experts` are told layer by layer.
+    """Return an architecture; `windows`, `ropes` and `experts` have one entry per layer.
 
     The defaults are those of most families: one rope of base `theta`, full attention, an MLP with
-    SiLU. `key_heads` and `tie_word_embeddings` hold where the config leaves them out; `others` are
-    fields of `Architecture`.
+    SiLU. `key_heads` and `tie_word_embeddings` replace missing fields; `others` are fields of
+    `Architecture`.
     """
     if gate is None:
         fields.allow("hidden_act", "silu", "swish")
     key_heads = fields.count("num_key_value_heads", key_heads)
     if sizes.heads % key_heads:
-        raise UnsupportedConfig(f"{sizes.heads} heads do not share {key_heads} key heads evenly")
+        raise UnsupportedConfig(f"{sizes.heads} heads cannot share {key_heads} key heads evenly")
     if ropes is None:
         ropes = [read_rope(fields, sizes.head_dim, sizes.positions, theta)] * sizes.layers
     names = others.get("names", WeightNames())
@@ -125,7 +125,7 @@ def make_architecture(
 
 
 def uniform_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
-    """Return one window for all layers; 0 is none."""
+    """Return the window of all layers; 0 is none."""
     window = fields.get("sliding_window")
     return [0 if window is None else fields.count("sliding_window")] * sizes.layers
 
@@ -133,43 +133,43 @@ def uniform_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
 def windows_by_layer(
     fields: ConfigFields, sizes: DecoderSizes, window: int, *, every: int
 ) -> list[int]:
-    """Return the windows by `layer_types`; without them all slide but one of `every`."""
+    """Return the windows by `layer_types`; without it every layer slides except one of `every`."""
     kinds = fields.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
 def count_experts(fields: ConfigFields) -> int:
-    """Return how many experts there are, by either of the two names of that field."""
-    told = {fields.get(key) for key in ("num_experts", "num_local_experts")} - {None}
-    if len(told) != 1:
-        raise UnsupportedConfig(f"{fields.where} says not how many experts there are")
+    """Return the number of experts, by either name of that field."""
+    counts = {fields.get(key) for key in ("num_experts", "num_local_experts")} - {None}
+    if len(counts) != 1:
+        raise UnsupportedConfig(f"{fields.where} has no unambiguous number of experts")
     return fields.count("num_experts", fields.get("num_local_experts"))
 
 
 def optional_number(fields: ConfigFields, key: str, default: float | None) -> float | None:
-    """Return where numbers are capped; null says nowhere."""
+    """Return the cap of some numbers; null means none."""
     return None if fields.get(key, default) is None else fields.number(key, default)
 
 
 def attention_biases(
     fields: ConfigFields, key: str = "attention_bias", *, default: bool = False
 ) -> dict[str, Any]:
-    """Return what one flag says of the biases of all projections of attention."""
+    """Return one flag for the biases of all attention projections."""
     is_biased = fields.flag(key, default=default)
     return {"qkv_bias": is_biased, "o_proj_bias": is_biased}
 
 
 def _padded(rope: Rope, head_dim: int) -> Rope:
-    """Return a rope of pairs for all of a head, of whose numbers it turns the first."""
+    """Return a rope that rotates pairs of neighbours in the first part of each head."""
     missing = head_dim // 2 - len(rope.inv_freq)
     if not missing or rope == NO_ROPE:
         return rope
     if rope.attention_scaling != 1:
-        raise UnsupportedConfig("its rope scales the pairs that it turns and leaves others")
+        raise UnsupportedConfig("its rope scales only a part of each head")
     return replace(rope, inv_freq=(*rope.inv_freq, *(0.0,) * missing))
 
 
@@ -182,18 +182,18 @@ def ropes_by_window(
     *,
     partial: float | None = None,
 ) -> list[Rope]:
-    """Return the ropes of layers with a window and without: only the latter are stretched.
+    """Return the ropes of layers with a window and without; only the latter are stretched.
 
-    Without any parameters a `partial` share of each head is turned.
+    Without any parameters a `partial` share of each head is rotated.
     """
     nothing = {} if partial is None else {"partial_rotary_factor": partial}
     nested = dict(fields.get("rope_parameters") or {FULL: nothing, SLIDING: nothing})
     near = dict(nested.pop(SLIDING, None) or {})
     far = {**(nested.pop(FULL, None) or {}), **(fields.get("rope_scaling") or {})}
     if nested:
-        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
+        raise UnsupportedConfig("its ropes are not given by kind of layer")
     first, second = (
-        make_rope(said, sizes.head_dim, sizes.positions, theta, kinds)
-        for said, theta in zip((near, far), thetas, strict=True)
+        make_rope(parameters, sizes.head_dim, sizes.positions, theta, kinds)
+        for parameters, theta in zip((near, far), thetas, strict=True)
     )
     return [first if window else second for window in windows]

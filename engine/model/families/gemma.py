@@ -31,8 +31,8 @@ from .family import (
 
 
 def _gemma(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return what all Gemmas share: norms of weight + 1, a scaled embedding, GELU."""
-    for key in ("hidden_act", "hidden_activation"):  # what was released says "gelu" and means this
+    """Return the fields that all Gemmas share: norms of weight + 1, a scaled embedding, GELU."""
+    for key in ("hidden_act", "hidden_activation"):  # released models have "gelu" but use this
         fields.allow(key, "gelu", "gelu_pytorch_tanh")
     fields.allow("use_bidirectional_attention")
     return make_architecture(
@@ -80,13 +80,15 @@ def _gemma3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key, what in _NOT_IN_BLOCK.items():
         if fields.get(key):
-            raise UnsupportedConfig(f"{fields.where} says {key} {fields.get(key)!r}: {what}")
+            raise UnsupportedConfig(
+                f"{fields.where} has unsupported {key} {fields.get(key)!r}: {what}"
+            )
     for key in ("use_double_wide_mlp", "vocab_size_per_layer_input"):
-        fields.get(key)  # of layers that share keys, and of inputs of each layer
+        fields.get(key)  # for layers that share keys, and per-layer inputs
     fields.allow("hidden_activation", "gelu_pytorch_tanh")
     fields.allow("use_bidirectional_attention", "vision")  # between an image's tokens, not text's
     windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=6)
-    windows[-1] = 0  # whatever is told, as transformers' class has it
+    windows[-1] = 0  # in any case, as in transformers' class
     has_keys_as_values, experts = fields.flag("attention_k_eq_v"), _gemma4_experts(fields)
     heads = _gemma4_heads(fields, sizes, windows, has_keys_as_values=has_keys_as_values)
     architecture = make_architecture(
@@ -117,7 +119,7 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _gemma4_experts(fields: ConfigFields) -> Experts | None:
-    """Return the experts beside a layer's MLP, if it has any."""
+    """Return the experts next to a layer's MLP, if it has any."""
     if not fields.flag("enable_moe_block"):
         for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
             fields.get(key)
@@ -140,40 +142,42 @@ def _gemma4_heads(
 ) -> list[tuple[int, int]]:
     """Return the width of each layer's heads, and its number of key heads.
 
-    Layers without a window have others, as published, or as transformers writes it layer by layer.
+    Layers without a window have separate values, by layer kind or in transformers' per-layer form.
     """
     keys = fields.count("num_key_value_heads")
     far = fields.count("global_head_dim", 512), fields.count("num_global_key_value_heads", keys)
     if not has_keys_as_values:
         far = far[0], keys
-    told = fields.get("per_layer_config")
-    if told is None:
+    per_layer = fields.get("per_layer_config")
+    if per_layer is None:
         heads = [(sizes.head_dim, keys) if window else far for window in windows]
     else:
         heads = []
         for index in range(sizes.layers):
-            layer = ConfigFields(f"layer {index} of {fields.where}", told.get(str(index), {}))
+            layer = ConfigFields(f"layer {index} of {fields.where}", per_layer.get(str(index), {}))
             width = layer.count("head_dim", sizes.head_dim)
             heads.append((width, layer.count("num_key_value_heads", keys)))
             layer.check_all_read()
-        if others := told.keys() - {str(index) for index in range(sizes.layers)}:
-            raise UnsupportedConfig(f"{fields.where} says per_layer_config of {min(others)}")
+        if others := per_layer.keys() - {str(index) for index in range(sizes.layers)}:
+            raise UnsupportedConfig(
+                f"{fields.where} has per_layer_config for layer {min(others)}, which does not exist"
+            )
     for _, count in heads:
         if sizes.heads % count:
-            raise UnsupportedConfig(f"{sizes.heads} heads do not share {count} key heads evenly")
+            raise UnsupportedConfig(f"{sizes.heads} heads cannot share {count} key heads evenly")
     return heads
 
 
 def _gemma4_ropes(
     fields: ConfigFields, sizes: DecoderSizes, windows: Sequence[int], widths: Sequence[int]
 ) -> list[Rope]:
-    told: Mapping[str, Any] = fields.get("rope_parameters") or _GEMMA4_ROPES
-    if told.keys() != _GEMMA4_ROPES.keys():
-        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
+    parameters: Mapping[str, Any] = fields.get("rope_parameters") or _GEMMA4_ROPES
+    if parameters.keys() != _GEMMA4_ROPES.keys():
+        raise UnsupportedConfig("its ropes are not given by kind of layer")
     kinds = {kind: kind for kind in ("default", "linear", "proportional")}
     return [
         make_rope(
-            told[SLIDING if window else FULL],
+            parameters[SLIDING if window else FULL],
             width,
             sizes.positions,
             1e4 if window else 1e6,
@@ -191,10 +195,10 @@ GEMMA4_NAMES = WeightNames(
     expert=("experts.gate_up_proj", "", "experts.down_proj"),
     stacked_experts="rows",
 )
-# What smaller Gemma 4 have, by the field that says so.
+# Features of smaller Gemma 4 models, by the field that enables them.
 _NOT_IN_BLOCK = {
-    "hidden_size_per_layer_input": "its layers have inputs of their own beside the residual",
-    "num_kv_shared_layers": "its last layers attend to keys and values of others",
+    "hidden_size_per_layer_input": "its layers have per-layer inputs in addition to the residual",
+    "num_kv_shared_layers": "its last layers share the keys and values of others",
 }
 _GEMMA4_ROPES: dict[str, Any] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},

@@ -32,10 +32,10 @@ LAYER_NORM: dict[str, Any] = {"has_layer_norm": True, "has_norm_bias": True}
 
 def activation(fields: ConfigFields, default: Activation) -> Activation:
     """Return the activation of an MLP that has no gate."""
-    said = fields.get("hidden_act") or default
-    if said not in ACTIVATIONS:
-        raise UnsupportedConfig(f"{fields.where} says hidden_act {said!r}")
-    return ACTIVATIONS[said]
+    name = fields.get("hidden_act") or default
+    if name not in ACTIVATIONS:
+        raise UnsupportedConfig(f"{fields.where} has unsupported hidden_act {name!r}")
+    return ACTIVATIONS[name]
 
 
 def _starcoder2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -72,7 +72,7 @@ def _arcee(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _nemotron(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("kv_channels", sizes.head_dim)
-    fields.get("layer_norm_eps")  # its class reads norm_eps
+    fields.get("layer_norm_eps")  # its class reads norm_eps instead
     return make_architecture(
         fields,
         sizes,
@@ -172,7 +172,7 @@ def _gpt_neox(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _falcon(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     if fields.flag("alibi"):
-        raise UnsupportedConfig(f"{fields.where} says alibi true")
+        raise UnsupportedConfig(f"{fields.where} has unsupported alibi true")
     is_new = fields.flag("new_decoder_architecture")
     is_shared = fields.flag("multi_query", default=True)
     is_parallel = fields.flag("parallel_attn", default=True) or is_new
@@ -216,7 +216,7 @@ def _gpt2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         fields.allow(key)
     if not fields.flag("scale_attn_weights", default=True):
-        raise UnsupportedConfig(f"{fields.where} says scale_attn_weights false")
+        raise UnsupportedConfig(f"{fields.where} has unsupported scale_attn_weights false")
     for key in _GPT2_WITHOUT_EFFECT:
         fields.get(key)
     return make_architecture(
@@ -249,7 +249,7 @@ def _gpt2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _opt(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
         if fields.get(key, True) is not True:
-            raise UnsupportedConfig(f"{fields.where} says {key} false")
+            raise UnsupportedConfig(f"{fields.where} has unsupported {key} false")
     fields.allow("_remove_final_layer_norm")
     fields.allow("word_embed_proj_dim", sizes.hidden)
     for key in ("init_std", "layerdrop"):
@@ -279,7 +279,7 @@ def _opt(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
 
-# Left from GPT-BigCode.
+# Fields left over from GPT-BigCode.
 _STARCODER2_WITHOUT_EFFECT = (
     *("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon"),
     *("scale_attention_softmax_in_fp32", "scale_attn_weights"),

@@ -1,4 +1,4 @@
-"""Families of gated DeltaNets and short convolutions between layers of attention."""
+"""Families with gated DeltaNet or short-convolution layers between layers of attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _deltanet(fields: ConfigFields) -> Recurrence:
     )
     if rule.num_value_heads % rule.num_key_heads:
         raise UnsupportedConfig(
-            f"{rule.num_value_heads} value heads do not share {rule.num_key_heads} key heads evenly"
+            f"{rule.num_value_heads} value heads cannot share {rule.num_key_heads} key heads evenly"
         )
     shape = RecurrentShape(
         num_channels=sum(rule.widths),
@@ -61,13 +61,13 @@ def with_recurrence(
 def _layer_kinds(
     fields: ConfigFields, sizes: DecoderSizes, recurrent: str, every: int
 ) -> Sequence[str]:
-    """Return the kinds of layers; without a list all are recurrent but one of `every`."""
+    """Return the kinds of layers; without a list all are recurrent except one of `every`."""
     kinds: Any = fields.get("layer_types")
     if kinds is None:
         layers = range(1, sizes.layers + 1)
         kinds = [recurrent if layer % every else FULL for layer in layers]
     if len(kinds) != sizes.layers or not {*kinds} <= {recurrent, FULL}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     return list(kinds)
 
 
@@ -113,18 +113,18 @@ def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return Qwen's hybrid, whose attention has an output gate and turns a part of each head."""
+    """Return Qwen's hybrid: its attention has an output gate and rotates a part of each head."""
     for key in _QWEN_WITHOUT_EFFECT:
         fields.get(key)
     fields.allow("attn_output_gate", True)  # noqa: FBT003 - a value of a config
-    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
     for key in ("mrope_section", "mrope_interleaved"):
-        said.pop(key, None)  # of images: text has one position
+        parameters.pop(key, None)  # for images: text has one position
     for key in ("rope_theta", "partial_rotary_factor"):
-        said.setdefault(key, fields.get(key))
-    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0, _ROPES)
+        parameters.setdefault(key, fields.get(key))
+    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0, _ROPES)
     kinds = _layer_kinds(fields, sizes, LINEAR, fields.count("full_attention_interval", 4))
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[rope] * sizes.layers,
@@ -134,7 +134,7 @@ def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architect
         norm_offset=1.0,
         **others,
     )
-    return with_recurrence(made, kinds, LINEAR, _deltanet(fields))
+    return with_recurrence(architecture, kinds, LINEAR, _deltanet(fields))
 
 
 def _lfm2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -183,16 +183,18 @@ def _short_convolutions(fields: ConfigFields, sizes: DecoderSizes, **others: Any
         every = range(sizes.layers)
         kinds = [FULL if attending is None or layer in attending else "conv" for layer in every]
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, "conv"}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     for key in _LFM2_WITHOUT_EFFECT:
         fields.get(key)
     is_biased = fields.flag("conv_bias")
     shape = RecurrentShape(sizes.hidden, fields.count("conv_L_cache", 3), has_silu=False)
     mixer = Recurrence(shape, has_conv_bias=is_biased, has_proj_bias=is_biased)
     tied = fields.flag("tie_embedding", default=fields.flag("tie_word_embeddings", default=True))
-    made = make_architecture(fields, sizes, key_heads=8, theta=1e6, has_qk_norm=True, **others)
-    made = replace(made, tie_word_embeddings=tied)
-    return with_recurrence(made, kinds, "conv", mixer)
+    architecture = make_architecture(
+        fields, sizes, key_heads=8, theta=1e6, has_qk_norm=True, **others
+    )
+    architecture = replace(architecture, tie_word_embeddings=tied)
+    return with_recurrence(architecture, kinds, "conv", mixer)
 
 
 _LFM2_NAMES = WeightNames(

@@ -1,6 +1,6 @@
-"""Published models that no family of the decoder supports, for docs/reference/models.md.
+"""Published models that the decoder does not support, for docs/reference/models.md.
 
-Each has a field in its config.json by which it computes something that the decoder does not.
+Each has a field in its config.json for a feature that the decoder does not implement.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class LeftOut(NamedTuple):
-    """Models of a family that its decoder does not run, and what their config.json says."""
+    """Models of a family that its decoder does not run, and the field of their config.json."""
 
     models: str
     field: str

@@ -1,4 +1,4 @@
-"""Llama 4's text models: chunked attention, layers without a rope, one expert a token."""
+"""Llama 4's text models: chunked attention, layers without a rope, one expert per token."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _llama4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     chunk = fields.get("attention_chunk_size", 8192)
     kinds = fields.get("layer_types") or [CHUNKED if is_turned else FULL for is_turned in turned]
     if len(kinds) != sizes.layers or not {*kinds} <= {CHUNKED, FULL}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     if fields.count("num_experts_per_tok", 1) > 1:
-        raise UnsupportedConfig(f"{fields.where} says num_experts_per_tok above 1")
+        raise UnsupportedConfig(f"{fields.where} has unsupported num_experts_per_tok above 1")
     width = fields.count("intermediate_size")
     experts = Experts(
         num_experts=fields.count("num_local_experts"),
@@ -37,7 +37,7 @@ def _llama4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("for_llm_compressor", "rope_theta", "no_rope_layer_interval"):
         fields.get(key)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 500_000.0)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[rope if is_turned else NO_ROPE for is_turned in turned],
@@ -64,9 +64,9 @@ def _llama4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             has_unit_qk_norm=has_norm and bool(is_turned),
             query_scaling=scaling if tuned and not is_turned else None,
         )
-        for block, kind, is_turned in zip(made.blocks, kinds, turned, strict=True)
+        for block, kind, is_turned in zip(architecture.blocks, kinds, turned, strict=True)
     ]
-    return replace(made, blocks=tuple(blocks))
+    return replace(architecture, blocks=tuple(blocks))
 
 
 def _turned_layers(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
@@ -76,7 +76,7 @@ def _turned_layers(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
         every = fields.count("no_rope_layer_interval", 4)
         turned = [int((layer + 1) % every != 0) for layer in range(sizes.layers)]
     if len(turned) != sizes.layers or not {*turned} <= {0, 1}:
-        raise UnsupportedConfig(f"{fields.where} says no_rope_layers {turned!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported no_rope_layers {turned!r}")
     return list(turned)
 
 

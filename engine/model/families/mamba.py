@@ -23,7 +23,7 @@ from .dense import GRANITE, granite
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
 from .hybrid import LINEAR, with_recurrence
 
-# Kinds of layers by all that they are called.
+# Kinds of layers by all of their names.
 _KINDS = {
     **dict.fromkeys(("attention", FULL, "*"), FULL),
     **dict.fromkeys(("mamba", LINEAR, "M"), LINEAR),
@@ -41,22 +41,22 @@ def _mamba(
 ) -> Recurrence:
     """Return a Mamba-2 mixer.
 
-    `names` are those of its heads, their width, groups, state and taps; of `biases` the first says
-    whether the convolution has one, the second whether the projections have. `inner` is the width
-    of all heads, where that is no multiple of the hidden size.
+    `names` are the fields of its number of heads, their width, groups, state and taps. The first
+    of `biases` is set if the convolution has one, the second if the projections have. `inner` is
+    the width of all heads, if that is not a multiple of the hidden size.
     """
     heads, width, groups, state, taps = names
     num_heads = fields.count(heads)
     inner = inner or fields.count("mamba_expand", 2) * sizes.hidden
-    said = fields.get(width)
-    head_dim = inner // num_heads if said in (None, "auto") else fields.count(width)
+    configured = fields.get(width)
+    head_dim = inner // num_heads if configured in (None, "auto") else fields.count(width)
     if num_heads * head_dim != inner:
         raise UnsupportedConfig(f"{num_heads} heads of {head_dim} are not {inner} wide")
     low, high = map(_bound, fields.get("time_step_limit") or (0.0, float("inf")))
     rule = StateSpace(num_heads, head_dim, fields.count(groups), fields.count(state), (low, high))
     if num_heads % rule.num_groups:
         raise UnsupportedConfig(
-            f"{num_heads} heads do not share {rule.num_groups} groups of B and C evenly"
+            f"{num_heads} heads cannot share {rule.num_groups} groups of B and C evenly"
         )
     shape = RecurrentShape(sum(rule.widths), fields.count(taps), rule=rule)
     fields.allow("mamba_hidden_act", "silu", "swish")
@@ -71,22 +71,22 @@ def _mamba(
     )
 
 
-def _bound(said: Any) -> float:
-    """Return a bound, which transformers saves as an object where it is infinite."""
-    return float(said["__float__"] if isinstance(said, dict) else said)
+def _bound(value: Any) -> float:
+    """Return a bound, which transformers saves as an object if it is infinite."""
+    return float(value["__float__"] if isinstance(value, dict) else value)
 
 
-def _kinds(fields: ConfigFields, sizes: DecoderSizes, said: Sequence[str]) -> list[str]:
-    """Return the kinds of layers by what they are called."""
-    if len(said) != sizes.layers or not {*said} <= _KINDS.keys():
-        raise UnsupportedConfig(f"{fields.where} says of its layers {said!r}")
-    return [_KINDS[name] for name in said]
+def _kinds(fields: ConfigFields, sizes: DecoderSizes, names: Sequence[str]) -> list[str]:
+    """Return the kinds of layers by their names."""
+    if len(names) != sizes.layers or not {*names} <= _KINDS.keys():
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer kinds {list(names)!r}")
+    return [_KINDS[name] for name in names]
 
 
 def _mamba2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     names = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
     mixer = _mamba(fields, sizes, names, "use_conv_bias", "use_bias")
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[NO_ROPE] * sizes.layers,
@@ -99,11 +99,11 @@ def _mamba2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             in_proj=("in_proj",),
         ),
     )
-    made = with_recurrence(made, [LINEAR] * sizes.layers, LINEAR, mixer)
+    architecture = with_recurrence(architecture, [LINEAR] * sizes.layers, LINEAR, mixer)
     return replace(
-        made,
+        architecture,
         max_positions=sizes.positions,
-        blocks=tuple(replace(block, has_mlp=False) for block in made.blocks),
+        blocks=tuple(replace(block, has_mlp=False) for block in architecture.blocks),
     )
 
 
@@ -111,14 +111,14 @@ def _bamba(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     attending = set(fields.get("attn_layer_indices") or ())
     kinds = [FULL if layer in attending else LINEAR for layer in range(sizes.layers)]
     for key in ("layer_types", "layers_block_type"):
-        if said := fields.get(key):
-            kinds = _kinds(fields, sizes, said)
-    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    said.setdefault("rope_theta", fields.get("rope_theta"))
-    said["partial_rotary_factor"] = 0.5
-    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+        if names := fields.get(key):
+            kinds = _kinds(fields, sizes, names)
+    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    parameters.setdefault("rope_theta", fields.get("rope_theta"))
+    parameters["partial_rotary_factor"] = 0.5
+    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0)
     fields.get("attn_rotary_emb")
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=8,
@@ -134,12 +134,12 @@ def _bamba(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         ),
     )
     mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
-    return with_recurrence(made, kinds, LINEAR, mixer)
+    return with_recurrence(architecture, kinds, LINEAR, mixer)
 
 
 def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    said = fields.get("layer_types") or fields.get("layers_block_type")
-    kinds = _kinds(fields, sizes, said or [LINEAR] * sizes.layers)
+    names = fields.get("layer_types") or fields.get("layers_block_type")
+    kinds = _kinds(fields, sizes, names or [LINEAR] * sizes.layers)
     shared = fields.count("shared_intermediate_size", 1024)
     names = WeightNames(
         recurrence="mamba",
@@ -169,7 +169,7 @@ def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
     for key in _GRANITE_WITHOUT_EFFECT:
         fields.get(key)
-    made = granite(
+    architecture = granite(
         fields,
         sizes,
         ropes=[rope] * sizes.layers,
@@ -179,15 +179,15 @@ def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
     fields.get("intermediate_size")
     mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
-    return with_recurrence(made, kinds, LINEAR, mixer)
+    return with_recurrence(architecture, kinds, LINEAR, mixer)
 
 
 def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    """Return Falcon-H1, whose layers have attention and Mamba-2 side by side, and multipliers."""
+    """Return Falcon-H1: its layers have attention and Mamba-2 side by side, and multipliers."""
     for key in ("layer_types", "layers_block_type", "mamba_use_mlp", "attn_layer_indices"):
         fields.get(key)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=8,
@@ -213,19 +213,21 @@ def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     else:
         fields.get("mamba_norm_before_gate")
         mixer = replace(mixer, norm_groups=0)
-    factors = _multipliers(fields, made, mixer)
-    blocks = (replace(block, recurrence=mixer, multipliers=factors) for block in made.blocks)
-    return replace(made, blocks=tuple(blocks))
+    factors = _multipliers(fields, architecture, mixer)
+    blocks = (
+        replace(block, recurrence=mixer, multipliers=factors) for block in architecture.blocks
+    )
+    return replace(architecture, blocks=tuple(blocks))
 
 
 def _multipliers(
-    fields: ConfigFields, made: Architecture, mixer: Recurrence
+    fields: ConfigFields, architecture: Architecture, mixer: Recurrence
 ) -> tuple[Multiplier, ...]:
     """Return the factors of a layer's weights (maximal update parametrisation)."""
-    shape, inner = made.blocks[0].attention, made.intermediate_size
+    shape, inner = architecture.blocks[0].attention, architecture.intermediate_size
     queries, keys = (heads * shape.key_dim for heads in (shape.num_query_heads, shape.num_kv_heads))
     gate, down = _numbers(fields, "mlp_multipliers", 2)
-    found = [
+    multipliers = [
         Multiplier("qkv_proj", fields.number("attention_in_multiplier", 1.0)),
         Multiplier("qkv_proj", fields.number("key_multiplier", 1.0), queries, keys),
         Multiplier("o_proj", fields.number("attention_out_multiplier", 1.0)),
@@ -239,23 +241,23 @@ def _multipliers(
     sizes = (mixer.inner_size, x, b, c, mixer.shape.rule.num_heads)
     first = 0
     for size, factor in zip(sizes, _numbers(fields, "ssm_multipliers", 5), strict=True):
-        found.append(Multiplier("in_proj", factor, first, size))
+        multipliers.append(Multiplier("in_proj", factor, first, size))
         first += size
-    return tuple(one for one in found if one.factor != 1)
+    return tuple(one for one in multipliers if one.factor != 1)
 
 
 def _numbers(fields: ConfigFields, key: str, count: int) -> list[float]:
-    """Return so many numbers, 1 where the config has none."""
-    said = fields.get(key) or [1.0] * count
-    if len(said) != count:
-        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
-    return [float(number) for number in said]
+    """Return `count` multipliers, 1 if the config has none."""
+    numbers = fields.get(key) or [1.0] * count
+    if len(numbers) != count:
+        raise UnsupportedConfig(f"{fields.where} has unsupported {key} {numbers!r}")
+    return [float(number) for number in numbers]
 
 
 def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    said = fields.get("layers_block_type") or fields.get("layer_types")
+    names = fields.get("layers_block_type") or fields.get("layer_types")
     pattern = fields.get("hybrid_override_pattern")
-    kinds = _kinds(fields, sizes, said or list(pattern or ""))
+    kinds = _kinds(fields, sizes, names or list(pattern or ""))
     experts = _nemotron_experts(fields) if "moe" in kinds else None
     for key in _NEMOTRON_WITHOUT_EFFECT:
         fields.get(key)
@@ -265,7 +267,7 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     names = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
     wide = fields.count("mamba_num_heads") * fields.count("mamba_head_dim")
     mixer = _mamba(fields, sizes, names, "use_conv_bias", "mamba_proj_bias", inner=wide)
-    made = make_architecture(
+    architecture = make_architecture(
         fields,
         sizes,
         ropes=[NO_ROPE] * sizes.layers,
@@ -286,22 +288,24 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             in_proj=("in_proj",),
         ),
     )
-    made = with_recurrence(made, kinds, LINEAR, mixer)
+    architecture = with_recurrence(architecture, kinds, LINEAR, mixer)
     of_kinds: dict[str, dict[str, Any]] = {
         "mlp": {"attention": NO_ATTENTION},
         "moe": {"attention": NO_ATTENTION, "experts": experts},
     }
     blocks = [
         replace(block, **of_kinds.get(kind, {"has_mlp": False}))
-        for block, kind in zip(made.blocks, kinds, strict=True)
+        for block, kind in zip(architecture.blocks, kinds, strict=True)
     ]
-    return replace(made, blocks=tuple(blocks), max_positions=sizes.positions)
+    return replace(architecture, blocks=tuple(blocks), max_positions=sizes.positions)
 
 
 def _nemotron_experts(fields: ConfigFields) -> Experts:
     """Return the experts of Nemotron 3, which have no gate."""
     if fields.get("moe_latent_size"):
-        raise UnsupportedConfig("its experts read latents (moe_latent_size)")
+        raise UnsupportedConfig(
+            "its experts read latents (moe_latent_size), which are not supported"
+        )
     return Experts(
         num_experts=fields.count("n_routed_experts"),
         num_experts_per_tok=fields.count("num_experts_per_tok"),

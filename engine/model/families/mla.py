@@ -28,7 +28,7 @@ def _glm4_moe_lite(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     if kinds is None:
         kinds = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
-        raise UnsupportedConfig(f"{fields.where} says mlp_layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {kinds!r}")
     experts = sigmoid_experts(fields)
     return _mla(fields, sizes, [experts if kind == "sparse" else None for kind in kinds])
 
@@ -37,7 +37,7 @@ def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     method = fields.get("topk_method", "greedy")
     fields.allow("scoring_func", "softmax")
     if method not in {"greedy", "group_limited_greedy"} or fields.flag("norm_topk_prob"):
-        raise UnsupportedConfig(f"{fields.where} says topk_method {method!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported topk_method {method!r}")
     groups, chosen = fields.get("n_group") or 1, fields.get("topk_group") or 1
     is_grouped = method == "group_limited_greedy"
     width = fields.count("moe_intermediate_size", 1407)
@@ -60,7 +60,7 @@ def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None]) -> Architecture:
-    """Return a decoder whose layers attend to latents."""
+    """Return a decoder with latent attention."""
     for key in _WITHOUT_EFFECT:
         fields.get(key)
     query_rank = fields.get("q_lora_rank")
@@ -73,13 +73,13 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         has_rope_pairs=fields.flag("rope_interleave", default=True),
         has_bias=fields.flag("attention_bias"),
     )
-    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    said.setdefault("rope_theta", fields.get("rope_theta"))
-    if said.get("partial_rotary_factor") is not None:
-        said.pop("partial_rotary_factor")  # the rotary part is turned as a whole
-    rope = make_rope(said, latent.rope_dim, sizes.positions, 10_000.0, _KINDS)
-    scaling = (latent.nope_dim + latent.rope_dim) ** -0.5 * _mscale(said) ** 2
-    made = make_architecture(
+    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    parameters.setdefault("rope_theta", fields.get("rope_theta"))
+    if parameters.get("partial_rotary_factor") is not None:
+        parameters.pop("partial_rotary_factor")  # the rotary part is rotated as a whole
+    rope = make_rope(parameters, latent.rope_dim, sizes.positions, 10_000.0, _KINDS)
+    scaling = (latent.nope_dim + latent.rope_dim) ** -0.5 * _mscale(parameters) ** 2
+    architecture = make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
@@ -90,7 +90,7 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
     )
     blocks = []
-    for block in made.blocks:
+    for block in architecture.blocks:
         shape = replace(
             block.attention,
             num_kv_heads=1,
@@ -100,16 +100,16 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
             has_latent_values=True,
         )
         blocks.append(replace(block, attention=shape, latent=latent))
-    return replace(made, blocks=tuple(blocks))
+    return replace(architecture, blocks=tuple(blocks))
 
 
-def _mscale(said: Mapping[str, Any]) -> float:
-    """Return the factor of stretched queries, and of keys, by the rope's parameters."""
-    share = said.get("mscale_all_dim") or 0
-    kind = said.get("rope_type", said.get("type", "default"))
+def _mscale(parameters: Mapping[str, Any]) -> float:
+    """Return the factor of queries and keys of a stretched rope, by its parameters."""
+    share = parameters.get("mscale_all_dim") or 0
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default" or not share:
         return 1.0
-    return magnitude(float(said["factor"]), float(share))
+    return magnitude(float(parameters["factor"]), float(share))
 
 
 _KINDS = {"default": "default", "yarn": "yarn"}

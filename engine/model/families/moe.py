@@ -1,4 +1,4 @@
-"""Families of mixtures of experts beside Mixtral's, Qwen3's and gpt-oss'."""
+"""Families of mixtures of experts, except Mixtral's, Qwen3's and gpt-oss'."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MAX_MTP_LAYERS = 100
 
 
 def sigmoid_experts(fields: ConfigFields) -> Experts:
-    """Return experts as DeepSeek has them: a sigmoid router with a bias, groups, a shared MLP."""
-    fields.allow("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the top-k method there
+    """Return experts as in DeepSeek: a sigmoid router with a bias, groups, a shared MLP."""
+    fields.allow("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 has the top-k method here
     fields.allow("topk_method", "noaux_tc")
     width = fields.count("moe_intermediate_size")
     shared = fields.get("n_shared_experts") or 0
@@ -84,15 +84,15 @@ def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    for key, values in _MINIMAX_M2_SAID.items():
+    for key, values in _MINIMAX_M2_FIELDS.items():
         fields.allow(key, *values)
     kinds = fields.get("attn_type_list") or ()
     if any(kind != 1 for kind in kinds):
-        raise UnsupportedConfig(f"{fields.where} says attn_type_list {kinds!r}")
-    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    said.setdefault("rope_theta", fields.number("rope_theta", 5e6))
+        raise UnsupportedConfig(f"{fields.where} has unsupported attn_type_list {kinds!r}")
+    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    parameters.setdefault("rope_theta", fields.number("rope_theta", 5e6))
     if (turned := fields.get("rotary_dim")) is not None:
-        said.setdefault("partial_rotary_factor", turned / sizes.head_dim)
+        parameters.setdefault("partial_rotary_factor", turned / sizes.head_dim)
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -103,7 +103,7 @@ def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return make_architecture(
         fields,
         sizes,
-        ropes=[make_rope(said, sizes.head_dim, sizes.positions, 5e6)] * sizes.layers,
+        ropes=[make_rope(parameters, sizes.head_dim, sizes.positions, 5e6)] * sizes.layers,
         experts=[experts] * sizes.layers,
         has_qk_norm=True,
         has_wide_qk_norm=True,
@@ -117,7 +117,7 @@ def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def qwen_experts(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> list[Experts | None]:
-    """Return the experts of each layer; those without have an MLP. `others` are of `Experts`."""
+    """Return the experts of each layer; layers without have an MLP. `others` are of `Experts`."""
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -132,7 +132,7 @@ def qwen_experts(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> li
 
 def _qwen2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     if fields.flag("use_sliding_window"):
-        raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
+        raise UnsupportedConfig(f"{fields.where} has unsupported use_sliding_window")
     for key in ("sliding_window", "max_window_layers"):
         fields.get(key)
     windows = windows_by_layer(fields, sizes, -1, every=1)
@@ -174,10 +174,10 @@ def _olmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _ernie4_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    for key, values in _ERNIE_MOE_SAID.items():
+    for key, values in _ERNIE_MOE_FIELDS.items():
         fields.allow(key, *values)
     for key in ("moe_capacity", "num_nextn_predict_layers"):
-        fields.get(key)  # of training, and of layers that are left out
+        fields.get(key)  # for training, and for layers that are left out
     width, shared = fields.count("moe_intermediate_size"), fields.get("moe_num_shared_experts") or 0
     experts = Experts(
         num_experts=count_experts(fields),
@@ -209,7 +209,7 @@ def _hunyuan_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     width = fields.count("intermediate_size")
     for key in _HUNYUAN_MOE_WITHOUT_EFFECT:
         fields.get(key)
-    for key, value in {**_HUNYUAN_MOE_SAID, "moe_intermediate_size": width}.items():
+    for key, value in {**_HUNYUAN_MOE_FIELDS, "moe_intermediate_size": width}.items():
         fields.allow(key, value, [value] * sizes.layers)
     experts = Experts(
         num_experts=_one_of_all(fields, "num_experts", sizes.layers),
@@ -232,19 +232,19 @@ def _hunyuan_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in _MIMO_WITHOUT_EFFECT:
-        fields.get(key)  # what the class does not read
+        fields.get(key)  # the class does not read it
     full = [layer == 0 or not (layer + 1) % 6 for layer in range(sizes.layers)]
     kinds = fields.get("layer_types") or [FULL if is_full else SLIDING for is_full in full]
     window = fields.count("sliding_window", 129)
     if (before := fields.get("sliding_window_size")) is not None:
         window = before + 1
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
     windows = [window if kind == SLIDING else 0 for kind in kinds]
     sparse = fields.get("mlp_layer_types") or ["dense"] + ["sparse"] * (sizes.layers - 1)
     if len(sparse) != sizes.layers or not {*sparse} <= {"dense", "sparse"}:
-        raise UnsupportedConfig(f"{fields.where} says mlp_layer_types {sparse!r}")
-    # As the files of the release say the same.
+        raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {sparse!r}")
+    # The released files contain the same values.
     fields.allow("hybrid_layer_pattern", [int(kind == SLIDING) for kind in kinds])
     fields.allow("moe_layer_freq", [int(kind == "sparse") for kind in sparse])
     fields.allow("layernorm_epsilon", 1e-5)
@@ -285,7 +285,9 @@ def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _granite_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     width, shared = fields.count("intermediate_size"), fields.get("shared_intermediate_size") or 0
     if shared:
-        raise UnsupportedConfig(f"{fields.where} says shared_intermediate_size {shared!r}")
+        raise UnsupportedConfig(
+            f"{fields.where} has unsupported shared_intermediate_size {shared!r}"
+        )
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -306,18 +308,18 @@ def _granite_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    fields.get("input_jitter_noise")  # of training
-    said = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    fields.get("input_jitter_noise")  # for training
+    parameters = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     for key in ("rope_theta", "original_max_position_embeddings"):
         if (value := fields.get(key)) is not None:
-            said.setdefault(key, value)
-    scales = {said.pop(key, None) for key in ("short_mscale", "long_mscale")}
+            parameters.setdefault(key, value)
+    scales = {parameters.pop(key, None) for key in ("short_mscale", "long_mscale")}
     if len(scales) > 1:
-        raise UnsupportedConfig("its rope scales long contexts otherwise than short ones")
+        raise UnsupportedConfig("its rope scales long and short contexts differently")
     if scales != {None}:
-        said["attention_factor"] = scales.pop()
+        parameters["attention_factor"] = scales.pop()
     kinds = {"default": "default", "longrope": "longrope", "su": "longrope"}
-    rope = make_rope(said, sizes.head_dim, sizes.positions, 1e6, kinds)
+    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 1e6, kinds)
     width = fields.count("intermediate_size")
     fields.allow("expert_intermediate_size", width)
     experts = Experts(
@@ -343,24 +345,24 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _one_of_all(fields: ConfigFields, key: str, layers: int) -> int:
-    """Return a count that may be told for each layer, where it is the same for all."""
-    said = fields.get(key)
-    if isinstance(said, list) and len(said) == layers and len({*said}) == 1:
-        said = said[0]
-    if type(said) is not int or said < 1:
-        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
-    return said
+    """Return a count that may be a list over layers, if it is the same for all."""
+    value = fields.get(key)
+    if isinstance(value, list) and len(value) == layers and len({*value}) == 1:
+        value = value[0]
+    if type(value) is not int or value < 1:
+        raise UnsupportedConfig(f"{fields.where} has unsupported {key} {value!r}")
+    return value
 
 
 def mtp_layers(fields: ConfigFields, *keys: str) -> int:
-    """Return how many layers that predict more tokens may lie behind the last."""
+    """Return how many multi-token-prediction layers may follow the last layer."""
     counts = [fields.get(key) for key in keys]
     return max(
         [count for count in counts if type(count) is int and 0 < count < MAX_MTP_LAYERS], default=0
     )
 
 
-_MINIMAX_M2_SAID: dict[str, tuple[Any, ...]] = {
+_MINIMAX_M2_FIELDS: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (True,),
     "qk_norm_type": ("per_layer",),
     "scoring_func": ("sigmoid",),
@@ -373,21 +375,21 @@ _MIMO_WITHOUT_EFFECT = (
     *("attention_chunk_size", "first_k_dense_replace", "n_shared_experts"),
     "num_nextn_predict_layers",
 )
-_HUNYUAN_MOE_SAID: dict[str, Any] = {
+_HUNYUAN_MOE_FIELDS: dict[str, Any] = {
     "moe_layer_num_skipped": 0,
     "norm_topk_prob": True,
     "num_shared_expert": 1,
     "routed_scaling_factor": 1.0,
     "use_mixed_mlp_moe": True,
 }
-# Of what it shares with Hunyuan's models of images, classifiers and latent attention.
+# Fields shared with Hunyuan's models for images, classification and latent attention.
 _HUNYUAN_MOE_WITHOUT_EFFECT = (
     *("anyres_pooling_size", "anyres_vit_max_image_size", "class_num", "dense_list"),
     *("image_token_id", "kv_lora_rank", "num_media_embeds", "pool_type", "q_lora_rank"),
     *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "video_end_id", "video_start_id"),
     *("vit_input_resolution", "vit_mapping_type", "vit_norm_type", "vit_patch", "vit_token"),
 )
-_ERNIE_MOE_SAID: dict[str, tuple[Any, ...]] = {
+_ERNIE_MOE_FIELDS: dict[str, tuple[Any, ...]] = {
     "moe_use_aux_free": (True,),
     "moe_gate": ("topk",),
     "moe_norm_min": (1e-12,),

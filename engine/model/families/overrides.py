@@ -1,10 +1,10 @@
-"""Overrides of a config.json: `--hf-overrides`, and the rope factors that a context calls for.
+"""Overrides of a config.json: `--hf-overrides`, and the rope factors that a context requires.
 
-Everything that reads the model afterwards, transformers for the proof as well, reads the result.
-The engine's own decoder chooses between rope factors by each request; for encoders and what
-transformers runs they are chosen here, by the context, so that no row depends on its neighbours.
+Everything that reads the model afterwards reads the result, including transformers for the parity
+check. The engine's own decoder chooses between rope factors per request. For encoders and models
+that transformers runs they are chosen here, by the context, so that no row depends on others.
 
-Nothing here imports a model library: a run asks for its model's endpoints before it loads one.
+Nothing here imports a model library: a run needs its model's endpoints before it loads one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from ...config import EngineConfig
 from ..config.transformers_fields import ROPES
 
-# What a rope keeps where its scaling is overridden.
+# Parameters that a rope keeps when its scaling is overridden.
 _KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section")
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def overridden(said: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
-    """Return a config.json with overrides, its rope for the context that the settings ask for."""
-    return for_context(merge(said, settings.hf_overrides), settings.max_model_len)
+def overridden(raw: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
+    """Return a config.json with overrides, its rope for the context that the settings request."""
+    return for_context(merge(raw, settings.hf_overrides), settings.max_model_len)
 
 
-def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with overrides: configs within it are merged, all else is replaced.
+def merge(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with overrides: nested configs are merged, all else is replaced.
 
-    A rope is replaced but for its base and the share of a head that it turns.
+    A rope is replaced except for its base and the rotated share of a head.
     """
-    merged = dict(said)
+    merged = dict(raw)
     for key, value in overrides.items():
         old = merged.get(key)
         if key in ROPES:
@@ -42,16 +42,16 @@ def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def for_context(said: Mapping[str, Any], context: int | None) -> dict[str, Any]:
-    """Return a config with the rope factors that a context calls for, also of its text."""
-    text = said.get("text_config")
+def for_context(raw: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    """Return a config with the rope factors for a context, also in its text model."""
+    text = raw.get("text_config")
     if isinstance(text, dict):
-        return {**said, "text_config": _with_factors(text, context)}
-    return _with_factors(said, context)
+        return {**raw, "text_config": _with_factors(text, context)}
+    return _with_factors(raw, context)
 
 
 def _with_factors(fields: Mapping[str, Any], context: int | None) -> dict[str, Any]:
-    """Return a text model's config with long rope factors if its context goes beyond short ones.
+    """Return a text model's config with long rope factors if its context exceeds the short ones.
 
     The choice is vLLM's: by the context that is served, not by the length of a request.
     """
@@ -79,7 +79,7 @@ def long_rope(fields: Mapping[str, Any], key: str) -> tuple[Mapping[str, Any], i
 
 
 def _override_rope(merged: dict[str, Any], key: str, value: Any) -> None:
-    """Replace the rope of a config, which may lie under either name."""
+    """Replace the rope of a config, which may have either name."""
     at = next((name for name in ROPES if merged.get(name)), key)
     old = merged.get(at)
     for name in ROPES:
@@ -88,7 +88,7 @@ def _override_rope(merged: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _rope(old: Mapping[str, Any], value: Any) -> Any:
-    """Return what a rope becomes; one that is given by kinds of layers, kind by kind."""
+    """Return the new rope; one that is given by kinds of layers is replaced kind by kind."""
     if not isinstance(value, Mapping):
         return value
     kinds = {kind for kind, part in old.items() if isinstance(part, Mapping)}
@@ -102,5 +102,5 @@ def _rope(old: Mapping[str, Any], value: Any) -> Any:
 
 
 def is_config(key: str) -> bool:
-    """Say whether a key holds the config of a part of a model."""
+    """Return whether a key contains the config of a part of a model."""
     return key.endswith("_config") and key != "quantization_config"

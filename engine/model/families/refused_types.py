@@ -1,6 +1,6 @@
 """Model types that no transformers class can run here, by reason, for docs/reference/models.md.
 
-What is in no table is tried, and refused by what its config says or its layers do.
+Unlisted types are tried, and refused because of their config or their layers.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-OWN_CODE = "its class computes attention by code of its own, which pages cannot replace"
+OWN_CODE = "its class has its own attention code, which paged attention cannot replace"
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "layers keep a state that is no KV cache (linear attention, Mamba, convolutions)": (
+        "layers keep a state other than a KV cache (linear attention, Mamba, convolutions)": (
             *("bailing_hybrid", "falcon_mamba", "inkling2_text", "inkling_text"),
             *("jamba", "kimi_linear", "lfm3", "mamba", "minimax", "olmo_hybrid"),
             *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
@@ -25,11 +25,11 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("bloom", "blt", "codegen", "cpmant", "git", "gpt_neo", "gpt_neox_japanese"),
             *("gptj", "mpt", "openai-gpt", "reformer", "xglm", "xlnet"),
         ),
-        "it writes text only beside another network, or none": (
+        "it generates text only together with another network, or not at all": (
             *("emu3", "gemma4_assistant", "gemma4_unified_assistant", "mllama", "moshi"),
             *("moss_transcribe_diarize", "musicgen", "musicgen_melody"),
         ),
-        "it is an encoder-decoder; of these only the Whisper family is served": (
+        "it is an encoder-decoder; of these only the Whisper family is supported": (
             *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart"),
             *("mvp", "pegasus", "plbart", "prophetnet", "t5", "trocr"),
         ),
@@ -45,30 +45,30 @@ ONLY_OWN_TYPES: Mapping[str, str] = MappingProxyType(
                 *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2"),
                 *("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
             ),
-            "its layers keep a state that is no KV cache",
+            "its layers keep a state other than a KV cache",
         ),
         "llama4_text": "its layers attend within chunks of the context",
-        "nemotron": "its class does not pass on what attention over pages needs",
+        "nemotron": "its class does not pass the arguments that paged attention needs",
         "stablelm": OWN_CODE,
     }
 )
-"""Families of the engine's own decoder whose classes cannot run what that decoder does not take."""
+"""Families of the engine's own decoder whose classes cannot run models that it does not support."""
 
 VARIANTS: Mapping[str, str] = MappingProxyType(
     {"internvl_chat": "the version whose name ends in -hf, such as OpenGVLab/InternVL3-8B-hf"}
 )
-"""Versions for transformers' own classes, of model types that come with code of their own."""
+"""Versions for transformers' own classes, of model types that come with separate code."""
 
 
 def reason_refused(model_type: str) -> str | None:
-    """Return why no class can run a model type; None where one may."""
+    """Return why no class can run a model type; None if one may."""
     if model_type in ONLY_OWN_TYPES:
         return ONLY_OWN_TYPES[model_type]
     return next((why for why, types in REFUSED_TYPES.items() if model_type in types), None)
 
 
 def reason_unknown(model_type: object, *, has_own_code: bool) -> str:
-    """Return why a model type that transformers does not know is refused, and what helps."""
+    """Return why a model type that transformers does not know is refused, and what to use."""
     import transformers
 
     who = f"neither the engine nor transformers {transformers.__version__} knows"
@@ -80,7 +80,7 @@ def reason_unknown(model_type: object, *, has_own_code: bool) -> str:
 
 
 def reason_acoustic(model_type: str) -> str | None:
-    """Return why an acoustic model is refused; None for a type that is none."""
+    """Return why an acoustic model is refused; None for other types."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING_NAMES
 
     if model_type not in MODEL_FOR_CTC_MAPPING_NAMES:

@@ -35,10 +35,12 @@ from .moe import MOE, qwen_experts
 
 
 def architecture_of(hf_config: HFConfig) -> Architecture:
-    """Return what a model is made of; `UnsupportedConfig` says why our decoder cannot run it."""
+    """Return a model's architecture; `UnsupportedConfig` if our decoder cannot run it."""
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
-        raise UnsupportedConfig(f"{hf_config.model_type!r} is no family that it knows")
+        raise UnsupportedConfig(
+            f"the engine's decoder does not implement model type {hf_config.model_type!r}"
+        )
     hf_config.check_class(family.class_name for family in FAMILIES.values())
     fields = ConfigFields(
         hf_config.where,
@@ -48,20 +50,22 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
         model_type=hf_config.model_type,
     )
     if fields.get("is_causal", default=True) is not True:
-        raise UnsupportedConfig(f"{hf_config.where} says is_causal {fields.get('is_causal')!r}")
+        raise UnsupportedConfig(
+            f"{hf_config.where} has unsupported is_causal {fields.get('is_causal')!r}"
+        )
     try:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
         raise ModelRefused(f"{hf_config.name}: {exc}") from exc
     except MISFITS as exc:
-        raise UnsupportedConfig(f"{hf_config.where} says what does not fit together") from exc
+        raise UnsupportedConfig(f"{hf_config.where} has values that contradict each other") from exc
     return replace(architecture, ignored_fields=fields.check_all_read())
 
 
 def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    head_dim = hidden // heads  # where it is null, too
+    head_dim = hidden // heads  # also if it is null
     if fields.get("head_dim", family.head_dim) is not None:
         head_dim = fields.count("head_dim", family.head_dim)
     positions = fields.count("max_position_embeddings")
@@ -88,7 +92,7 @@ def _qwen2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _qwen2_5_vl(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("vision_config", *_QWEN_MARKS):
-        fields.get(key)  # of the tower, and of what a prompt is written by
+        fields.get(key)  # for the vision tower, and for prompts
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e6, _MROPE, sections="consecutive")
     windows = _qwen_windows(fields, sizes)
     return make_architecture(
@@ -107,7 +111,7 @@ def _qwen3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _qwen3_vl_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    fields.get("norm_topk_prob")  # transformers' class does not ask: it always does
+    fields.get("norm_topk_prob")  # transformers' class ignores it: it always does
     return _qwen3_vl(
         fields,
         sizes,
@@ -130,7 +134,7 @@ def _qwen3_vl(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archi
 
 
 def _qwen3_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    fields.get("max_window_layers")  # its class has no such field
+    fields.get("max_window_layers")  # its class does not have it
     is_biased, has_window = fields.flag("attention_bias"), fields.flag("use_sliding_window")
     windows = uniform_windows(fields, sizes)
     return make_architecture(
@@ -162,7 +166,7 @@ def _mixtral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("hidden_act", "experts_per_token", "initial_context_length"):
-        fields.get(key)  # what the class does not read
+        fields.get(key)  # the class does not read it
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -194,7 +198,7 @@ def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in (
         "full_attn_mod",
         "interpolate_factor",
-    ):  # of its own code before transformers had it
+    ):  # from its own code before transformers supported it
         fields.allow(key, 1)
     kinds = {"default": "default"} | dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0, kinds, may_be_partial=True)
@@ -209,7 +213,7 @@ def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
-    """Return the windows of Qwen: none unless told to use them, and then above some layer."""
+    """Return the windows of Qwen: none unless enabled, and then only above some layer."""
     is_on, first = fields.flag("use_sliding_window"), fields.get("max_window_layers", 28)
     window = fields.get("sliding_window", 4096)
     if not is_on or window is None:

@@ -1,1 +1,1 @@
-"""Models of transformers, loaded and run as they are where the engine has no network of its own."""
+"""Models of transformers, which run unchanged where the engine does not have its own network."""

@@ -22,14 +22,14 @@ from ..weights.weight_parts import Weight, whole
 from ..weights.weights import check_stored, fill_weights, find_stored, read_weights
 
 CPU = torch.device("cpu")
-# What a network takes on the host while it is made, as a multiple of its weights.
+# Host memory of a network while it is built, as a multiple of its weights.
 ROOM = 1.25
 
 
 def dequantised_copy(
     checkpoint: Checkpoint, hf_config: HFConfig, device: torch.device, num_layers: int | None
 ) -> dict[str, Tensor]:
-    """Return a decoder's weights in fp32, or those of so many first layers, by stored names."""
+    """Return a decoder's weights in fp32, or those of its first layers, by stored names."""
     architecture = architecture_of(hf_config)
     weights = read_weights(
         checkpoint,
@@ -44,7 +44,7 @@ def dequantised_copy(
 
 
 def by_stored_names(wanted: Iterable[Weight], weights: Mapping[str, Matrix]) -> dict[str, Tensor]:
-    """Return weights by the names that their parts are stored under."""
+    """Return weights by the names under which their parts are stored."""
     copied: dict[str, Tensor] = {}
     for weight in wanted:
         for part in weight.parts:
@@ -60,7 +60,7 @@ def by_stored_names(wanted: Iterable[Weight], weights: Mapping[str, Matrix]) -> 
 def with_tied_head(
     architecture: Architecture, weights: Mapping[str, Matrix], copied: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return weights with the head of a model that ties it: the embedding, or what is stored."""
+    """Return weights with the head of a model that ties it: the embedding, or the stored one."""
     if not architecture.tie_word_embeddings:
         return copied
     head = f"{architecture.names.lm_head}.weight"
@@ -77,7 +77,7 @@ def dequantised_state(
 ) -> dict[str, Tensor]:
     """Return a checkpoint's weights on the host, quantised ones dequantised, for a class `title`.
 
-    `ModelRefused` says what they lack, or that there is no room for them on the host or a device.
+    `ModelRefused` names missing weights, or a lack of memory on the host or a device.
     """
     name, quantization = checkpoint.name, checkpoint.quantization
     assert quantization is not None
@@ -101,7 +101,7 @@ def dequantised_state(
     state = {}
     for key, weight in plan_loading(name, quantization, wanted, stored).read(fill, dtype, CPU):
         plain = as_tensor(weight)
-        # Stacked experts are stored transposed where they are not quantised.
+        # Stacked experts are stored transposed if they are not quantised.
         is_turned = quantization.weight_format.is_stacked and key not in stored
         state[key] = plain.transpose(1, 2).contiguous() if is_turned else plain
     return state
@@ -114,12 +114,12 @@ def _check_room(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    taken = sum(prod(weight.shape) for weight in wanted) * dtype.itemsize
-    for where, needs in ((CPU, int(ROOM * taken)), (device, taken)):
+    num_bytes = sum(prod(weight.shape) for weight in wanted) * dtype.itemsize
+    for where, needs in ((CPU, int(ROOM * num_bytes)), (device, num_bytes)):
         if (free := free_bytes(where)) < needs:
             raise ModelRefused(
-                f"{checkpoint.name}: transformers' {title} runs this model, for which its "
-                f"quantised weights are dequantised: as {dtype} all take {taken:,} bytes, and "
-                f"loading them {needs:,} on {where.type}, where {free:,} are free; take a larger "
-                "machine or a smaller model."
+                f"{checkpoint.name}: transformers' {title} runs this model, which requires "
+                f"dequantising its weights: as {dtype} they take {num_bytes:,} bytes, and loading "
+                f"them needs {needs:,} bytes on {where.type}, where {free:,} are free; use a "
+                "larger machine or a smaller model."
             )

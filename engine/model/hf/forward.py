@@ -1,8 +1,8 @@
-"""A network of transformers: how it is called, and the one attention that its layers call.
+"""A network of transformers: its call, and the attention function that its layers call.
 
-transformers hands that function rotated queries and keys of all packed tokens. Whose call it is, a
-layer's of a step or the one-token probe's, is said by the `attend` that rides along. What each
-layer attends with comes from that probe, and its window from its mask, not from reading configs.
+transformers passes rotated queries and keys of all packed tokens to that function. The `attend`
+argument distinguishes a layer's call in a step from the one-token probe's, which determines each
+layer's attention, and its mask the window, without reading configs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ...kernels.attention import AttentionBackend, AttentionShape
 from ...kernels.step import Step
 from ..config.masks import windows_by_masks
 
-# What transformers knows our attention function by.
+# The name of our attention function in transformers.
 ATTENTION = "tidemill"
 
-# Module, query, key, value `[1, H, T, D]` each, what else it was called with → `[1, T, Hq, Dv]`.
+# Module, query, key, value `[1, H, T, D]` each, and other arguments → `[1, T, Hq, Dv]`.
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
@@ -78,16 +78,16 @@ def probe(
         forward(module, one, one, one, recording)
     except (TypeError, ValueError, KeyError, AttributeError) as exc:
         raise TransformersRefused(
-            f"{name}: {type(module).__name__} does not pass the attention interface's arguments "
-            f"through: {first_line_of(exc)}"
+            f"{name}: {type(module).__name__} does not pass the arguments of the attention "
+            f"interface: {first_line_of(exc)}"
         ) from exc
     config: Any = module.config
     expected = config.num_hidden_layers
     if len(recording.modules) != expected or len(set(map(id, recording.modules))) != expected:
         raise TransformersRefused(
             f"{name}: {type(module).__name__} has {expected} layers but made "
-            f"{len(recording.modules)} attention calls a token. Every layer must be one attention "
-            "layer: the state of any other kind would be silently wrong."
+            f"{len(recording.modules)} attention calls per token. Every layer must be one "
+            "attention layer: any other state would be silently wrong."
         )
     windows = windows_by_masks(module, device)
     shapes = []
@@ -100,20 +100,20 @@ def probe(
 
 
 def _refuse_unseen_window(name: str, config: Any, layer: int, shape: AttentionShape) -> None:
-    """Refuse a layer that has a window by its config, which neither call nor mask tells of."""
+    """Refuse a layer whose config has a window that neither call nor mask contains."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or []
     slides = layer >= len(kinds) or kinds[layer] == "sliding_attention"
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     if shape.window == 0 and slides and isinstance(window, int) and 0 < window < positions:
         raise TransformersRefused(
-            f"{name}: its config.json says sliding_window {window}, but how its class applies it "
-            "cannot be told: beyond the window it would answer wrong."
+            f"{name}: its config.json sets sliding_window {window}, but it is unknown how its "
+            "class applies it: beyond the window its answers would be wrong."
         )
 
 
 class RecordingAttention:
-    """Plain causal attention that notes each call's module and shape: the one-token probe's."""
+    """Plain causal attention that records each call's module and shape: the one-token probe's."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -127,7 +127,7 @@ class RecordingAttention:
         value: Tensor,
         options: dict[str, Any],
     ) -> Tensor:
-        """Note one call and answer it: `[1, H, T, D]` each → `[1, T, Hq, Dv]`."""
+        """Record one call and answer it: `[1, H, T, D]` each → `[1, T, Hq, Dv]`."""
         sinks = options.get("s_aux")
         shape = AttentionShape(
             num_query_heads=query.shape[1],

@@ -1,7 +1,7 @@
-"""Transformers' class layer by layer: the weights of few layers are in memory at a time.
+"""Transformers' class layer by layer: the weights of a few layers are in memory at a time.
 
-Each layer is a module that reads its weights when it is called. Names are converted by
-transformers' own loading, for which a class is made that has no other layers.
+Each layer is a module that reads its weights when it is called. transformers' own loading converts
+the names, for a class that is built without the other layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .dequantize import by_stored_names, with_tied_head
 from .model import cut_config
 from .pretrained import from_state
 
-# Layers are read together up to here: transformers takes a tenth of a second for each reading.
+# Layers are read together up to this size: each read takes transformers a tenth of a second.
 GROUP_BYTES = 2**27
 
 
@@ -50,13 +50,13 @@ def load_layerwise(reader: LayerReader, hf_config: HFConfig, dtype: torch.dtype)
 
 
 def path_in(module: nn.Module, path: str) -> str:
-    """Return the path of layers in a class, which may call its base otherwise than files do."""
+    """Return the path of layers in a class, which may name its base differently from files."""
     base, _, rest = path.partition(".")
     return path if hasattr(module, base) else f"{module.base_model_prefix}.{rest}"
 
 
 class _Parts:
-    """Reads modules of the same class that have some layers and no others."""
+    """Reads modules of the same class that have only some of the layers."""
 
     def __init__(self, reader: LayerReader, kind: Any, config: Any, dtype: torch.dtype) -> None:
         self._reader, self._kind, self._dtype = reader, kind, dtype
@@ -65,7 +65,7 @@ class _Parts:
         self._group: dict[int, nn.Module] = {}
 
     def layer(self, index: int) -> nn.Module:
-        """Return a layer, which is kept until one of another group is asked for."""
+        """Return a layer, which stays in memory until one of another group is requested."""
         if index not in self._group:
             self._group = {}
             stop, num_bytes = index + 1, self._reader.num_bytes(index)
@@ -80,7 +80,7 @@ class _Parts:
         return self._group[index]
 
     def read(self, kept: Collection[int]) -> nn.Module:
-        """Return a module with the layers that are kept, or what is outside of layers."""
+        """Return a module with some layers, or with everything outside of layers."""
         path, reader, kind = self._path, self._reader, self._kind
 
         def make(module: Any, config: Any) -> None:
@@ -90,7 +90,7 @@ class _Parts:
                 if index not in kept:
                     layers[index] = _AbsentLayer(layers[index])
 
-        # By its module transformers knows that names are to be converted.
+        # transformers decides by its module whether to convert names.
         own_class = {"__init__": make, "__module__": kind.__module__}
         part: Any = type(kind.__name__, (kind,), own_class)
         config = self._config
@@ -124,11 +124,11 @@ class _Parts:
 
 
 class _AbsentLayer(nn.Identity):
-    """Layer without weights; whoever asks for a part of it gets that part without numbers."""
+    """Layer without weights; reading a part of it gives that part without numbers."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self._layer = (layer.to("meta"),)  # which is none of its modules
+        self._layer = (layer.to("meta"),)  # a tuple, so that it does not become a submodule
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -138,15 +138,15 @@ class _AbsentLayer(nn.Identity):
 
 
 class _StreamedLayer(nn.Module):
-    """Layer whose weights are read when it is called; of its `shell` it has everything else.
+    """Layer whose weights are read when it is called; all else comes from its `shell`.
 
-    What `windows_by_masks` asks for is found without weights.
+    The probe of `windows_by_masks` runs without weights.
     """
 
     def __init__(self, index: int, shell: nn.Module, parts: _Parts) -> None:
         super().__init__()
         self._index, self._parts = index, parts
-        self._shell = (shell,)  # which is none of its modules
+        self._shell = (shell,)  # a tuple, so that it does not become a submodule
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -155,16 +155,16 @@ class _StreamedLayer(nn.Module):
             return getattr(self.__dict__["_shell"][0], name)
 
     def forward(self, hidden: Tensor, *others: Any, **options: Any) -> Any:
-        """Return what the layer does."""
+        """Return the layer's output."""
         if "note" not in options:
             return self._parts.layer(self._index)(hidden, *others, **options)
-        with suppress(RuntimeError, NotImplementedError):  # experts, behind attention, want numbers
+        with suppress(RuntimeError, NotImplementedError):  # experts, after attention, need values
             self._shell[0](*_on_meta((hidden, *others)), **_on_meta(options))
         return hidden
 
 
 def _on_meta(value: Any) -> Any:
-    """Return what is passed to a layer without its numbers, but for masks with a window."""
+    """Return a layer's arguments without numbers, except for masks with a window."""
     if isinstance(value, Tensor):
         return value if value.dtype == torch.float64 else value.to("meta")
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Decoders of transformers' own classes: for every family that ours does not compute.
+"""Decoders of transformers' own classes: for every family that ours does not support.
 
-They are read by transformers, made faster where a swap agrees, and refused by name where they would
-run silently wrong: layers that are no attention, weights that are not all there.
+transformers reads them, faster modules replace theirs where the results agree, and models that
+would run silently wrong are refused by name: layers other than attention, or missing weights.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from . import modules as transformers_modules
 from .forward import ATTENTION, TransformersNetwork, probe
 from .pretrained import class_of, from_pretrained, from_state
 
-# What a config may say beside the fields of its class.
+# Config keys that are allowed in addition to the fields of its class.
 _FIELDS_OF_ANY = (
     *("architectures", "dtype", "head_dim", "original_max_position_embeddings"),
     *("partial_rotary_factor", "quantization_config", "rope_scaling", "rope_theta", "torch_dtype"),
 )
-NO_DECODER = "there is no class for it in transformers that reads and writes text alone"
+NO_DECODER = "transformers does not have a text-only class for it"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -53,7 +53,7 @@ def load(
     device: torch.device,
     quantization: QuantizationConfig | None = None,
 ) -> LoadedModel:
-    """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served.
+    """Load, probe and check the model; `ModelRefused` names the reason if it cannot be served.
 
     Quantised weights are dequantised.
     """
@@ -84,7 +84,7 @@ def load(
     except (TypeError, ValueError, RuntimeError) as exc:
         name = type(module).__name__
         raise TransformersRefused(
-            f"{settings.model}: {name} cannot run here: {first_line_of(exc)}"
+            f"{settings.model}: {name} failed to run: {first_line_of(exc)}"
         ) from exc
 
 
@@ -92,7 +92,7 @@ def load(
 def prepare(
     module: nn.Module, settings: EngineConfig, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
-    """Probe a module, put the faster parts in, and prove the whole against eager attention."""
+    """Probe a module, insert the faster parts, and check the whole against eager attention."""
     config: Any = module.config
     layers, shapes = probe(settings.model, module, device)
     hidden_size, max_intermediate_size = widths(config)
@@ -122,7 +122,7 @@ def load_fp32(
     device: torch.device,
     num_layers: int | None,
 ) -> nn.Module:
-    """Return transformers' class in fp32, or so many of its first layers."""
+    """Return transformers' class in fp32, or the first of its layers."""
     config = cut_config(hf_config, num_layers)
     if checkpoint.quantization is not None:
         return _filled(checkpoint, hf_config, config, device, num_layers)
@@ -138,7 +138,7 @@ def load_fp32(
 
 
 def cut_config(hf_config: HFConfig, num_layers: int | None) -> Any:
-    """Return the config of a model's text, or of so many of its first layers, unquantised."""
+    """Return the config of a model's text, or of its first layers, unquantised."""
     config = text_config_of(read_config(hf_config), hf_config)
     cut_layers(config, num_layers)
     remove_quantization(config)
@@ -146,16 +146,16 @@ def cut_config(hf_config: HFConfig, num_layers: int | None) -> Any:
 
 
 def cut_layers(config: Any, num_layers: int | None) -> None:
-    """Cut a config of text to so many first layers, None being all."""
+    """Cut a text model's config to its first layers, None being all."""
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         if kinds := getattr(config, "layer_types", None):
-            with suppress(AttributeError):  # of a class that derives them from other fields
+            with suppress(AttributeError):  # classes that derive them from other fields
                 config.layer_types = kinds[:num_layers]
 
 
 def _whole(checkpoint: Checkpoint, network: Any, missing: Collection[str]) -> nn.Module:
-    """Return a network that has all of its weights; refuse one that was filled up at random."""
+    """Return a network with all of its weights; refuse one that was filled at random."""
     lost = LoadingInfo(missing=missing, unexpected=(), mismatched=())
     base = network.base_model_prefix
     check_tensors(checkpoint.name, type(network).__name__, (), base, lost, is_multimodal=False)
@@ -170,9 +170,9 @@ def _filled(
     device: torch.device,
     num_layers: int | None,
 ) -> nn.Module:
-    """Return transformers' class in fp32 with what quantised weights stand for.
+    """Return transformers' class in fp32 with dequantised weights.
 
-    Its own ways to read them want libraries, and GPUs.
+    Its own ways to read them need other libraries and GPUs.
     """
     from transformers import AutoModelForCausalLM
 
@@ -198,14 +198,14 @@ def read_dequantised(
     *,
     is_multimodal: bool,
 ) -> tuple[Any, LoadingInfo]:
-    """Return a module with what quantised weights stand for; see `read_module`."""
+    """Return a module with dequantised weights; see `read_module`."""
     from transformers import AutoModelForCausalLM
 
     from .dequantize import dequantised_state
 
     kind = class_of(AutoModelForCausalLM, config)
     state = dequantised_state(checkpoint, kind.__name__, dtype, device, is_multimodal=is_multimodal)
-    # Some tools write a bias of zeros beside every matrix.
+    # Some tools add a bias of zeros to every matrix.
     empty = {key for key in state if key.endswith(".bias") and not state[key].any()}
     module, found = from_state(kind, config, state, dtype, device, attention=ATTENTION)
     unexpected = set(found["unexpected_keys"]) - empty
@@ -215,12 +215,12 @@ def read_dequantised(
 def notes_on_quantization(
     quantization: QuantizationConfig | None, dtype: torch.dtype
 ) -> tuple[str, ...]:
-    """Return a note on weights that are dequantised for transformers' class."""
+    """Return a note about weights that are dequantised for transformers' class."""
     if quantization is None:
         return ()
     note = (
-        f"its weights are quantised ({quantization.method}), and dequantised for transformers: "
-        f"they take as much memory as any in {dtype}"
+        f"its weights are quantised ({quantization.method}) and are dequantised for transformers: "
+        f"they take as much memory as unquantised {dtype} weights"
     )
     return (note,)
 
@@ -232,16 +232,16 @@ def remove_quantization(config: Any) -> None:
 
 
 def read_config(hf_config: HFConfig) -> Any:
-    """Return transformers' config of a description; `ModelRefused` says why there is none."""
+    """Return transformers' config of a model; `ModelRefused` explains why there is none."""
     from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # what it finds unusual, such as YaRN by an override, is proved
+    logging.set_verbosity_error()  # the check covers its warnings, such as for YaRN by an override
     with TemporaryDirectory() as folder:
         Path(folder, CONFIG).write_text(json.dumps(hf_config.raw), encoding="utf-8")
         try:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        except Exception as exc:  # what a config holds may fail anywhere in transformers
+        except Exception as exc:  # a config may fail anywhere in transformers
             reason = first_line_of(exc).replace(folder, hf_config.name)
             kind = hf_config.raw.get("model_type")
             if kind not in CONFIG_MAPPING:
@@ -252,11 +252,11 @@ def read_config(hf_config: HFConfig) -> Any:
 
 
 def text_config_of(whole: Any, hf_config: HFConfig) -> Any:
-    """Return the config of a model's text, whose head is tied where the whole says so, too."""
+    """Return the config of a model's text; its head is tied if the whole config ties it."""
     config = whole.get_text_config(decoder=True)
     if isinstance(config, Mapping):
         raise TransformersRefused(
-            f"{hf_config.name}: cannot be read as a model: {CONFIG} says text_config, which "
+            f"{hf_config.name}: cannot be read as a model: {CONFIG} has a text_config, which "
             f"transformers' {type(whole).__name__} does not have"
         )
     tied = hf_config.fields.get(TIE)
@@ -266,7 +266,7 @@ def text_config_of(whole: Any, hf_config: HFConfig) -> Any:
 
 
 def refuse_overrides(name: str, overrides: Mapping[str, Any], config: Any) -> None:
-    """Refuse overrides that transformers' config has no field for: they would change nothing."""
+    """Refuse overrides without a field in transformers' config: they would have no effect."""
     if not overrides:
         return
     known = {*type(config)().to_dict(), *config.attribute_map, *_FIELDS_OF_ANY}
@@ -276,12 +276,13 @@ def refuse_overrides(name: str, overrides: Mapping[str, Any], config: Any) -> No
             refuse_overrides(name, value, part)
         elif key not in known:
             raise ModelRefused(
-                f"{name}: --hf-overrides says {key}, which {type(config).__name__} does not have."
+                f"{name}: --hf-overrides sets {key}, which {type(config).__name__} does not have: "
+                "remove it or check its name."
             )
 
 
 def refuse_by_config(name: str, config: Any) -> None:
-    """Refuse by what the config says: layers that are no attention, quantised weights."""
+    """Refuse a config with layers other than attention, or with quantised weights."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = getattr(config, "model_type", "unknown")
@@ -289,19 +290,19 @@ def refuse_by_config(name: str, config: Any) -> None:
     if others:
         raise TransformersRefused(
             f"{name}: model type {kind!r} has layers of type {', '.join(sorted(others))}. Only "
-            "models of full or sliding-window attention can be served: a paged attention function "
-            "would leave the other layers' state wrong without any error."
+            "full and sliding-window attention are supported: with paged attention the state of "
+            "other layers would be silently wrong."
         )
     if getattr(config, "is_encoder_decoder", False):
         raise TransformersRefused(
-            f"{name}: model type {kind!r} is an encoder-decoder, not a decoder; of these only the "
-            "Whisper family is served."
+            f"{name}: model type {kind!r} is an encoder-decoder; of these only the Whisper family "
+            "is supported."
         )
     reason = reason_refused(kind)
     if reason is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         reason = reason_acoustic(kind) or NO_DECODER
     if reason is not None:
-        raise TransformersRefused(f"{name}: model type {kind!r} cannot be served: {reason}.")
+        raise TransformersRefused(f"{name}: model type {kind!r} is not supported: {reason}.")
     if getattr(config, "quantization_config", None):
         raise ModelRefused(f"{name}: {QUANTISED}")
 
@@ -309,20 +310,20 @@ def refuse_by_config(name: str, config: Any) -> None:
 def check_config(checkpoint: Checkpoint, config: Any) -> None:
     """Refuse a network that the weights cannot fill, without building it.
 
-    Whatever a config says, transformers would build: a network of a million layers, or one that is
-    filled with random numbers because its widths are another model's.
+    transformers would build a network of a million layers, or one that is filled with random
+    numbers because its widths belong to another model.
     """
     from transformers import AutoModelForCausalLM
 
-    said = {key: getattr(config, key, None) for key in COUNTS}
-    fields = ConfigFields(f"{checkpoint.name}: {CONFIG}", said)
+    counts = {key: getattr(config, key, None) for key in COUNTS}
+    fields = ConfigFields(f"{checkpoint.name}: {CONFIG}", counts)
     for key in COUNTS:
-        fields.count(key, 1)  # what is left out is for transformers to say
+        fields.count(key, 1)  # transformers reports missing fields
     fields.num_layers()
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     count = sum(weight.numel() for weight in network.parameters())
-    # Two quantised weights lie in a byte.
+    # A byte holds two quantised weights.
     check_count(checkpoint, count if checkpoint.quantization is None else count // 2)
 
 
@@ -335,7 +336,7 @@ def read_module(
     is_multimodal: bool,
     attention: str = ATTENTION,
 ) -> tuple[Any, LoadingInfo]:
-    """Return a module, and how the stored tensors fit it; `is_multimodal` as in `check_tensors`."""
+    """Return a module and how the stored tensors fit it; `is_multimodal` as in `check_tensors`."""
     from transformers import AutoModelForCausalLM
 
     module, found = from_pretrained(
@@ -353,9 +354,9 @@ def read_module(
 
 
 def eager_logits(name: str, module: nn.Module, token_ids: Tensor, device: torch.device) -> Tensor:
-    """Return the logits `[n, V]` that a module's own attention gives for `token_ids [t]`.
+    """Return the logits `[n, V]` of a module's own attention for `token_ids [t]`.
 
-    Those of the `compared_rows`.
+    Only the `compared_rows` are returned.
     """
     config: Any = module.config
     rows = torch.from_numpy(compared_rows(len(token_ids))).to(device)
@@ -370,14 +371,14 @@ def eager_logits(name: str, module: nn.Module, token_ids: Tensor, device: torch.
 
 
 def widths(config: Any) -> tuple[int, int]:
-    """Return the hidden width and the widest inner one: one number, one a layer, or not told."""
+    """Return the hidden width and the widest intermediate one: a number, or one per layer."""
     hidden = getattr(config, "hidden_size", 4096)
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     return hidden, inner if isinstance(inner, int) else max(inner)
 
 
 def positions_of(config: Any) -> int | None:
-    """Return how many positions a model can tell apart; None where it does not say."""
+    """Return how many positions a model distinguishes; None if its config does not contain it."""
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     # Models with two kinds of layers nest one set of parameters under each kind's name.

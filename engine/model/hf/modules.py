@@ -1,8 +1,8 @@
-"""Faster modules in place of a model's own, each checked against the one it replaces.
+"""Faster modules that replace a model's own, each checked against the one it replaces.
 
-A swap matches by pattern, computes a random input through both and stays only when they agree: once
-for each kind of module, by class, shape and epsilon. A family that writes its norm or its gate
-differently just keeps its own.
+A swap matches by pattern, runs random input through both modules, and stays only if they agree.
+There is one check per kind of module, by class, shape and epsilon. A family whose norm or gate
+differs keeps its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...kernels.backends import choose_elementwise
 from ...kernels.elementwise import Gate
 
-# Largest difference as a share of the largest number. A norm must also be as near to itself in fp32
-# as the one it replaces: a weight that is rounded once too often is well within these.
+# Largest difference as a share of the largest number. A norm must also be as close to itself in
+# fp32 as the one it replaces: a weight that is rounded once too often is well within the first.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MORE_ERROR = 1.1
 CHECKED_ROWS = 7
@@ -59,13 +59,13 @@ class FusedGatedMLP(nn.Module):
 
 
 def apply(network: nn.Module) -> int:
-    """Swap what matches and agrees; return how many modules were swapped."""
+    """Swap modules that match and agree; return how many were swapped."""
     swapped = 0
     verdicts: dict[object, bool] = {}
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             for index, candidate in enumerate(_candidates(child)):
-                # The layers of a model differ in their weights only: one check a kind will do.
+                # The layers of a model differ in their weights only: one check per kind is enough.
                 kind = (type(child), index, repr(child))
                 if kind not in verdicts:
                     verdicts[kind] = _agrees(child, candidate)
@@ -90,7 +90,7 @@ def _candidates(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _agrees(module: nn.Module, candidate: nn.Module) -> bool:
-    """Say whether both give the same for random `[7, H]` rows within the dtype's rounding."""
+    """Return whether both agree on random `[7, H]` rows within the dtype's rounding error."""
     weight = next(module.parameters())
     hidden = torch.randn(
         CHECKED_ROWS, weight.shape[-1], generator=torch.Generator().manual_seed(0)

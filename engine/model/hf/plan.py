@@ -22,7 +22,7 @@ def plan_transformers(
     why: str,
     quantization: QuantizationConfig | None = None,
 ) -> ModelPlan:
-    """Return the plan; `ModelRefused` says by name why a model cannot be served."""
+    """Return the plan; `ModelRefused` names the reason if a model cannot be served."""
     name = settings.model
     whole = transformers_model.read_config(hf_config)
     transformers_model.refuse_overrides(name, settings.hf_overrides, whole)
@@ -56,7 +56,7 @@ def _module(name: str, config: Any) -> Any:
 
     try:
         with torch.device("meta"):
-            # Grouped products of experts take no other dtype there.
+            # Grouped products of experts support no other dtype there.
             module = AutoModelForCausalLM.from_config(
                 config,
                 attn_implementation=ATTENTION,
@@ -76,9 +76,9 @@ def _memory(
     device: torch.device,
     max_model_len: int,
 ) -> MemoryPlan | None:
-    """Return the memory of a network; None where a class cannot be run without numbers.
+    """Return the memory of a network; None if its class cannot run without numbers.
 
-    `ModelRefused` says why its layers cannot be served.
+    `ModelRefused` explains why its layers are not supported.
     """
     try:
         _, shapes = probe(settings.model, module, torch.device("meta"))

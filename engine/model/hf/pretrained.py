@@ -1,6 +1,6 @@
-"""Guard of `from_pretrained`: safetensors only, no code of the model's own, no other file.
+"""Guard of `from_pretrained`: safetensors only, and no code or other files of the model.
 
-Weights that are read by us are put into a class by `from_state`.
+`from_state` puts weights that we read into a class.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def from_pretrained(
 ) -> tuple[Any, dict[str, Any]]:
     """Return a module for inference on a device, and transformers' loading info.
 
-    The caller refuses what the loading info lacks: transformers fills it at random. `attention` is
-    the implementation, None transformers' default. `is_multimodal` takes the text model's weights
-    out of a multimodal checkpoint.
+    The caller refuses missing weights by the loading info: transformers fills them at random.
+    `attention` is the implementation, None transformers' default. `is_multimodal` takes the text
+    model's weights out of a multimodal checkpoint.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # its tables of what does not fit: our errors say it
-    config.transformers_weights = None  # the name of a file, which no config decides
+    logging.set_verbosity_error()  # our errors replace its tables of misfits
+    config.transformers_weights = None  # the name of a file, which a config must not choose
     module, loading_info = auto_class.from_pretrained(
         checkpoint.folder,
         config=config,
@@ -67,7 +67,7 @@ def from_state(
 ) -> tuple[Any, dict[str, Any]]:
     """Return a module of a class `kind` with these weights, and transformers' loading info.
 
-    Names are those of a checkpoint. Else as `from_pretrained`.
+    Names are those of a checkpoint. Otherwise it works like `from_pretrained`.
     """
     from transformers.utils import logging
 

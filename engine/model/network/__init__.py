@@ -1,1 +1,1 @@
-"""The decoder's network: layers, attention and recurrence over pages, and its memory."""
+"""The decoder's network: layers, paged attention and recurrence, and its memory."""

@@ -1,8 +1,8 @@
 """Native decoder: one block for every family, over merged weights.
 
-Queries, keys and values are one product, gate and up another; a sum with the residual is one pass
+Queries, keys and values are one product, gate and up another. A sum with the residual is one pass
 with the norm that follows. After the last layer's attention only the rows whose logits are wanted
-go on.
+are processed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .decoder_layers import DecoderLayer, LayerMaker, StreamedLayers
 class Decoder:
     """A `Network` of an architecture and its weights by role, which it takes out of the dict.
 
-    Each of `adapters` is what that adds to linear layers by their roles; a step says which span
-    goes through which, the first of them being number 1. With a `communicator` of several ranks,
+    Each of `adapters` contains its additions to linear layers by their roles; a step gives the
+    adapter of each span, the first of them being number 1. With a `communicator` of several ranks,
     architecture and weights are this rank's shard; the first rank has the logits. With
-    `layer_weights` those of layers are not in the dict: each layer is made when it is run.
+    `layer_weights` the dict does not contain the layers': each layer is built when it runs.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Decoder:
         dtype, device = embedding.dtype, embedding.device
         self._ops = choose_elementwise(dtype, device)
         self._model = architecture
-        # Rounded as transformers rounds it, and as Gemma was trained.
+        # Rounded as in transformers, and as Gemma was trained.
         self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
         self._ropes = [
@@ -97,8 +97,7 @@ class Decoder:
         norm = maker.norm("norm")
         assert norm is not None
         self._norm = norm
-        # For what else there is much to compute by: experts that are not packed, and a curve over
-        # all logits.
+        # Other large computations: experts that are not packed, and a soft cap over all logits.
         has_experts = any(block.experts for block in architecture.blocks) and device.type != "cpu"
         has_curve = architecture.logit_softcap is not None
         self.needs_torch = linear_factory.needs_torch or has_experts or has_curve
@@ -122,9 +121,9 @@ class Decoder:
         return self._communicator.gather(logits, self._vocab_size)
 
     def forward_layerwise(self, steps: Sequence[Step], attention: AttentionBackend) -> list[Tensor]:
-        """Run steps, all of them through a layer before the next is made → logits of each.
+        """Run steps, all of them through a layer before the next is built → logits of each.
 
-        They follow each other, and each has rows.
+        Each step continues the one before and has rows.
         """
         running = [self._run(step, attention) for step in steps]
         for _ in range(len(self._layers)):
@@ -138,7 +137,7 @@ class Decoder:
         return _result(self._run(step, attention))
 
     def _run(self, step: Step, attention: AttentionBackend) -> Generator[None, None, Tensor]:
-        """Run one step, stopping behind each layer → see `hidden_states`."""
+        """Run one step, yielding after each layer → see `hidden_states`."""
         rows = step.logit_rows
         cos_sin = [
             rotary_cos_sin(_positions(step, axes), _frequencies(step, frequencies), scaling)
@@ -147,7 +146,7 @@ class Decoder:
         if self._adapters:
             self._mapping.update(_token_adapters(step))
         residual = self._embedded(step)  # [T, H]
-        x: Tensor | None = None  # what the next norm adds to the residual
+        x: Tensor | None = None  # the next norm adds it to the residual
         for index in range(len(self._layers)):
             layer = self._layers[index]
             self.num_layers_started += 1
@@ -164,12 +163,12 @@ class Decoder:
             x = self._project(layer, x, residual)
             if layer.scalar is not None and x is not None:
                 residual, x = residual.add_(x).mul_(layer.scalar), None
-            del layer  # the next one is made without it
+            del layer  # frees it before the next one is built
             yield
         return self._norm.add(x, residual)
 
     def _behind(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """Return what is added to the residual of the ranks' outputs `[T, H]`."""
+        """Return the sum of the ranks' outputs `[T, H]`, which is added to the residual."""
         x = self._all_reduce(x)
         if norm is not None:
             x = norm(x)
@@ -177,7 +176,7 @@ class Decoder:
             x = x * self._model.residual_scale
         return x
 
-    def _mix(  # noqa: PLR0917 - what a layer has, and what a step has
+    def _mix(  # noqa: PLR0917 - a layer's parts, and a step's
         self,
         attention: AttentionBackend,
         layer: DecoderLayer,
@@ -186,9 +185,9 @@ class Decoder:
         cos_sin: Sequence[Tensor],
         step: Step,
     ) -> Tensor:
-        """Return what a layer's attention or recurrence gives of a step's tokens: `[T, inner]`.
+        """Return the output of a layer's attention or recurrence for a step: `[T, inner]`.
 
-        State is stored in any case; where the last layer's rows are not wanted nothing is given.
+        State is stored in any case; it returns nothing if the last layer's rows are not wanted.
         """
         if layer.latent is not None:
             latents = cast("LatentBackend", attention)
@@ -200,7 +199,7 @@ class Decoder:
         if layer.qkv_proj is None:
             return mixed
         assert layer.recurrent.norm is not None
-        normed = layer.recurrent.norm(residual)  # which the mixer has added x to
+        normed = layer.recurrent.norm(residual)  # the mixer has added x to it
         return torch.cat(
             [mixed, self._attend(attention, layer, None, normed, cos_sin, step)], dim=1
         )
@@ -214,7 +213,7 @@ class Decoder:
         cos_sin: Sequence[Tensor],
         step: Step,
     ) -> Tensor:
-        """Store keys and values, and return what heads of attention give: `[T, Hq · Dv]`."""
+        """Store keys and values, and return the output of attention heads: `[T, Hq · Dv]`."""
         assert layer.qkv_proj is not None
         qkv, gate = layer.qkv_proj(x, residual), None
         if self._model.has_output_gate:
@@ -227,7 +226,7 @@ class Decoder:
         return out if gate is None else out * gate.sigmoid()
 
     def _project(self, layer: DecoderLayer, x: Tensor | None, residual: Tensor) -> Tensor | None:
-        """Return what a layer adds to the residual `[T, H]`, behind its mixer's output `x`."""
+        """Return a layer's addition to the residual `[T, H]`, after its mixer's output `x`."""
         if layer.out_proj is not None and x is not None:
             x = layer.out_proj(x)
             if self._model.is_parallel and layer.mlp is not None:
@@ -247,7 +246,7 @@ class Decoder:
     ) -> Tensor:
         """Store keys and values and return the queries `[T, Hq, Dk]`, all of them rotated.
 
-        What the backends' one pass does not do is done before it, or in torch instead of it.
+        Steps that the backends' fused pass lacks run before it, or in torch instead of it.
         """
         model, index = self._model, layer.index
         shape, norms = layer.shape, layer.head_norms
@@ -299,9 +298,9 @@ class Decoder:
         return qkv
 
     def _wide_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of all heads together: `[T, H · D]`, of which ranks have a share.
+        """Return the RMS norm of all heads together: `[T, H · D]`, of which each rank has a share.
 
-        A single rank's `weight` is one that `norm_weight` gives.
+        A single rank's `weight` is the result of `norm_weight`.
         """
         if self._communicator is None:
             return self._ops.rms_norm(x.contiguous(), weight, eps)
@@ -311,7 +310,7 @@ class Decoder:
         return (wide * torch.rsqrt(mean + eps) * weight).to(x.dtype)
 
     def _embedded(self, step: Step) -> Tensor:
-        """Return the vectors `[T, H]` of a step's tokens, or what they are shown instead."""
+        """Return the embeddings `[T, H]` of a step's tokens, or the vectors shown instead."""
         residual = self._looked_up(step.token_ids)
         if self._scale != 1:
             residual *= self._scale
@@ -324,7 +323,7 @@ class Decoder:
         return residual
 
     def _looked_up(self, token_ids: Tensor) -> Tensor:
-        """Return the rows `[T, H]` of the embedding, each of which one rank has."""
+        """Return the rows `[T, H]` of the embedding; each row is on one rank."""
         if self._communicator is None:
             return self._embed(token_ids)
         own = self._communicator.shard.indices(self._vocab_size)
@@ -334,7 +333,7 @@ class Decoder:
         return self._communicator.all_reduce(vectors.masked_fill_(is_other[:, None], 0))
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        """Add up what the ranks have of `x [T, H]`, where there are others."""
+        """Add up the ranks' parts of `x [T, H]` if there are several ranks."""
         return x if self._communicator is None else self._communicator.all_reduce(x)
 
     def _linear_adapters(self, role: str) -> LinearAdapters | None:
@@ -343,7 +342,7 @@ class Decoder:
 
 
 def _add_deepstack(residual: Tensor, step: Step, index: int) -> None:
-    """Add to the residual `[T, H]` what images have for layer `index`, from the second layer on."""
+    """Add an image's vectors for layer `index` to the residual `[T, H]`, from the second on."""
     assert step.shown is not None
     assert step.shown_rows is not None
     start, width = index * residual.shape[1], residual.shape[1]
@@ -370,14 +369,14 @@ def _token_adapters(step: Step) -> NDArray[np.int32]:
 
 
 def _positions(step: Step, axes: Tensor | None) -> Tensor:
-    """Return what tokens are turned by: `[T, 1]`, or for frequencies of `axes [R]` `[T, R]`."""
+    """Return tokens' positions: `[T, 1]`, or for frequencies of `axes [R]` `[T, R]`."""
     if axes is None or step.axes is None:
         return step.positions[:, None]
     return step.axes.view(-1, step.num_tokens)[axes].T
 
 
 def _frequencies(step: Step, frequencies: Tensor) -> Tensor:
-    """Return what tokens are turned by: `[R]`, or of short and long ones `[2, R]` `[T, R]`."""
+    """Return tokens' frequencies: `[R]`, or chosen from short and long ones `[2, R]`, `[T, R]`."""
     if frequencies.ndim == 1:
         return frequencies
     return frequencies[0] if step.long_rope is None else frequencies[step.long_rope]

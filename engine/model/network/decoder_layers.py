@@ -1,4 +1,4 @@
-"""Layers of a decoder, made of weights by role: linear layers, norms, MLPs and experts."""
+"""Layers of a decoder, built from weights by role: linear layers, norms, MLPs and experts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .recurrent_layers import RecurrentMixer
 
 @dataclass(frozen=True, slots=True)
 class LatentMixer:
-    """Projections of a layer whose keys and values are latents, but for the out-projection.
+    """Projections of a layer with latent attention, except for the out-projection.
 
     `down_proj` norms its input, and gives queries, or their latents for `query_up`, and the latent
     and rotary key of each token. `index` counts attention layers.
@@ -46,7 +46,7 @@ class LatentMixer:
     def attend(
         self, backend: LatentBackend, x: Tensor | None, residual: Tensor, cos_sin: Tensor
     ) -> Tensor:
-        """Store a step's latents and return what its tokens attend to: `[T, H · Dv]`."""
+        """Store a step's latents and return its attention output: `[T, H · Dv]`."""
         sizes, rank = self.latent, self.latent.kv_rank
         down = self.down_proj(x, residual)
         query, key = down[:, : -rank - sizes.rope_dim], down[:, -rank - sizes.rope_dim :]
@@ -64,22 +64,22 @@ class LatentMixer:
         return out.flatten(1)
 
     def _turned(self, x: Tensor, cos_sin: Tensor) -> Tensor:
-        """Return rotary parts `[T, H, Dr]` turned, whose neighbours may be pairs."""
+        """Return rotary parts `[T, H, Dr]` rotated, of pairs of neighbours if configured."""
         if self.latent.has_rope_pairs:
             x = x.view(*x.shape[:2], -1, 2).mT.flatten(2)
         return apply_rotary(x, cos_sin)
 
 
-# Norms of latents have it whatever a config says.
+# Norms of latents use it whatever the config contains.
 LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One block with its weights; `rope` counts among the decoder's, `index` attention layers.
+    """One block with its weights; `rope` indexes the decoder's, `index` counts attention layers.
 
-    A block of a `recurrent` mixer alone has no qkv_proj, one of an MLP alone no out_proj either.
-    Where it has both, `out_proj` takes the recurrent mixer's output before that of attention.
+    A block with only a `recurrent` mixer has no qkv_proj, one with only an MLP no out_proj either.
+    With both, `out_proj` takes the recurrent mixer's output before that of attention.
     """
 
     index: int
@@ -101,7 +101,7 @@ class DecoderLayer:
 
 
 class StreamedLayers(Sequence[DecoderLayer]):
-    """Layers that are made when they are asked for; only the last one is kept."""
+    """Layers that are built when they are accessed; only the last one stays in memory."""
 
     def __init__(self, make: Callable[[int], DecoderLayer], count: int) -> None:
         self._make, self._count = make, count
@@ -111,7 +111,7 @@ class StreamedLayers(Sequence[DecoderLayer]):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a layer; the one that was returned last is not made again."""
+        """Return a layer; the last returned one is not built again."""
         if self._made is None or self._made[0] != index:
             if index >= self._count:
                 raise IndexError(index)
@@ -121,7 +121,7 @@ class StreamedLayers(Sequence[DecoderLayer]):
 
 
 class LayerMaker:
-    """Makes layers of weights, which it takes out of the dict as it goes."""
+    """Builds layers from weights, which it takes out of the dict."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LayerMaker:
             number = sum(other.recurrence is not None for other in before)
             norm = self.norm(f"{role}input_layernorm")
             recurrent = self._recurrent(role, number, block.recurrence, norm)
-            if block.has_attention:  # whose input is normed already
+            if block.has_attention:  # its input is normed already
                 qkv_proj = self._linear_factory.make_normed(self._linear(f"{role}qkv_proj"), None)
                 self._join(f"{role}out_proj", f"{role}o_proj")
             out_proj = self._linear(f"{role}out_proj")
@@ -214,15 +214,17 @@ class LayerMaker:
         )
 
     def _multiply(self, role: str, multiplier: Multiplier) -> None:
-        """Multiply rows of a weight, which no quantised one has."""
+        """Multiply rows of an unquantised weight."""
         weight = self._weights[f"{role}{multiplier.role}"]
         if isinstance(weight, Quantised):
-            raise UnsupportedConfig("its weights are multiplied, and quantised")
+            raise UnsupportedConfig(
+                "its quantised weights have multipliers, which is not supported"
+            )
         stop = multiplier.first + multiplier.num_rows if multiplier.num_rows else None
         weight[multiplier.first : stop] *= multiplier.factor
 
     def _join(self, role: str, other: str) -> None:
-        """Make one product of two that are added."""
+        """Merge two products whose results are added into one."""
         parts = [as_tensor(self._weights.pop(name)) for name in (role, other)]
         self._weights[role] = torch.cat(parts, dim=1)
         biases = [self.vector(f"{name}_bias") for name in (role, other)]
@@ -253,7 +255,7 @@ class LayerMaker:
         )
 
     def norm(self, role: str) -> Norm | None:
-        """Return a norm, its weights as the device's functions want them, if the model has it."""
+        """Return a norm, with its weights in the form for the device, if the model has it."""
         stored = self.vector(role)
         if stored is None:
             return None
@@ -297,7 +299,7 @@ class LayerMaker:
         return lambda x, residual: down(up(x, residual))
 
     def _activated(self, role: str) -> Linear:
-        """Return the linear layer before the down projection, gated or activated."""
+        """Return the linear layer before the down projection, with its gate or activation."""
         activation = self._model.gate
         if isinstance(activation, Gate):
             return self._linear(role, activation)
@@ -308,7 +310,7 @@ class LayerMaker:
         return self._linear_factory.make_activated(weight, bias, activation)
 
     def _activation(self, role: str) -> Linear:
-        """Return the activation of an MLP without a gate, by its learned numbers if it has any."""
+        """Return the activation of an MLP without a gate, with its learned numbers if any."""
         activation = self._model.gate
         assert not isinstance(activation, Gate)
         if activation != "xielu":
@@ -338,13 +340,13 @@ class LayerMaker:
         assert behind is not None
 
         def both(x: Tensor | None, residual: Tensor) -> Tensor:
-            out = behind_mlp(mlp(x, residual))  # whose residual is the sum from here on
+            out = behind_mlp(mlp(x, residual))  # its residual is the sum from here on
             return out + behind(routed(before(residual), of_router(residual)))
 
         return both
 
     def _routed_experts(self, role: str, experts: Experts) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return experts, which take their input and what the router chooses them by."""
+        """Return experts, which take their input and the router's input."""
         routing = Routing(
             experts.num_experts_per_tok,
             experts.scoring,
@@ -398,7 +400,7 @@ class LayerMaker:
         return lambda x: functional.linear(x.float(), weight)
 
     def _shared_experts(self, role: str, experts: Experts) -> Linear:
-        """Return the MLP that every token has beside those it chooses."""
+        """Return the shared MLP, which processes every token in addition to its experts."""
         up, down = (
             self._activated(f"{role}shared.gate_up_proj"),
             self._linear(f"{role}shared.down_proj"),

@@ -1,4 +1,4 @@
-"""KV cache size: the pages, and the rows of recurrent state, that fit the device's free memory."""
+"""KV cache size: the pages, and rows of recurrent state, that fit the device's free memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ...state.groups import most_pages
 from ..config.device import StepLimits, step_limits
 from .loaded_model import LoadedModel
 
-# A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
+# A GPU is ours alone; on a CPU other programs and the page cache need a share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
-# Where the largest step was measured, what is left is for pieces of memory that fit nowhere.
+# If the largest step was measured, this share is left for fragmentation.
 SHARE_OF_MEASURED = 0.97
-# The length that pages and rows are divided by, and rows of sequences to one for snapshots.
+# Typical sequence length by which pages and rows are divided, and sequence rows per snapshot row.
 TYPICAL_TOKENS = 1024
 ROWS_A_SNAPSHOT = 8
 CGROUP = Path("/sys/fs/cgroup")
-# Of either version: its folder, the limit, what is used, and of that the names in memory.stat of
-# idle and of mapped files.
+# For either version: its folder, the limit, the usage, and the names in memory.stat of the idle and
+# the mapped files in it.
 CGROUP_FILES = (
     ("", "memory.max", "memory.current", ("inactive_file", "file_mapped")),
     (
@@ -40,9 +40,9 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSize:
-    """The pages of the KV cache, and the tokens that one sequence may have: never more than fit.
+    """The pages of the KV cache, and the longest sequence in tokens: never more than fit.
 
-    And the rows of recurrent state, where layers have any.
+    Layers with recurrent state have rows, too.
     """
 
     num_pages: int
@@ -57,11 +57,11 @@ def compute_kv_cache_size(
     step_bytes: int | None = None,
     free: int | None = None,
 ) -> KVCacheSize:
-    """Return the room that there is: a context that does not fit is shortened to what does.
+    """Return the room in memory: a context that does not fit is shortened.
 
-    `step_bytes` is what the largest step takes, where that was measured; else it is bounded. `free`
-    is what the device has left, where that is not this process's alone to say.
-    Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
+    `step_bytes` is the memory of the largest step, if it was measured; else it is bounded. `free`
+    is the device's free memory, if this process cannot determine it alone.
+    Raises `OutOfCacheMemory` if there is none at all, or less than `settings.max_model_len`.
     """
     num_pages, num_rows = divide_memory(model, settings, step_bytes=step_bytes, free=free)
     limits, wanted = step_limits(settings, model.device), model.max_model_len
@@ -70,14 +70,15 @@ def compute_kv_cache_size(
         size = model.page_bytes
         raise OutOfCacheMemory(
             f"--max-model-len {wanted} needs {pages_of(model, limits, wanted) * size:,} bytes of "
-            f"KV cache, but there is room for {room} tokens ({num_pages * size:,} bytes): lower "
-            "it, leave it out to serve what fits, free memory, or set --kv-cache-memory."
+            f"KV cache, but there is room for only {room} tokens ({num_pages * size:,} bytes). "
+            "Lower it, leave it out to use the longest context that fits, free memory, or set "
+            "--kv-cache-memory."
         )
     return KVCacheSize(num_pages, min(room, wanted), num_rows)
 
 
 def pages_of(model: LoadedModel, limits: StepLimits, num_tokens: int) -> int:
-    """Return the most pages that a sequence of so many tokens holds, of all groups of layers."""
+    """Return the most pages that a sequence of `num_tokens` holds, in all groups of layers."""
     size, step_tokens = model.backend.page_size, limits.max_num_batched_tokens
     return sum(
         most_pages(
@@ -88,7 +89,7 @@ def pages_of(model: LoadedModel, limits: StepLimits, num_tokens: int) -> int:
 
 
 def most_tokens(model: LoadedModel, limits: StepLimits, num_pages: int) -> int:
-    """Return how many tokens a sequence that is alone may have, in whole pages."""
+    """Return how many tokens a single sequence may have, in whole pages."""
     size = model.backend.page_size
     fitting = bisect_right(
         range(num_pages + 1), num_pages, key=lambda pages: pages_of(model, limits, pages * size)
@@ -103,9 +104,9 @@ def divide_memory(
     step_bytes: int | None = None,
     free: int | None = None,
 ) -> tuple[int, int]:
-    """Return the pages and the rows to allocate: what fits, and no more than can ever be in use.
+    """Return the pages and rows to allocate: as many as fit and can be in use.
 
-    Where memory is short it is divided as sequences of `TYPICAL_TOKENS` need it.
+    If memory is short it is divided for sequences of `TYPICAL_TOKENS`.
     """
     page_size = model.backend.page_size
     size, row_size = model.page_bytes, model.row_bytes
@@ -124,15 +125,15 @@ def divide_memory(
     if pages < 1 or budget < 0:
         row = f" and {row_size:,} for the recurrent state of one sequence" if row_size else ""
         raise OutOfCacheMemory(
-            f"The KV cache needs at least {size:,} bytes for one page of {page_size} "
-            f"tokens{row}, but has {max(budget + num_rows * row_size, 0):,}: free memory, use a "
+            f"The KV cache needs at least {size:,} bytes for one page of {page_size} tokens{row}, "
+            f"but only {max(budget + num_rows * row_size, 0):,} are available: free memory, use a "
             "smaller model, or set --kv-cache-memory."
         )
     return pages, num_rows
 
 
 def rows_of(budget: int, row_size: int, typical: int, max_num_seqs: int) -> int:
-    """Return the rows of sequences whose pages typically take so many bytes, and of snapshots."""
+    """Return the rows of sequences whose pages typically take `num_bytes`, and of snapshots."""
     if not row_size:
         return 0
     with_snapshots = row_size + -(-row_size // ROWS_A_SNAPSHOT)
@@ -152,7 +153,7 @@ def _activation_bytes(model: LoadedModel, limits: StepLimits) -> int:
     """Bound one step's transient tensors: hidden states of all tokens and logits of all rows."""
     widths = 8 * model.hidden_size + 3 * model.max_intermediate_size
     per_step = limits.max_num_batched_tokens * widths * model.dtype.itemsize
-    rows = limits.max_num_seqs + 2 * MAX_SCORED_ROWS  # of drafts, and of prompts that are scored
+    rows = limits.max_num_seqs + 2 * MAX_SCORED_ROWS  # for drafts, and for scored prompts
     return per_step + rows * model.vocab_size * (model.dtype.itemsize + 4)
 
 
@@ -167,10 +168,10 @@ def _meminfo_available() -> int:
 
 
 def _cgroup_left() -> int | None:
-    """Return what the container's limit leaves, by version 2 or 1 of control groups.
+    """Return the memory left by the container's limit, by version 2 or 1 of control groups.
 
-    Files that were read stay in memory and count as used until somebody needs it: what is of no
-    use now is free. Files that are mapped are in use: the weights may be among them.
+    The page cache counts as used until it is reclaimed, but is free when it is idle. Mapped files
+    are in use: the weights may be among them.
     """
     for folder, most, used, stats in CGROUP_FILES:
         try:
@@ -182,7 +183,7 @@ def _cgroup_left() -> int | None:
 
 
 def _idle_file_bytes(folder: str, idle: str, mapped: str) -> int:
-    """Return what `memory.stat` says of idle files that are not mapped; 0 where it says nothing."""
+    """Return the size of idle, unmapped files in `memory.stat`; 0 if it is not there."""
     try:
         words = _cgroup_text(folder, "memory.stat").split()
         numbers = dict(zip(words[::2], map(int, words[1::2]), strict=False))

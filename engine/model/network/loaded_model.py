@@ -24,7 +24,7 @@ from ...scheduling.images import ImageSpec
 class Network(Protocol):
     """A decoder with its weights; `num_layers_started` counts since the start, within steps too.
 
-    `needs_torch` where much of a step is computed by torch's own functions, on its threads.
+    `needs_torch` is set if torch's own functions, on its threads, compute much of a step.
     """
 
     num_layers_started: int
@@ -39,22 +39,22 @@ class Network(Protocol):
 
 @runtime_checkable
 class NetworkWithHead(Network, Protocol):
-    """A network that can stop before its head: what comes before may be a graph's."""
+    """A network that can stop before its head: the part before it may be a CUDA graph."""
 
     def hidden_states(self, step: Step, attention: AttentionBackend) -> Tensor:
-        """Run one step but for the head → the last hidden states `[N, H]` of its rows."""
+        """Run one step except for the head → the last hidden states `[N, H]` of its rows."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
 
 
 class VisionTower(Protocol):
-    """Vision encoder's network: turns an image into embeddings that replace those of tokens."""
+    """Vision encoder's network: computes image embeddings that replace those of tokens."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return an image's vectors: `[H, W, 3]` → `[tokens, (1 + D) · H]`, of the network's dtype.
 
-        For D see `Step.shown`. They depend on nothing else.
+        D is described in `Step.shown`. They depend on nothing else.
         """
 
 
@@ -66,7 +66,7 @@ class VisionEncoder(NamedTuple):
 
 
 class GraphLimits(NamedTuple):
-    """Limits of CUDA graphs, and the device's last ids `[slots]`, used where the host has none.
+    """Limits of CUDA graphs, and the device's last ids `[slots]`, for ids that the host lacks.
 
     `drop` destroys the graphs, from any thread.
     """
@@ -79,16 +79,16 @@ class GraphLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A network on its device, and what the engine must know to serve it.
+    """A network on its device, and the values that the engine needs to serve it.
 
-    `shapes[i]` is what attention layer i attends with, `backend` what makes the attention of all of
-    them, `cache_dtype` what keys and values are kept in, None as the network computes them;
-    `recurrent_shapes[i]` is what recurrent layer i keeps.
-    `max_intermediate_size` is that of the widest layer. Sequences that may come to more tokens than
-    `original_positions` take its ropes' long frequencies. `eos_token_ids` is as the model's config
-    has it: an id, a list of ids, or None. Without a `vision_encoder` it takes no images.
-    `notes` are for who runs it. `check` raises what has made worthless all that was computed since;
-    None where nothing can.
+    `shapes[i]` is the spec of attention layer i, `backend` makes the attention of all of them,
+    `cache_dtype` is the dtype of keys and values, None for the network's; `recurrent_shapes[i]` is
+    the state of recurrent layer i.
+    `max_intermediate_size` is that of the widest layer. Sequences that may grow beyond
+    `original_positions` use its ropes' long frequencies. `eos_token_ids` is as in the model's
+    config: an id, a list of ids, or None. Without a `vision_encoder` it does not take images.
+    `notes` are for the user. `check` raises if an error has invalidated all computations since;
+    None if there cannot be one.
     """
 
     network: Network
@@ -109,9 +109,9 @@ class LoadedModel:
     check: Callable[[], None] | None = None
 
     def with_kv_cache_dtype(self, dtype: torch.dtype | None) -> Self:
-        """Return the model with keys and values in a dtype of their own; None is the network's.
+        """Return the model with a separate dtype for keys and values; None is the network's.
 
-        Proofs are made with the network's.
+        Parity checks use the network's.
         """
         if dtype == self.cache_dtype:
             return self
@@ -120,7 +120,7 @@ class LoadedModel:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """Return the groups of attention layers, each with page lists of its own."""
+        """Return the groups of attention layers, each with separate page lists."""
         return group_layers(self.shapes, self.max_model_len)
 
     @property
@@ -146,7 +146,7 @@ class LoadedModel:
 
     @property
     def has_head(self) -> bool:
-        """Say whether logits may be computed apart from the layers, a tile at a time."""
+        """Return whether logits may be computed apart from the layers, a tile at a time."""
         return isinstance(self.network, NetworkWithHead)
 
     def run_graph(
@@ -156,14 +156,14 @@ class LoadedModel:
         graphs: GraphLimits,
         call: Callable[[], Tensor],
     ) -> Tensor:
-        """Call what computes a step in graphs; whoever shares the model hears of it first."""
+        """Call a step that runs in CUDA graphs; other ranks are notified first."""
         del step, attention, graphs
         return call()
 
     def attention(
         self, num_pages: int, num_rows: int = 0, groups: Sequence[LayerGroup] = ()
     ) -> AttentionBackend:
-        """Allocate so many pages and rows; without `groups` all layers have the same page lists."""
+        """Allocate pages and rows; without `groups` all layers have the same page lists."""
         dtype = self.cache_dtype or self.dtype
         if len(groups) > 1:
             parts = (self.shapes, groups, num_pages, dtype, self.device)

@@ -16,9 +16,9 @@ from ..config.architecture import Recurrence
 
 @dataclass(frozen=True, slots=True)
 class RecurrentMixer:
-    """A mixer with its weights but for the out-projection; `layer` counts recurrent ones.
+    """A mixer with its weights except for the out-projection; `layer` counts recurrent layers.
 
-    `in_proj` norms its input by `norm`. See `Recurrence` for what it projects and how that is used.
+    `in_proj` norms its input by `norm`. `Recurrence` describes the projected parts and their use.
     """
 
     layer: int
@@ -38,9 +38,9 @@ class RecurrentMixer:
         residual: Tensor,
         norm_over_ranks: Callable[[Tensor, Tensor, float], Tensor],
     ) -> Tensor:
-        """Return what the rule gives of a step's tokens, gated: `[T, inner]`.
+        """Return the rule's gated output for a step's tokens: `[T, inner]`.
 
-        `norm_over_ranks` is the RMS norm of numbers of which each rank has a share.
+        `norm_over_ranks` is the RMS norm of numbers that are spread over the ranks.
         """
         projected = self.in_proj(x, residual)
         parts = torch.split(projected, list(self.recurrence.proj_sizes), dim=1)

@@ -1,4 +1,4 @@
-"""Drift of log-probabilities: what quantising a model's weights at load changes, on held text."""
+"""Drift of log-probabilities: the change from quantising a model's weights at load, on a text."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Answer: Mercury. It takes 88 days to go around the sun once.
 class Drift:
     """Differences of two models' log-probabilities for the next tokens of a text of `num_tokens`.
 
-    `mean` and `largest` are of the reference's likeliest tokens; `equal` is the share of places
-    where both have the same likeliest token.
+    `mean` and `largest` are over the reference's likeliest tokens; `equal` is the share of
+    positions where both have the same likeliest token.
     """
 
     mean: float
@@ -72,19 +72,19 @@ class Drift:
 
 
 def held_tokens(model: str, vocab_size: int) -> Tensor:
-    """Return tokens `[t]` of the held text; random ones where the model has no tokenizer."""
+    """Return tokens `[t]` of the text; random ones if the model has no tokenizer."""
     try:
         folder = find_folder(model)
         vocabulary = recall_vocabulary(model, folder) or load_vocabulary(model, folder)
         tokenizer = load_tokenizer(model, vocabulary, vocab_size)
-    except EngineError:  # which a load of the whole model says, too
+    except EngineError:  # a load of the whole model reports it, too
         return parity_tokens(vocab_size, ())
     ids = tokenizer.encode(HELD_TEXT, add_special_tokens=True)
     return torch.tensor(ids[:MOST_TOKENS])
 
 
 def cached_drift(fact: CacheEntry, measure: Callable[[], Drift]) -> Drift:
-    """Return the drift of a load, measured once for a `fact` that all of it follows from."""
+    """Return the drift of a load, measured once per `fact` that it depends on."""
     entry = CacheEntry.from_inputs("drift", fact.digest)
     data = entry.load()
     if data is not None:

@@ -1,6 +1,6 @@
-"""Decoder layer by layer, for its parity check: the weights of one layer are in memory at a time.
+"""Decoder layer by layer, for its parity check: one layer's weights are in memory at a time.
 
-Its vocabulary is cut to the first and the last tokens, of which the check is: rows of embedding and
+Its vocabulary is cut to the first and the last tokens, which the check uses: rows of embedding and
 head do not depend on each other.
 """
 
@@ -29,7 +29,7 @@ from .logits import chunked_logits
 from .parity_inputs import PARITY_VOCAB, num_bytes
 
 OUTER = -1
-# Weights of a row for each token of the vocabulary.
+# Weights with one row per token of the vocabulary.
 TABLES = frozenset({"embed_tokens", "lm_head", "lm_head_bias"})
 
 
@@ -37,7 +37,7 @@ TABLES = frozenset({"embed_tokens", "lm_head", "lm_head_bias"})
 class LayerReader:
     """Reads a model's weights one layer at a time.
 
-    `architecture` is that of the cut model, whose vocabulary are the tokens `vocabulary [V]` of the
+    `architecture` is that of the cut model, whose vocabulary is the tokens `vocabulary [V]` of the
     whole one; `weights[i]` are those of layer i, `weights[OUTER]` the others.
     """
 
@@ -59,9 +59,9 @@ class LayerReader:
         num_layers: int | None,
         is_cut: bool = True,
     ) -> Self:
-        """Return the reader of a model, or of its first layers, with a cut vocabulary or all of it.
+        """Return the reader of a model, or of its first layers, with a cut or a whole vocabulary.
 
-        A vocabulary whose embedding or head is quantised stays whole.
+        A vocabulary whose embedding or head is quantised is not cut.
         """
         architecture = as_stored(checkpoint, architecture)
         stored = find_layout(
@@ -104,9 +104,9 @@ def layerwise_logits(
     token_ids: Tensor,
     prompt_images: Sequence[PromptImage] = (),
 ) -> Tensor:
-    """Return `chunked_logits` of a model that is loaded, computed in another dtype.
+    """Return `chunked_logits` of a loaded model, computed in another dtype.
 
-    Images are for the loaded dtype alone: its vision encoder reads them.
+    Images are for the loaded dtype only: its vision encoder reads them.
     """
     assert not prompt_images or dtype == loaded.dtype
     network = Decoder(

@@ -20,31 +20,31 @@ from ...scheduling.images import ImageSpan, PromptImage, axes_of, image_span, wh
 from ..network.loaded_model import LoadedModel, Network, VisionEncoder
 
 PARITY_TOKENS = 40
-# Up to here a window is worth the tokens that it takes to see it slide.
+# Up to this size, a check has enough tokens to see a window slide.
 LONGEST_WINDOW = 256
-# Of more tokens the logits of some are compared.
+# With more tokens, only the logits of some are compared.
 MOST_COMPARED = 384
 # Relative L2 distance of logits above which paged and eager attention cannot be the same function.
 PARITY_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
-# Runs steps that follow each other → the logits of each.
+# Runs steps in order → the logits of each.
 RunSteps = Callable[[Sequence[Step], AttentionBackend], list[Tensor]]
-# How often a network may be off by what rounding makes of transformers' class in the same dtype.
+# Limit of a network's error, as a multiple of the rounding error of transformers' class.
 ROUNDING_TOLERANCE = 2.0
 
 
 def parity_tokens(
     vocab_size: int, windows: Iterable[int], longest_window: int = LONGEST_WINDOW
 ) -> Tensor:
-    """Return random tokens `[t]`, so many that a window slides if it is none of the long ones."""
+    """Return random tokens `[t]`, enough for a window to slide unless it is a long one."""
     longest = max((window for window in windows if window <= longest_window), default=0)
     count = max(PARITY_TOKENS, longest + PARITY_TOKENS // 2)
     return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(0))
 
 
 def compared_rows(num_tokens: int) -> NDArray[np.int64]:
-    """Return the tokens whose logits are compared: all of few, else the last ones and some others.
+    """Return the tokens whose logits are compared: all of a few, else the last and some others.
 
-    The last ones see a window that slid.
+    The last ones see a window that has moved.
     """
     if num_tokens <= MOST_COMPARED:
         return np.arange(num_tokens)
@@ -57,9 +57,9 @@ def check_parity(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Te
     distance = relative_distance(chunked_logits(loaded, token_ids), expected)
     if not distance <= PARITY_TOLERANCE[loaded.dtype]:
         raise TransformersRefused(
-            f"{name}: it gives other logits with paged attention than with its own (relative "
-            f"distance {distance:.2g}): it keeps state that is not in keys and values, or "
-            "masks in a way that its attention call does not tell."
+            f"{name}: its logits with paged attention differ from its own (relative distance "
+            f"{distance:.2g}): it keeps state outside keys and values, or its masks are not "
+            "visible in its attention calls."
         )
 
 
@@ -70,7 +70,7 @@ def round_parameters(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def logits_or_none(run: Callable[[], Tensor]) -> Tensor | None:
-    """Return the logits of a class that was rounded to a dtype; None where it cannot run in it."""
+    """Return the logits of a class that was rounded to a dtype; None if it cannot run in it."""
     try:
         return run()
     except torch.OutOfMemoryError:
@@ -80,7 +80,7 @@ def logits_or_none(run: Callable[[], Tensor]) -> Tensor | None:
 
 
 def is_rounding(distance: float, eagers: float, dtype: torch.dtype) -> bool:
-    """Say whether a distance from fp32 may be rounding, by that of eager attention in the dtype."""
+    """Return whether a distance from fp32 may be rounding, by that of eager attention."""
     return distance <= ROUNDING_TOLERANCE * eagers + torch.finfo(dtype).eps
 
 
@@ -100,11 +100,11 @@ def chunked_logits(
 ) -> Tensor:
     """Return the logits `[2, n, V]` of two copies of `token_ids [t]` that run side by side.
 
-    Those of the `compared_rows`. Some of the tokens stand for `prompt_images`, which the model's
-    vision encoder reads. The first copy goes through an adapter.
+    Only the `compared_rows` are returned. Some of the tokens stand for `prompt_images`, which the
+    model's vision encoder reads. The first copy goes through an adapter.
 
-    In three steps, two chunks and a final single token, over pages: state that does not live in
-    keys and values shows here. `run` returns the logits of these steps otherwise than in turn.
+    There are three steps, two chunks and a final single token, over pages: state outside keys and
+    values shows here. `run` returns the logits of these steps in another way than one by one.
     """
     tokens, rows = token_ids.numpy(), compared_rows(len(token_ids))
     total, size = len(tokens), loaded.backend.page_size
@@ -146,7 +146,7 @@ def _copies_step(
 ) -> Step:
     """Return the step of `token_ids [n]` from position `start` on, once in each row of `pages`.
 
-    The logits of `rows` are wanted. The first of these copies goes through an adapter.
+    The logits of `rows` are wanted. The first copy goes through an adapter.
     """
     count, copies = len(token_ids), len(pages)
     arrays, vectors = _shown_copies(shown, copies, loaded.vision_encoder)
@@ -167,7 +167,7 @@ def _copies_step(
 def _shown_copies(
     shown: ImageSpan, copies: int, vision_encoder: VisionEncoder | None
 ) -> tuple[dict[str, NDArray[Any]], Tensor | None]:
-    """Return what copies of a span show, side by side: arrays of their step, and vectors."""
+    """Return the images of copies of a span, side by side: arrays of their step, and vectors."""
     if vision_encoder is None:
         return {}, None
     arrays: dict[str, NDArray[Any]] = {"axes": np.tile(shown.axes, copies).ravel()}

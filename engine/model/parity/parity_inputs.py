@@ -1,7 +1,7 @@
-"""Inputs of a decoder's parity check: tokens, and how many layers they run through.
+"""Inputs of a decoder's parity check: tokens, and the number of layers that they run through.
 
-Few tokens run through all layers, where that fits and takes no minutes. So many that a window
-slides run through as many layers as can be afforded: all, else the first ones, of each kind one.
+A few tokens run through all layers, if these fit and take less than minutes. Enough tokens to move
+a window run through as many layers as are affordable: all, else the first, with one of each kind.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .logits import PARITY_TOKENS, parity_tokens
 PARITY_VOCAB = 4096
 # Weights in fp32 that are read layer by layer within a minute: three times, at 2 GB/s.
 MOST_BYTES = 40e9
-# Longer windows are compared by masks alone.
+# Longer windows are compared by their masks only.
 LONGEST_WINDOW = 4096
-# What a network in fp32 takes while it is made, as a multiple of its weights.
+# Memory of a network in fp32 while it is built, as a multiple of its weights.
 ROOM = 1.25
-# Passes over the tokens: of two copies in fp32 and as served, of eager attention once each.
+# Passes over the tokens: two copies in fp32 and as served, and one each with eager attention.
 PASSES = 6
 # Tensors of all scores of a layer that eager attention has at a time.
 SCORES = 3
 
 
 class Budget(NamedTuple):
-    """The most that the tokens of a window may cost: some ten seconds, and eager's scores."""
+    """Limit of the cost of a window's tokens: some ten seconds, and eager's scores."""
 
     flops: float
     scores_bytes: int
@@ -44,9 +44,9 @@ BUDGETS = {"cpu": Budget(1e12, 2**28), "cuda": Budget(4e14, 2**33)}
 
 
 class ParityInput(NamedTuple):
-    """Tokens `[t]`, and through how many first layers they run, None being all.
+    """Tokens `[t]`, and the number of first layers that they run through, None being all.
 
-    Tokens are those of a vocabulary that is cut, where that is.
+    Tokens are ids of the cut vocabulary if it is cut.
     """
 
     num_layers: int | None
@@ -56,9 +56,9 @@ class ParityInput(NamedTuple):
 def parity_inputs(
     architecture: Architecture, device: torch.device, *, is_layerwise: bool = False
 ) -> list[ParityInput]:
-    """Return what is compared: first through all layers, then past longer windows.
+    """Return the inputs of a check: first through all layers, then past longer windows.
 
-    The first layers alone where all would not fit, or layer by layer take more than a minute.
+    Only the first layers are compared if all would not fit, or take more than a minute.
     """
     weights = list(weights_of(architecture))
     is_whole = num_bytes(weights) <= MOST_BYTES if is_layerwise else fits(weights, device)
@@ -87,7 +87,7 @@ def parity_inputs(
 def is_affordable(
     blocks: Sequence[Block], architecture: Architecture, num_tokens: int, device: torch.device
 ) -> bool:
-    """Say whether so many tokens may run through blocks; eager attention scores all pairs."""
+    """Return whether tokens are few enough for blocks; eager attention scores all pairs."""
     budget = BUDGETS.get(device.type, BUDGETS["cpu"])
     heads = [block.attention.num_query_heads for block in blocks]
     scores = SCORES * max(heads) * num_tokens**2 * torch.float32.itemsize
@@ -100,7 +100,7 @@ def is_affordable(
 
 
 def fits(weights: Iterable[Weight], device: torch.device) -> bool:
-    """Say whether a network of these weights does in fp32: transformers makes it on the host."""
+    """Return whether a network of these weights fits in fp32 on the host and the device."""
     free = min(free_bytes(device), free_bytes(torch.device("cpu")))
     return ROOM * num_bytes(weights) <= free
 
@@ -111,12 +111,12 @@ def num_bytes(weights: Iterable[Weight]) -> int:
 
 
 def _short_positions(architecture: Architecture) -> int:
-    """Return up to where transformers turns by the same frequencies, whatever it runs."""
+    """Return the number of tokens for which transformers' frequencies do not change."""
     return architecture.original_positions or architecture.max_positions
 
 
 def num_layers_with_all_kinds(architecture: Architecture) -> int:
-    """Return how many layers come before there is one of each kind, and two at least."""
+    """Return how many layers include one of each kind, and at least two."""
     first = [architecture.blocks.index(block) for block in set(architecture.blocks)]
     return min(max(*first, 1) + 1, len(architecture.blocks))
 

@@ -1,1 +1,1 @@
-"""Models that write down what a recording says: an encoder of sound, a decoder of text."""
+"""Models that transcribe recordings: an audio encoder and a text decoder."""

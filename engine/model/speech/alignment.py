@@ -1,6 +1,6 @@
 """Word timestamps: cross-attention of alignment heads, aligned by dynamic time warping.
 
-The steps are those of openai-whisper's word times, as transformers takes them.
+The steps are those of openai-whisper's word timestamps, as in transformers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch.nn import functional
 
 
 def align_tokens(looks: Tensor, median_filter_width: int) -> NDArray[np.int64]:
-    """Return the place of the window at which each token begins: `[A, T, S]` → `[T]`.
+    """Return the position in the window at which each token begins: `[A, T, S]` → `[T]`.
 
-    Head by head looks are normed over the tokens and smoothed over the window, then averaged.
+    Attention weights are normalised over tokens, smoothed over the window per head, and averaged.
     """
     if not looks.shape[1]:
         return np.zeros(0, np.int64)
@@ -37,10 +37,10 @@ def median_filter(x: Tensor, width: int) -> Tensor:
 
 
 def dynamic_time_warping(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cheapest way through `cost [T, S]`, forwards in both: its tokens, its places.
+    """Return the cheapest monotonic path through `cost [T, S]`: its tokens and its positions.
 
-    One diagonal after the other, whose cells need only those before. Where two ways cost the same,
-    the window goes on.
+    It is computed by diagonals, whose cells need only earlier ones. If two paths cost the same, the
+    window advances.
     """
     tokens, places = cost.shape
     total = np.full((tokens + 1, places + 1), np.inf, np.float32)

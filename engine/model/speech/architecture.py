@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from ...kernels.attention import AttentionShape
 from ...scheduling.speech import Task
 
-# Two convolutions of three frames each, the second of which takes every other one.
+# Two convolutions of three frames each; the second has a stride of two.
 KERNEL = 3
 STRIDE = 2
-# Of all layer norms; no config says it.
+# Of all layer norms; no config contains it.
 EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechArchitecture:
-    """Numbers of a Whisper model: an encoder of a window's frames, a decoder with cross-attention.
+    """Sizes of a Whisper model: an encoder of a window's frames, a decoder with cross-attention.
 
-    A window has `max_source_positions`, half as many as its frames; a text at most
+    A window has `max_source_positions` positions, half as many as frames; a text has at most
     `max_target_positions`.
     """
 
@@ -44,12 +44,12 @@ class SpeechArchitecture:
 
     @property
     def shape(self) -> AttentionShape:
-        """Return what each layer of the decoder attends with, to its text and to the window."""
+        """Return the attention of each decoder layer, to its text and to the window."""
         return self._shape(self.decoder_heads, is_causal=True)
 
     @property
     def encoder_shape(self) -> AttentionShape:
-        """Return what each layer of the encoder attends with."""
+        """Return the attention of each encoder layer."""
         return self._shape(self.encoder_heads, is_causal=False)
 
     def _shape(self, heads: int, *, is_causal: bool) -> AttentionShape:
@@ -59,11 +59,11 @@ class SpeechArchitecture:
 
 @dataclass(frozen=True, slots=True)
 class WhisperTokens:
-    """Special tokens that prompt a model, and tokens that are suppressed.
+    """Special tokens of a model's prompt, and tokens that are suppressed.
 
-    Text has ids below `end`. `languages` are ids by their codes and `tasks` by their names; where
-    there are none, `forced` follows `start`. Times begin behind `no_timestamps`, if there are any.
-    `alignment_heads` are (layer, head) of those that look at what is being said.
+    Text has ids below `end`. `languages` are ids by their codes and `tasks` by their names; without
+    them, `forced` follows `start`. Timestamps begin after `no_timestamps`, if there are any.
+    `alignment_heads` are the (layer, head) pairs that attend to the spoken words.
     """
 
     start: int
@@ -81,5 +81,5 @@ class WhisperTokens:
 
     @property
     def first_timestamp(self) -> int | None:
-        """Return the id of time 0."""
+        """Return the id of timestamp 0."""
         return None if self.no_timestamps is None else self.no_timestamps + 1

@@ -1,7 +1,7 @@
-"""Loading a speech model, and proving it: our network is held to transformers' at load.
+"""Loading of speech models, with a parity check of our network against transformers'.
 
-As for decoders the proof is of a function, in fp32 where nothing but the order of sums tells the
-two apart, and roughly of the dtype that is served.
+As for decoders, the check in fp32 shows whether both are the same function, since only the order of
+sums may differ; the check in the served dtype is approximate.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def weights_of(model: SpeechArchitecture) -> Iterator[Weight]:
 
 
 def _attention(role: str, prefix: str, letters: str, hidden: int) -> Iterator[Weight]:
-    """Yield the products of some of queries, keys and values as one, and what joins the heads.
+    """Yield products of some of queries, keys and values as one, and the one that joins the heads.
 
-    Keys have no bias; where they have a place in one it stays zero.
+    Keys have no bias; their part of a joint bias stays zero.
     """
     rows = [(f"{letter}_proj", hidden) for letter in letters]
     yield stacked(f"{role}{letters}_proj", prefix, "weight", rows, hidden)
@@ -109,7 +109,7 @@ def _norm(role: str, prefix: str, hidden: int) -> Iterator[Weight]:
 
 
 def _convolution(role: str, inputs: int, outputs: int) -> Iterator[Weight]:
-    """Yield a convolution as a product with what its frames hold, one after the other."""
+    """Yield a convolution as a product with the frames of each position, one after the other."""
     key = f"model.{role}"
     shape = (outputs, KERNEL * inputs)
     part = Part(f"{key}.weight", (outputs, inputs, KERNEL), lambda own: _by_inputs(own, inputs))
@@ -124,7 +124,7 @@ def _by_inputs(weight: Tensor, inputs: int) -> Tensor:
 
 TITLE = "WhisperForConditionalGeneration"
 PARITY_TOKENS = 20
-# So many layers of either side are compared where not all of them fit in fp32.
+# Layers of encoder and decoder that are compared if not all of them fit in fp32.
 FIRST_LAYERS = 2
 
 
@@ -141,12 +141,12 @@ class LoadedSpeech:
 
     @property
     def architecture(self) -> SpeechArchitecture:
-        """Return what the network is made of."""
+        """Return the network's architecture."""
         return self.network.architecture
 
 
 def load_speech(settings: EngineConfig) -> LoadedSpeech:
-    """Load and prove the model; `ModelRefused` says by name why one cannot be served."""
+    """Load and check the model; `ModelRefused` names the reason if it cannot be served."""
     try:
         return _loaded(settings)
     except EngineError:
@@ -166,15 +166,15 @@ def _loaded(settings: EngineConfig) -> LoadedSpeech:
     parity = run_once(fact, partial(check_parity, checkpoint, loaded))
     if not parity.holds:
         raise ModelRefused(
-            f"{settings.model}: the engine's network and transformers' give other logits "
-            f"(relative distance {parity.distance:.2g}), so that it would answer wrong."
+            f"{settings.model}: the engine's logits differ from transformers' (relative distance "
+            f"{parity.distance:.2g}), so its answers would be wrong."
         )
     check_logits(settings.model, chunked_logits(loaded))
     if parity.num_layers is None:
         return loaded
     note = (
-        f"the engine's network was compared with transformers' by the first {parity.num_layers} "
-        "layers of either side: all of them in fp32 do not fit here"
+        f"the parity check against transformers covered the first {parity.num_layers} layers of "
+        "encoder and decoder: all of them in fp32 do not fit into memory"
     )
     return replace(loaded, notes=(note,))
 
@@ -187,7 +187,7 @@ def load(
     *,
     num_layers: int | None = None,
 ) -> LoadedSpeech:
-    """Return the model in a dtype on a device, or the first layers of either side of it."""
+    """Return the model in a dtype on a device, or the first layers of its encoder and decoder."""
     architecture = description.architecture
     wanted = list(weights_of(architecture))
     stored = find_stored(checkpoint.files, wanted, HEAD)
@@ -198,8 +198,8 @@ def load(
     check_stored(checkpoint, TITLE, wanted, stored)
     if num_layers is not None:
         architecture = first_layers(architecture, num_layers)
-        kept = {weight.role for weight in weights_of(architecture)} | {"decoder.proj_out"}
-        wanted = [weight for weight in wanted if weight.role in kept]
+        roles = {weight.role for weight in weights_of(architecture)} | {"decoder.proj_out"}
+        wanted = [weight for weight in wanted if weight.role in roles]
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     return LoadedSpeech(
         description=description,
@@ -211,7 +211,7 @@ def load(
 
 
 def first_layers(architecture: SpeechArchitecture, count: int) -> SpeechArchitecture:
-    """Return a model of at most so many layers on either side."""
+    """Return a model of at most `num_layers` layers in encoder and decoder."""
     return replace(
         architecture,
         encoder_layers=min(count, architecture.encoder_layers),
@@ -223,7 +223,7 @@ def first_layers(architecture: SpeechArchitecture, count: int) -> SpeechArchitec
 def check_parity(checkpoint: Checkpoint, loaded: LoadedSpeech) -> ParityResult:
     """Compare our logits with those of transformers' class and its eager attention, in fp32.
 
-    And those of what is `loaded`, in its dtype, which may be off by twice as much as eager's in it.
+    The logits of the `loaded` model, in its dtype, may differ by twice as much as eager's in it.
     """
     architecture, device = loaded.architecture, loaded.device
     num_layers = None if fits(weights_of(architecture), device) else FIRST_LAYERS
@@ -245,7 +245,7 @@ def check_parity(checkpoint: Checkpoint, loaded: LoadedSpeech) -> ParityResult:
 
 @torch.inference_mode()
 def chunked_logits(loaded: LoadedSpeech) -> Tensor:
-    """Return the logits `[2, t, V]` of two texts that are said of one window.
+    """Return the logits `[2, t, V]` of two texts for one window.
 
     Their tokens come in two chunks and a last one alone, over pages, side by side.
     """
@@ -285,7 +285,7 @@ def _parity_features(architecture: SpeechArchitecture) -> Tensor:
 def _eager_logits(
     checkpoint: Checkpoint, exact: LoadedSpeech, served: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return what transformers' class answers to the same in fp32, and as `served`: `[2, t, V]`."""
+    """Return transformers' logits for the same in fp32, and as `served`: `[2, t, V]`."""
     from transformers import AutoConfig, WhisperForConditionalGeneration
 
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
@@ -319,9 +319,9 @@ def _eager_logits(
 
 
 def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
-    """Return how many windows have room for what their texts attend to.
+    """Return how many windows fit with their cross-attention pages.
 
-    Raises `OutOfCacheMemory` when there is room for none.
+    Raises `OutOfCacheMemory` if there is no room for one.
     """
     pages = slot_pages(loaded.architecture, loaded.backend, loaded.dtype)
     budget = settings.kv_cache_memory
@@ -333,15 +333,15 @@ def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
     slots = min(budget // pages.num_bytes, sequences, most)
     if slots < 1:
         raise OutOfCacheMemory(
-            f"A window of this model needs {pages.num_bytes:,} bytes for what its text attends to, "
-            f"but there are {max(budget, 0):,}: free memory, use a smaller model, or set "
+            f"A window of this model needs {pages.num_bytes:,} bytes of cache, but only "
+            f"{max(budget, 0):,} are available: free memory, use a smaller model, or set "
             "--kv-cache-memory."
         )
     return slots
 
 
 def _activation_bytes(loaded: LoadedSpeech, settings: EngineConfig) -> int:
-    """Bound what a step takes on its way: states of the windows that are encoded, and logits."""
+    """Bound the transient memory of a step: states of the encoded windows, and logits."""
     model, size = loaded.architecture, loaded.dtype.itemsize
     widths = 8 * model.hidden_size + 2 * max(model.encoder_ffn_dim, model.decoder_ffn_dim)
     frames = WINDOWS_AT_ONCE * model.window_frames

@@ -1,4 +1,4 @@
-"""Steps of a speech model over its slots: each has pages for one window and for its text."""
+"""Steps of a speech model over its slots: each has pages for one window and its text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .whisper import WhisperModel
 
 Ints = NDArray[np.int64]
 
-# So many windows are encoded at once; one alone keeps a CPU busy.
+# Windows encoded at once; a single one keeps a CPU busy.
 WINDOWS_AT_ONCE = 4
 
 
@@ -25,8 +25,8 @@ WINDOWS_AT_ONCE = 4
 class TextStep:
     """Tokens of `S` texts: `counts[s]` of slot `slots[s]`, from position `starts[s]` on.
 
-    All `token_ids` lie in one row, text after text; logits of `rows` of them are wanted. All that
-    comes before them in their texts was computed.
+    All `token_ids` are in one row, text after text; logits of `rows` of them are wanted. All
+    earlier tokens of their texts were computed before.
     """
 
     slots: Ints  # [S]
@@ -48,7 +48,7 @@ class SlotPages:
 def slot_pages(
     model: SpeechArchitecture, backend: AttentionBackendType, dtype: torch.dtype
 ) -> SlotPages:
-    """Return what a slot takes: a window and a text have keys and values in the same layers."""
+    """Return the memory of a slot: a window and a text have keys and values in the same layers."""
     window, text = (
         -(-count // backend.page_size)
         for count in (model.max_source_positions, model.max_target_positions)
@@ -84,9 +84,9 @@ class SpeechRunner:
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int], features: Tensor) -> Tensor:
-        """Encode windows `[W, mels, frames]`, one for each slot, and keep what texts attend to.
+        """Encode windows `[W, mels, frames]`, one per slot, and store their keys and values.
 
-        No more than `windows_at_once`. Returns their states `[W, S, H]`.
+        There may be at most `windows_at_once`. Returns their states `[W, S, H]`.
         """
         count, sources = len(slots), self.network.architecture.max_source_positions
         starts, counts = np.zeros(count, np.int64), np.full(count, sources)
@@ -101,7 +101,7 @@ class SpeechRunner:
         """Compute tokens of texts → the logits `[N, V]` of their rows; `queries` as in `decode`."""
         packed = self._packed(self._texts, self._pages.of_text, step)
         self._texts.prepare(packed)
-        # Of its window each token is the last, which sees all of it.
+        # Each token is the last one of its window, so it sees the whole window.
         slots = np.repeat(step.slots, step.counts)
         last = np.full(len(slots), self.network.architecture.max_source_positions - 1)
         self._prepare(self._windows, slots, last, np.ones_like(slots))
@@ -115,9 +115,9 @@ class SpeechRunner:
         states: Tensor,
         heads: tuple[tuple[int, int], ...],
     ) -> Tensor:
-        """Return where heads (layer, head) look at each token of a text: `[A, T, S]` in fp32.
+        """Return the attention of (layer, head) pairs for each token of a text: `[A, T, S]`.
 
-        The text is a slot's whole one, `states [S, H]` are its window's.
+        The text is a slot's whole text; `states [S, H]` are its window's.
         """
         queries = dict.fromkeys((layer for layer, _ in heads), states)
         zero, count = np.zeros(1, np.int64), np.array([len(token_ids)])
@@ -128,7 +128,7 @@ class SpeechRunner:
     def _prepare(
         self, attention: AttentionBackend, slots: Ints, starts: Ints, counts: Ints
     ) -> None:
-        """Prepare for places of windows."""
+        """Prepare for positions of windows."""
         ids, rows = np.zeros(int(counts.sum()), np.int32), np.zeros(0, np.int64)
         step = TextStep(slots, starts, counts, ids, rows)
         attention.prepare(self._packed(attention, self._pages.of_window, step))

@@ -81,7 +81,7 @@ class WhisperModel:
         self._decoder = [
             maker.decoder_layer(f"decoder.{index}.") for index in range(architecture.decoder_layers)
         ]
-        # What comes before the first layer and after each: the next one's norm, and the last.
+        # The norms before the first layer and after each: the next one's norm, and the last.
         self._encoder_norms = maker.norms("encoder", architecture.encoder_layers)
         self._decoder_norms = maker.norms("decoder", architecture.decoder_layers)
         self.needs_torch = linear_factory.needs_torch
@@ -151,7 +151,7 @@ class WhisperModel:
     def cross_attentions(
         self, queries: Mapping[int, Tensor], states: Tensor, looking: tuple[tuple[int, int], ...]
     ) -> Tensor:
-        """Return where heads look: `looking` (layer, head) pairs → softmax `[A, T, S]` in fp32.
+        """Return the attention of (layer, head) pairs `looking` → softmax `[A, T, S]` in fp32.
 
         `queries` are those of `decode`, `states [S, H]` the window's.
         """
@@ -165,12 +165,12 @@ class WhisperModel:
         return torch.stack(parts)
 
     def _no_rotary(self, x: Tensor) -> Tensor:
-        """Return the turns of tokens whose places were added: none, `[T, 0]`."""
+        """Return the rotations of tokens whose positions were added: none, `[T, 0]`."""
         return torch.empty(len(x), 0, device=self.device)
 
 
 def _framed(x: Tensor, stride: int) -> Tensor:
-    """Return what each place of a convolution sees, `[W, T, I]` → `[W · T / stride, 3·I]`."""
+    """Return the input of each position of a convolution, `[W, T, I]` → `[W · T / stride, 3·I]`."""
     windows, frames, width = x.shape
     padded = functional.pad(x, (0, 0, KERNEL // 2, KERNEL // 2))
     shape = (windows, frames // stride, KERNEL * width)
@@ -179,7 +179,7 @@ def _framed(x: Tensor, stride: int) -> Tensor:
 
 
 class _LayerMaker:
-    """Makes layers of weights, which it takes out of the dict as it goes."""
+    """Builds layers from weights, which it takes out of the dict."""
 
     def __init__(
         self, blocks: ElementwiseOps, linear_factory: LinearFactory, weights: dict[str, Tensor]
@@ -189,7 +189,7 @@ class _LayerMaker:
         self._weights = weights
 
     def encoder_layer(self, role: str) -> WhisperEncoderLayer:
-        """Return the layer whose roles begin so."""
+        """Return the encoder layer whose roles begin with `prefix`."""
         return WhisperEncoderLayer(
             qkv_proj=self._linear(f"{role}qkv_proj"),
             o_proj=self._linear(f"{role}o_proj"),
@@ -198,7 +198,7 @@ class _LayerMaker:
         )
 
     def decoder_layer(self, role: str) -> WhisperDecoderLayer:
-        """Return the layer whose roles begin so."""
+        """Return the decoder layer whose roles begin with `prefix`."""
         return WhisperDecoderLayer(
             qkv_proj=self._linear(f"{role}qkv_proj"),
             o_proj=self._linear(f"{role}o_proj"),
@@ -211,7 +211,7 @@ class _LayerMaker:
         )
 
     def norms(self, side: str, num_layers: int) -> list[WhisperLayerNorm]:
-        """Return the norms before each layer of a side, and the one behind the last."""
+        """Return the norms before each layer of a side, and the one after the last."""
         roles = [
             *(f"{side}.{index}.self_attn_layer_norm" for index in range(num_layers)),
             f"{side}.layer_norm",
@@ -219,7 +219,7 @@ class _LayerMaker:
         return [self._norm(role) for role in roles]
 
     def curved(self, role: str) -> Linear:
-        """Return a product whose numbers go through gelu."""
+        """Return a product whose output goes through GELU."""
         weight, bias = self._weights.pop(role), self._weights.pop(f"{role}_bias")
         return self._linear_factory.make_activated(weight, bias, "gelu")
 

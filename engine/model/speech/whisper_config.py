@@ -1,7 +1,7 @@
 """Whisper config: config.json, generation_config.json and preprocessor_config.json.
 
-They are read as plain JSON. What they must say and do not, or what nobody here computes, makes it a
-model that is refused by name.
+They are read as plain JSON. A missing required field, or an unsupported one, makes the model
+refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .architecture import SpeechArchitecture, WhisperTokens
 
 KIND = "whisper"
 GENERATION = "generation_config.json"
-# Where transformers 5 and what came before it keep how a recording is heard.
+# Where transformers 5 and older versions keep the feature extractor's settings.
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _LANGUAGE = re.compile(r"^<\|(.+)\|>$")
 
@@ -44,7 +44,7 @@ class WhisperConfig:
 
     @property
     def hearing(self) -> Hearing:
-        """Return what the model can be asked for."""
+        """Return the features of the model that requests may use."""
         whisper_tokens, features = self.whisper_tokens, self.features
         has_times = whisper_tokens.no_timestamps is not None
         return Hearing(
@@ -59,77 +59,80 @@ class WhisperConfig:
 
 
 def read_speech(name: str) -> WhisperConfig:
-    """Return the description of a model of the Whisper family; `ModelRefused` says why not."""
-    said = read_hf_config(name)
-    if said.model_type != KIND:
+    """Return the config of a Whisper model; `ModelRefused` explains why it is not supported."""
+    hf_config = read_hf_config(name)
+    if hf_config.model_type != KIND:
         raise ModelRefused(
-            f"{name}: of models that hear only the Whisper family is served, and this is of type "
-            f"{said.model_type!r}."
+            f"{name}: model type {hf_config.model_type!r} is not supported: only speech models of "
+            "the Whisper family are supported."
         )
-    if said.quantization_config:
+    if hf_config.quantization_config:
         raise ModelRefused(f"{name}: {QUANTISED}")
     try:
-        architecture = _architecture(ConfigFields(f"{name}: {CONFIG}", said.fields))
-        whisper_tokens = _steering(name, said.fields, architecture)
+        architecture = _architecture(ConfigFields(f"{name}: {CONFIG}", hf_config.fields))
+        whisper_tokens = _steering(name, hf_config.fields, architecture)
         features = _features(name, architecture)
     except UnsupportedConfig as exc:
-        raise ModelRefused(f"{exc}, which is not supported.") from exc
-    return WhisperConfig(name, architecture, whisper_tokens, features, said.stored_dtype)
+        raise ModelRefused(f"{exc}.") from exc
+    return WhisperConfig(name, architecture, whisper_tokens, features, hf_config.stored_dtype)
 
 
-def _architecture(said: ConfigFields) -> SpeechArchitecture:
-    said.allow("activation_function", "gelu")
-    hidden = said.count("d_model")
-    heads = {side: said.count(f"{side}_attention_heads") for side in ("encoder", "decoder")}
+def _architecture(fields: ConfigFields) -> SpeechArchitecture:
+    fields.allow("activation_function", "gelu")
+    hidden = fields.count("d_model")
+    heads = {side: fields.count(f"{side}_attention_heads") for side in ("encoder", "decoder")}
     for side, count in heads.items():
         if hidden % count:
-            raise UnsupportedConfig(f"{said.where} says {side}_attention_heads {count} of {hidden}")
-    layers = {side: said.count(f"{side}_layers") for side in ("encoder", "decoder")}
+            raise UnsupportedConfig(
+                f"{fields.where} has {side}_attention_heads {count}, which does not divide d_model "
+                f"{hidden}"
+            )
+    layers = {side: fields.count(f"{side}_layers") for side in ("encoder", "decoder")}
     for side, count in layers.items():
         if count > MAX_LAYERS:
-            raise UnsupportedConfig(f"{said.where} says {side}_layers {count:,}")
+            raise UnsupportedConfig(f"{fields.where} has unsupported {side}_layers {count:,}")
     return SpeechArchitecture(
-        vocab_size=said.count("vocab_size"),
+        vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
-        num_mels=said.count("num_mel_bins", 80),
-        max_source_positions=said.count("max_source_positions", 1500),
-        max_target_positions=said.count("max_target_positions", 448),
+        num_mels=fields.count("num_mel_bins", 80),
+        max_source_positions=fields.count("max_source_positions", 1500),
+        max_target_positions=fields.count("max_target_positions", 448),
         encoder_layers=layers["encoder"],
         encoder_heads=heads["encoder"],
-        encoder_ffn_dim=said.count("encoder_ffn_dim"),
+        encoder_ffn_dim=fields.count("encoder_ffn_dim"),
         decoder_layers=layers["decoder"],
         decoder_heads=heads["decoder"],
-        decoder_ffn_dim=said.count("decoder_ffn_dim"),
-        tie_word_embeddings=said.flag("tie_word_embeddings", default=True),
-        median_filter_width=said.count("median_filter_width", 7),
+        decoder_ffn_dim=fields.count("decoder_ffn_dim"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
+        median_filter_width=fields.count("median_filter_width", 7),
     )
 
 
 def _steering(
     name: str, config: Mapping[str, Any], architecture: SpeechArchitecture
 ) -> WhisperTokens:
-    """Return the tokens that the generation config has; what it leaves out the config may say."""
+    """Return the tokens of the generation config; the config supplies what it leaves out."""
     generation = _json(name, GENERATION)
-    said = {**config, **{key: value for key, value in generation.items() if value is not None}}
+    merged = {**config, **{key: value for key, value in generation.items() if value is not None}}
     where = f"{name}: {GENERATION if generation else CONFIG}"
-    ids = _Ids(where, said, architecture.vocab_size)
+    ids = _Ids(where, merged, architecture.vocab_size)
     suppressed = ids.many("suppress_tokens")
     prompt_start = ids.one("prev_sot_token_id")
     if prompt_start is None and len(suppressed) >= 2:
-        prompt_start = suppressed[-2]  # by which older files tell it
+        prompt_start = suppressed[-2]  # older files show it this way
     languages = ids.named("lang_to_id")
     codes = {key: match[1] for key in languages if (match := _LANGUAGE.match(key))}
     tasks = ids.named("task_to_id")
-    if said.get("is_multilingual") is False:  # fine-tuned ones may keep another model's tables
+    if merged.get("is_multilingual") is False:  # fine-tuned models may keep another model's tables
         codes, tasks = {}, {}
     end, no_timestamps = ids.needed("eos_token_id"), ids.one("no_timestamps_token_id")
-    # Behind it are the times, from a window's start to its end.
+    # Timestamps follow it, from a window's start to its end.
     last = architecture.vocab_size - architecture.max_source_positions - 2
     if no_timestamps is not None and not end < no_timestamps <= last:
         raise ModelRefused(
-            f"{where} says no_timestamps_token_id {no_timestamps}, but the model has texts up to "
-            f"token {end} and its {architecture.max_source_positions + 1} times behind token "
-            f"{last}, at the latest: one of the two is another model's."
+            f"{where} has no_timestamps_token_id {no_timestamps}, but the model has text tokens up "
+            f"to {end} and {architecture.max_source_positions + 1} timestamps after token {last} "
+            "at the latest: one of the two belongs to another model."
         )
     return WhisperTokens(
         start=ids.needed("decoder_start_token_id"),
@@ -141,117 +144,118 @@ def _steering(
         forced=ids.placed("forced_decoder_ids"),
         suppressed=suppressed,
         suppressed_at_begin=ids.many("begin_suppress_tokens"),
-        max_initial_timestamp=_whole(where, said, "max_initial_timestamp_index"),
-        alignment_heads=_heads(where, said.get("alignment_heads"), architecture),
+        max_initial_timestamp=_whole(where, merged, "max_initial_timestamp_index"),
+        alignment_heads=_heads(where, merged.get("alignment_heads"), architecture),
         max_length=_whole(where, generation, "max_length"),
     )
 
 
 def _heads(
-    where: str, said: object, architecture: SpeechArchitecture
+    where: str, pairs: object, architecture: SpeechArchitecture
 ) -> tuple[tuple[int, int], ...]:
-    """Return the heads that look at what is said: where none are named, those of the upper half."""
+    """Return the alignment heads: if none are named, those of the upper half of layers."""
     layers, heads = architecture.decoder_layers, architecture.decoder_heads
-    if not said:
+    if not pairs:
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
     try:
-        named = tuple((int(layer), int(head)) for layer, head in said)  # type: ignore[attr-defined]
+        named = tuple((int(layer), int(head)) for layer, head in pairs)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         named = ((-1, -1),)
     if not all(0 <= layer < layers and 0 <= head < heads for layer, head in named):
-        raise UnsupportedConfig(f"{where} says alignment_heads {said!r}")
+        raise UnsupportedConfig(f"{where} has unsupported alignment_heads {pairs!r}")
     return named
 
 
 class _Ids:
-    """Token ids that a file names, each of them one of the vocabulary."""
+    """Token ids that a file contains, each checked against the vocabulary."""
 
-    def __init__(self, where: str, said: Mapping[str, Any], vocab_size: int) -> None:
+    def __init__(self, where: str, fields: Mapping[str, Any], vocab_size: int) -> None:
         self._where = where
-        self._said = said
+        self._fields = fields
         self._vocab_size = vocab_size
 
     def one(self, key: str) -> int | None:
-        """Return an id, the first where there is a list; None where there is none."""
-        value = self._said.get(key)
+        """Return an id, the first of a list; None if there is none."""
+        value = self._fields.get(key)
         if isinstance(value, list) and value:
             value = value[0]
         return None if value is None else self._checked(key, value)
 
     def needed(self, key: str) -> int:
-        """Return an id that must be there."""
+        """Return a required id."""
         value = self.one(key)
         if value is None:
-            raise ModelRefused(f"{self._where} leaves out {key}, without which nothing is said.")
+            raise ModelRefused(f"{self._where} does not set {key}, which is required.")
         return value
 
     def many(self, key: str) -> tuple[int, ...]:
-        """Return a list of ids; those of no token, which it may hold, change nothing."""
-        values = self._said.get(key) or ()
+        """Return a list of ids; ids outside the vocabulary have no effect and are dropped."""
+        values = self._fields.get(key) or ()
         return tuple(value for value in values if value in range(self._vocab_size))
 
     def named(self, key: str) -> dict[str, int]:
         """Return ids by their names."""
-        values = self._said.get(key) or {}
+        values = self._fields.get(key) or {}
         if not isinstance(values, dict):
-            raise UnsupportedConfig(f"{self._where} says {key} {values!r}")
+            raise UnsupportedConfig(f"{self._where} has unsupported {key} {values!r}")
         return {str(name): self._checked(key, value) for name, value in values.items()}
 
     def placed(self, key: str) -> tuple[int, ...]:
-        """Return ids that stand beside their places; those that are left open are left out."""
-        pairs = self._said.get(key) or ()
+        """Return ids with their positions; empty positions are left out."""
+        pairs = self._fields.get(key) or ()
         return tuple(self._checked(key, pair[-1]) for pair in pairs if pair[-1] is not None)
 
     def _checked(self, key: str, value: object) -> int:
         if type(value) is not int or not 0 <= value < self._vocab_size:
             raise ModelRefused(
-                f"{self._where} says {key} {value!r}, which is no token of a vocabulary of "
+                f"{self._where} has {key} {value!r}, which is outside its vocabulary of "
                 f"{self._vocab_size:,}."
             )
         return value
 
 
-def _whole(where: str, said: Mapping[str, Any], key: str) -> int | None:
-    value = said.get(key)
+def _whole(where: str, fields: Mapping[str, Any], key: str) -> int | None:
+    value = fields.get(key)
     if value is not None and (type(value) is not int or value < 0):
-        raise UnsupportedConfig(f"{where} says {key} {value!r}")
+        raise UnsupportedConfig(f"{where} has unsupported {key} {value!r}")
     return value
 
 
 def _features(name: str, architecture: SpeechArchitecture) -> FeatureSettings:
-    """Return how recordings are heard, which must be as the encoder was made for."""
-    said = _json(name, PREPROCESSOR) or _json(name, PROCESSOR).get("feature_extractor") or {}
-    fields = ConfigFields(f"{name}: {PREPROCESSOR}", said)
+    """Return the settings of audio features, which must match the encoder."""
+    raw = _json(name, PREPROCESSOR) or _json(name, PROCESSOR).get("feature_extractor") or {}
+    fields = ConfigFields(f"{name}: {PREPROCESSOR}", raw)
     mels, frames = architecture.num_mels, architecture.window_frames
     rate, hop = fields.count("sampling_rate", 16_000), fields.count("hop_length", 160)
     if fields.count("feature_size", mels) != mels:
         raise ModelRefused(
-            f"{name}: {PREPROCESSOR} says feature_size {said['feature_size']}, but {CONFIG} "
-            f"num_mel_bins {mels}: one of the two is another model's."
+            f"{name}: {PREPROCESSOR} has feature_size {raw['feature_size']}, but {CONFIG} has "
+            f"num_mel_bins {mels}: one of the two belongs to another model."
         )
     seconds = fields.count("chunk_length", max(1, frames * hop // rate))
     if seconds * rate // hop != frames:
         raise ModelRefused(
-            f"{name}: {PREPROCESSOR} says windows of {seconds} s, which are "
-            f"{seconds * rate // hop} frames, but {CONFIG} max_source_positions "
-            f"{architecture.max_source_positions}, which takes {frames}: one of the two is another "
-            "model's."
+            f"{name}: {PREPROCESSOR} has windows of {seconds} s, which are "
+            f"{seconds * rate // hop} frames, but {CONFIG} has max_source_positions "
+            f"{architecture.max_source_positions}, which needs {frames}: one of the two belongs to "
+            "another model."
         )
-    heard = fields.count("n_fft", 400)
-    if not hop <= heard <= rate:  # what lies between two would not be heard
+    window = fields.count("n_fft", 400)
+    if not hop <= window <= rate:  # samples between two windows would be lost
         raise UnsupportedConfig(
-            f"{fields.where} says n_fft {heard}, every {hop} of {rate} a second"
+            f"{fields.where} has unsupported n_fft {window} with hop {hop} at {rate} samples per "
+            "second"
         )
-    return FeatureSettings(mels, rate, heard, hop, frames)
+    return FeatureSettings(mels, rate, window, hop, frames)
 
 
 def _json(name: str, file: str) -> dict[str, Any]:
-    """Return what a file of the model says; nothing where there is no such file."""
+    """Return the object in a file of the model; an empty one if there is no such file."""
     try:
         path = find_file(name, file)
-        said = {} if path is None else json.loads(path.read_bytes())
+        content = {} if path is None else json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as exc:
         raise ModelRefused(f"{name}: {file} cannot be read: {first_line_of(exc)}") from exc
-    if not isinstance(said, dict):
-        raise ModelRefused(f"{name}: {file} holds no JSON object.")
-    return said
+    if not isinstance(content, dict):
+        raise ModelRefused(f"{name}: {file} is not a JSON object.")
+    return content

@@ -1,1 +1,1 @@
-"""Models that see: what their files say of images, and the tower that looks at them."""
+"""Models that read images: their image settings, and their vision towers."""

@@ -21,12 +21,12 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.sanity import check_finite
 from .tower import is_tower, stored_tower
 
-# So many tokens of a proof come before its image, which is about of this size.
+# Tokens of a check before its image, and the image's approximate size.
 _BEFORE, _SIZE = 8, (72, 120)
 
 
 def with_image(token_ids: Tensor, image_spec: ImageSpec) -> tuple[Tensor, PromptImage]:
-    """Return tokens `[t]` with an image among them, of noise in a size that nothing changes."""
+    """Return tokens `[t]` with an image of noise, in a size that needs no resizing."""
     height, width, rows, columns = image_spec.sizes.fit(*_SIZE)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -49,11 +49,11 @@ def eager_logits(
     num_layers: int | None,
     rounded_to: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return its logits `[n, V]` of `token_ids [t]` in fp32, and once more rounded to a dtype.
+    """Return its logits `[n, V]` for `token_ids [t]` in fp32, and once more rounded to a dtype.
 
-    The latter are None without one, or where its class cannot run in it. Logits are those of the
+    The latter are None without a dtype, or if its class cannot run in it. Logits are those of the
     `compared_rows`, images are prepared by its own processor, quantised weights are dequantised.
-    `num_layers` takes so many of its first layers.
+    `num_layers` limits the run to its first layers.
     """
     module, missing = _module(checkpoint, hf_config, device, num_layers)
     if not prompt_images:  # no tower runs
@@ -84,7 +84,7 @@ def _images(
     prompt_images: Sequence[PromptImage],
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return what its class takes of images, by its own processor."""
+    """Return the class's image inputs, by its own processor."""
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(
@@ -109,14 +109,14 @@ def _module(
     device: torch.device,
     num_layers: int | None,
 ) -> tuple[Any, set[str]]:
-    """Return transformers' class, and the parameters of it that are not stored."""
+    """Return transformers' class, and its parameters that are not stored."""
     from transformers import AutoModelForImageTextToText
 
     config = read_config(hf_config)
     if num_layers is not None:
         cut_layers(config.text_config, num_layers)
         vision = config.vision_config
-        if getattr(vision, "deepstack_visual_indexes", None):  # each is added before a layer
+        if getattr(vision, "deepstack_visual_indexes", None):  # each is added before one layer
             vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
     auto_class, dtype = AutoModelForImageTextToText, torch.float32
     if checkpoint.quantization is None:
@@ -135,7 +135,7 @@ def _module(
 def _dequantised(
     checkpoint: Checkpoint, hf_config: HFConfig, num_layers: int | None
 ) -> dict[str, Tensor]:
-    """Return the weights of tower and text in fp32, on the host, as unquantised files name them."""
+    """Return the fp32 weights of tower and text, on the host, by the names in unquantised files."""
     text = dequantised_copy(checkpoint, hf_config, torch.device("cpu"), num_layers)
     renamed = {re.sub(r"^model\.", "model.language_model.", key): own for key, own in text.items()}
     return stored_tower(checkpoint) | renamed

@@ -1,6 +1,6 @@
 """Preprocessor config of images: resizing, normalisation, and image tokens of a prompt.
 
-What is not understood of that is `UnsupportedConfig`: such a model is served as one of text.
+An unsupported config raises `UnsupportedConfig`: such a model is served as one of text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-# What says nothing of how an image is prepared.
+# Fields that do not affect how an image is prepared.
 _NAMES = (
     *("image_processor_type", "processor_class", "feature_extractor_type", "image_seq_length"),
     *("auto_map", "data_format", "default_to_square"),
@@ -35,7 +35,7 @@ _CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 
 @dataclass(frozen=True, slots=True)
 class OneSize:
-    """Every image has the same size, and as many tokens on each side."""
+    """Every image has the same size, and the same number of tokens per side."""
 
     height: int
     width: int
@@ -49,9 +49,9 @@ class OneSize:
 
 @dataclass(frozen=True, slots=True)
 class BySquares:
-    """An image keeps its shape, brought to whole squares of `square` pixels: a token each.
+    """An image keeps its shape, resized to whole squares of `square` pixels, one token each.
 
-    All of them together have between `min_pixels` and `max_pixels`, as far as whole ones can.
+    The result has between `min_pixels` and `max_pixels`, as far as whole squares allow.
     """
 
     square: int
@@ -61,7 +61,7 @@ class BySquares:
     def fit(self, height: int, width: int) -> Fit:
         """Return the nearest whole squares: transformers' `smart_resize`."""
         if max(height, width) > 200 * min(height, width):
-            raise ValueError("one of its sides is more than 200 times the other")
+            raise ValueError("its aspect ratio is above 200")
         square = self.square
         tall, wide = (round(side / square) * square for side in (height, width))
         if tall * wide > self.max_pixels:
@@ -77,16 +77,16 @@ class BySquares:
 
 @dataclass(frozen=True, slots=True)
 class LongestEdge:
-    """An image keeps its shape, its sides at most `longest`: a token for each begun square.
+    """An image keeps its shape, with sides of at most `longest`: one token per started square.
 
-    A break stands behind each row.
+    A break follows each row.
     """
 
     square: int
     longest: int
 
     def fit(self, height: int, width: int) -> Fit:
-        """Return the squares that hold it: transformers' size for Pixtral."""
+        """Return the number of squares that cover it: transformers' size for Pixtral."""
         ratio = max(height, width) / self.longest
         if ratio > 1:
             height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
@@ -98,7 +98,7 @@ class LongestEdge:
 class VisionConfig:
     """Image preprocessing of a multimodal model, whose `model_type` is `kind`.
 
-    `shades [3, 256]` are what the levels of each channel are for its tower.
+    `shades [3, 256]` are the levels of each channel after normalisation.
     """
 
     kind: str
@@ -109,9 +109,9 @@ class VisionConfig:
 def read_vision_config(
     hf_config: HFConfig, otherwise: Mapping[str, Any] | None = None
 ) -> VisionConfig | None:
-    """Return what a model that sees says of it; None for one of text alone.
+    """Return the image settings of a multimodal model; None for a text-only model.
 
-    `otherwise` stands in for what its files say of how images are prepared.
+    `otherwise` overrides the fields of its preprocessor config.
     """
     if "vision_config" not in hf_config.raw:
         return None
@@ -120,33 +120,33 @@ def read_vision_config(
     if reader is None:
         raise UnsupportedConfig(f"images of {kind!r} are not supported")
     try:
-        said = _preparation(hf_config.name)
-        fields = ConfigFields(_PREPARATION, {**said, **(otherwise or {})})
+        preparation = _preparation(hf_config.name)
+        fields = ConfigFields(_PREPARATION, {**preparation, **(otherwise or {})})
         image_spec, shades = reader(hf_config.raw, fields)
         _close(fields, image_spec)
         return VisionConfig(kind, image_spec, shades)
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as exc:
-        raise UnsupportedConfig(f"what it says of images does not fit together: {exc!r}") from exc
+        raise UnsupportedConfig(f"its image settings contradict each other: {exc!r}") from exc
 
 
 def supported_types() -> tuple[str, ...]:
-    """Return the types of models whose images are served."""
+    """Return the types of models whose images are supported."""
     return tuple(_READERS)
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """Return how images are prepared, of two files the one that transformers believes."""
+    """Return the preprocessor config, from the file that transformers prefers of the two."""
     for file, part in ((_PROCESSOR, "image_processor"), (_PREPARATION, None)):
         try:
             path = find_file(name, file)
-            said = None if path is None else json.loads(path.read_bytes())
+            content = None if path is None else json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as exc:
             raise UnsupportedConfig(f"{file} cannot be read: {first_line_of(exc)}") from exc
-        if isinstance(said, dict) and part is not None:
-            said = said.get(part)
-        if isinstance(said, dict):
-            return said
-    raise UnsupportedConfig(f"there is no {_PREPARATION} that says how images are prepared")
+        if isinstance(content, dict) and part is not None:
+            content = content.get(part)
+        if isinstance(content, dict):
+            return content
+    raise UnsupportedConfig(f"it has no {_PREPARATION}")
 
 
 def _qwen_vl(
@@ -155,14 +155,16 @@ def _qwen_vl(
     tower = whole["vision_config"]
     patch, merged = tower.get("patch_size", patch_size), tower.get("spatial_merge_size", 2)
     frames = tower.get("temporal_patch_size", 2)
-    said = fields.count("patch_size", 14), fields.count("merge_size", 2)
-    if (*said, fields.count("temporal_patch_size", 2)) != (patch, merged, frames):
-        raise UnsupportedConfig(f"{_PREPARATION} has other patches than its tower")
+    sizes = fields.count("patch_size", 14), fields.count("merge_size", 2)
+    if (*sizes, fields.count("temporal_patch_size", 2)) != (patch, merged, frames):
+        raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
     size = fields.get("size") or {}
     least = fields.count("min_pixels", size.get("shortest_edge", 56 * 56))
     most = fields.count("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
     if not 0 < least <= most:
-        raise UnsupportedConfig(f"{_PREPARATION} says between {least} and {most} pixels")
+        raise UnsupportedConfig(
+            f"{_PREPARATION} has invalid limits: between {least} and {most} pixels"
+        )
     token = whole.get("image_token_id", 151_655)
     image_spec = ImageSpec(
         mark=token,
@@ -183,9 +185,9 @@ def _gemma3(
     size, side = fields.get("size") or {"height": 224, "width": 224}, math.isqrt(count)
     sides = {size.get("height"), size.get("width"), tower.get("image_size", 224)}
     if len(sides) != 1 or not 0 < min(sides) <= _MOST_SIDE:
-        raise UnsupportedConfig(f"{_PREPARATION} has images of another size than its tower")
+        raise UnsupportedConfig(f"{_PREPARATION} has a different image size than its tower")
     if side * side != count or fields.get("image_seq_length", count) != count:
-        raise UnsupportedConfig(f"it says {count} tokens an image, of which no square can be made")
+        raise UnsupportedConfig(f"it has {count} tokens per image, which is not a square number")
     fields.allow("do_pan_and_scan")
     for key in ("max_num_crops", "min_crop_size", "min_ratio_to_activate"):
         fields.get(f"pan_and_scan_{key}")
@@ -208,17 +210,17 @@ def _mistral3(
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
     tower, merged = whole["vision_config"], whole.get("spatial_merge_size", 2)
     if whole.get("vision_feature_layer", -1) != -1:
-        raise UnsupportedConfig("images go through some of the tower's layers only")
+        raise UnsupportedConfig("its config uses only some of the tower's layers")
     patch, longest = tower.get("patch_size", 14), (fields.get("size") or {}).get("longest_edge")
-    said = fields.get("patch_size", patch)
-    if isinstance(said, dict):
-        said = said.get("height") if said.get("height") == said.get("width") else None
-    if said not in (patch, patch * merged):
-        raise UnsupportedConfig(f"{_PREPARATION} has other patches than its tower")
+    size = fields.get("patch_size", patch)
+    if isinstance(size, dict):
+        size = size.get("height") if size.get("height") == size.get("width") else None
+    if size not in (patch, patch * merged):
+        raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
     square = patch * merged
     if type(longest) is not int or not square <= longest <= _MOST_SIDE:
-        raise UnsupportedConfig(f"{_PREPARATION} says longest_edge {longest!r}")
-    fields.get("do_pad")  # which is of several images in one batch
+        raise UnsupportedConfig(f"{_PREPARATION} has unsupported longest_edge {longest!r}")
+    fields.get("do_pad")  # it is for several images in one batch
     token = whole.get("image_token_index", whole.get("image_token_id", 10))
     image_spec = ImageSpec(
         mark=token,
@@ -234,22 +236,22 @@ def _mistral3(
 
 
 def _close(fields: ConfigFields, image_spec: ImageSpec) -> None:
-    """Refuse to understand images when something of their preparation was not taken."""
+    """Refuse to understand images if a field of their preparation was not used."""
     for key in _NAMES:
         fields.get(key)
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if not fields.flag(key, default=True):
-            raise UnsupportedConfig(f"{_PREPARATION} says {key} false")
+            raise UnsupportedConfig(f"{_PREPARATION} has unsupported {key} false")
     fields.check_all_read()
     tokens = [one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)]
     if not all(type(one) is int and one >= 0 for one in tokens):
-        raise UnsupportedConfig(f"it calls images by the tokens {tokens!r}")
+        raise UnsupportedConfig(f"it has unsupported image tokens {tokens!r}")
 
 
 def _filter(fields: ConfigFields, default: int) -> int:
     number = fields.get("resample", default)
     if number not in _FILTERS:
-        raise UnsupportedConfig(f"{_PREPARATION} says resample {number!r}")
+        raise UnsupportedConfig(f"{_PREPARATION} has unsupported resample {number!r}")
     return int(number)
 
 
@@ -259,7 +261,9 @@ def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArra
     scale = fields.number("rescale_factor", 1 / 255)
     means, stds = np.array(mean, np.float32), np.array(std, np.float32)
     if not means.shape == stds.shape == (3,) or not np.isfinite(means).all() or not stds.all():
-        raise UnsupportedConfig(f"{_PREPARATION} says image_mean {mean!r}, image_std {std!r}")
+        raise UnsupportedConfig(
+            f"{_PREPARATION} has unsupported image_mean {mean!r}, image_std {std!r}"
+        )
     levels = (np.arange(256, dtype=np.float64) * scale).astype(np.float32)
     return (levels - means[:, None]) / stds[:, None]
 

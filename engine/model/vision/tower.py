@@ -1,6 +1,6 @@
 """Vision encoders (towers): transformers' modules, with a checkpoint's weights.
 
-What a tower is given for an image is what transformers' image processor gives, to the bit.
+A tower's input is bit-identical to the output of transformers' image processor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..weights.weight_parts import Weight, whole
 from ..weights.weights import StoredTensor, fill_weights, find_stored, missing_from
 from .preprocessor_config import VisionConfig
 
-# What checkpoints of any age call the parts of towers, and what these are called here.
+# Old and new names of towers' parts in checkpoints, and their names here.
 _RENAMED = {
     r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)": "",
     r"^vision_tower\.(vision_model\.)?": "tower.",
@@ -40,7 +40,7 @@ def load_tower(
     dtype: torch.dtype,
     device: torch.device,
 ) -> TransformersVisionTower:
-    """Return the tower of a model that sees, whose weights were looked for."""
+    """Return the tower of a multimodal model, whose weights were found before."""
     wanted, stored = _weights(checkpoint, hf_config, vision)
     tower = _TOWERS[vision.kind](read_config(hf_config)).to(device)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
@@ -61,9 +61,9 @@ def stored_tower(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig) -> int:
-    """Return how many numbers a tower has.
+    """Return a tower's number of weights.
 
-    `UnsupportedConfig` unless its checkpoint has all of them, and has them unquantised.
+    Raises `UnsupportedConfig` unless its checkpoint has all of them, and has them unquantised.
     """
     wanted, _ = _weights(checkpoint, hf_config, vision)
     return sum(prod(weight.shape) for weight in wanted)
@@ -72,7 +72,7 @@ def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfi
 def _weights(
     checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig
 ) -> tuple[list[Weight], dict[str, StoredTensor]]:
-    """Return what a tower is made of, by its own names, and where that is stored."""
+    """Return a tower's weights by its own names, and where they are stored."""
     with torch.device("meta"):
         tower = _TOWERS[vision.kind](read_config(hf_config))
     wanted = [whole(name, name, *weight.shape) for name, weight in tower.named_parameters()]
@@ -82,37 +82,39 @@ def _weights(
     _check_unquantised(checkpoint, wanted, stored)
     lost = missing_from(stored, wanted)
     if lost:
-        raise UnsupportedConfig(f"the weights of its tower lack {min(lost)}")
+        raise UnsupportedConfig(f"its vision tower lacks the weights {min(lost)}")
     for weight in wanted:
         if stored[weight.role].shape != weight.shape:
-            raise UnsupportedConfig(f"{weight.role} of its tower has another shape than it says")
+            raise UnsupportedConfig(
+                f"{weight.role} of its vision tower does not have the shape in its config"
+            )
     return wanted, stored
 
 
 def _check_unquantised(
     checkpoint: Checkpoint, wanted: Sequence[Weight], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Refuse to understand a tower of quantised weights: its modules multiply plain ones alone."""
+    """Refuse to understand a tower of quantised weights: its modules support only plain ones."""
     plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
     keys = {own.role for _, parts in plan.quantised for specs in parts for own in specs.values()}
     keys |= {weight.role for weight in wanted}
-    found = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
-    if found:
-        places = {(tensor.file, tensor.start) for tensor in found}
+    quantised = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
+    if quantised:
+        places = {(tensor.file, tensor.start) for tensor in quantised}
         as_stored = find_stored(checkpoint.files, ()).items()
         key = min(key for key, tensor in as_stored if (tensor.file, tensor.start) in places)
-        raise UnsupportedConfig(f"{key} of its tower is quantised")
+        raise UnsupportedConfig(f"{key} of its vision tower is quantised")
 
 
 def is_tower(key: str) -> bool:
-    """Say whether a name in files of any age is one of a tower's."""
+    """Return whether a name in files of any age is one of a tower's."""
     for pattern, name in _RENAMED.items():
         key = re.sub(pattern, name, key)
     return key.startswith(("tower.", "projector."))
 
 
 class TransformersVisionTower:
-    """A `VisionTower` over a module: pixels as it was taught them in, vectors out."""
+    """A `VisionTower` over a module: maps normalised pixels to vectors."""
 
     def __init__(
         self, module: nn.Module, vision: VisionConfig, dtype: torch.dtype, device: torch.device
@@ -136,15 +138,19 @@ class TransformersVisionTower:
 class _Squares(nn.Module):
     """The tower of Qwen-VL: patches in the order of the squares that become tokens.
 
-    That of Qwen3-VL gives each token vectors for the first layers, too (DeepStack).
+    Qwen3-VL's also gives each token vectors for the first layers (DeepStack).
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        said = config.vision_config
-        self.tower = _qwen2_network(said) if said.model_type in _QWEN2 else _network(said)
-        self._patch, self._frames = said.patch_size, said.temporal_patch_size
-        self._merged = said.spatial_merge_size
+        vision_config = config.vision_config
+        self.tower = (
+            _qwen2_network(vision_config)
+            if vision_config.model_type in _QWEN2
+            else _network(vision_config)
+        )
+        self._patch, self._frames = vision_config.patch_size, vision_config.temporal_patch_size
+        self._merged = vision_config.spatial_merge_size
 
     def forward(self, shades: Tensor) -> Tensor:
         """Look at an image: `[3, H, W]` → `[tokens, H]`, or with D deeper vectors `(1 + D) · H`."""
@@ -152,7 +158,9 @@ class _Squares(nn.Module):
         rows, columns = (side // (patch * merged) for side in shades.shape[1:])
         patches = shades.view(-1, rows, merged, patch, columns, merged, patch)
         patches = patches.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        patches = patches.expand(-1, -1, -1, -1, -1, self._frames, -1, -1)  # one moment, held
+        patches = patches.expand(
+            -1, -1, -1, -1, -1, self._frames, -1, -1
+        )  # a single frame, repeated
         grid = torch.tensor([[1, rows * merged, columns * merged]], device=shades.device)
         seen = self.tower(patches.reshape(rows * columns * merged**2, -1), grid_thw=grid)
         return torch.cat([seen.pooler_output, *getattr(seen, "deepstack_features", ())], dim=1)

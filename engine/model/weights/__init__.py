@@ -1,1 +1,1 @@
-"""Weights: their places in a checkpoint, and loading onto a device."""
+"""Weights: their locations in a checkpoint, and loading onto a device."""

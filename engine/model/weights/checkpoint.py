@@ -1,7 +1,7 @@
-"""A model's weights: safetensors inside its folder, and all of them that the model needs.
+"""A model's weights: safetensors inside its folder, and complete.
 
-An index, a link and a config are text that came with the model. None of them decides what is read:
-every file is looked at before anything is read from it, and what was read before it is used.
+An index, a link and a config are untrusted text that came with the model. They do not decide which
+files are read: every file is checked before it is read, and its content before it is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# transformers would read these files by a path of its own, whatever else lies beside them.
+# transformers would read these files by separate code, whatever other files exist.
 DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
-# Of weights that are not read.
+# Formats of weights that are not read.
 OTHERS = ("*.bin", "*.pt", "*.pth", "*.safetensors")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NAMED = 3
@@ -31,9 +31,9 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The folder of the model `name`, from which it may be loaded, and its files of weights.
+    """The folder of the model `name`, from which it may be loaded, and its weight files.
 
-    Without a `quantisation` these are plain numbers, and stay so.
+    Without a `quantisation` these must be plain numbers.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Checkpoint:
 class LoadingInfo:
     """Loading info: the keys that a network lacks, and stored ones that it has no place for.
 
-    `mismatched` are of another shape: name, the shape that is stored, the one that is needed.
+    `mismatched` have another shape: the name, the stored shape, and the required one.
     """
 
     missing: Collection[str]
@@ -56,9 +56,9 @@ class LoadingInfo:
 
 
 def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -> Checkpoint:
-    """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not.
+    """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` explains errors.
 
-    Those of a GGUF file are dequantized where that was not done before.
+    Weights of a GGUF file are dequantized unless that was done before.
     """
     if (gguf := find_gguf(name)) is not None:
         folder, _ = unpack_weights(gguf)
@@ -66,11 +66,14 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
         folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
         raise ModelRefused(
-            f"{name} holds {ADAPTER}: adapters are not applied unasked; name its model by --model, "
-            "and this by --lora-modules, or merge it into the weights."
+            f"{name} contains {ADAPTER}: pass its base model with --model and this adapter with "
+            "--lora-modules, or merge it into the weights."
         )
     if any(folder.glob(DISTRIBUTED)):
-        raise ModelRefused(f"{name} is a distributed checkpoint: save it as one model's weights.")
+        raise ModelRefused(
+            f"{name} is a distributed checkpoint: merge its shards and save it in one set of "
+            "weights."
+        )
     files = _files(name, folder)
     for path in files:
         _check_file(name, path, quantization)
@@ -79,24 +82,24 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
-    """Refuse a network of more weights than the files have bytes."""
+    """Refuse a network with more weights than the files have bytes."""
     if num_weights > checkpoint.num_bytes:
         raise ModelRefused(
-            f"{checkpoint.name}: config.json describes {num_weights:,} weights, but the files hold "
-            f"{checkpoint.num_bytes:,} bytes: one of the two is another model's, or a file is "
-            "missing."
+            f"{checkpoint.name}: config.json describes {num_weights:,} weights, but the files "
+            f"contain {checkpoint.num_bytes:,} bytes: one of the two belongs to another model, or "
+            "a file is missing."
         )
 
 
 def check_kind(name: str, key: str, kind: str, kinds: Collection[str] = FLOATS) -> None:
-    """Refuse a weight that is stored as anything but plain numbers, or what it must be."""
+    """Refuse a weight that is not stored as plain numbers or in a required dtype."""
     if kind in kinds:
         return
     if kinds is not FLOATS:
-        raise ModelRefused(f"{name}: {key} is stored as {kind} and not {' or '.join(kinds)}.")
+        raise ModelRefused(f"{name}: {key} is stored as {kind}, but must be {' or '.join(kinds)}.")
     raise ModelRefused(
-        f"{name}: {key} is stored as {kind}: quantised weights that config.json does not tell of "
-        "are not supported; use the unquantised model."
+        f"{name}: {key} is stored as {kind}: quantised weights without a quantization_config in "
+        "config.json are not supported; use the unquantised model."
     )
 
 
@@ -109,35 +112,35 @@ def check_tensors(
     *,
     is_multimodal: bool,
 ) -> None:
-    """Refuse a network that was not filled with all of its weights, or not with all that they say.
+    """Refuse a network with missing weights, or whose files have weights that it does not use.
 
-    `needs` is what it is called, `modules` the names of all that it is made of, `base` the one of
-    all but its head. `is_multimodal` says that the weights hold more than text, which is left out.
+    `needs` is its name, `modules` the names of its modules, `base` the one of all but its head.
+    `is_multimodal` means that the files contain more than text, which is left out.
     """
     missing, others = sorted(found.missing), sorted(found.unexpected)
     if missing:
-        instead = f" (they hold {some(others)} instead)" if others else ""
+        instead = f" (they contain {some(others)} instead)" if others else ""
         raise ModelRefused(
             f"{name}: its weights lack {some(missing)}, which {needs} needs{instead}: a file is "
-            "missing, tensors have another prefix, or config.json is another model's."
+            "missing, tensors have another prefix, or config.json belongs to another model."
         )
     if mismatched := sorted(found.mismatched):
-        shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in mismatched]
+        shapes = [f"{key} {[*stored]} instead of {[*wanted]}" for key, stored, wanted in mismatched]
         raise ModelRefused(
-            f"{name}: its weights have other shapes than {needs} by its config.json: "
-            f"{some(shapes)}; one of the two is another model's."
+            f"{name}: the shapes of its weights do not match {needs} with its config.json: "
+            f"{some(shapes)}; one of the two belongs to another model."
         )
     if needed := _needed(others, modules, base, is_multimodal=is_multimodal):
         raise ModelRefused(
-            f"{name}: its weights hold {some(needed)}, for which {needs} has no place: without "
-            "them it would answer nonsense; config.json is another model's, or the weights are "
+            f"{name}: its weights contain {some(needed)}, which {needs} does not use: without them "
+            "its answers would be wrong. config.json belongs to another model, or the weights are "
             "quantised."
         )
 
 
 @downloading()
 def _fetched(name: str) -> Path:
-    """Return the hub's snapshot of a model on this machine, its weights fetched into it."""
+    """Return the hub's snapshot of a model on this machine, after fetching its weights."""
     first = find_file(name, WHOLE) or find_file(name, INDEX)
     if first is None:
         raise _holds_neither(name, [])
@@ -152,7 +155,7 @@ def _fetched(name: str) -> Path:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the weights' files, as transformers chooses them, each of them inside the folder."""
+    """Return the weight files in transformers' order of preference, each inside the folder."""
     if (folder / WHOLE).exists():
         files = [WHOLE]
     elif (folder / INDEX).exists():
@@ -162,8 +165,8 @@ def _files(name: str, folder: Path) -> list[Path]:
         raise _holds_neither(name, others)
     if lost := [file for file in files if not os.path.isfile(folder / file)]:  # noqa: PTH113 - it never raises
         raise ModelRefused(
-            f"{name} lacks {lost[0]} ({len(lost)} of the {len(files)} files of its weights): copy "
-            "or fetch the model again."
+            f"{name} lacks {lost[0]} ({len(lost)} of the {len(files)} weight files): copy or fetch "
+            "the model again."
         )
     for file in files:
         check_inside(name, "model", folder, file)
@@ -171,35 +174,37 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def check_inside(name: str, kind: str, folder: Path, file: str) -> None:
-    """Refuse a file of a model or an adapter that is a link to what lies outside of its folder."""
+    """Refuse a file of a model or an adapter that is a link to a place outside its folder."""
     path = (folder / file).resolve()
     if not any(path.is_relative_to(root) for root in _roots(folder.resolve())):
         raise ModelRefused(
-            f"{name}: {file} leads to {path}, outside of the {kind}'s folder, where nothing is "
-            "read: put the file itself into the folder."
+            f"{name}: {file} links to {path}, outside the {kind}'s folder, which is not allowed: "
+            "copy the file itself into the folder."
         )
 
 
 def missing_files(folder: Path) -> tuple[str, ...]:
-    """Return the names of files of weights that a folder lacks."""
+    """Return the names of the weight files that a folder lacks."""
     if (folder / WHOLE).exists():
         return ()
     if not (folder / INDEX).exists():
         return (f"{WHOLE} or {INDEX}",)
     try:
         return tuple(file for file in _indexed("", folder) if not (folder / file).exists())
-    except ModelRefused:  # told by `find_checkpoint`
+    except ModelRefused:  # reported by `find_checkpoint`
         return ()
 
 
 def _indexed(name: str, folder: Path) -> list[str]:
-    """Return the files that the index names, all of them safetensors by relative paths inwards."""
+    """Return the files in the index, all of them safetensors by relative paths in the folder."""
     try:
         index = json.loads((folder / INDEX).read_bytes())
         files = sorted(set(index["weight_map"].values()))
-        index["metadata"].keys()  # transformers asks for it
+        index["metadata"].keys()  # transformers requires it
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        raise ModelRefused(f"{name}: {INDEX} is no index of weights: copy it again.") from exc
+        raise ModelRefused(
+            f"{name}: {INDEX} is not a valid weight index: copy or fetch it again."
+        ) from exc
     for file in files:
         path = PurePosixPath(str(file))
         if (
@@ -213,14 +218,14 @@ def _indexed(name: str, folder: Path) -> list[str]:
                 "folder are read."
             )
     if not files:
-        raise ModelRefused(f"{name}: {INDEX} names no file.")
+        raise ModelRefused(f"{name}: {INDEX} does not name any file.")
     return files
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Return where a folder's files may lie: in it, or where the hub's cache has their bytes.
+    """Return where a folder's files may be: in it, or in the blobs of the hub's cache.
 
-    The folder is a snapshot of that cache, or lies in one.
+    The folder is a snapshot of that cache, or is inside one.
     """
     for snapshots in folder.parents:
         repository = snapshots.parent
@@ -230,7 +235,7 @@ def _roots(folder: Path) -> list[Path]:
 
 
 def _check_file(name: str, path: Path, quantization: QuantizationConfig | None) -> None:
-    """Refuse a file that is torn or no safetensors, and weights that are no plain numbers."""
+    """Refuse a truncated file, one that is not safetensors, and weights in special formats."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -238,11 +243,12 @@ def _check_file(name: str, path: Path, quantization: QuantizationConfig | None) 
             stored = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as exc:
         raise ModelRefused(
-            f"{name}: {path.name} is no whole safetensors file ({exc}): copy or fetch it again."
+            f"{name}: {path.name} is truncated or not a safetensors file ({exc}): copy or fetch it "
+            "again."
         ) from exc
     weight_format = None if quantization is None else quantization.weight_format
     main_tensor, kinds = ("weight", FLOATS) if weight_format is None else weight_format.main_tensor
-    # Masks and ids may be stored as anything: only weights are multiplied by.
+    # Masks and ids may have any dtype, because they are not multiplied.
     for key, kind in stored.items():
         own = key.rpartition(".")[2]
         if own == "weight" and not (own == main_tensor and kind in kinds):
@@ -252,9 +258,9 @@ def _check_file(name: str, path: Path, quantization: QuantizationConfig | None) 
 def _needed(
     tensors: Iterable[str], modules: Collection[str], base: str, *, is_multimodal: bool
 ) -> list[str]:
-    """Return those tensors without a place that lie within a module that the network has.
+    """Return those unused tensors whose names are inside a module that the network has.
 
-    Beside its own modules there are heads of training and, in models of more than text, towers.
+    Others belong to training heads and, in multimodal models, to towers.
     """
     outermost = {"", base} if is_multimodal else {""}
 
@@ -268,20 +274,20 @@ def _needed(
         tensor
         for tensor in tensors
         if innermost(tensor) not in outermost
-        # The weights of a bare base model have its names without its prefix.
+        # A bare base model's weights have the same names without its prefix.
         or innermost(f"{base}.{tensor}") not in {"", base}
     ]
 
 
 def some(items: list[str]) -> str:
-    """Return the first of some things and how many more there are."""
+    """Return the first of some names and the number of the others."""
     more = len(items) - NAMED
     return ", ".join(items[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _holds_neither(name: str, others: list[str]) -> ModelRefused:
-    beside = f" (it has {some(sorted(others))})" if others else ""
+    others_note = f" (it contains {some(sorted(others))})" if others else ""
     return ModelRefused(
-        f"{name} holds neither {WHOLE} nor {INDEX}{beside}: weights of no other format are read; "
-        "transformers' save_pretrained writes these."
+        f"{name} has neither {WHOLE} nor {INDEX}{others_note}: other weight formats are not "
+        "supported; convert it with transformers' save_pretrained."
     )

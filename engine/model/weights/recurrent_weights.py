@@ -34,7 +34,7 @@ def recurrent_weights(
         yield banded(f"{role}in_proj", prefix, "weight", bands.in_proj(names.in_proj), hidden)
     if recurrence.has_proj_bias:
         yield banded(f"{role}in_proj_bias", prefix, "bias", bands.in_proj(names.in_proj))
-        if shard.rank == 0:  # what is added up has it once
+        if shard.rank == 0:  # a sum over ranks contains it once
             yield whole(f"{role}out_proj_bias", f"{prefix}{names.out_proj}.bias", hidden)
     yield _taps(f"{role}conv_weight", f"{prefix}{names.conv}.weight", shape, bands)
     if recurrence.has_conv_bias:
@@ -56,7 +56,7 @@ def recurrent_weights(
 
 
 class _Bands:
-    """Rows that a rank has of a mixer's projections and channels, by its heads."""
+    """A rank's rows of a mixer's projections and channels, by its heads."""
 
     def __init__(self, recurrence: Recurrence, shard: Shard) -> None:
         rule, channels = recurrence.shape.rule, recurrence.shape.num_channels
@@ -83,7 +83,7 @@ class _Bands:
             self._parts = [self._channels] * 3
 
     def in_proj(self, names: tuple[str, ...]) -> list[Band]:
-        """Return the rows of projections that are tensors of one part each, or one of all."""
+        """Return the rows of projections that are one tensor per part, or one of all."""
         if len(names) == 1:
             return _bands(names[0], [piece for part in self._parts for piece in part])
         return [
@@ -122,15 +122,15 @@ def _grouped_in_proj(
 ) -> Weight:
     """Return the projections of some key heads of a DeltaNet that are stored by key heads.
 
-    Each has its query, its key, and the values and the gates of its value heads; in a tensor of its
-    own their b and their a.
+    Each head has its query, its key, and the values and gates of its value heads; a separate tensor
+    contains their b and their a.
     """
     rule, hidden = recurrence.shape.rule, model.hidden_size
     assert isinstance(rule, GatedDelta)
     group = rule.num_value_heads // rule.num_key_heads
     keys, values = rule.key_dim, group * rule.value_dim
     parts, count = [], len(heads)
-    query, channels = count * keys, count * (2 * keys + values)  # of the rank
+    query, channels = count * keys, count * (2 * keys + values)  # of this rank
     gates = channels + count * values
     for name, pieces in (
         (

@@ -1,7 +1,7 @@
 """Sanity checks of a load: numbers and answers that no trained model has.
 
-Every check of shapes passes where a file was damaged or cut with a hole, or another tool wrote it
-wrong. What is left then is noise, and it must not be served row by row.
+Shape checks pass even if a file was damaged, has a hole, or was written incorrectly by another
+tool. The weights are then noise, which must not be served.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from ...errors import ModelRefused
 
 # fp16 ends at 65,504, and no model that was trained in bf16 comes near.
 LARGEST_NUMBER = 1e6
-# Below it the likeliest token is as likely as the least likely one but for a thousandth.
+# Below it, the likeliest and the least likely token differ by at most a thousandth.
 LEAST_SPREAD = 1e-3
-# In units of their dtype, by how much answers to different tokens must differ: rounding makes one.
+# The least difference of answers to different tokens, in units of their dtype: rounding makes one.
 ROUNDING_UNITS = 4
-# Answers to so many tokens are compared: as many as logits are for 150,000 tokens, all would take a
-# tenth of a second.
+# Number of tokens whose answers are compared: all would take a tenth of a second, with logits for
+# 150,000 tokens.
 FEW = 16
-# torch computes so many numbers on one thread.
+# torch computes this many numbers on one thread.
 _ONE_THREAD = 2**15
 _SMALL = 2**20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_DAMAGED = "its files are damaged, or were not written as they should be: copy or fetch them again."
+_DAMAGED = "its files are damaged or were written incorrectly: copy or fetch them again."
 
 
 def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Refuse weights, by their keys, that hold NaN, infinity or what is far too large.
+    """Refuse weights, by their keys, that contain NaN, infinity or impossibly large numbers.
 
-    Return the keys of the matrices that hold nothing but 0. Biases may be as large as they like:
-    some shut tokens out.
+    Return the keys of the matrices that contain only 0. Biases may have any size: some exclude
+    tokens.
     """
     floats = [pair for pair in tensors if pair[1].dtype in _FLOATS and pair[1].numel()]
     if not floats:
         return []
-    found = [_extremes(tensor) for _, tensor in floats]
+    extremes = [_extremes(tensor) for _, tensor in floats]
     zeros = []
-    for (key, tensor), (low, high) in zip(floats, torch.stack(found).tolist(), strict=True):
+    for (key, tensor), (low, high) in zip(floats, torch.stack(extremes).tolist(), strict=True):
         largest = max(-low, high)
-        if not largest < float("inf"):  # NaN is not, either
-            raise ModelRefused(f"{name}: {key} holds NaN or infinity: {_DAMAGED}")
+        if not largest < float("inf"):  # NaN fails this, too
+            raise ModelRefused(f"{name}: {key} contains NaN or infinity: {_DAMAGED}")
         if largest > LARGEST_NUMBER and not key.endswith("bias"):
             raise ModelRefused(
-                f"{name}: {key} holds numbers up to {largest:.2g}, and those of trained models are "
-                f"below {LARGEST_NUMBER:,.0f}: {_DAMAGED}"
+                f"{name}: {key} contains numbers up to {largest:.2g}, but those of trained models "
+                f"are below {LARGEST_NUMBER:,.0f}: {_DAMAGED}"
             )
         if largest == 0 and tensor.ndim > 1 and not key.endswith("bias"):
             zeros.append(key)
@@ -55,33 +55,33 @@ def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]
 
 
 def _extremes(tensor: Tensor) -> Tensor:
-    """Return the lowest and the highest number `[2]`, of a small tensor on this thread alone.
+    """Return the minimum and maximum `[2]`, of a small tensor on this thread alone.
 
-    Where a machine is busy, waking torch's other threads takes longer than all else here.
+    On a busy machine, waking torch's other threads takes longer than everything else here.
     """
     parts = [tensor]
     if tensor.device.type == "cpu" and tensor.numel() <= _SMALL and tensor.is_contiguous():
         parts = list(torch.split(tensor.view(-1), _ONE_THREAD))
-    found = torch.stack([torch.stack(torch.aminmax(part)) for part in parts])
-    return torch.stack((found[:, 0].amin(), found[:, 1].amax())).double()
+    extremes = torch.stack([torch.stack(torch.aminmax(part)) for part in parts])
+    return torch.stack((extremes[:, 0].amin(), extremes[:, 1].amax())).double()
 
 
 def check_finite(name: str, answers: Tensor) -> None:
-    """Refuse a model whose answers are no numbers."""
+    """Refuse a model whose answers are not finite."""
     if not answers.isfinite().all():
         raise ModelRefused(
-            f"{name}: it answers with NaN or infinity: its weights are damaged, or a "
-            "number in its config.json is."
+            f"{name}: its answers contain NaN or infinity: its weights or a number in its "
+            "config.json are damaged."
         )
 
 
 def check_logits(name: str, logits: Tensor) -> None:
-    """Refuse a model whose logits `[…, V]` are no numbers, or say nothing of what it was given."""
+    """Refuse a model whose logits `[…, V]` are not finite, or the same for all tokens."""
     check_finite(name, logits)
     if (logits.amax(-1) - logits.amin(-1)).max() < LEAST_SPREAD:
         raise ModelRefused(
-            f"{name}: it gives every token of its vocabulary the same score: weights that its "
-            f"answers pass through are 0 or far too large; {_DAMAGED}"
+            f"{name}: it gives every token of its vocabulary the same score: some weights are 0 or "
+            f"far too large; {_DAMAGED}"
         )
     rows = logits.flatten(0, -2)[:FEW].float()
     probabilities = rows.softmax(-1)
@@ -94,7 +94,7 @@ def check_logits(name: str, logits: Tensor) -> None:
 def check_not_constant(name: str, answers: Tensor) -> None:
     """Refuse a model that answers different tokens with the same numbers: `[…, V]`.
 
-    The same but for rounding to their dtype.
+    Differences within the rounding error of the dtype do not count.
     """
     check_finite(name, answers)
     rows = answers.flatten(0, -2).float()
@@ -106,6 +106,6 @@ def check_not_constant(name: str, answers: Tensor) -> None:
 
 def _constant(name: str) -> ModelRefused:
     return ModelRefused(
-        f"{name}: it answers the same whatever it reads: weights that its answers pass through "
-        f"are 0, far too large or all alike; {_DAMAGED}"
+        f"{name}: its output does not depend on its input: some weights are 0, far too large or "
+        f"all the same; {_DAMAGED}"
     )

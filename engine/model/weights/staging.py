@@ -1,6 +1,7 @@
 """Double-buffered copies of file bytes to a device, through pinned memory of the host.
 
-While one is copied the other is read into, so that a model needs no room of its own on the host.
+While one buffer is copied, the other is filled, so that the host does not need memory for the whole
+model.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Enough that a copy's own cost does not show: 64 MB are some milliseconds.
+# Large enough to hide a copy's fixed cost: 64 MB take some milliseconds.
 BUFFER_BYTES = 2**26
 
-# Waits until something is done.
+# Waits until a copy is finished.
 Waits = Callable[[], None]
 
 
 class Staging:
-    """Two buffers of memory that a device reads while the host goes on."""
+    """Two buffers of memory that a device reads while the host continues."""
 
     def __init__(
         self, copy: Callable[[Tensor, Tensor], Waits], buffers: tuple[Tensor, Tensor]
     ) -> None:
-        """Take buffers of bytes, and `copy(to, from)`, which returns what waits for it."""
+        """Allocate buffers, and use `copy(to, from)`, which returns a wait for its completion."""
         self._copy = copy
         self._buffers = list(buffers)
         self._is_free: list[Waits] = [_at_once, _at_once]
 
     def send(self, read: Callable[[memoryview], None], target: Tensor) -> None:
-        """Fill `target`, contiguous, with bytes: `read` fills a buffer with those that come next.
+        """Fill `target`, contiguous, with bytes: `read` fills a buffer with the next ones.
 
-        What the device does with it later finds it filled.
+        Later work on the device sees it filled.
         """
         for part in torch.split(target.view(-1).view(torch.uint8), len(self._buffers[0])):
             buffer, is_free = self._buffers.pop(0), self._is_free.pop(0)
@@ -45,7 +46,7 @@ class Staging:
 
 
 def staging_for(device: torch.device) -> Staging | None:
-    """Return what brings bytes to a device; None where they are read to their places."""
+    """Return the copier to a device; None if bytes are read directly to their places."""
     if device.type != "cuda":
         return None
 

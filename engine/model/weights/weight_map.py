@@ -33,7 +33,7 @@ from .weight_parts import (
     whole,
 )
 
-# Norms that experts beside an MLP have, by their roles.
+# Norms of experts next to an MLP, by their roles.
 EXPERT_NORMS = {
     "experts_layernorm": "pre_feedforward_layernorm_2",
     "post_shared_layernorm": "post_feedforward_layernorm_1",
@@ -46,7 +46,7 @@ def weights_of(
 ) -> Iterator[Weight]:
     """Yield a rank's share of all weights; those of layer i have roles `i.…`.
 
-    The head's are left out where not wanted.
+    The head's are left out if they are not wanted.
     """
     names, hidden = architecture.names, architecture.hidden_size
     yield table("embed_tokens", names.embed_tokens, architecture, shard)
@@ -81,7 +81,7 @@ class _Layer:
     shard: Shard
 
     def norms(self) -> Iterator[Weight]:
-        """Yield the norms before and behind attention and MLP, and the factor of their sum."""
+        """Yield the norms before and after attention and MLP, and the factor of their sum."""
         norms, block = self.model.names.norms, self.block
         roles = {
             "input_layernorm": norms.input if block.has_mixer else "",
@@ -96,7 +96,7 @@ class _Layer:
             yield whole(f"{self.role}layer_scalar", f"{self.prefix}layer_scalar", 1)
 
     def attention(self) -> Iterator[Weight]:
-        """Yield what makes queries, keys and values, what joins the heads, norms and sinks."""
+        """Yield the projections to queries, keys and values, the out-projection, norms, sinks."""
         model, shape, names = self.model, self.block.attention, self.model.names
         prefix = f"{self.prefix}{names.attention}."
         yield self._qkv(prefix, "weight", model.hidden_size)
@@ -116,7 +116,7 @@ class _Layer:
             yield sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
 
     def latent_attention(self, latent: Latent) -> Iterator[Weight]:
-        """Yield what projects to latents, as one, and from latents to a rank's heads."""
+        """Yield the merged projections to latents, and those from latents to a rank's heads."""
         heads, hidden = self.block.attention.num_query_heads, self.model.hidden_size
         prefix = f"{self.prefix}{self.model.names.attention}."
         own, head_dim = self.shard.indices(heads), latent.nope_dim + latent.rope_dim
@@ -137,13 +137,13 @@ class _Layer:
         yield from self._joined("o_proj", prefix, heads, latent.value_dim)
 
     def _of_heads(self, name: str, prefix: str, dim: int, width: int) -> Weight:
-        """Return a rank's rows of a projection to so many numbers a head."""
+        """Return a rank's rows of a projection with `dim` numbers per head."""
         heads = self.block.attention.num_query_heads
         own = head_rows(self.shard.indices(heads), dim)
         return sliced(f"{self.role}{name}", f"{prefix}{name}.weight", (heads * dim, width), own)
 
     def _qkv(self, prefix: str, kind: str, *width: int) -> Weight:
-        """Return queries above keys above values, if it has any, of a rank's heads."""
+        """Return a rank's queries above keys above values, if there are any."""
         shape, names = self.block.attention, self.model.names
         heads = self.shard.indices(shape.num_query_heads)
         kv_heads = self.shard.kv_head_indices(shape.num_kv_heads)
@@ -152,15 +152,15 @@ class _Layer:
             return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
         if self.model.has_output_gate:
             return self._gated_qkv(prefix, kind, heads, kv_heads, *width)
-        told = [
+        parts = [
             (shape.num_query_heads, shape.key_dim, heads),
             (shape.num_kv_heads, shape.key_dim, kv_heads),
             (shape.num_kv_heads, shape.value_dim, kv_heads),
         ][: 2 if self.block.has_keys_as_values else 3]
         bands = bands_of(
-            names.qkv[: len(told)],
-            [count * dim for count, dim, _ in told],
-            [head_rows(own, dim) for _, dim, own in told],
+            names.qkv[: len(parts)],
+            [count * dim for count, dim, _ in parts],
+            [head_rows(own, dim) for _, dim, own in parts],
             is_joined=turned is None,
         )
         return banded(
@@ -176,7 +176,7 @@ class _Layer:
     def _gated_qkv(
         self, prefix: str, kind: str, heads: range, kv_heads: range, *width: int
     ) -> Weight:
-        """Return queries, keys, values and gates; of each head a query is stored above its gate."""
+        """Return queries, keys, values and gates; each head's query is stored above its gate."""
         shape, names = self.block.attention, self.model.names
         dim, kv_rows = shape.key_dim, len(kv_heads) * shape.key_dim
         query, key, value = names.qkv
@@ -199,7 +199,7 @@ class _Layer:
     def _grouped_qkv(
         self, prefix: str, kind: str, heads: range, kv_heads: range, *width: int
     ) -> Weight:
-        """Return those of one tensor that has the queries of a key head, its key, its value."""
+        """Return those of one tensor that groups a key head's queries, key and value."""
         shape, (name,) = self.block.attention, self.model.names.qkv
         dim, group = shape.key_dim, shape.num_query_heads // shape.num_kv_heads
         height = (group + 2) * dim
@@ -227,7 +227,7 @@ class _Layer:
         return Weight(self.role + role, part.read_shape, (part,))
 
     def _joined(self, role: str, prefix: str, count: int, dim: int) -> Iterator[Weight]:
-        """Yield what joins a rank's share of inner numbers, and its bias once."""
+        """Yield the out-projection of a rank's inner numbers, and its bias once."""
         names, hidden = self.model.names, self.model.hidden_size
         key = f"{prefix}{getattr(names, role)}"
         own, inner = head_rows(self.shard.indices(count), dim), count * dim
@@ -237,11 +237,11 @@ class _Layer:
         else:
             yield sliced(self.role + role, f"{key}.weight", (hidden, inner), None, own)
         has_bias = self.model.o_proj_bias if role == "o_proj" else self.model.mlp_bias
-        if has_bias and self.shard.rank == 0:  # what is added up has it once
+        if has_bias and self.shard.rank == 0:  # a sum over ranks contains it once
             yield whole(f"{self.role}{role}_bias", f"{key}.bias", hidden)
 
     def mlp(self, name: str = "", inner: int = 0, role: str = "") -> Iterator[Weight]:
-        """Yield gate and up as one, or up alone, and down: of the layer's MLP, or of another."""
+        """Yield gate and up as one, or up alone, and down, for the layer's MLP or another one."""
         names, hidden = self.model.names, self.model.hidden_size
         inner = inner or self.model.intermediate_size
         name, own = name or names.mlp, self.shard.indices(inner)
@@ -298,7 +298,7 @@ class _Layer:
         yield from make(f"{prefix}experts.", experts, own)
 
     def _expert_rows(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
-        """Yield those of experts stored as one, each as it is: gates above ups."""
+        """Yield the weights of experts stored as one tensor, gates above ups."""
         count, width, hidden = (
             experts.num_experts,
             experts.intermediate_size,
@@ -347,7 +347,7 @@ class _Layer:
         yield Weight(f"{self.role}down_proj", (count, hidden, len(own)), tuple(downs))
 
     def _stacked_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
-        """Yield those of experts stored as one, transposed, gate and up as halves or interleaved.
+        """Yield experts' weights stored as one, transposed, gate and up as halves or interleaved.
 
         Only interleaved ones have biases.
         """
@@ -368,11 +368,11 @@ class _Layer:
             "down_proj_bias": ((count, hidden), everything, ()),
         }
         if not experts.has_biases:
-            stored = {name: told for name, told in stored.items() if not name.endswith("_bias")}
+            stored = {name: part for name, part in stored.items() if not name.endswith("_bias")}
         if self.model.names.stacked_experts == "halves":
             del stored["gate_up_proj"]
             yield self._expert_halves(f"{prefix}gate_up_proj", (count, hidden, width), own)
-        if self.shard.rank > 0:  # what is added up has it once
+        if self.shard.rank > 0:  # a sum over ranks contains it once
             stored.pop("down_proj_bias", None)
         for name, (shape, place, taken) in stored.items():
             part = Part(prefix + name, shape, place, taken)
@@ -382,7 +382,7 @@ class _Layer:
     def _expert_halves(self, key: str, shape: tuple[int, int, int], own: range) -> Weight:
         """Return gate and up `[E, 2·I, H]` of a tensor that has them as `[E, H, 2·I]`."""
         count, hidden, width = shape
-        if len(own) == width:  # in one run
+        if len(own) == width:  # all columns
             part = Part(key, (count, hidden, 2 * width), transposed)
             return Weight(f"{self.role}gate_up_proj", (count, 2 * width, hidden), (part,))
         parts = [

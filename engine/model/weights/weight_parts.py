@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels.communicator import Shard
 from ..config.architecture import Architecture
 
-# Takes a weight and returns the view of it that a stored tensor is copied to.
+# Takes a weight and returns the view of it to which a stored tensor is copied.
 Place = Callable[[Tensor], Tensor]
 
 WHOLE = Shard()
@@ -20,9 +20,9 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor by its name and shape, what is read of it, and the place of that in a weight.
+    """A stored tensor: its name and shape, the part that is read, and its place in a weight.
 
-    Of its first axes `taken` is read, of all others everything.
+    `taken` is read of its first axes, and everything of the others.
     """
 
     key: str
@@ -32,20 +32,20 @@ class Part:
 
     @property
     def read_shape(self) -> tuple[int, ...]:
-        """Return the shape of what is read."""
+        """Return the shape of the part that is read."""
         return (*map(len, self.taken), *self.shape[len(self.taken) :])
 
     @property
     def count(self) -> int:
-        """Return how many numbers are read."""
+        """Return the number of elements that are read."""
         return prod(self.read_shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight by the role that it has in the decoder; its parts fill it.
+    """A weight by its role in the decoder; its parts fill it.
 
-    Of one of some `kinds`, as safetensors say, the numbers stay as they are; others are any floats.
+    With `kinds`, as named by safetensors, the stored dtype is kept; otherwise any float is allowed.
     """
 
     role: str
@@ -63,7 +63,7 @@ class Band(NamedTuple):
 
 
 def suffix_of(kind: str) -> str:
-    """Return what the role of a tensor of a kind ends in."""
+    """Return the suffix of the role of a tensor of a kind."""
     return "_bias" if kind == "bias" else ""
 
 
@@ -85,7 +85,7 @@ def pairs(start: int, stop: int, width: int) -> Place:
 
 
 def turned(weight: Tensor) -> Tensor:
-    """Return a matrix as it is stored transposed."""
+    """Return a matrix, transposed as it is stored."""
     return weight.T
 
 
@@ -100,7 +100,7 @@ def turned_band(start: int, stop: int) -> Place:
 
 
 def transposed(weight: Tensor) -> Tensor:
-    """Return every expert's matrix as it is stored transposed."""
+    """Return every expert's matrix, transposed as it is stored."""
     return weight.transpose(1, 2)
 
 
@@ -120,19 +120,19 @@ def rows_of_one(index: int, start: int, stop: int) -> Place:
 
 
 def rows(names: tuple[str, ...], heights: tuple[int, ...]) -> list[tuple[str, int]]:
-    """Return names with the rows that each has; one name has them all."""
+    """Return names with their numbers of rows; one name has all of them."""
     return [(names[0], sum(heights))] if len(names) == 1 else list(zip(names, heights, strict=True))
 
 
 def whole(role: str, key: str, *shape: int, kinds: frozenset[str] | None = None) -> Weight:
-    """Return a weight that is stored just so."""
+    """Return a weight that is stored in this form."""
     return Weight(role, shape, (Part(key, shape, everything),), kinds)
 
 
 def table(
     role: str, name: str, architecture: Architecture, shard: Shard = WHOLE, *, kind: str = "weight"
 ) -> Weight:
-    """Return a rank's rows of the vocabulary: as many for each, the last of them zeros."""
+    """Return a rank's rows of the vocabulary: equally many per rank, padded with zeros."""
     count = architecture.vocab_size
     width = (architecture.hidden_size,) if kind == "weight" else ()
     own = shard.indices(count)
@@ -155,7 +155,7 @@ def table_ends(weight: Weight, count: int) -> Weight:
 def stacked(
     role: str, prefix: str, kind: str, heights: list[tuple[str, int]], *width: int
 ) -> Weight:
-    """Return a weight of tensors above each other, named with how many rows each has."""
+    """Return a weight of tensors above each other, given with their numbers of rows."""
     bands = [Band(name, height, range(height)) for name, height in heights]
     return banded(role, prefix, kind, bands, *width)
 
@@ -169,9 +169,9 @@ def banded(
     paired: tuple[int, ...] = (),
     is_transposed: bool = False,
 ) -> Weight:
-    """Return a weight of rows of tensors above each other, or of columns that lie side by side.
+    """Return a weight of rows of tensors above each other, or of columns that are side by side.
 
-    The first bands are heads of `paired` numbers, whose neighbours are turned together.
+    The first bands are heads of `paired` numbers, whose neighbours are rotated together.
     """
     parts, start = [], 0
     for index, (name, height, taken) in enumerate(bands):
@@ -191,9 +191,9 @@ def banded(
 def bands_of(
     names: tuple[str, ...], heights: list[int], taken: list[range], *, is_joined: bool = True
 ) -> list[Band]:
-    """Return what is taken of tensors of these heights, or of one that has all of their rows.
+    """Return the read bands of tensors of these heights, or of one that has all of their rows.
 
-    Of one tensor neighbours are one band where that `is_joined`.
+    Adjacent bands of one tensor are merged if `is_joined`.
     """
     if len(names) > 1:
         return [Band(*band) for band in zip(names, heights, taken, strict=True)]
@@ -208,14 +208,14 @@ def bands_of(
 
 
 def sliced(role: str, key: str, shape: tuple[int, ...], *taken: range | None) -> Weight:
-    """Return a weight that is so much of a stored tensor's first axes; None is all."""
+    """Return a weight that is a part of a stored tensor's first axes; None is all."""
     axes = zip(taken, shape, strict=False)
     part = Part(key, shape, everything, tuple(range(n) if own is None else own for own, n in axes))
     return Weight(role, part.read_shape, (part,))
 
 
 def head_rows(heads: range, width: int) -> range:
-    """Return the rows of heads that have so many each."""
+    """Return the rows of heads with `dim` rows each."""
     return range(heads.start * width, heads.stop * width)
 
 

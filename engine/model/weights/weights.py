@@ -1,7 +1,7 @@
-"""Weights from safetensors: one stored tensor after another, each straight to its place.
+"""Weights from safetensors: one stored tensor after another, each directly to its place.
 
-Files are read, not mapped: what is resident beside the weights is one tensor, and only where it
-changes its type or its order on the way. To another device bytes go through two small buffers.
+Files are read, not mapped: apart from the weights, only one tensor is resident, and only if its
+dtype or order changes on the way. Copies to another device use two small buffers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DTYPES = {
     "I32": torch.int32,
     "U8": torch.uint8,
 }
-# Where a model of text and images keeps the text model that is served by itself.
+# Prefixes of the text model in a multimodal checkpoint, when the text model is served alone.
 TEXT_OF_WHOLE = {
     r"^language_model\.(?=model\.|lm_head\.)": "",
     r"^model\.language_model\.": "model.",
@@ -67,7 +67,7 @@ _AS_STORED: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file: its name in a text model, its kind as safetensors say, its first byte."""
+    """A tensor in a file: its name in a text model, its dtype in safetensors, its first byte."""
 
     name: str
     kind: str
@@ -89,11 +89,11 @@ def read_weights(
     shard: Shard = WHOLE,
     zeros: list[str] | None = None,
 ) -> dict[str, Matrix]:
-    """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
+    """Return a rank's weights of a decoder by role; `ModelRefused` names problems.
 
-    `is_multimodal` says that the files hold more than text; `num_layers` reads so many layers only.
+    `is_multimodal` means that the files contain more than text; `num_layers` limits the layers.
     Without `has_head` the weights of logits are left out; `more` are read with the others. `zeros`
-    as for `filled`.
+    is described in `filled`.
     """
     architecture = as_stored(checkpoint, architecture)
     wanted = [*weights_of(architecture, has_head=has_head), *more]
@@ -102,14 +102,14 @@ def read_weights(
     )
     head = architecture.names.lm_head
     if has_head and architecture.tie_word_embeddings and f"{head}.weight" in stored:
-        # transformers, too, believes what is stored and not what is said.
+        # transformers, too, prefers the stored head to the config's flag.
         more = [*more, table("lm_head", head, architecture, shard)]
 
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, shard=shard), *more]
     weights = read_stored(checkpoint, own, stored, dtype, device, zeros=zeros)
-    said = weights.get("lm_head") if architecture.tie_word_embeddings else None
-    if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
+    tied = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(tied, Tensor) and torch.equal(tied, as_tensor(weights["embed_tokens"])):
         del weights["lm_head"]
     return weights
 
@@ -123,11 +123,11 @@ def read_stored(
     *,
     zeros: list[str] | None = None,
 ) -> dict[str, Matrix]:
-    """Return weights by their roles out of what `find_layout` found.
+    """Return weights by role from the result of `find_layout`.
 
-    `zeros` as for `fill_weights`.
+    `zeros` is described in `fill_weights`.
     """
-    staging = staging_for(device)  # once: of quantised weights each part is filled by itself
+    staging = staging_for(device)  # shared: each part of quantised weights is filled separately
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
         return fill_weights(
@@ -148,7 +148,7 @@ def find_layout(
 ) -> dict[str, StoredTensor]:
     """Return the stored tensors of a decoder's weights by their keys, from the files' headers.
 
-    `ModelRefused` says what is missing, of another shape, or has no place in it.
+    `ModelRefused` names a tensor that is missing, has another shape, or has no place in it.
     """
     quantization, called = checkpoint.quantization, architecture.names
     head, embedding = f"{called.lm_head}.weight", f"{called.embed_tokens}.weight"
@@ -173,7 +173,8 @@ def find_layout(
     if any(block.experts for block in architecture.blocks) and lacking & _keys(wanted):
         check_count(checkpoint, _count(needed))
         raise UnsupportedConfig(
-            f"its weights lack {some(sorted(lacking))}: its experts may be stored in another way"
+            f"its weights lack {some(sorted(lacking))}: its experts may be stored in an "
+            "unsupported layout"
         )
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
@@ -194,9 +195,9 @@ def find_layout(
 
 
 def as_stored(checkpoint: Checkpoint, architecture: Architecture) -> Architecture:
-    """Return an architecture by the names of its files, where stacked experts lie one by one.
+    """Return an architecture by the names of its files, if stacked experts are stored one by one.
 
-    So transformers saves what was published stacked.
+    transformers saves models in this form that were published stacked.
     """
     names = architecture.names
     if names.stacked_experts != "rows":
@@ -216,19 +217,19 @@ def find_stored(
     base: str = BASE,
     renamed: Mapping[str, str] = _AS_STORED,
 ) -> dict[str, StoredTensor]:
-    """Return what the files hold by the keys that a layout, or `more`, has for it.
+    """Return the tensors in the files by the keys of a layout, or of `more`.
 
-    `base` is what most keys begin with. `renamed` are patterns of names, with what they become.
+    `base` is the prefix of most keys. `renamed` are patterns of names, with their replacements.
     """
     keys = _keys(wanted).union(more)
-    found = {}
+    tensors = {}
     for file in files:
         for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_multimodal else {})}):
-            # The weights of a bare base model have its names without its prefix.
+            # A bare base model's weights have the same names without its prefix.
             prefixed = f"{base}.{tensor.name}"
             is_bare = tensor.name not in keys and prefixed in keys
-            found[prefixed if is_bare else tensor.name] = tensor
-    return found
+            tensors[prefixed if is_bare else tensor.name] = tensor
+    return tensors
 
 
 def fill_weights(
@@ -241,10 +242,10 @@ def fill_weights(
     staging: Staging | None = None,
     zeros: list[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Return weights by their roles; what no stored tensor fills of one is zero.
+    """Return weights by role; parts without a stored tensor are zero.
 
-    `staging` brings them to the device, where there is one already that does. `zeros` gets the keys
-    of matrices that hold nothing but 0. Numbers that no trained model has are refused.
+    `staging` brings them to the device, if there is a stager already. `zeros` receives the keys of
+    matrices that contain only 0. Numbers that no trained model has are refused.
     """
     weights = {weight.role: _room(weight, stored, dtype, device) for weight in wanted}
     places = [
@@ -262,7 +263,7 @@ def fill_weights(
 
 
 def missing_from(stored: Mapping[str, StoredTensor], wanted: Iterable[Weight]) -> set[str]:
-    """Return the keys of a layout that nothing is stored under."""
+    """Return the keys of a layout without a stored tensor."""
     return _keys(wanted) - stored.keys()
 
 
@@ -281,7 +282,7 @@ def _room(
 
 
 def count_stored(checkpoint: Checkpoint) -> int:
-    """Return how many numbers the files hold, by their headers."""
+    """Return the number of elements in the files, by their headers."""
     return sum(prod(tensor.shape) for file in checkpoint.files for tensor in _tensors(file, {}))
 
 
@@ -291,19 +292,19 @@ def _count(wanted: Iterable[Weight]) -> int:
 
 
 def _tensors(file: Path, renamed: Mapping[str, str]) -> list[StoredTensor]:
-    """Return the tensors of a file that was checked, from the JSON in front of their bytes."""
+    """Return the tensors of a checked file, from its JSON header."""
     with FileIO(file) as opened:
         (length,) = unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
-    found = []
-    for key, said in header.items():
+    tensors = []
+    for key, entry in header.items():
         name = key
         for pattern, instead in renamed.items():
             name = re.sub(pattern, instead, name)
-        start = 8 + length + said["data_offsets"][0]
-        found.append(StoredTensor(name, said["dtype"], tuple(said["shape"]), file, start))
-    return found
+        start = 8 + length + entry["data_offsets"][0]
+        tensors.append(StoredTensor(name, entry["dtype"], tuple(entry["shape"]), file, start))
+    return tensors
 
 
 def check_stored(
@@ -316,9 +317,9 @@ def check_stored(
     base: str = BASE,
     ignored: re.Pattern[str] = DERIVED,
 ) -> None:
-    """Refuse weights that are not all that a network needs, or not only that.
+    """Refuse weights that lack tensors of a network, or have surplus ones.
 
-    Of what is `ignored` it has no need; `base` is what most of its keys begin with.
+    Tensors in `ignored` are not needed; `base` is the prefix of most keys.
     """
     check_count(checkpoint, _count(wanted))
     parts = {part.key: part for weight in wanted for part in weight.parts}
@@ -348,7 +349,7 @@ def check_stored(
 def _read(
     name: str, tensor: StoredTensor, taken: Sequence[range], place: Tensor, staging: Staging | None
 ) -> None:
-    """Copy what is taken of a stored tensor to its place, straight where it lies there just so."""
+    """Copy the read part of a stored tensor to its place, directly if it has the same layout."""
     dtype = DTYPES[tensor.kind]
     is_direct = place.dtype == dtype and place.is_contiguous()
     target = place if is_direct else torch.empty(place.shape, dtype=dtype, device=place.device)
@@ -364,7 +365,7 @@ def _read(
 
 
 class _Reading:
-    """The bytes of a file that are taken of a tensor, one run of neighbours after another."""
+    """The bytes of the read part of a tensor in a file, one contiguous run after another."""
 
     def __init__(
         self, name: str, opened: FileIO, tensor: StoredTensor, taken: Sequence[range]
@@ -374,7 +375,7 @@ class _Reading:
         self._tensor = tensor
         starts, self._length = _runs(tensor.shape, taken, DTYPES[tensor.kind].itemsize)
         self._starts = iter(starts.tolist())
-        self._left = 0  # of the run that is being read
+        self._left = 0  # bytes left in the current run
 
     def fill(self, buffer: memoryview) -> None:
         """Read as many bytes as the buffer has room for."""
@@ -384,7 +385,7 @@ class _Reading:
                 self._left = self._length
             count = self._opened.readinto(buffer[: self._left])
             if not count:
-                cut_off = f"{self._tensor.file.name} was cut off while it was read."
+                cut_off = f"{self._tensor.file.name} was truncated while it was read."
                 raise ModelRefused(f"{self._name}: {cut_off}")
             buffer, self._left = buffer[count:], self._left - count
 
@@ -392,14 +393,14 @@ class _Reading:
 def _runs(
     shape: Sequence[int], taken: Sequence[range], itemsize: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return where in a stored tensor the runs of bytes start that are taken, and how long all are.
+    """Return the start of each contiguous run of bytes in a stored tensor, and their length.
 
-    What is taken of its first axes are runs of neighbours.
+    The read parts of its first axes are contiguous.
     """
     axes = [*taken, *map(range, shape[len(taken) :])]
     widths = [itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
     cut = [axis for axis, own in enumerate(axes) if len(own) < shape[axis]]
-    last = max(cut, default=0)  # behind it everything is taken
+    last = max(cut, default=0)  # after it everything is read
     starts = np.zeros(1, np.int64)
     for own, width in zip(axes[:last], widths[:last], strict=True):
         starts = (starts[:, None] + np.asarray(own, np.int64) * width).ravel()

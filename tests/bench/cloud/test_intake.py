@@ -1,4 +1,4 @@
-"""What intake takes: one core measured, the rest added up."""
+"""Cost of intake: one core is measured, the rest is added up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bench.cloud.intake import Lines, Rates, measure, simulate
 RATES = Rates(60_000, 1_000_000)
 
 
-def test_lines_have_the_length_that_was_asked_for() -> None:
-    """And are requests, each with an id of its own, in whatever pieces they are read."""
+def test_lines_have_the_requested_length() -> None:
+    """They are requests with unique ids, whatever pieces they are read in."""
     lines = Lines(300)
     assert len(lines.line(7)) == 300
     stream = lines.open()
@@ -26,7 +26,7 @@ def test_one_core_is_measured() -> None:
 
 
 def test_ten_to_the_ninth_lines_take_less_than_twenty_minutes() -> None:
-    """By fifty runs, also where each does half of what is expected of it."""
+    """Fifty runs are enough, even if each reaches only half of the expected rate."""
     assert simulate(10**9, 1000, 50, RATES).total < 20 * 60
     assert simulate(10**9, 1000, 50, Rates(30_000, 500_000)).total < 20 * 60
 

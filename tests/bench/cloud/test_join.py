@@ -1,4 +1,4 @@
-"""What joining takes, on paper."""
+"""Predicted cost of joining."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_segments_are_all_rows(row_bytes: int) -> None:
 
 
 def test_large_files_are_copied_and_small_ones_sent() -> None:
-    """By the cut of today: 10⁷ lines go through the Lambda, of 10⁸ not a hundredth."""
+    """At the current limit, 10⁷ lines go through the Lambda, but less than a hundredth of 10⁸."""
     small, large = (join(*segments_of(lines, 1000, 1000), Assumed()) for lines in (10**7, 10**8))
     assert small.sent_bytes == pytest.approx(10**10, rel=0.01)
     assert large.sent_bytes < 10**9
@@ -27,7 +27,7 @@ def test_large_files_are_copied_and_small_ones_sent() -> None:
     assert small.num_groups == large.num_groups == 0
 
 
-def test_a_row_of_the_table_tells_of_both_levels() -> None:
+def test_a_row_of_the_table_contains_both_levels() -> None:
     """Bytes are copied twice where one upload has no room."""
     sizes, num_shards = segments_of(2 * 10**8, 1000, 1000)
     done = join(sizes, num_shards, Assumed())

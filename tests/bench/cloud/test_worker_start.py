@@ -1,4 +1,4 @@
-"""What a worker's start takes: what is read of its log, and how it is shown."""
+"""Duration of a worker's start: the parsed log and its display."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bench.cloud.worker_start import STEPS, cold_start, table
 
 def test_the_steps_are_those_that_the_worker_logs() -> None:
     """Among all else that it logs, and what its engine says in plain words."""
-    told = {"message": "cold start", "ready_seconds": 7.5, "token_seconds": 8}
-    log = "\n".join(['{"message": "claimed"}', "compiling", json.dumps(told)])
+    message = {"message": "cold start", "ready_seconds": 7.5, "token_seconds": 8}
+    log = "\n".join(['{"message": "claimed"}', "compiling", json.dumps(message)])
     assert cold_start(log) == {"ready_seconds": 7.5}
     with pytest.raises(LookupError, match="no cold start"):
         cold_start("compiling\n")

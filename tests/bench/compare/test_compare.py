@@ -42,14 +42,14 @@ def test_several_runs_give_the_median_and_the_range() -> None:
 
 
 def test_tokens_are_counted_from_the_rows(tmp_path: Path) -> None:
-    """A peer that stops early gets no credit for what was asked."""
+    """A peer that stops early gets no credit for the requested tokens."""
     path = tmp_path / "rows.jsonl"
     path.write_text(row(200, 128) + row(200, 3))
     assert count_tokens(path, 2) == (14, 131)
 
 
 @pytest.mark.parametrize("rows", [row(200, 128), row(200, 128) + row(400, 0)])
-def test_a_missing_or_failed_row_is_no_figure(tmp_path: Path, rows: str) -> None:
+def test_a_missing_or_failed_row_gives_no_figure(tmp_path: Path, rows: str) -> None:
     """Every request must have been answered for a run to count."""
     path = tmp_path / "rows.jsonl"
     path.write_text(rows)
@@ -58,7 +58,7 @@ def test_a_missing_or_failed_row_is_no_figure(tmp_path: Path, rows: str) -> None
 
 
 def test_a_peer_runs_only_where_its_interpreter_is_given() -> None:
-    """Ours comes first; the others as asked for."""
+    """Ours comes first; the others follow in the requested order."""
     python = Path("bin/python")
     without = [peer.name for peer in chosen_peers(JOB, [*CHOICES], None, None)]
     among = [peer.name for peer in chosen_peers(JOB, [*CHOICES], python, python)]
@@ -66,7 +66,7 @@ def test_a_peer_runs_only_where_its_interpreter_is_given() -> None:
     assert among == ["tidemill", "--no-plan", "transformers", "vLLM", "OpenVINO"]
 
 
-def test_a_line_names_the_model_that_lies_beside_the_file(tmp_path: Path) -> None:
+def test_a_line_names_the_model_next_to_the_file(tmp_path: Path) -> None:
     """A file is run with its own model, so that files of several models are one comparison."""
     path = tmp_path / "g.jsonl"
     path.write_text(json.dumps({"body": {"model": "46m-152k"}}) + "\n\n")

@@ -11,7 +11,7 @@ from bench.compare.encode_compare import LONGEST, Workload, copy_model, table, w
 
 
 def test_texts_have_as_many_tokens_as_their_workload_says(tmp_path: Path) -> None:
-    """By the model's own tokenizer, which cuts none of them."""
+    """The model's own tokenizer counts them, and cuts none of them."""
     model = tmp_path / "minilm"
     copy_model(model)
     write_lines(tmp_path / "lines.jsonl", Workload(40, 8, 400), model)
@@ -21,11 +21,11 @@ def test_texts_have_as_many_tokens_as_their_workload_says(tmp_path: Path) -> Non
     assert len(lengths) == 40
     assert 8 <= min(lengths) < 60
     assert 300 < max(lengths) <= 400
-    said = json.loads((model / "sentence_bert_config.json").read_bytes())
-    assert said["max_seq_length"] == LONGEST
+    config = json.loads((model / "sentence_bert_config.json").read_bytes())
+    assert config["max_seq_length"] == LONGEST
 
 
 def test_the_table_says_how_many_times_ours_is() -> None:
-    """Of each file, by medians."""
+    """The factor of each file is the ratio of medians."""
     figures = {("mixed", "tidemill"): [30.0, 10.0, 20.0], ("mixed", "other"): [5.0]}
     assert "| mixed, other | 5.0 | 4.00 × |" in table("float32", figures)

@@ -1,4 +1,4 @@
-"""How much memory loading takes."""
+"""Memory for loading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEGABYTES = 64
 
 
 def held(megabytes: int) -> Callable[[], object]:
-    """Return what takes so much memory, gives it back, and keeps a little."""
+    """Return a loader that allocates this much memory, frees it, and keeps a little."""
 
     def load() -> object:
         passing = bytearray(b"x") * (megabytes << 20)
@@ -22,15 +22,15 @@ def held(megabytes: int) -> Callable[[], object]:
 
 
 def peaks() -> tuple[Peak, Peak]:
-    """Return the peaks of a large load and, behind it, of a small one."""
+    """Return the peaks of a large load and then of a small one."""
     return peak_of(held(MEGABYTES)), peak_of(held(1))
 
 
-def test_what_was_given_back_counts() -> None:
-    """The peak is what was resident at most, not at the end, and not of an earlier load."""
-    # In a process that holds nothing else: what others have left here may go at any moment.
+def test_returned_memory_counts_towards_the_peak() -> None:
+    """The peak is the most resident memory of this load, not of its end or an earlier one."""
+    # A new process is used, because memory of earlier tests may be released at any moment.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         first, second = pool.submit(peaks).result()
-    # Half of it tells enough: the system may take other pages of the process back meanwhile.
+    # Half is enough, because the system may reclaim other pages of the process.
     assert first.most_bytes - first.before_bytes > (MEGABYTES // 2) << 20
     assert second.most_bytes - second.before_bytes < (MEGABYTES // 2) << 20

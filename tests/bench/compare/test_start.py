@@ -1,4 +1,4 @@
-"""How long a start takes: what is compared, in which turns, and how it is shown."""
+"""Start-up time: the compared commands, their order, and the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAYS = "import os; print('model loaded', '\"custom_id\"', os.environ.get('OF_THE
 
 
 def started(ready: float, steady: float, whole: float) -> Measured:
-    """Return a run of so many seconds."""
+    """Return a run of `seconds`."""
     return Measured(whole, ready, steady, 0)
 
 
@@ -28,7 +28,7 @@ def test_seconds_count_from_the_launch() -> None:
 
 
 def test_all_take_turns_after_a_round_that_does_not_count(tmp_path: Path) -> None:
-    """What is the first on a machine is run once; each run asks for its environment anew."""
+    """First starts on a machine run once; each run requests a new environment."""
     numbers = iter(range(100))
     command = [sys.executable, "-c", SAYS]
     often = Start("often", command, lambda: {"OF_THE_RUN": str(next(numbers))})
@@ -38,8 +38,8 @@ def test_all_take_turns_after_a_round_that_does_not_count(tmp_path: Path) -> Non
     assert "2" in (tmp_path / "log").read_text()
 
 
-def test_a_cold_start_finds_nothing_and_a_warm_one_what_the_last_left(tmp_path: Path) -> None:
-    """Of what is remembered, and of kernels; nothing lies in the caches of whoever runs it."""
+def test_a_cold_start_has_empty_caches_and_a_warm_one_the_last_starts(tmp_path: Path) -> None:
+    """Results and kernels are cached in new folders, so the user's caches do not count."""
     found = {start.name: start for start in starts([str(MODEL_PATH)], tmp_path)}
     first, cold, warm = (
         [found[f"demo: tidemill, {kind}"].environment() for _ in range(2)]

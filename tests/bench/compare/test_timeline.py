@@ -13,7 +13,7 @@ def test_a_run_is_judged_while_others_wait() -> None:
     assert mean_running(full_points(points)) == 80
 
 
-def test_a_run_in_which_nothing_ever_waited_is_full_at_its_height() -> None:
-    """There was no more to run."""
+def test_a_run_without_waiting_requests_is_full_at_its_peak() -> None:
+    """All requests were running."""
     points = [Point(at, many, 0.0, 0) for at, many in enumerate((3, 7, 2))]
     assert [point.running for point in full_points(points)] == [7]

@@ -1,4 +1,4 @@
-"""What the script that chooses tiles does with what a card says, without one."""
+"""The script that chooses tiles, with a simulated card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemill.engine.kernels.triton.tuned_tiles import FILE, KernelConfig, parse
 FIRST = KernelConfig({"ROWS": 16, "PLACES": 32}, 4, 2)
 
 
-def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> None:
-    """What does not run is passed over, however quick it might be."""
+def test_numbers_are_changed_one_by_one_and_faster_choices_stay() -> None:
+    """A config that does not run is skipped, however fast it might be."""
     tried: list[KernelConfig] = []
 
     def times(choice: KernelConfig) -> float | None:
@@ -33,8 +33,8 @@ def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> No
     assert best_of(FIRST, lambda _: None) is None
 
 
-def test_what_is_found_is_written_for_what_was_asked() -> None:
-    """In place of what stood there for the same; all else stays, and it can be read."""
+def test_results_are_written_for_the_requested_shapes() -> None:
+    """They replace earlier entries for the same shapes; all else stays, and the file is valid."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     kernel = min(data)
     shape = frozenset({("arch", "sm_90"), ("width", 96)})
@@ -51,14 +51,14 @@ def test_what_is_found_is_written_for_what_was_asked() -> None:
     assert parse_configs(json.loads(printed(twice))).keys() == data.keys()
 
 
-def test_the_file_stands_as_the_script_prints_it() -> None:
-    """So that what it writes differs in what it found alone."""
+def test_the_file_matches_the_output_of_the_script() -> None:
+    """Its output then differs only in new results."""
     text = FILE.read_text(encoding="utf-8")
     assert printed(json.loads(text)) == text
 
 
-def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each kernel and shape; and refuses to try it."""
+def test_without_a_card_it_prints_the_choices_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list has each kernel and shape, and running it is refused."""
     assert main(["--dry-run", "--models", "Qwen3-0.6B"]) == 0
     assert 'Qwen3-0.6B: norm {"arch": "sm_90", "width": 1024}: ' in capsys.readouterr().out
     assert main(["--dry-run", "--models", "Qwen3-30B-A3B", "--kernels", "grouped"]) == 0
@@ -74,7 +74,7 @@ def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[
     assert "Llama-3-8B" in capsys.readouterr().err
 
 
-def test_a_folder_keeps_what_was_tried_and_chosen(tmp_path: Path) -> None:
+def test_a_folder_keeps_tried_and_chosen_configs(tmp_path: Path) -> None:
     """A copy of the file takes what is better, and a second call knows what was tried."""
     before = FILE.read_text(encoding="utf-8")
     results = Results(tmp_path)

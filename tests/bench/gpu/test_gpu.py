@@ -1,4 +1,4 @@
-"""The script for a GPU, tried without one."""
+"""The script for a GPU, tested without one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put modules of faulty parts where processes find them; return the folder."""
+    """Write modules of faulty parts to a folder that processes import from; return it."""
     for name, fault in FAULTS.items():
         text = f"{FAULTY}\nNAME, FAULT = {name!r}, {fault}\n"
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
@@ -69,7 +69,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """Interpreted, on tiny shapes: no task fails, and what kernels give holds."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "bench.gpu.gpu", "--tiny", "--results", str(tmp_path)],
         cwd=ROOT,
         env={**environment, "OMP_NUM_THREADS": "1"},
@@ -86,7 +86,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         for task, numbers in part.items():
             assert "error" not in numbers, (name, task, numbers)
             assert numbers.get("holds", True), (name, task, numbers)
-            assert task == WHOLE or f"{name}: {task}: " in told
+            assert task == WHOLE or f"{name}: {task}: " in output
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_a_part_that_crashes_or_hangs_leaves_the_rest(
     results, calls = Results(faulty / "results"), faulty / "calls"
     parts = (
         Part("crashes", 12, module="crashes"),
-        Part("hangs", 12, beside=True, module="hangs"),
+        Part("hangs", 12, is_concurrent=True, module="hangs"),
         Part("fine", 20, processes=2, module="fine"),
     )
 
@@ -132,7 +132,7 @@ def test_a_part_that_crashes_or_hangs_leaves_the_rest(
 
 
 def test_a_cut_loses_nothing_that_has_ended(faulty: Path) -> None:
-    """Whoever kills all of it finds the tasks that were done, and the next call does the rest."""
+    """After a kill, finished tasks are found, and the next call runs the rest."""
     results = Results(faulty / "results")
     start = (
         "from pathlib import Path; from bench.gpu.gpu import *; "
@@ -157,7 +157,7 @@ def test_a_cut_loses_nothing_that_has_ended(faulty: Path) -> None:
 def worked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tasks: list[Task], until: float = float("inf")
 ) -> int:
-    """Do tasks as a part of their own in this process; return the exit status."""
+    """Run tasks as a separate part in this process; return the exit status."""
     monkeypatch.setitem(sys.modules, "a_part", SimpleNamespace(tasks=lambda _place: iter(tasks)))
     results, claims = Results(folder / "results"), folder / "claims"
     results.open()
@@ -166,7 +166,7 @@ def worked(
 
 
 def good() -> dict[str, Any]:
-    """Be a task that goes well."""
+    """Run a task that succeeds."""
     return {"outputs_per_second": 3.0}
 
 
@@ -184,7 +184,7 @@ def test_a_task_without_room_is_left_for_the_next_call(
 def test_processes_of_a_part_share_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one has claimed no other does; what it is at is known."""
+    """A task that one process has claimed is not run by another; the current task is known."""
     (tmp_path / "claims").mkdir()
     claims = Claims(tmp_path / "claims")
     assert claims.claim("8B, 1/2")
@@ -198,7 +198,7 @@ def test_processes_of_a_part_share_its_tasks(
 def test_a_task_that_fails_is_the_only_one_unless_the_device_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it failed with is written down; on a broken device another process goes on."""
+    """Its error is recorded; on a broken device another process continues."""
 
     def fail() -> dict[str, Any]:
         return {"never": 1 / 0}
@@ -214,12 +214,12 @@ def test_a_task_that_fails_is_the_only_one_unless_the_device_is_broken(
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return what the tasks of `worked` came to."""
+    """Return the results of the tasks of `worked`."""
     return Results(folder / "results").read().get("part", {})
 
 
 def test_all_parts_fit_into_ten_minutes() -> None:
-    """Those that run beside each other count once, and each is a module with tasks."""
+    """Parts that run at the same time count once, and each is a module with tasks."""
     groups = list(grouped(PARTS))
     assert [part.name for part in groups[1]] == ["accuracy", "rows"]
     assert sum(max(part.seconds for part in group) for group in groups) <= SECONDS
@@ -228,7 +228,7 @@ def test_all_parts_fit_into_ten_minutes() -> None:
 
 @pytest.mark.long
 def test_parts_need_torch_triton_and_transformers_alone() -> None:
-    """They are imported where what a real run needs beside them is missing."""
+    """They can be imported without the other packages that a real run needs."""
     names = [part.path for part in PARTS]
     check = f"""
 import sys
@@ -248,7 +248,7 @@ for name in {names!r}:
 
 
 def test_memcheck_names_eight_checks_that_there_are() -> None:
-    """By the names that they have on a card."""
+    """Their names are those on a card."""
     names = {task.name for task in accuracy.tasks(Place(CPU, is_tiny=False, found={}))}
     assert len(memcheck.CHECKS) == 8
     assert names >= set(memcheck.CHECKS)
@@ -261,8 +261,8 @@ def test_a_card_is_known_by_its_name() -> None:
     assert card_like("Another", 150e9).name == "h200"
 
 
-def test_what_is_off_is_told_in_units() -> None:
-    """Of the number's own size, or of the mean where it is small; what is no number never holds."""
+def test_differences_are_reported_in_units() -> None:
+    """The unit is the number's size, or the mean if it is small; a NaN never passes."""
     expected = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
     unit = torch.finfo(torch.float16).eps
     near = held([(expected + torch.tensor([2 * unit, 0, 0]), expected)], torch.float16, 4)
@@ -273,13 +273,13 @@ def test_what_is_off_is_told_in_units() -> None:
 
 
 def test_time_is_covered_once() -> None:
-    """By whatever runs beside."""
+    """Overlapping spans count once."""
     assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5
     assert covered([]) == 0
 
 
 def test_steps_find_their_pages() -> None:
-    """Decodes first; what is shared lies on the same pages, nothing else does."""
+    """Decodes come first; only shared prefixes are on the same pages."""
     sequences = PagedSequences([8, 8, 3], shared=4)
     step = sequences.step([Piece(0, 0, 8), Piece(1, 7, 8), Piece(2, 0, 3)], 4, CPU)
     assert step.num_decodes == 1
@@ -294,8 +294,8 @@ def test_steps_find_their_pages() -> None:
     assert step.slots.tolist()[0] == decode[1] * 4 + 3
 
 
-def test_a_report_tells_what_failed() -> None:
-    """And what missed its bound."""
+def test_a_report_contains_failures() -> None:
+    """It also lists results that missed their bound."""
     attempted = attempt(Task("badly", lambda: {"never": 1 / 0}))
     lines = list(
         report(

@@ -1,4 +1,4 @@
-"""What is foretold of a CPU's steps, beside what they take."""
+"""Predictions for a CPU's steps, compared with measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_table_has_a_line_for_each_step(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_step_takes_the_time_of_its_kernels_and_the_hosts() -> None:
-    """Twice the products' time where products take it all, and calls beside."""
+    """The products' time doubles if products take all of it, and calls are added."""
     model, shape = architecture("46m"), Shape(0, 0, 1, 512)
     machine = dict.fromkeys(("attention", "entry", "pass"), Limits(inf, inf, 0.0))
     slow, fast = (
@@ -50,8 +50,8 @@ def test_a_step_takes_the_time_of_its_kernels_and_the_hosts() -> None:
     assert foretold(model, shape, calls, 0.0, Form()) == 4 * 12 + 1
 
 
-def test_what_is_read_before_it_is_multiplied_takes_both_times() -> None:
-    """On a core; where bytes come meanwhile the longer of the two counts."""
+def test_reading_and_multiplying_in_turn_takes_both_times() -> None:
+    """They add up on one core; if bytes are prefetched, the longer of the two counts."""
     kernels = kernels_of(architecture("46m"), spans_of(Shape(8, 64)), Form())
     kernel = next(kernel for kernel in kernels if kernel.flops)
     machine = {kernel.kind: Limits(kernel.bytes / 2, kernel.flops / 3, 0.0)}
@@ -61,7 +61,7 @@ def test_what_is_read_before_it_is_multiplied_takes_both_times() -> None:
 
 
 def test_spans_are_those_of_the_shape() -> None:
-    """One token behind each context, then whole prompts; each is asked for one row."""
+    """There are single tokens after each context, then whole prompts, with one row each."""
     spans = spans_of(Shape(2, 30, 1, 7))
     assert spans.starts.tolist() == [30, 30, 0]
     assert spans.stops.tolist() == [31, 31, 7]

@@ -1,4 +1,4 @@
-"""The serial roofline, held to what was worked out by hand."""
+"""The serial roofline, compared with manual calculations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ H200 = CARDS["h200"]
     [("1024/128", 5081, 45_700), ("128/1024", 24_305, 27_300), ("220/200", 20_658, 43_400)],
 )
 def test_the_bounds_of_8b_on_an_h200(mix: str, outputs: int, everything: int) -> None:
-    """Within a token a second of the figures that the product is held to."""
+    """They are within one token per second of the product's target figures."""
     bound = serial(architecture("llama-3-8b"), H200, Mix.read(mix))
     assert bound.outputs_per_second == pytest.approx(outputs, abs=1)
     assert bound.tokens_per_second == pytest.approx(everything, rel=2e-3)
@@ -39,8 +39,8 @@ def test_weights_are_those_of_the_checkpoint() -> None:
         assert Weights.from_model(architecture(name)).held == pytest.approx(count, rel=2e-3)
 
 
-def test_what_is_shared_is_computed_and_read_once() -> None:
-    """The bound lies between that of the own tokens alone and that of all of them."""
+def test_shared_prefixes_are_computed_and_read_once() -> None:
+    """The bound is between that of private tokens and that of all tokens."""
     model = architecture("llama-3-8b")
     alone, shared, apart = (
         serial(model, H200, Mix.read(mix)).outputs_per_second
@@ -49,8 +49,8 @@ def test_what_is_shared_is_computed_and_read_once() -> None:
     assert apart < 0.5 * shared < shared < alone
 
 
-def test_a_window_bounds_what_is_seen() -> None:
-    """As many keys as there are before a place, but never more than the window has."""
+def test_a_window_limits_the_visible_keys() -> None:
+    """A position sees as many keys as precede it, but at most the window."""
     assert pairs(0, 8, 0) == 32
     assert pairs(0, 8, 100) == 32
     assert pairs(4, 8, 4) == 16
@@ -63,7 +63,7 @@ def test_a_window_bounds_what_is_seen() -> None:
 
 
 def test_a_mix_is_written_as_it_is_read() -> None:
-    """With what is shared, and without."""
+    """The mix may have a shared prefix or none."""
     for words in ("1024/128", "512+100/100"):
         assert str(Mix.read(words)) == words
     lines = list(table(architecture("tiny"), CARDS["l4"], (Mix.read("8/4"),)))

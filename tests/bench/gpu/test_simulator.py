@@ -1,4 +1,4 @@
-"""Steps that are counted, and what a missing overlap or a needless pass makes of them."""
+"""Simulated steps, and the cost of a missing overlap or an unnecessary pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIX = Mix(64, 32)
 
 
 def spans(*of: tuple[int, int], num_rows: int = 0, shared: int = 0) -> Spans:
-    """Return tokens from and to such places, one pair a sequence."""
+    """Return spans of tokens, one pair of positions per sequence."""
     starts, stops = np.array(of).T
     return Spans(starts, stops, num_rows, shared)
 
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_weights() -> None:
 
 
 def test_decodes_read_their_keys_and_share_pages() -> None:
-    """Each token's of every sequence, but for what was met before in the step, or its window."""
+    """Every token of a sequence is read, unless it was read in the step or is past the window."""
     shape = EIGHT.blocks[0].attention
     apart = spans((999, 1000), (499, 500), num_rows=2)
     attention = next(one for one in kernels_of(EIGHT, apart, Form()) if one.name == "attention")
@@ -67,7 +67,7 @@ def test_decodes_read_their_keys_and_share_pages() -> None:
 
 
 def test_every_needless_pass_costs_bytes() -> None:
-    """Or calls, beside the step as it is."""
+    """Each costs bytes or calls compared with the default step."""
     step = spans((99, 100), (0, 50), num_rows=2, shared=16)
     moved, flops, calls = totals(EIGHT, step)
     assert totals(EIGHT, step, Form(joins_norms=False))[::2] > (moved, calls)
@@ -92,7 +92,7 @@ def test_experts_are_read_as_they_are_met() -> None:
 
 
 def test_a_forecast_stays_below_the_roofline() -> None:
-    """And comes near it where kernels reach the ceilings and the host costs nothing."""
+    """It comes close if kernels reach the ceilings and the host costs nothing."""
     ideal = replace(
         SETTING, reach=Reach(1, 1, 1, 1, 0), host=Host(step=0, sequence=0, call=0, replay=0)
     )
@@ -111,7 +111,7 @@ def test_a_forecast_stays_below_the_roofline() -> None:
 
 
 def test_every_lever_shows_as_a_number() -> None:
-    """What is left out costs tokens a second; kernels at the ceilings bring some."""
+    """Removing a feature costs tokens per second; kernels at the ceilings add some."""
     quick = replace(SETTING, host=Host(step=2e-5, sequence=0, call=2e-5))
     rates = {
         name: forecast(setting, Mix(32, 32, shared=64), 96).outputs_per_second
@@ -123,15 +123,15 @@ def test_every_lever_shows_as_a_number() -> None:
     assert all(rate < built for rate in rates.values()), rates
 
 
-def test_who_gives_way_is_counted() -> None:
-    """Where pages run out before slots do, some of what was computed is computed again."""
+def test_preemptions_are_counted() -> None:
+    """If pages run out before slots, some tokens are computed again."""
     tight = replace(SETTING, card=replace(CARD, memory=2.99e9 + 32 * 80 * 8192))
     assert forecast(SETTING, MIX, 64).preemptions == 0
     assert forecast(tight, MIX, 64).preemptions > 0
 
 
 def test_a_table_has_a_line_for_each() -> None:
-    """With its share of the roofline."""
+    """Each line has its share of the roofline."""
     lines = list(table([("so", SETTING)], [MIX], 4))
     assert len(lines) == 3
     assert lines[-1].startswith("| 64/32 | so |")
@@ -140,7 +140,7 @@ def test_a_table_has_a_line_for_each() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-next-80b-a3b", "llama-4-scout"])
 def test_windows_chunks_and_rows_are_simulated(name: str) -> None:
-    """As many sequences as rows and the pages of all groups hold, below the roofline."""
+    """Sequences fill the rows and the pages of all groups, and stay below the roofline."""
     model = architecture(name)
     model = replace(model, blocks=model.blocks[:4])
     weights = Weights.from_model(model).held

@@ -10,13 +10,13 @@ PACKAGES = {"PIL": "pillow", "huggingface_hub": "huggingface-hub"}
 
 
 def test_a_run_finds_all_that_it_looks_for() -> None:
-    """Each module is carried, is on such a machine, or is an empty one that stands in for it."""
+    """Each module is carried, is on such a machine, or is replaced by an empty one."""
     packages = {PACKAGES.get(module, module) for module in MODULES["engine"]}
     assert packages <= needed() | HELD | LEFT_OUT
 
 
 def test_wheels_are_pinned_as_they_are_everywhere() -> None:
-    """What is required in turn, too; nothing that is there is carried."""
+    """Transitive requirements are included; installed packages are not."""
     names = needed()
     assert {"pydantic", "pydantic-core", "llguidance", "rpds-py"} <= names
     assert not names & (HELD | LEFT_OUT)

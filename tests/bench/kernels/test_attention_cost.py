@@ -1,4 +1,4 @@
-"""What attention costs: the steps that are timed are what their names say."""
+"""Cost of attention: the timed steps match their names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_step_has_the_pages_that_it_says(
 
 
 def test_both_sides_run() -> None:
-    """Of contexts and without."""
+    """Steps with and without contexts run."""
     assert torch.device("cpu") == CPU
     for sequences in (Sequences(2, 20, 10), Sequences(2, 0, 10)):
         attending(SHAPE, sequences)()

@@ -1,4 +1,4 @@
-"""What a step costs in Python, in each of the situations that it is measured in."""
+"""Cost of a step in Python, in each measured situation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_situation_lasts_as_long_as_it_is_timed(
     running = []
 
     class Watched(scheduler_cost.Situation):
-        """A situation that tells how many sequences run when all is timed."""
+        """A situation that records how many sequences run when timing starts."""
 
         def time(self, *args: object) -> scheduler_cost.Times:
             times = super().time(*args)

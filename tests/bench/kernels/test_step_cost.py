@@ -1,4 +1,4 @@
-"""What a step costs, and what of it is the weights' reading."""
+"""Cost of a step, and the share of reading weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.engine.model.network.kv_cache_size import compute_kv_cache_size
 
 
 def test_matrices_are_read_in_the_dtype_of_the_steps(tmp_path: Path) -> None:
-    """Norms are no part of the reading, and a step in fp32 reads twice the bytes of bf16."""
+    """Norms do not count, and a step in fp32 reads twice the bytes of bf16."""
     tensors = {"matrix": torch.ones(6, 4), "norm": torch.ones(4)}
     save_file(tensors, tmp_path / "model.safetensors")
     assert WeightReader(tmp_path, torch.bfloat16).num_bytes == 48
@@ -26,7 +26,7 @@ def test_matrices_are_read_in_the_dtype_of_the_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("context", with_long([3], [40]))
-def test_a_step_is_told_by_its_parts(context: int) -> None:
+def test_a_step_is_described_by_its_parts(context: int) -> None:
     """A step calls torch or compiled kernels, and its sequences are gone afterwards.
 
     No time is compared with zero: a clock or a profiler may be too coarse for it.
@@ -54,7 +54,7 @@ def test_a_step_is_told_by_its_parts(context: int) -> None:
 def test_functions_of_torch_belong_to_a_part(
     name: str, *, is_product: bool, is_attention: bool
 ) -> None:
-    """By their names, as the profiler writes them."""
+    """The names are those in the profiler's output."""
     assert TORCH.search(name)
     assert bool(PRODUCTS.search(name)) is is_product
     assert bool(ATTENTION.search(name)) is is_attention

@@ -34,7 +34,7 @@ def test_a_file_is_the_same_every_time_and_ends_by_itself(
 
 
 def test_texts_are_sentences_rather_than_code_and_lists() -> None:
-    """Of docstrings, of 60 to 250 characters."""
+    """They come from docstrings and have 60 to 250 characters."""
     assert all(map(texts._is_prose, TEXTS))
     for other in (
         "Short.",
@@ -46,7 +46,7 @@ def test_texts_are_sentences_rather_than_code_and_lists() -> None:
 
 
 def test_the_fields_of_a_message_are_in_it() -> None:
-    """So a reader can find all of them; rows are right in what they name, whatever its capitals."""
+    """A reader can find all of them, and rows are correct whatever their capitals."""
     messages = make_messages(240)
     assert all(value in message.text for message in messages for value in message.fields.values())
     answers = [

@@ -1,4 +1,4 @@
-"""The client of streams: what it takes for a whole answer."""
+"""The client of streams: its definition of a complete answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.server.streams import MAX_TOKENS, Stream, _is_whole
 
 
 def stream_of(counts: Iterable[int]) -> Stream:
-    """Return a stream whose events tell of so many tokens each, cut anywhere."""
+    """Return a stream whose events report these numbers of tokens, cut anywhere."""
     events = [
         {"choices": [{"text": "a"}], "usage": {"completion_tokens": count}} for count in counts
     ]
@@ -36,7 +36,7 @@ def stream_of(counts: Iterable[int]) -> Stream:
 def test_an_answer_is_whole_when_its_tokens_grow_to_the_last(
     counts: Iterable[int], *, is_whole: bool
 ) -> None:
-    """Tokens that bring no text have no event of their own."""
+    """Tokens without text do not have separate events."""
     assert _is_whole(stream_of(counts).counts()) == is_whole
 
 

@@ -168,7 +168,7 @@ def test_a_file_of_which_nothing_can_run_says_so(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--device", "cuda"], "torch sees no CUDA device here"),
+        (["--device", "cuda"], "torch finds no CUDA device"),
         (["--output-tmp-dir", "gone"], "the folder gone of --output-tmp-dir does not exist"),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_model_that_would_be_refused_ends_with_1(
     assert main(["models", str(tmp_path), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["runs"], report["weight_bytes"]) == ("refused", None)
-    assert "config.json is no whole JSON" in report["why"]
+    assert "config.json is truncated or not valid JSON" in report["why"]
 
 
 def test_a_gpu_of_another_machine_can_be_planned_for(
@@ -54,7 +54,7 @@ def test_a_gpu_of_another_machine_can_be_planned_for(
     ("config", "words"),
     [
         ({}, "by the engine's own network (Qwen3ForCausalLM)"),
-        ({"attention_chunk_size": 1}, "config.json says attention_chunk_size"),
+        ({"attention_chunk_size": 1}, "config.json has unsupported attention_chunk_size"),
     ],
 )
 def test_what_would_run_it_is_told_by_its_config_alone(

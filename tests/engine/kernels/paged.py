@@ -1,4 +1,4 @@
-"""Sequences of one layer that lie in pages, the steps that compute them, and what must come out."""
+"""Sequences of one layer on pages, the steps that compute them, and the expected results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Sequences:
         return [len(query) for query in self.queries]
 
     def end(self, position: int) -> int:
-        """Return the place before which lies all that a causal token sees."""
+        """Return the position after the last key that a causal token sees."""
         stops = (stop for start, stop in self.wholes if start <= position < stop)
         return next(stops, position + 1)
 
@@ -178,5 +178,5 @@ def scattered(sequences: Sequences, page_size: int, seed: int = 1) -> list[NDArr
 
 
 def num_pages(sequences: Sequences, page_size: int) -> int:
-    """Return how many pages there are: all that sequences need, and three of nobody."""
+    """Return the number of pages: all that sequences need, and three unused ones."""
     return sum(-(-length // page_size) for length in sequences.lengths) + 3

@@ -1,4 +1,4 @@
-"""The smallest backend of a layout of its own: what a new device brings, without its kernels."""
+"""The smallest backend with a separate layout: the code of a new device, without its kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.engine.kernels.step import Step
 
 
 class RowsAttention:
-    """Keys and values lie token after token, `[slots, Hkv, D]`, in pages of eight."""
+    """Keys and values are stored token after token, `[slots, Hkv, D]`, in pages of eight."""
 
     page_size = 8
 
@@ -40,7 +40,7 @@ class RowsAttention:
         return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
-        """Take in the slots of each span's sequence, its own tokens last."""
+        """Read the slots of each span's sequence, its own tokens last."""
         self._slots, self._ends = step.slots, step.visible_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
@@ -51,7 +51,7 @@ class RowsAttention:
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """Split, norm, turn and store."""
+        """Split, norm, rotate and store."""
         query, key, value = qk_norm_rope(qkv, cos_sin, self.shapes[layer], norms)
         self.store(layer, key, value)
         return query

@@ -1,4 +1,4 @@
-"""Rules of rows that are written one by one."""
+"""Sampling rules of rows, written one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.engine.kernels.sampling import SamplingMetadata
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one row's token is chosen, after which tokens."""
+    """The sampling parameters of one row, and its previous tokens."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -30,13 +30,13 @@ class Rule:
 
     @property
     def has_processors(self) -> bool:
-        """Say whether any logit changes."""
+        """Return whether any logit changes."""
         penalties = (self.repetition, self.presence, self.frequency)
         return penalties != (1, 0, 0) or bool(self.bias or self.bans) or self.mask is not None
 
 
 def joined(metadata: Sequence[Rule], draws: NDArray[np.float64]) -> SamplingMetadata:
-    """Return these rows' rules as arrays; their tokens lie in slots in another order."""
+    """Return these rows' rules as arrays; their tokens are in slots in another order."""
 
     def column(name: str) -> NDArray[np.float32]:
         return np.array([getattr(rule, name) for rule in metadata], np.float32)

@@ -1,4 +1,4 @@
-"""Whose the rows of a product are, and what adapters add to them in torch."""
+"""The adapter of each row of a product, and its low-rank term in torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ADAPTERS = [
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 9))
 def test_tiles_are_even_cuts_of_runs_of_one_owner(mapping: list[int], at_most: int) -> None:
     """Every row is in one, in order, and none is longer than it may be."""
-    told = AdapterMapping()
-    told.update(np.array(mapping, np.int32))
-    assert (len(told), told.has_any) == (len(mapping), any(mapping))
-    tiles = told.tiles(at_most).tolist() if mapping else []
+    adapter_mapping = AdapterMapping()
+    adapter_mapping.update(np.array(mapping, np.int32))
+    assert (len(adapter_mapping), adapter_mapping.has_any) == (len(mapping), any(mapping))
+    tiles = adapter_mapping.tiles(at_most).tolist() if mapping else []
     rows = [(row, owner) for begin, end, owner in tiles for row in range(begin, end)]
     assert rows == list(enumerate(mapping))
     assert all(0 < end - begin <= at_most for begin, end, _ in tiles)
 
 
 @pytest.mark.parametrize("gate", [None, Gate()], ids=["plain", "gated"])
-def test_without_a_kernel_torch_adds_what_adapters_make(gate: Gate | None) -> None:
-    """To their rows alone."""
+def test_without_a_kernel_torch_adds_the_adapters_terms(gate: Gate | None) -> None:
+    """Other rows are unchanged."""
     mapping = AdapterMapping()
     products = LinearFactory(elementwise, [])
     assert products.needs_torch
@@ -51,7 +51,7 @@ def test_without_a_kernel_torch_adds_what_adapters_make(gate: Gate | None) -> No
 
 
 def test_a_kernel_that_gives_something_else_is_not_taken() -> None:
-    """Each kind of product is looked at once; torch stands in, and says that it does."""
+    """Each kind of product is checked once; torch replaces it, and that is reported."""
     looked_at: list[int] = []
 
     def wrong(weight: Tensor, _bias: object, _gate: object, _adapting: object) -> Linear:

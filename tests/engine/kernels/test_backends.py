@@ -56,7 +56,7 @@ BACKENDS: dict[str, tuple[Makes, int]] = {
     "reference": (ReferenceAttention, 16),
     "reference, odd pages": (partial(ReferenceAttention, page_size=5), 5),
     "cpu": (CpuAttention, 16),
-    "a layout of its own": (RowsAttention, 8),
+    "a custom layout": (RowsAttention, 8),
     "triton": (TritonAttention, 16),
 }
 # Triton's kernels are interpreted, which is slow: see triton/test_attention.py for more of them.
@@ -77,8 +77,8 @@ SHAPES = {
     "sinks": replace(GROUPED, has_sinks=True),
     "everything": AttentionShape(6, 2, 8, 16, 0.7, window=20, softcap=2.0, has_sinks=True),
 }
-# Pages of another size and a layout of its own: what a backend may choose, met by the first kinds.
-CHOICES = {"reference, odd pages", "a layout of its own"}
+# Pages of another size and a custom layout: a backend's choices, tested with the first kinds.
+CHOICES = {"reference, odd pages", "a custom layout"}
 MANY = [
     pytest.param(name, kind, marks=[pytest.mark.long] if name in CHOICES else [])
     for name in QUICK
@@ -112,9 +112,9 @@ def check_random_run(
     dtype: torch.dtype = torch.float32,
     longest: int = 300,
 ) -> None:
-    """Compute random sequences by random steps and hold each token to plain attention.
+    """Compute random sequences in random steps and compare each token with plain attention.
 
-    Sequence 0 comes first, so that others may share its pages; of these they compute nothing.
+    Sequence 0 comes first, so that others may share its pages without computing them.
     """
     rng = random.Random(seed)
     size = BACKENDS[name][1]
@@ -163,17 +163,17 @@ def test_any_steps_give_plain_attention(name: str, kind: str, seed: int) -> None
 @pytest.mark.parametrize("name", with_long(["reference", "cpu"], sorted(CHOICES)))
 @pytest.mark.parametrize("kind", ["grouped", "everything"])
 @given(seed=st.integers(0, 2**32))
-def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, seed: int) -> None:
-    """What is summed is fp32."""
+def test_in_bf16_it_is_plain_attention_up_to_rounding(name: str, kind: str, seed: int) -> None:
+    """Sums are in fp32."""
     check_random_run(name, SHAPES[kind], seed, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_who_looks_both_ways_sees_the_whole_sequence(
+def test_bidirectional_tokens_see_the_whole_sequence(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:
-    """Or all that is less than a window away, before and after; sequences are computed whole."""
+    """It may be limited to a window on both sides; sequences are computed as a whole."""
     shape = replace(SHAPES[kind], is_causal=False, chunk=0)
     lengths = [1, 2, 15, 16, 17, 64, 65, 130, 300]
     if name not in QUICK:
@@ -191,10 +191,10 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
 
 @pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_some_tokens_see_on_to_where_their_step_says(
+def test_tokens_of_an_image_see_up_to_the_end_in_their_step(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:
-    """Those of an image, all of it, beyond any window; a window still ends what lies before."""
+    """Tokens of an image see all of it, beyond any window; a window still limits earlier tokens."""
     wholes = ((3, 20), (40, 101), (101, 104))
     sequences = replace(Sequences.random(SHAPES[kind], [110, 40, 60, 200], dtype), wholes=wholes)
     paged = made(name, sequences, dtype)
@@ -226,8 +226,8 @@ def test_a_position_bias_is_added_to_scores_by_distance(name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("window", [0, 20])
-def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int) -> None:
-    """Bit for bit, on a CPU."""
+def test_a_bidirectional_sequence_is_the_same_alone_and_in_a_batch(window: int) -> None:
+    """On a CPU the results are bit-identical."""
     shape = replace(GROUPED, is_causal=False, window=window)
     lengths = [3, 70, 33, 16, 129]
     sequences = Sequences.random(shape, lengths)
@@ -240,7 +240,7 @@ def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int)
 
 @pytest.mark.parametrize("name", ["reference", "triton"])
 def test_keys_and_values_of_eight_bits_are_those_that_are_nearest(name: str) -> None:
-    """What is beyond the largest becomes that; queries and sums are as they would be."""
+    """Numbers beyond the largest become the largest; queries and sums are unchanged."""
     lengths = [1, 18, 70]
     sequences = Sequences.random(SHAPES["sinks"], lengths)
     sequences.values[1][:, 3] *= 1000
@@ -263,8 +263,8 @@ def test_keys_and_values_of_eight_bits_are_those_that_are_nearest(name: str) -> 
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
-    """As many numbers as the step's tokens have; every other slot stays as it was."""
+def test_only_the_slots_of_a_step_are_written(name: str) -> None:
+    """Only the numbers of the step's tokens are stored; every other slot is unchanged."""
     sequences = Sequences.random(SHAPES["narrow values"], [1, 30, 17])
     paged = made(name, sequences)
     paged.run([(0, 0, 1), (1, 0, 30), (2, 0, 9)])
@@ -276,8 +276,8 @@ def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_layers_have_pages_of_their_own(name: str) -> None:
-    """What one stores is not seen by another of the same shape."""
+def test_layers_have_separate_pages(name: str) -> None:
+    """The data of one layer is not visible to another of the same shape."""
     sequences = Sequences.random(GROUPED, [9])
     make, page_size = BACKENDS[name]
     backend: AttentionBackend = make([GROUPED] * 2, 5, torch.float32, CPU)
@@ -298,7 +298,7 @@ def test_layers_have_pages_of_their_own(name: str) -> None:
 def test_heads_enter_normed_and_turned(
     name: str, dtype: torch.dtype, *, is_normed: bool, turned_numbers: int
 ) -> None:
-    """As by the reference in fp32: queries and keys by their own weights, values as they are."""
+    """They match the fp32 reference: queries and keys by their own weights, values unchanged."""
     make, page_size = BACKENDS[name]
     shape, length = AttentionShape(6, 2, 16, 16, 0.25), 40
     generator = torch.Generator().manual_seed(2)
@@ -323,7 +323,7 @@ def test_heads_enter_normed_and_turned(
 
 
 def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
-    """Keys that are no whole words, and other dtypes, are left to the reference."""
+    """Keys that are not whole words, and other dtypes, are left to the reference."""
     odd = replace(GROUPED, key_dim=9)
     for dtype in (torch.float32, torch.bfloat16):
         assert choose_backend([GROUPED] * 2, dtype, CPU) is CpuAttention
@@ -392,7 +392,7 @@ def test_latents_have_a_gpus_kernels_where_they_fit(
     ],
     ids=lambda value: value.__name__ if isinstance(value, ModuleType) else str(value),
 )
-def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
+def test_operations_between_products_are_the_devices_own_if_it_has_any(
     device: str, dtype: torch.dtype, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU's kernels take two types of numbers, a GPU's three; all else is the reference's."""
@@ -419,13 +419,13 @@ def test_experts_are_mixed_by_the_devices_own_functions_where_it_has_any(
     assert chosen is module
 
 
-def test_torch_computes_on_its_callers_thread_beside_our_team(
+def test_torch_computes_on_its_callers_thread_next_to_our_thread_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a CPU; a GPU's host has nothing else to do."""
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    """A CPU needs this; a GPU's host has nothing else to do."""
+    thread_counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", thread_counts.append)
     limit_torch_threads(torch.device("cuda"))
-    assert asked == []
+    assert thread_counts == []
     limit_torch_threads(CPU)
-    assert asked == [1]
+    assert thread_counts == [1]

@@ -29,9 +29,9 @@ def random_weights(*, has_biases: bool, width: int = 16) -> ExpertWeights:
 def test_each_token_goes_through_its_own_experts(
     tokens: int, width: int, *, has_biases: bool
 ) -> None:
-    """Whoever else goes through them, and where some have no token at all; of any width.
+    """Other tokens do not matter, some experts have no token at all, and widths vary.
 
-    By the reference, and as a CPU has them packed.
+    The reference and a CPU's packed weights are tested.
     """
     generator = torch.Generator().manual_seed(tokens)
     weights, gate = random_weights(has_biases=has_biases, width=width), Gate()
@@ -56,7 +56,7 @@ def test_each_token_goes_through_its_own_experts(
 
 
 def test_shares_are_a_softmax_of_all_or_of_the_chosen() -> None:
-    """As they are, or so that they sum to one; the best first."""
+    """They are unchanged, or renormalised to sum to one; the best comes first."""
     scores = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
     every = scores.softmax(-1)[0]
     experts, shares = select_experts(scores, 2, among_chosen=False, is_renormalised=False)

@@ -31,7 +31,7 @@ def paged(
 
 
 def check(over: Paged, outs: Sequence[Tensor], pieces: Sequence[Piece]) -> None:
-    """Hold what pieces attended to, `[t, H, R]` each, to plain attention."""
+    """Compare the output of pieces, `[t, H, R]` each, with plain attention."""
     for (index, start, stop), out in zip(pieces, outs, strict=True):
         wanted = over.sequences.expected(index)[start:stop]
         torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
@@ -49,8 +49,8 @@ def test_steps_give_plain_attention(kept: torch.dtype) -> None:
         check(over, over.run(pieces, sum(stop - start == 1 for _, start, stop in pieces)), pieces)
 
 
-def test_what_decodes_share_is_met_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it by some, less by others, nothing by one; its pages are read once."""
+def test_shared_prefixes_of_decodes_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sequences share all of it, others less, one nothing; its pages are read once."""
     lengths, beginnings = [331, 331, 96, 41, 341, 330], [0, 320, 80, 0, 320, 320]
     over = paged(lengths, beginnings)
     over.run([(index, 0, length - 1) for index, length in enumerate(lengths)])
@@ -71,7 +71,7 @@ def test_what_decodes_share_is_met_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_many_decodes_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than go into one product."""
+    """There are more than fit into one product."""
     monkeypatch.setattr("tidemill.engine.kernels.latent.DECODES_AT_ONCE", 3)
     lengths = [70 + index for index in range(8)]
     over = paged(lengths, [0] + [64] * 7)
@@ -81,8 +81,8 @@ def test_many_decodes_share(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_expanded_chunks_are_what_absorbed_ones_are() -> None:
-    """Behind a past, beside a decode: by keys and values, or by projected queries and sums."""
+def test_expanded_chunks_agree_with_absorbed_ones() -> None:
+    """A chunk after a context, with a decode, has the same output with keys and values."""
     over = paged([60, 50])
     backend, sequences = over.backend, over.sequences
     assert isinstance(backend, LatentAttention)

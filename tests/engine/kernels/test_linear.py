@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
 def maker(product: Any) -> str:
-    """Return which module a product is of: torch's own are partial functions."""
+    """Return the module of a product: torch's own are partial functions."""
     return str(product.__module__)
 
 
@@ -31,7 +31,7 @@ def maker(product: Any) -> str:
 def test_it_is_the_product_of_torch(
     dtype: torch.dtype, rows: int, ways: list[Any] | None, *, is_biased: bool
 ) -> None:
-    """For any number of rows, but for the order of sums, with halves joined or not."""
+    """Any number of rows agrees up to the order of sums, with halves joined or not."""
     generator = torch.Generator().manual_seed(rows)
     weight, bias = torch.randn(72, 40, generator=generator), torch.randn(72, generator=generator)
     x = torch.randn(rows, 40, generator=generator).to(dtype)
@@ -51,8 +51,8 @@ def test_it_is_the_product_of_torch(
     torch.testing.assert_close(got.double(), bent, rtol=tolerance, atol=20 * tolerance)
 
 
-def test_what_gives_something_else_is_not_used() -> None:
-    """oneDNN's operations are torch's own affair, and may change; a kernel may be wrong."""
+def test_a_kernel_with_different_results_is_not_used() -> None:
+    """oneDNN's operations are private to torch and may change; a kernel may be wrong."""
     weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
     def off_by_a_little(weight: torch.Tensor, _bias: object, gate: Gate | None) -> Linear:
@@ -88,13 +88,13 @@ def test_without_those_operations_there_is_still_a_product(
 
 
 def test_they_are_used_on_this_release_of_torch() -> None:
-    """Else every step would read its weights a third slower, and nobody would know."""
+    """Otherwise every step would read its weights a third slower without notice."""
     assert maker(LinearFactory(elementwise, [prepack]).make(torch.randn(64, 64))) == linear.__name__
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
-    """On a device of another kind there is torch alone."""
+    """A device of another kind has only torch."""
     weight = torch.randn(64, 64).to(dtype)
     makes = choose_linear(elementwise, CPU)
     for product in (makes.make(weight), makes.make_gated(weight, None, Gate())):
@@ -104,7 +104,7 @@ def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
 
 
 def test_it_is_known_whether_any_is_torchs_own() -> None:
-    """Whose threads a model needs depends on it."""
+    """The threads that a model needs depend on it."""
     weight = torch.randn(32, 16)
 
     def never(_weight: torch.Tensor, _bias: object, _gate: object) -> None:
@@ -123,6 +123,6 @@ def test_it_is_known_whether_any_is_torchs_own() -> None:
 
 
 def joined(weight: torch.Tensor, bias: Any, gate: Gate | None, x: torch.Tensor) -> torch.Tensor:
-    """Return torch's product, joined where there is a gate."""
+    """Return torch's product, joined if there is a gate."""
     both = torch.nn.functional.linear(x, weight, bias)
     return both if gate is None else elementwise.act_and_mul(both, gate)

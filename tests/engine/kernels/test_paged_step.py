@@ -10,7 +10,7 @@ from tidemill.engine.kernels.paged_step import Span, paged_step
 CPU = torch.device("cpu")
 
 
-def test_tokens_lie_on_the_pages_of_their_spans() -> None:
+def test_tokens_are_on_the_pages_of_their_spans() -> None:
     """Pages behind a span's stop are left out; a decode is a span of one token."""
     spans = [Span(4, 5, np.array([7, 3, 8])), Span(1, 4, np.array([5, 9]))]
     step = paged_step(spans, 2, CPU)

@@ -42,7 +42,7 @@ class Piece:
 
 
 def step_of(pieces: Sequence[Piece]) -> Step:
-    """Return the step of some pieces; only what recurrences read is meant."""
+    """Return the step of some pieces, with the arrays that recurrences read."""
     counts = [piece.stop - piece.start for piece in pieces]
     total = sum(counts)
     anything = np.zeros(total, np.int64)
@@ -63,7 +63,7 @@ def step_of(pieces: Sequence[Piece]) -> Step:
 
 
 def backend_of(name: str, shape: RecurrentShape, dtype: torch.dtype) -> RecurrentBackend:
-    """Return a backend of one layer whose rows hold what no sequence left there."""
+    """Return a backend of one layer whose rows contain random old states."""
     made = BACKENDS[name]([shape], 9, dtype, CPU)
     for rows in (*made.tails, *made.states):
         rows.fill_(torch.nan)
@@ -77,7 +77,7 @@ def shape_of(rule: GatedDelta | StateSpace | None) -> RecurrentShape:
 
 
 class Inputs:
-    """Random inputs of some sequences, and what a layer makes of each when it is computed whole."""
+    """Random inputs of some sequences, and a layer's output for each whole sequence."""
 
     def __init__(self, rule: GatedDelta | StateSpace | None, dtype: torch.dtype) -> None:
         torch.manual_seed(3)
@@ -90,7 +90,7 @@ class Inputs:
         self.weights = RuleWeights(*torch.randn(3, self.heads).unbind())
 
     def run(self, backend: RecurrentBackend, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Run a step and return what comes of each piece."""
+        """Run a step and return the output of each piece."""
         backend.prepare(step_of(pieces))
         x, a, b = (
             torch.cat([of[piece.sequence][piece.start : piece.stop] for piece in pieces])
@@ -150,7 +150,7 @@ def _space(x: Tensor, dt: Tensor, _: Tensor, weights: RuleWeights) -> Tensor:
 def test_chunks_of_any_length_are_the_sequence_computed_whole(
     name: str, rule: GatedDelta | StateSpace | None, dtype: torch.dtype
 ) -> None:
-    """Beside others, in place or from row to row, whatever the rows held before."""
+    """Other sequences run in the same step, in place or from row to row, over any old contents."""
     if name == "triton" and dtype == torch.bfloat16:
         dtype = torch.float16  # bf16 has no products where kernels are interpreted
     inputs = Inputs(rule, dtype)
@@ -198,7 +198,7 @@ def test_a_row_that_is_only_read_stays_a_snapshot(name: str, rule: GatedDelta | 
 @pytest.mark.parametrize("groups", [0, 1, 4])
 @pytest.mark.parametrize("is_norm_first", [False, True])
 def test_gated_norms_agree(groups: int, *, is_norm_first: bool) -> None:
-    """Of one weight for each number, or for those of any group."""
+    """Weights are one per number, or shared by groups of any size."""
     torch.manual_seed(1)
     x, gate = torch.randn(2, 7, 24).unbind()
     for weight in (torch.randn(24), torch.randn(24 // max(groups, 1))):
@@ -213,7 +213,7 @@ def test_gated_norms_agree(groups: int, *, is_norm_first: bool) -> None:
 
 
 def test_keys_that_repeat_lose_no_digits_in_a_chunk() -> None:
-    """As of one token again and again, nothing decaying: sums of powers would be large there."""
+    """One token repeats without decay, so that sums of powers would be large."""
     inputs = Inputs(DELTA, torch.float32)
     inputs.x[4] = inputs.x[4][:1].expand(40, -1).contiguous()
     inputs.b[4] = torch.full_like(inputs.b[4], 9.0)

@@ -17,7 +17,7 @@ LENGTHS = [1, 2, 5, 7, 8, 9, 10, 16, 17, 31]
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_attention_of_whole_sequences_is_plain_softmax_attention(kind: str) -> None:
-    """Each query sees itself and what came before, within its window."""
+    """Each query sees itself and the keys before it, within its window."""
     sequences = Sequences.random(SHAPES[kind], LENGTHS)
     for index in range(len(LENGTHS)):
         out = attend(

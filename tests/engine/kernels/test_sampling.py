@@ -40,7 +40,7 @@ def scaled(row: Row, rule: Rule) -> Row:
 
 
 def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
-    """Say which tokens a rule leaves, by sorting; `slack` widens the share of the nucleus.
+    """Return the tokens that a rule leaves, by sorting; `slack` widens the share of the nucleus.
 
     Top-k and min-p first, each from the whole row, then top-p of the mass that they leave. Tied
     tokens stay or go together.
@@ -58,7 +58,7 @@ def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
 
 
 def check_draw(row: Row, rule: Rule, draw: float, chosen: int) -> None:
-    """The chosen token is one that the rule leaves, and the one where `draw` falls among them."""
+    """Assert that the chosen token is left by the rule, and is the one at `draw`."""
     most, least = allowed(row, rule, 3e-6), allowed(row, rule, -3e-6)
     assert most[chosen]
     logits = scaled(row, rule).astype(np.float64)
@@ -127,10 +127,10 @@ def test_a_draw_falls_where_the_thresholds_put_it(
     ],
     ids=str,
 )
-def test_a_large_vocabulary_is_cut_where_a_small_one_is(
+def test_a_large_vocabulary_is_cut_at_the_same_token_as_a_small_one(
     kernels: SamplingOps, rule: Rule, spread: float
 ) -> None:
-    """Also where the nucleus is wider than the candidates that are tried first."""
+    """One nucleus is wider than the first candidates."""
     vocabulary = 4 * NUM_FEW + 5
     rng = np.random.default_rng(4)
     logits = np.tile(rng.normal(0, spread, vocabulary).astype(np.float32), (6, 1))
@@ -176,7 +176,7 @@ def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: SamplingOps) -> 
 
 @either
 def test_tied_tokens_at_a_threshold_all_stay(kernels: SamplingOps) -> None:
-    """Nothing tells them apart."""
+    """Their scores are equal."""
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
     for rule in (Rule(top_k=2), Rule(top_p=0.6), Rule(min_p=float(np.exp(np.float32(-1))))):
         draws = np.linspace(0, 0.999, 40)
@@ -186,7 +186,7 @@ def test_tied_tokens_at_a_threshold_all_stay(kernels: SamplingOps) -> None:
 
 @either
 def test_top_k_of_one_is_greedy(kernels: SamplingOps) -> None:
-    """Whatever the draw and the temperature."""
+    """Neither the draw nor the temperature matters."""
     logits = np.random.default_rng(0).normal(size=(50, 700)).astype(np.float32)
     metadata = [Rule(5.0, 1)] * 50
     assert (choose(kernels, logits, metadata, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
@@ -194,7 +194,7 @@ def test_top_k_of_one_is_greedy(kernels: SamplingOps) -> None:
 
 @either
 def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: SamplingOps) -> None:
-    """At the ends that the endpoints let through."""
+    """The temperatures are the limits that the endpoints allow."""
     logits = np.random.default_rng(0).normal(0, 20, size=(50, 40)).astype(np.float32)
     draws = np.linspace(0, 0.999, 50)
     assert (choose(kernels, logits, [Rule(1e-5)] * 50, draws) == logits.argmax(1)).all()
@@ -245,7 +245,7 @@ def test_a_row_is_chosen_as_if_it_were_alone(kernels: SamplingOps) -> None:
     assert choose(kernels, logits[::-1], metadata[::-1], draws[::-1].copy()).tolist() == alone[::-1]
 
 
-def test_uniform_numbers_lie_in_the_half_open_unit_interval() -> None:
+def test_uniform_numbers_are_in_the_half_open_unit_interval() -> None:
     """At every seed and position, the ends of both ranges too."""
     seeds = np.array([0, 1, 2**63 - 1, 2**64 - 1], np.uint64).repeat(1000)
     numbers = uniform_draws(seeds, np.tile(np.arange(1000), 4))
@@ -257,7 +257,7 @@ def test_uniform_numbers_lie_in_the_half_open_unit_interval() -> None:
 
 @pytest.mark.parametrize("axis", ["seeds", "positions"])
 def test_uniform_numbers_are_even_and_unrelated(axis: str) -> None:
-    """Over neighbouring seeds and over neighbouring positions: mean, spread, and correlation."""
+    """Mean, spread and correlation are tested over neighbouring seeds and positions."""
     count = 100_000
     steps = np.arange(count)
     if axis == "seeds":
@@ -282,7 +282,7 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
 
 @either
 def test_greedy_takes_the_first_of_the_likeliest(kernels: SamplingOps) -> None:
-    """In every dtype that a model may have; plus and minus zero tie, too."""
+    """Every dtype of a model is tested; plus and minus zero tie, too."""
     rows = [[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf], [-0.0, 0.0, -3.0], [-5.0, -4.0, -4.0]]
     for dtype in (torch.float32, torch.bfloat16):
         for sizes in (1, 2000):
@@ -316,7 +316,7 @@ def test_a_row_that_is_not_finite_is_broken(
 @either
 @pytest.mark.parametrize("top", [0, 9, 20, 65])
 def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, top: int) -> None:
-    """In the dtype of the logits, computed in fp32, best first; of any rows, in any order."""
+    """They have the logits' dtype, computed in fp32, best first, for any rows in any order."""
     logits = torch.randn(50, 2400, generator=torch.Generator().manual_seed(0)) * 5
     chosen = torch.tensor([0, 2399, *range(5, 43)])
     rows = np.random.default_rng(0).permutation(50)[:40]
@@ -333,14 +333,14 @@ def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, 
 
 @either
 def test_a_rank_counts_likelier_tokens(kernels: SamplingOps) -> None:
-    """From 1; tokens that tie have the same."""
+    """Ranks start at 1, and tied tokens have the same rank."""
     logits = torch.randn(9, 2400, generator=torch.Generator().manual_seed(1))
     logits[0], logits[1, 7] = 0.5, -torch.inf
     chosen = torch.tensor([5, 7, *range(2, 9)])
     for dtype in (torch.float32, torch.bfloat16):
-        asked = logits.to(dtype)
-        expected = (asked > asked[range(9), chosen, None]).sum(dim=1) + 1
-        assert kernels.compute_ranks(asked, chosen).tolist() == expected.tolist()
+        converted = logits.to(dtype)
+        expected = (converted > converted[range(9), chosen, None]).sum(dim=1) + 1
+        assert kernels.compute_ranks(converted, chosen).tolist() == expected.tolist()
     assert expected[:2].tolist() == [1, 2400]
 
 
@@ -370,7 +370,7 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
     ids=["greedy", "random", "cut", "penalised", "biased"],
 )
 def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(kernels: SamplingOps, rule: Rule) -> None:
-    """At the borders of words, in whole words, and of ties; thresholds are of what is left."""
+    """Masks end at word borders, in whole words, and at ties; masked tokens do not count."""
     rng = np.random.default_rng(4)
     logits = rng.normal(size=(40, 100)).round(1).astype(np.float32)
     masks = [

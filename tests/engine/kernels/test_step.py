@@ -1,4 +1,4 @@
-"""A step goes onto its device as one buffer, and comes out as what was put in."""
+"""A step is copied to its device as one buffer, and arrives unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = [f.name for f in fields(Step) if f.name not in ("num_decodes", "copy_on_
 
 @given(lengths=st.lists(st.integers(0, 9), min_size=len(NAMES), max_size=len(NAMES)))
 def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
-    """Each under its own name, in int32, whatever integers it was given in; some may be empty.
+    """Each array has its own name and is int32, whatever its input dtype; some may be empty.
 
     Each begins at a multiple of 16 bytes: else kernels would be compiled for either.
     """
@@ -37,8 +37,8 @@ def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
     assert step.num_tokens == len(given_arrays["token_ids"])
 
 
-def test_a_step_elsewhere_is_known_on_the_host_too() -> None:
-    """So that nothing waits for a device to learn how long a span is."""
+def test_a_step_on_a_device_is_known_on_the_host_too() -> None:
+    """The length of a span can be read without waiting for a device."""
     arrays = {name: np.arange(index + 1) for index, name in enumerate(NAMES)}
     there = Step.pack(0, torch.device("meta"), **arrays)
     here = Step.pack(0, torch.device("cpu"), **arrays)

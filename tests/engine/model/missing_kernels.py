@@ -57,7 +57,7 @@ Form = tuple[str, str]
 
 
 class Kept:
-    """A network whose steps, or functions whose calls, are kept on their way."""
+    """A network, or functions, whose calls are recorded."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -65,17 +65,17 @@ class Kept:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Be what it stands for."""
+        """Delegate to the wrapped network."""
         return getattr(self._inner, name)
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
-        """Keep the step."""
+        """Record the step."""
         self.steps.append(step)
         logits: Tensor = self._inner.forward(step, attention)
         return logits
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Sampled:
-        """Keep what is chosen by."""
+        """Record the sampling inputs."""
         self.calls.append(("sample", (logits, metadata)))
         sampled: Sampled = self._inner.sample(logits, metadata)
         return sampled
@@ -83,14 +83,14 @@ class Kept:
     def compute_logprobs(
         self, logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int
     ) -> Logprobs:
-        """Keep what is scored."""
+        """Record the scored tokens."""
         self.calls.append(("compute_logprobs", (logits, rows, chosen, top)))
         found: Logprobs = self._inner.compute_logprobs(logits, rows, chosen, top)
         return found
 
 
-def asked(go: Callable[[], None]) -> set[Form]:
-    """Return the kernels that this would have compiled, each with its types, sizes and options."""
+def requested_by(go: Callable[[], None]) -> set[Form]:
+    """Return the kernels that a call would compile, each with its types, sizes and options."""
     found: set[Form] = set()
 
     def note(*, key: str, fn: Any, **_: object) -> bool:
@@ -104,7 +104,7 @@ def asked(go: Callable[[], None]) -> set[Form]:
 
 
 def tiny(family: str, folder: str) -> tuple[Architecture, LoadedModel]:
-    """Return a model of a family as our decoder runs it, and what it is made of."""
+    """Return a model of a family for our decoder, and its architecture."""
     build(family).save_pretrained(folder)
     hf_config = read_hf_config(folder)
     architecture = architecture_of(hf_config)
@@ -114,7 +114,7 @@ def tiny(family: str, folder: str) -> tuple[Architecture, LoadedModel]:
 
 
 def run(model: LoadedModel) -> tuple[Kept, Kept]:
-    """Run sequences that share a beginning, in mixed steps; return what was kept of it."""
+    """Run sequences that share a beginning, in mixed steps; return the recorded calls."""
     network, functions = Kept(model.network), Kept(sampler.choose_sampling(torch.float32, CPU))
     for module in (sampler, logprobs):
         module.choose_sampling = lambda *_: functions  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def run(model: LoadedModel) -> tuple[Kept, Kept]:
 
 @torch.inference_mode()
 def replay(architecture: Architecture, network: Kept, functions: Kept) -> None:
-    """Go through what was kept, on tensors that have no memory."""
+    """Replay recorded calls on tensors that have no memory."""
     decoder, attention = compile_kernels.make_meta_decoder(architecture, torch.float32)
     for step in network.steps:
         host = {
@@ -150,16 +150,16 @@ def replay(architecture: Architecture, network: Kept, functions: Kept) -> None:
 
 
 def main() -> int:
-    """Print what is not compiled beforehand, and what of the usual models cannot be."""
+    """Print kernels that are not compiled beforehand, and usual models that cannot compile."""
     for family in FAMILIES:
         with TemporaryDirectory() as folder:
             architecture, model = tiny(family, folder)
         kept = run(model)
-        compiled = asked(lambda made=architecture: compile_kernels.run(made, torch.float32))  # type: ignore[misc]
-        of_run = asked(lambda made=architecture, kept=kept: replay(made, *kept))  # type: ignore[misc]
+        compiled = requested_by(lambda made=architecture: compile_kernels.run(made, torch.float32))  # type: ignore[misc]
+        of_run = requested_by(lambda made=architecture, kept=kept: replay(made, *kept))  # type: ignore[misc]
         for form in sorted(of_run - compiled):
             sys.stdout.write(f"{family}: {form}\n")
-        assert of_run, "no kernel of the GPU's was asked for"
+        assert of_run, "no kernel of the GPU was requested"
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
     of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
     for name, quantise in (
@@ -167,7 +167,7 @@ def main() -> int:
         *of_quantised,
     ):
         run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)
-        forms = asked(partial(run_usual, quantise=quantise))
+        forms = requested_by(partial(run_usual, quantise=quantise))
         sys.stderr.write(f"{name} {quantise and quantise.__name__}: {len(forms)} forms\n")
     return 0
 

@@ -102,18 +102,18 @@ _OLMO: dict[str, Any] = {
 def sizes(
     hidden: int, inner: int, layers: int, heads: int, key_heads: int | None = None, **others: Any
 ) -> dict[str, Any]:
-    """Return what most configs tell of sizes."""
-    said = {
+    """Return the size fields of most configs."""
+    fields = {
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
     }
-    return said | ({} if key_heads is None else {"num_key_value_heads": key_heads}) | others
+    return fields | ({} if key_heads is None else {"num_key_value_heads": key_heads}) | others
 
 
 def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
-    """Return a Gemma 3 that sees: most of its text's config is left out."""
+    """Return a multimodal Gemma 3: most of its text config is left out."""
     text = {
         "model_type": "gemma3_text",
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
@@ -130,7 +130,7 @@ def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
 
 
 def gemma4(kind: str, *shape: int, **others: Any) -> dict[str, Any]:
-    """Return a Gemma 4 that sees; `kind` is that of the whole."""
+    """Return a multimodal Gemma 4; `kind` is that of the whole."""
     text = {
         "model_type": f"{kind}_text",
         "attention_bias": False,
@@ -165,7 +165,7 @@ def gemma4(kind: str, *shape: int, **others: Any) -> dict[str, Any]:
     return {"model_type": kind, "text_config": text, "vision_config": vision}
 
 
-# What datatrove's sweep of batch inference runs, but for Qwen3-Next.
+# The models of datatrove's sweep of batch inference, except Qwen3-Next.
 BENCHMARK: dict[str, tuple[dict[str, Any], float]] = {
     "SmolLM2-135M": (_SMOLLM2 | sizes(576, 1536, 30, 9, 3), 0.1345),
     "SmolLM2-360M": (_SMOLLM2 | sizes(960, 2560, 32, 15, 5), 0.3618),

@@ -133,7 +133,7 @@ _ERNIE: dict[str, Any] = {
 def ministral3(
     *shape: int, theta: float = 1_000_000.0, tie_word_embeddings: bool = False
 ) -> dict[str, Any]:
-    """Return a Ministral 3 that sees: the text's config lies within the whole."""
+    """Return a multimodal Ministral 3, whose text config is nested."""
     rope = {"rope_parameters": _MINISTRAL3_ROPE | {"rope_theta": theta}}
     text = _MINISTRAL3 | sizes(*shape) | rope
     return {
@@ -149,7 +149,7 @@ def ministral3(
 
 
 def _longrope(num_factors: int) -> dict[str, Any]:
-    """Return a rope as Phi-3.5-MoE has it, with other factors."""
+    """Return a rope like Phi-3.5-MoE's, with other factors."""
     return {
         "long_factor": [1.0 + index for index in range(num_factors)],
         "long_mscale": 1.243163121016122,

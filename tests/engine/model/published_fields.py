@@ -293,7 +293,7 @@ _DFLASH = {
     "dflash_config": {"mask_token_id": 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
     "num_target_layers": 36,
 }
-# Of SpecForge's and EAGLE's drafts: what they have beside `_DRAFT`.
+# SpecForge's and EAGLE's drafts: their fields in addition to `_DRAFT`.
 _BY_DRAFT: dict[str, dict[str, Any]] = {
     "EAGLE 3": {
         "architectures": ["LlamaForCausalLMEagle3"],

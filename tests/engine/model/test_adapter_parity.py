@@ -1,4 +1,4 @@
-"""The proof of an adapter: it says no where rows would come out otherwise than merged."""
+"""The check of an adapter fails if its rows would differ from those of the merged model."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ def fixture_config(
 def test_an_adapter_at_another_scale_is_refused(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is, too: it was asked for with its adapters."""
+    """The model is refused, too, because it was requested with its adapters."""
     placed = Adapter.placed
 
     def wrong(self: Adapter, *args: Any) -> Any:
         return placed(self, *args) if self.name == "first" else {}
 
     monkeypatch.setattr(Adapter, "placed", wrong)
-    with pytest.raises(ModelRefused, match=r"adapter second .* other logits here than merged"):
+    with pytest.raises(
+        ModelRefused, match=r"adapter second .* logits differ from those of the merged"
+    ):
         load_model(config)
 
 
 def test_an_adapter_that_is_wrong_in_the_served_dtype_alone_is_refused(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what rounding makes of the model with the adapter merged into it."""
+    """The tolerance is the rounding error of the model with the adapter merged into it."""
     placed = Adapter.placed
 
     def strong(self: Adapter, architecture: Any, dtype: torch.dtype, *others: Any) -> Any:
@@ -87,14 +89,14 @@ def test_an_adapter_that_touches_rows_of_the_model_itself_is_refused(
 
     monkeypatch.setattr(linear, "add_adapters", all_rows)
     changed = replace(config, lora_modules=config.lora_modules[:1])
-    with pytest.raises(ModelRefused, match=r"adapter first .* other logits here"):
+    with pytest.raises(ModelRefused, match=r"adapter first .* logits differ"):
         load_model(changed)
 
 
 def test_a_proof_is_remembered_until_the_adapter_is_another(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each by itself."""
+    """Each adapter's check is cached separately."""
     made: list[int] = []
     result = adapter_parity._AdapterParity.result
 
@@ -123,16 +125,16 @@ def test_an_adapter_that_answers_with_no_numbers_is_refused(
         load_model(config)
 
 
-def test_what_does_not_fit_in_fp32_is_proved_by_its_first_layers(
+def test_a_model_that_does_not_fit_in_fp32_is_checked_by_its_first_layers(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the model itself is."""
+    """The model itself is checked in the same way."""
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     assert load_model(config).notes
 
 
-def test_neither_half_of_a_network_keeps_what_was_merged() -> None:
+def test_merged_adapters_are_removed_from_both_halves_of_a_network() -> None:
     """Each adapter is merged into the model itself, not into the one before."""
     network = build("LlamaConfig")
     before = {name: weight.clone() for name, weight in network.named_parameters()}

@@ -1,4 +1,4 @@
-"""Attention parity: kernels that are wrong behind a parity check's few tokens are found at load."""
+"""Attention parity: kernels that fail beyond a parity check's few tokens are found at load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Compute each distance anew."""
+    """Forget all cached distances."""
     attention_distance.cache_clear()
     yield
     attention_distance.cache_clear()
@@ -47,20 +47,20 @@ def forgotten() -> Iterator[None]:
 def test_a_cpus_kernels_are_off_by_rounding_alone(
     shape: AttentionShape, dtype: torch.dtype
 ) -> None:
-    """By half of what is allowed; where they take no such dtype, the reference is."""
+    """The error is half of the tolerance; unsupported dtypes use the reference."""
     backend = CpuAttention if CpuAttention.supports([shape], dtype, CPU) else ReferenceAttention
     distance = attention_distance(backend, shape, dtype, dtype, CPU)
     assert distance < max(TOLERANCE_UNITS / 2 * torch.finfo(dtype).eps, 5e-6)
 
 
 def test_keys_and_values_in_fp8_are_compared_as_they_are_kept() -> None:
-    """What they lose when they are rounded is no fault of the kernels."""
+    """Their loss from rounding is not an error of the kernels."""
     shape = SHAPES["grouped"]
     assert attention_distance(ReferenceAttention, shape, torch.bfloat16, FP8, CPU) < 0.01
 
 
 class OwnPages(ReferenceAttention):
-    """Takes a page that decodes share for another."""
+    """Reads another page instead of one that decodes share."""
 
     def prepare(self, step: Step) -> None:
         """See the step so."""
@@ -70,10 +70,10 @@ class OwnPages(ReferenceAttention):
 
 
 class FirstPart(ReferenceAttention):
-    """Loses the parts of a split context but the first."""
+    """Loses all parts of a split context except the first."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Let a decode see no more than 500 tokens."""
+        """Let a decode see at most 500 tokens."""
         self._spans = [
             one._replace(context=499) if one.context > 499 and one.stop - one.start == 1 else one
             for one in self._spans
@@ -82,10 +82,10 @@ class FirstPart(ReferenceAttention):
 
 
 class Rough(ReferenceAttention):
-    """Is right to some 2 %, as a kernel is that sums in few bits."""
+    """Has an error of about 2 %, like a kernel that sums in few bits."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Round what comes out to fp8."""
+        """Round the output to fp8."""
         return super().attend(layer, query, sinks).to(FP8).to(query.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The GPU's kernels compiled beforehand: what a run of any kind asks for is among them."""
+"""The GPU's kernels are compiled beforehand, for every kind of run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_no_run_asks_for_a_kernel_that_is_not_compiled_beforehand() -> None:
-    """Greedy, shaped, random, scored; windows, caps, norms; in a process that interprets nothing.
+def test_every_kernel_of_a_run_is_compiled_beforehand() -> None:
+    """Runs are greedy, shaped, random or scored, with windows, caps and norms, and not interpreted.
 
-    And models of real shapes get through steps on tensors that nobody can ask for a number.
+    Models of real shapes run steps on tensors that have no readable numbers.
     """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     ran = subprocess.run(

@@ -112,7 +112,7 @@ def test_quantized_weights_are_those_that_the_gguf_package_reads(tmp_path: Path,
 
 
 def served(file: Path) -> tuple[Any, Any]:
-    """Return what a file is served by, and a chat's reply."""
+    """Return a file's engine, and a chat's reply."""
     dispatcher = load_served(EngineConfig(str(file), dtype="float32", device="cpu"))
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
     try:
@@ -138,7 +138,7 @@ def test_a_gguf_file_answers_chats_by_its_own_template(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> None:
-    """A chat is told what to pass."""
+    """For a chat, the error contains the option to pass."""
     file = write_gguf(tmp_path / "tiny.gguf", build("LlamaConfig"), template=None)
     _, reply = served(file)
     assert reply.status_code == 400
@@ -151,14 +151,12 @@ def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> Non
 
 
 def test_inspection_dequantizes_nothing_and_names_the_fault_of_a_file(tmp_path: Path) -> None:
-    """As a load would."""
+    """A load reports the same fault."""
     file = write_gguf(tmp_path / "tiny.gguf", build("Qwen3Config"))
     report = inspect_model(EngineConfig(str(file), device="cpu"))
     assert (report.runs, report.model_type, report.faults) == ("native", "qwen3", ())
     assert report.plan is not None
-    assert report.plan.notes == (
-        "its weights are dequantized and kept in the cache by the first load",
-    )
+    assert report.plan.notes == ("the first load dequantizes its weights and caches them",)
     assert not list(tmp_path.glob("weights/gguf/*/model.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
     report = inspect_model(EngineConfig(str(file), device="cpu"))

@@ -1,4 +1,4 @@
-"""What is served and what is refused, by name and with the reason."""
+"""Supported models, and refusals with the name and the reason."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SIZES: dict[str, Any] = {
 
 
 def folder_of(folder: Path, config: dict[str, Any], name: str = "config.json") -> str:
-    """Return a folder that holds one JSON file."""
+    """Return a folder with one JSON file."""
     (folder / name).write_text(json.dumps(config))
     return str(folder)
 
 
 def reason_of(settings: EngineConfig) -> str:
-    """Return why a model is refused, which a load and a plan say alike, without its name."""
+    """Return why a model is refused, without its name; load and plan agree."""
     with pytest.raises(ModelRefused) as loaded:
         load_model(settings)
     with pytest.raises(ModelRefused) as planned:
@@ -48,7 +48,7 @@ def reason_of(settings: EngineConfig) -> str:
 
 @pytest.mark.parametrize("content", ["", "{", '{"model_type": "no_such_type"}'])
 def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path, content: str) -> None:
-    """An empty, broken or unknown config says so with the folder's name."""
+    """An empty, broken or unknown config is reported with the folder's name."""
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelRefused, match=str(tmp_path)):
         load_model(EngineConfig(str(tmp_path)))
@@ -75,10 +75,10 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_model(EngineConfig(str(tmp_path)))
 
 
-def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
+def test_a_model_that_does_not_fit_into_memory_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody else tries to load it, who would take no less."""
+    """No other implementation, which would need as much memory, tries to load it."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
 
     def load(*_: object, **__: object) -> None:
@@ -101,69 +101,73 @@ OWN = [
 
 
 @pytest.mark.parametrize(("config", "words"), OWN)
-def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
+def test_models_that_neither_runs_are_refused_with_the_engines_reason_first(
     config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     """A field that its decoder does not know, and then what is wrong with transformers' class."""
     folder = folder_of(tmp_path, SIZES | config)
-    own = f"the engine's own decoder cannot run it (config.json says {words}), and transformers"
+    own = (
+        f"the engine's own decoder does not support it (config.json has unsupported {words}), and "
+        "neither does"
+    )
     why = ONLY_OWN_TYPES[config["model_type"]]
-    assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} cannot either: {why}."
+    assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} transformers: {why}."
 
 
-def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path) -> None:
-    """Without them it would be refused, too."""
+def test_models_with_settings_for_the_engines_own_decoder_are_refused_too(tmp_path: Path) -> None:
+    """It would be refused without them, too."""
     folder = folder_of(tmp_path, SIZES | OWN[0][0])
     settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))
-    assert "says attention_chunk_size" in reason_of(settings)
+    assert "has unsupported attention_chunk_size" in reason_of(settings)
     assert "merge" not in reason_of(settings)
 
 
 def test_a_class_that_fails_at_its_layers_is_the_second_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Nemotron's would, were it in no table."""
+    """Nemotron's class would fail this way if it were not listed."""
     monkeypatch.setattr("tidemill.engine.model.hf.model.reason_refused", lambda _: None)
     config = transformers.NemotronConfig(**SIZES, attention_chunk_size=16)
     transformers.NemotronForCausalLM(config).save_pretrained(tmp_path)
     reason = reason_of(EngineConfig(str(tmp_path), device="cpu"))
     assert reason.startswith(
-        "the engine's own decoder cannot run it (config.json says attention_chunk_size"
+        "the engine's own decoder does not support it (config.json has unsupported "
+        "attention_chunk_size"
     )
-    assert "NemotronForCausalLM does not pass the attention interface's arguments" in reason
+    assert "NemotronForCausalLM does not pass the arguments of the attention" in reason
 
 
-def test_missing_weights_are_no_fault_of_either(tmp_path: Path) -> None:
-    """Of a family whose class would run what the engine's own decoder does not."""
+def test_missing_weights_have_their_own_error(tmp_path: Path) -> None:
+    """The model is of a family whose class runs models that the engine's own decoder does not."""
     folder = folder_of(tmp_path, SIZES | {"model_type": "cohere", "use_qk_norm": True})
-    with pytest.raises(ModelRefused, match=r"^\S+ holds neither"):
+    with pytest.raises(ModelRefused, match=r"^\S+ has neither"):
         load_model(EngineConfig(folder, device="cpu"))
 
 
 def test_families_of_ours_alone_are_those_whose_classes_are_not_tested() -> None:
-    """And each has its reason."""
+    """Each has its reason."""
     assert {getattr(transformers, name).model_type for name in ONLY_OURS} == ONLY_OWN_TYPES.keys()
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    """It names its own, and the flags for both are said."""
-    said = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}
-    folder = folder_of(tmp_path, said, "adapter_config.json")
+def test_an_adapter_is_refused_as_a_model(tmp_path: Path) -> None:
+    """The error names its base model and the options for both."""
+    raw = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}
+    folder = folder_of(tmp_path, raw, "adapter_config.json")
     reason = reason_of(EngineConfig(folder))
-    assert reason.startswith("it is an adapter and no model")
-    assert "adapter_config.json says Qwen/Qwen3-8B" in reason
-    assert reason.endswith(f"by --lora-modules NAME={folder}")
+    assert reason.startswith("it is an adapter, not a model")
+    assert "(Qwen/Qwen3-8B, according to its adapter_config.json)" in reason
+    assert reason.endswith(f"with --lora-modules NAME={folder}")
     folder_of(tmp_path, {"base_model_name_or_path": None}, "adapter_config.json")
-    assert "that it was trained for by --model" in reason_of(EngineConfig(folder))
+    assert "pass its base model" in reason_of(EngineConfig(folder))
 
 
-def test_weights_in_their_publishers_own_format_are_told_apart(tmp_path: Path) -> None:
-    """As Mistral's repositories have them beside those in transformers'."""
+def test_weights_in_their_publishers_own_format_are_recognised(tmp_path: Path) -> None:
+    """Mistral's repositories contain them in addition to those in transformers' format."""
     folder = folder_of(tmp_path, {"dim": 64}, "params.json")
     (tmp_path / "consolidated.safetensors").touch()
     assert "fetch config.json, model*.safetensors and the tok" in reason_of(EngineConfig(folder))
     folder_of(tmp_path, SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16})
-    with pytest.raises(ModelRefused, match=r"\(it has consolidated\.safetensors\)"):
+    with pytest.raises(ModelRefused, match=r"\(it contains consolidated\.safetensors\)"):
         load_model(EngineConfig(folder, device="cpu"))
 
 
@@ -174,22 +178,22 @@ def test_weights_in_their_publishers_own_format_are_told_apart(tmp_path: Path) -
         ("internvl_chat", "-hf, such as OpenGVLab/InternVL3-8B-hf"),
     ],
 )
-def test_a_type_that_has_code_of_its_own_is_refused_with_what_helps(
+def test_a_type_with_custom_code_is_refused_with_an_alternative(
     kind: str, words: str, tmp_path: Path
 ) -> None:
-    """That code is never run, which no flag changes."""
-    said = {"model_type": kind, "auto_map": {"AutoConfig": "configuration.Config"}}
-    reason = reason_of(EngineConfig(folder_of(tmp_path, said)))
+    """Custom code is never run, and no flag changes that."""
+    raw = {"model_type": kind, "auto_map": {"AutoConfig": "configuration.Config"}}
+    reason = reason_of(EngineConfig(folder_of(tmp_path, raw)))
     assert f"knows its model type {kind!r}, and code from a model's folder" in reason
     assert words in reason
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "reads and writes text alone")],
+    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "text-only class")],
 )
 def test_a_type_without_a_decoder_is_refused_in_words_of_ours(
     kind: str, words: str, tmp_path: Path
 ) -> None:
-    """Not by the classes that transformers looked among."""
+    """The error does not list the classes that transformers tried."""
     assert words in reason_of(EngineConfig(folder_of(tmp_path, {"model_type": kind})))

@@ -1,4 +1,4 @@
-"""The proof of our decoder: what it compares, and that it says no where it should."""
+"""The parity check of our decoder: its comparisons, and its failures."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder")
 def fixture_folder(tmp_path: Path) -> Path:
-    """Return a folder with a tiny Qwen3, whose layers are all alike."""
+    """Return a folder with a tiny Qwen3, whose layers are equal."""
     build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
     return tmp_path / "model"
 
 
 def parts_of(folder: Path) -> tuple[Checkpoint, HFConfig, Architecture]:
-    """Return what a folder holds."""
+    """Return the parts of a folder."""
     hf_config = read_hf_config(str(folder))
     return find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
 
 
 def check_parity(folder: Path, dtype: torch.dtype = torch.float32) -> ParityResult:
-    """Prove the model in a folder."""
+    """Check the model in a folder."""
     parts = parts_of(folder)
     return native.check_parity(*parts, native.load(*parts, dtype, CPU))
 
@@ -70,7 +70,7 @@ def settings(folder: Path, dtype: Any = "bfloat16") -> EngineConfig:
 
 
 def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
-    """As a function, not within rounding; the distance that it tells is that of bf16."""
+    """The function is compared, not the rounding; the reported distance is that of bf16."""
     exact, rounded = check_parity(folder), check_parity(folder, torch.bfloat16)
     assert exact.holds
     assert exact.distance < 1e-5
@@ -79,7 +79,7 @@ def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
 
 
 def test_halves_that_no_kernel_of_the_cpus_takes_are_run_by_the_reference(folder: Path) -> None:
-    """Slow, and right."""
+    """The reference is slow, but correct."""
     parity = check_parity(folder, torch.float16)
     assert parity.holds
     assert 1e-5 < parity.distance < 0.02
@@ -89,14 +89,14 @@ def test_halves_that_no_kernel_of_the_cpus_takes_are_run_by_the_reference(folder
 def test_with_the_reference_in_place_of_kernels_it_is_the_same_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """As on any device that has none of its own."""
+    """Devices without kernels use the reference."""
     monkeypatch.setattr(decoder, "choose_elementwise", lambda *_: reference)
     monkeypatch.setattr(native, "choose_backend", lambda *_: ReferenceAttention)
     build(name).save_pretrained(tmp_path)  # type: ignore[operator]
     assert check_parity(tmp_path).holds
 
 
-def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
+def test_an_error_in_the_served_dtype_is_found_though_fp32_is_right(
     folder: Path,
 ) -> None:
     """A kernel may be broken for one type of number on one machine."""
@@ -110,7 +110,7 @@ def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
 
 @pytest.mark.parametrize("has_images", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 1.08])
-def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
+def test_a_kernel_of_quantised_weights_is_compared_with_its_emulation(
     folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float, *, has_images: bool
 ) -> None:
     """Each layer alone would pass as rounding to fp8, and the logits as within 0.3.
@@ -152,7 +152,7 @@ def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
 def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all of them do not fit in fp32, those that do are computed in both dtypes."""
+    """If not all layers fit in fp32, the first ones are computed in both dtypes."""
     monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     assert check_parity(folder, torch.bfloat16).holds
     choose = decoder.choose_elementwise
@@ -170,7 +170,7 @@ def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
 def test_rows_at_either_end_of_a_cut_vocabulary_are_compared(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the loaded model has them, by the ids that requests have."""
+    """The rows have the loaded model's values, by the ids of requests."""
     for module in (layerwise, parity_inputs):
         monkeypatch.setattr(module, "PARITY_VOCAB", 64)
     checkpoint, hf_config, architecture = parts_of(folder)
@@ -184,7 +184,7 @@ def test_rows_at_either_end_of_a_cut_vocabulary_are_compared(
 @pytest.mark.parametrize(
     ("family", "num_layers"), [("Qwen3Config", 2), ("Qwen2, some layers sliding", 3)]
 )
-def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
+def test_a_model_that_does_not_fit_in_fp32_is_checked_by_one_layer_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
 ) -> None:
     """Two at least, and the note says how many of how many."""
@@ -203,7 +203,7 @@ def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
 def test_a_window_is_passed_by_all_layers_or_the_first_ones_that_can_be_afforded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flops: float
 ) -> None:
-    """By tokens in two chunks whose border lies within it, not by what masks say alone."""
+    """Tokens in two chunks cross the window, so that not only the masks are compared."""
     network: Any = build("Qwen2, some layers sliding")
     network.config.sliding_window = 380
     network.save_pretrained(tmp_path)
@@ -223,8 +223,8 @@ def test_a_window_is_passed_by_all_layers_or_the_first_ones_that_can_be_afforded
         assert native.check_parity(*parts, loaded).holds == holds
 
 
-def test_what_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformers makes its network there, in a container that may be the smaller of the two."""
+def test_a_model_that_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers builds its network there, in a container that may have less memory."""
     weights = [Weight("embedding", (1000,), ())]
     free = {"cuda": 10_000, "cpu": 10_000}
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda device: free[device.type])
@@ -251,7 +251,7 @@ def test_its_first_layers_are_enough_to_find_a_wrong_one(
 def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is served all the same, and the note tells by how much the two differ."""
+    """The model is still served, and a note contains the distance."""
 
     def wrong(*args: Any) -> Architecture:
         return replace(registry._qwen3(*args), rms_norm_eps=0.1)
@@ -268,15 +268,15 @@ def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
     ("differs", "words"),
     [
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"attention_chunk_size": 7}, "says attention_chunk_size"),
+        ({"attention_chunk_size": 7}, "has unsupported attention_chunk_size"),
     ],
 )
-def test_what_our_decoder_does_not_know_transformers_runs(
+def test_models_unknown_to_our_decoder_are_run_by_transformers(
     folder: Path, differs: dict[str, Any], words: str
 ) -> None:
-    """In one line it is said, and why."""
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | differs))
+    """One note contains the reason."""
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | differs))
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, TransformersNetwork)
     (note,) = loaded.notes
@@ -285,7 +285,7 @@ def test_what_our_decoder_does_not_know_transformers_runs(
 
 
 def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> None:
-    """By its name."""
+    """The note contains its name."""
     import transformers
 
     config = transformers.OlmoConfig(
@@ -295,10 +295,10 @@ def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> No
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
-    assert "'olmo' is no family" in loaded.notes[0]
+    assert "does not implement model type 'olmo'" in loaded.notes[0]
 
 
-def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
+def test_models_of_our_decoder_have_no_note(folder: Path) -> None:
     """A model as most are has no notes."""
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, Decoder)
@@ -308,16 +308,16 @@ def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
-    """Whoever would run them: it is no fault of our decoder's."""
+def test_weights_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
+    """The error does not depend on the implementation, and does not blame our decoder."""
     tensors = load_file(folder / WHOLE)
     tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = value
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match=r"down_proj\.weight holds NaN or infinity"):
+    with pytest.raises(ModelRefused, match=r"down_proj\.weight contains NaN or infinity"):
         load_model(settings(folder))
 
 
-def test_near_ties_of_experts_are_no_other_function() -> None:
+def test_near_ties_of_experts_count_as_the_same_function() -> None:
     """A token in ten may be given to another expert; the rest must be the same."""
     expected = torch.ones(40, 8)
     few, many = (expected.repeat(2, 1, 1) for _ in range(2))
@@ -345,7 +345,7 @@ def test_the_network_of_the_proof_is_gone_after_it(folder: Path) -> None:
 def test_a_decoder_that_fails_gives_way_to_transformers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it could not compute, they may."""
+    """transformers may run a model that it failed on."""
 
     def fail(*_args: object) -> torch.Tensor:
         raise RuntimeError("no kernel for this")

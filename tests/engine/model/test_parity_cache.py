@@ -1,4 +1,4 @@
-"""A proof that went well is not made again, until anything that it follows from is another."""
+"""A check that passed is not repeated, until anything that it depends on changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Loads = Callable[..., LoadedModel]
 
 @pytest.fixture(name="folder")
 def fixture_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a tiny Qwen3, where nothing is remembered yet."""
+    """Return a folder with a tiny Qwen3, without cached results."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
     return tmp_path / "model"
@@ -39,7 +39,7 @@ def fixture_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(name="proofs")
 def fixture_proofs(monkeypatch: pytest.MonkeyPatch) -> list[ParityResult]:
-    """Return the proofs that are made from now on."""
+    """Return the list of checks that run from now on."""
     made: list[ParityResult] = []
     check = native.check_parity
 
@@ -67,8 +67,8 @@ def test_a_second_load_proves_nothing_and_answers_the_same(
     assert torch.equal(chunked_logits(cold, tokens), chunked_logits(warm, tokens))
 
 
-def said(folder: Path) -> None:
-    """Let a config say something more, which changes nothing."""
+def reconfigured(folder: Path) -> None:
+    """Add a field without effect to a config."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"top_k": 3}))
 
@@ -81,21 +81,21 @@ def rewritten(folder: Path) -> None:
     os.utime(path, ns=(later, later))
 
 
-@pytest.mark.parametrize("change", [said, rewritten])
+@pytest.mark.parametrize("change", [reconfigured, rewritten])
 def test_a_change_of_its_files_is_noticed(
     folder: Path, proofs: list[ParityResult], change: Callable[[Path], None]
 ) -> None:
-    """Of the config by its bytes, of the weights by when and how they were written."""
+    """The config counts by its bytes, the weights by the time and size of their last write."""
     load(folder)
     change(folder)
     load(folder)
     assert len(proofs) == 2
 
 
-def test_another_dtype_processor_or_version_proves_anew(
+def test_another_dtype_processor_or_version_repeats_the_check(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may compute otherwise."""
+    """Each of them may compute different results."""
     load(folder)
     load(folder, "bfloat16")
     assert len(proofs) == 2
@@ -129,7 +129,7 @@ def test_a_snapshots_proof_holds_on_every_machine(folder: Path, proofs: list[Par
     assert len(proofs) == 2
 
 
-def test_what_was_compared_only_in_part_is_said_each_time(
+def test_a_partial_comparison_is_noted_each_time(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same proof, and so the same note."""
@@ -143,7 +143,7 @@ def test_what_was_compared_only_in_part_is_said_each_time(
 def test_damaged_weights_are_refused_whatever_is_remembered(
     folder: Path, proofs: list[ParityResult]
 ) -> None:
-    """A disk may change numbers under a file that nobody wrote."""
+    """A disk may change numbers in a file that was not written."""
     load(folder)
     path = folder / WHOLE
     before, data = path.stat(), bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Published models: their configs are understood, and come to the sizes that they are known by."""
+"""Published models: their configs are understood, and give their known sizes."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ PUBLISHED = BENCHMARK | OTHERS | BY_FAMILY | STATES
 def test_a_published_config_is_understood_and_comes_to_the_size_that_it_is_known_by(
     name: str,
 ) -> None:
-    """Within half a percent, which another width of anything would exceed."""
-    said: dict[str, Any]
-    said, billions = PUBLISHED[name]
-    hf_config = parse_hf_config(name, said)
+    """Sizes agree within half a percent; any wrong width would exceed that."""
+    raw: dict[str, Any]
+    raw, billions = PUBLISHED[name]
+    hf_config = parse_hf_config(name, raw)
     architecture = architecture_of(hf_config)
     count = sum(prod(weight.shape) for weight in weights_of(architecture))
     assert count / 1e9 == pytest.approx(billions, rel=5e-3)
     quantization = read_quantization_config(hf_config, None)
-    assert (quantization is None) == ("quantization_config" not in said)
+    assert (quantization is None) == ("quantization_config" not in raw)
 
 
 @pytest.mark.parametrize("name", BY_FAMILY)
-def test_a_published_config_means_what_transformers_makes_of_it(tmp_path: Path, name: str) -> None:
+def test_a_published_config_has_transformers_meaning(tmp_path: Path, name: str) -> None:
     """Fields that its class does not read change nothing; those left out are as it has them."""
-    said, _ = BY_FAMILY[name]
+    raw, _ = BY_FAMILY[name]
     (tmp_path / "config.json").write_text(
-        json.dumps({key: value for key, value in said.items() if key != "quantization_config"})
+        json.dumps({key: value for key, value in raw.items() if key != "quantization_config"})
     )
     resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
     plain = json.loads(json.dumps(resolved, default=str))
-    assert architecture_of(parse_hf_config(name, said)) == architecture_of(
+    assert architecture_of(parse_hf_config(name, raw)) == architecture_of(
         parse_hf_config(name, plain)
     )

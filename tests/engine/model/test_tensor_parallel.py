@@ -1,4 +1,4 @@
-"""Ranks that have a share each compute what one that has all does."""
+"""Ranks with a share each compute the same as one rank with everything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BY_TWO = ["Qwen3NextConfig", "Qwen3_5TextConfig", "BambaConfig", "Mamba2Config",
 
 
 def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
-    """Save a family's tiny model and return what there is to load it from."""
+    """Save a family's tiny model and return its checkpoint and architecture."""
     build(name).save_pretrained(folder)  # type: ignore[operator]
     hf_config = read_hf_config(str(folder))
     return find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -64,7 +64,7 @@ def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
 def logits_of(
     model: tuple[Checkpoint, Any, Any], communicator: Communicator = SINGLE_RANK
 ) -> Tensor:
-    """Return what a rank chunked_logits, `[2, t, V]` on the first."""
+    """Return a rank's `chunked_logits`, `[2, t, V]` on the first."""
     loaded = native.load_shard(*model, torch.float32, CPU, communicator=communicator)
     return chunked_logits(loaded, parity_tokens(loaded.vocab_size, ()))
 
@@ -85,7 +85,7 @@ def test_shares_come_to_the_logits_of_the_whole(tmp_path: Path, name: str, size:
     "name", ["Phi3Config", "GptOssConfig", "Qwen3Moe, some layers dense", "GraniteMoeConfig"]
 )
 def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
-    """All ranks together read all numbers, and no rank those that it has no use for."""
+    """All ranks together read all numbers, and no rank reads numbers that it does not need."""
     checkpoint, _, architecture = saved(name, tmp_path)
     size = 2
     read: dict[str, set[tuple[int, ...]]] = {}
@@ -105,7 +105,7 @@ def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
 
 
 def test_an_adapter_is_shared_as_its_model_is(tmp_path: Path) -> None:
-    """Beside rows of the model itself, of merged tensors and of single ones."""
+    """It shares steps with rows of the model itself, for merged tensors and single ones."""
     for name in ("Phi3Config", "LlamaConfig"):
         checkpoint, hf_config, architecture = saved(name, tmp_path / name)
         targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "k_proj", "up_proj")
@@ -147,14 +147,14 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("LlamaConfig", 3, "4 query heads and 2 key heads"),
         ("LlamaConfig", 8, "4 query heads cannot"),
         ("GptOssConfig", 5, "96 columns of an expert"),
-        ("Gemma4, MoE beside an MLP", 2, "experts beside an MLP"),
-        ("FalconH1Config", 2, "parts are multiplied"),
+        ("Gemma4, MoE next to an MLP", 2, "experts next to an MLP"),
+        ("FalconH1Config", 2, "projections with multipliers"),
         ("Qwen3NextConfig", 4, "2 key heads of recurrent layers"),
         ("Mamba2Config", 4, "2 groups of B and C and 2 groups of gated norms"),
     ],
 )
-def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
-    """With what there is, and how many cannot share it."""
+def test_uneven_shares_are_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
+    """The error contains the count and the number of ranks."""
     *_, architecture = saved(name, tmp_path)
     with pytest.raises(ModelRefused, match=words) as refused:
         check_tensor_parallel_size("tiny", architecture, size)
@@ -162,7 +162,7 @@ def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shares_lie_side_by_side(size: int) -> None:
+def test_shares_are_side_by_side(size: int) -> None:
     """None twice, none missing; key heads are had by as many ranks as there are too few of."""
     for count in (1, 7, 8, 24):
         parts = [Shard(rank, size).indices(count) for rank in range(size)]

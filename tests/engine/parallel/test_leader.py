@@ -374,8 +374,8 @@ def test_ranks_end_with_a_first_one_that_is_killed() -> None:
 @pytest.mark.parametrize(
     ("said", "other", "words"),
     [
-        ({}, {"size": 3}, "4 query heads and 2 key heads cannot be shared evenly"),
-        ({"attention_chunk_size": 8}, {}, "by the engine's own decoder only"),
+        ({}, {"size": 3}, "4 query heads and 2 key heads cannot be split evenly"),
+        ({"attention_chunk_size": 8}, {}, "requires the engine's own decoder"),
         ({}, {"runner": "pooling", "convert": "embed"}, "it runs on one GPU"),
     ],
 )

@@ -92,5 +92,7 @@ def test_a_model_that_sees_has_adapters_where_its_text_can_be_proved(tmp_path: P
         if kind == "gemma3":
             assert load_model(config).vision_encoder is not None
         else:
-            with pytest.raises(ModelRefused, match="adapters of qwen2_5_vl_text are not served"):
+            with pytest.raises(
+                ModelRefused, match="adapters are not supported for qwen2_5_vl_text models"
+            ):
                 load_model(config)

@@ -111,7 +111,7 @@ def test_a_checkpoint_without_its_weights_runs_no_line(
     assert main(["run", *files, *given]) == 1
     said = capfd.readouterr().err.splitlines()
     assert said[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
-    assert said[-1].endswith("or config.json is another model's.")
+    assert said[-1].endswith("or config.json belongs to another model.")
     assert not (tmp_path / "out.jsonl").exists()
 
 

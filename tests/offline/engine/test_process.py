@@ -134,7 +134,7 @@ async def test_a_missing_gpu_is_told_before_the_weights_are_here(make_link: Make
     """A machine without one would else fetch them for an hour first."""
     never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     options = EngineOptions(model="s3://b/m", device="cuda")
-    with pytest.raises(EngineFailed, match="sees no CUDA device here"):
+    with pytest.raises(EngineFailed, match="finds no CUDA device"):
         await make_link(options, never).start()
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of quantised weights: how they say so, how theirs lie, and how they are read."""
+"""Quantised checkpoints: their configs, their layouts, and their loading."""

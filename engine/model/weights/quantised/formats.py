@@ -1,6 +1,6 @@
 """Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, pack-quantized, mxfp4.
 
-What is stored decides: of a checkpoint some matrices may be quantised and others not.
+The stored tensors decide: a checkpoint may have quantised matrices and others.
 """
 
 from __future__ import annotations
@@ -15,64 +15,64 @@ from torch import Tensor
 from ....kernels.quantised import Quantised, pack_int4
 from ...config.hf_config import UnsupportedConfig
 
-# Quantisers write no scale of 0, but where what is scaled is 0 or next to it.
+# Quantisers write a scale of 0 only if the scaled numbers are 0 or close to it.
 MOST_ZERO_SCALES = 0.1
 FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
 NUMBERS = frozenset({"F8_E4M3"})
 BYTES = frozenset({"U8"})
-# Eight numbers of four bits lie in a word.
+# A word contains eight numbers of four bits.
 IN_WORD = 8
-# In which order AWQ has the places of a word.
+# AWQ's order of the numbers in a word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-# Of mxfp4, the inputs that share a scale; and the scale of 2¹⁷, above which no weight's is.
+# mxfp4: the number of inputs that share a scale; and the scale 2¹⁷, which no weight exceeds.
 MXFP4_GROUP, MXFP4_LARGEST_SCALE = 32, 127 + 17
 
 
 class Damaged(Exception):
-    """Stored tensors that no quantiser writes: the file is damaged."""
+    """Error for stored tensors that no quantiser writes: the file is damaged."""
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of a matrix: the shapes that it may have, and the kinds of numbers."""
+    """A tensor of a matrix: its possible shapes and dtypes."""
 
     shapes: tuple[tuple[int, ...], ...]
     kinds: frozenset[str]
 
 
 class MainTensor(NamedTuple):
-    """The tensor that every quantised matrix of a format has: its name and kinds of numbers."""
+    """The tensor that every quantised matrix of a format has: its name and dtypes."""
 
     name: str
     kinds: frozenset[str]
 
 
 class WeightFormat(Protocol):
-    """A format. Tensors are named by the suffix behind their module's name.
+    """A format. Tensors are named by a suffix after their module's name.
 
-    Where matrices are stacked, all experts' are one tensor, and shapes begin with their number.
+    If matrices are stacked, all experts' are one tensor, and shapes begin with their number.
     """
 
     is_stacked: ClassVar[bool]
     main_tensor: ClassVar[MainTensor]
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the matrix that a main tensor of a shape is of."""
+        """Return the shape of the matrix whose main tensor has a given shape."""
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
-        """Return the tensors of a matrix, which has some of those that may be left out."""
+        """Return the tensors of a matrix; some of them are optional."""
 
     def read(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
-        """Return a matrix, of one expert where they are stacked, multiplied in a dtype."""
+        """Return a matrix, of one expert if they are stacked, multiplied in a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """Numbers of eight bits: with a scale for all, for each row, or for each block of a size."""
+    """Numbers of eight bits, with one scale, one per row, or one per block of a size."""
 
     block: tuple[int, int] | None
 
@@ -99,7 +99,7 @@ class Fp8:
     ) -> Quantised:
         """See `WeightFormat`; each row gets its own scales, so that matrices can be stacked."""
         if bool((tensors["weight"].view(torch.uint8) & 127 == 127).any()):
-            raise Damaged("its fp8 numbers hold NaN")
+            raise Damaged("its fp8 numbers contain NaN")
         (scale,) = (tensor for name, tensor in tensors.items() if name != "weight")
         scale, (height, width) = scale.float(), self.block or shape
         if self.block is None:
@@ -107,17 +107,17 @@ class Fp8:
         else:
             rows = scale.repeat_interleave(height, 0)[: shape[0]]
         if bool((rows < 0).any()):
-            raise Damaged("it has scales below 0")
+            raise Damaged("it has negative scales")
         if bool((rows == 0).any()):
             columns = rows.repeat_interleave(width, 1)[:, : shape[1]]
             if bool(((tensors["weight"].view(torch.uint8) & 127 != 0) & (columns == 0)).any()):
-                raise Damaged("it has scales of 0 for numbers that are not")
+                raise Damaged("it has scales of 0 for numbers other than 0")
         return Quantised(tensors["weight"], rows.contiguous(), None, shape[1], width, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """Numbers of four bits with zeros, packed by outputs in an order of AWQ's own."""
+    """Numbers of four bits with zeros, packed by outputs in AWQ's order."""
 
     group: int | None
 
@@ -153,10 +153,10 @@ class Awq:
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Numbers of four bits packed by inputs; zeros are stored with one less in its first format.
+    """Numbers of four bits packed by inputs; its first version stores zeros minus one.
 
-    Which group an input is of is stored, since it may be by how much it mattered: it must be where
-    `is_sorted` says so.
+    The group of each input is stored, because groups may be sorted by importance: it is required if
+    `is_sorted`.
     """
 
     group: int | None
@@ -200,7 +200,7 @@ class Gptq:
 class PackQuantized:
     """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs.
 
-    Where `is_sorted` says so, which group each input is of must be stored.
+    If `is_sorted`, the group of each input must be stored.
     """
 
     group: int | None
@@ -233,7 +233,7 @@ class PackQuantized:
     def read(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
-        """See `WeightFormat`; without zeros the middle is one."""
+        """See `WeightFormat`; without zeros the zero is the middle of the range."""
         outputs, inputs = shape
         numbers = _nibbles(tensors["weight_packed"])[:, :inputs]
         scales = tensors["weight_scale"]
@@ -249,10 +249,10 @@ class PackQuantized:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Numbers e2m1 of stacked experts, two in a byte, with one e8m0 scale for 32 inputs.
+    """Numbers e2m1 of stacked experts, two per byte, with one e8m0 scale per 32 inputs.
 
-    The OCP's microscaling format, as GPT-OSS is published in: `[E, O, ⌈I / 32⌉, 16]`, of neighbours
-    the first in the lower bits.
+    This is the OCP's microscaling format, in which GPT-OSS is published: `[E, O, ⌈I / 32⌉, 16]`,
+    with the first of two neighbours in the lower bits.
     """
 
     is_stacked: ClassVar[bool] = True
@@ -292,7 +292,7 @@ def _count_groups(inputs: int, group: int | None) -> int:
 
 
 def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(IN_WORD))) -> Tensor:
-    """Return what words hold, `[N, W]` → `[N, 8 · W]`, the number at each place of an order."""
+    """Return the numbers in words, `[N, W]` → `[N, 8 · W]`, for an order of their places."""
     numbers = [((words >> 4 * place) & 15).to(torch.uint8) for place in order]
     return torch.stack(numbers, -1).flatten(1)
 
@@ -309,11 +309,11 @@ def _of_four_bits(
 ) -> Quantised:
     """Return numbers `[O, I]` with scales and zeros `[O, G]` as one weight.
 
-    `groups [I]` says of which each input is; where that is not the one that it lies in, they are
-    sorted by it. Scales may be below 0, as AutoRound has them.
+    `groups [I]` is the group of each input; if they are not in order, the inputs are sorted by
+    group. Scales may be below 0, as in AutoRound.
     """
     if not bool((scales > 0).any()) or float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
-        raise Damaged("its scales are 0 or below")
+        raise Damaged("its scales are 0 or negative")
     size = inputs if group is None else group
     order = None
     if groups is not None:
@@ -321,7 +321,7 @@ def _of_four_bits(
         if not torch.equal(groups, regular.to(groups.dtype)):
             order = groups.argsort(stable=True)
             if not torch.equal(groups[order], regular.to(groups.dtype)):
-                raise UnsupportedConfig(f"its inputs are not in groups of {size}")
+                raise UnsupportedConfig(f"its inputs are not in groups of {size} columns")
             numbers = numbers[:, order]
     scales, zeros = scales.float().contiguous(), zeros.contiguous()
     return Quantised(pack_int4(numbers.contiguous()), scales, zeros, inputs, size, dtype, order)

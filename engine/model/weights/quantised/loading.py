@@ -26,11 +26,11 @@ from ..weight_parts import Part, Place, Weight, whole
 from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
 from .quantization_config import QuantizationConfig
 
-# The products that are quantised as they are read: neither embedding, head nor routers.
+# The products that are quantised during the load: neither embedding, head nor routers.
 MADE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-# What older checkpoints store although it follows from the config.
+# Tensors that older checkpoints store although they follow from the config.
 DERIVED = re.compile(r"rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias$")
-# Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
+# Scales of activations and of the KV cache, which we compute at run time; their shape is known.
 IGNORED = re.compile(
     rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"
 )
@@ -39,11 +39,11 @@ STACKED_AXES = 3
 
 
 class TensorInfo(Protocol):
-    """A tensor in a file, of which kind and shape are told."""
+    """A tensor in a file, with a required dtype and shape."""
 
     @property
     def kind(self) -> str:
-        """Return what its numbers are."""
+        """Return its dtype."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Plan:
     name: str = ""
 
     def tensors(self) -> list[Weight]:
-        """Return all that must be stored, and as what."""
+        """Return all required tensors, with their dtypes and shapes."""
         wanted = [*self.plain, *self.made]
         for weight, parts in self.quantised:
             for part, tensor_specs in zip(weight.parts, parts, strict=True):
@@ -81,7 +81,7 @@ class Plan:
     def read(
         self, fill: Fill, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[str, Matrix]]:
-        """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
+        """Yield weights by role; they are dequantised if the device has no product for them."""
         yield from fill(self.plain).items()
         keeps = has_quantised_linear(dtype, device, self.method)
         quantise = _quantise_int8 if self.method == "int8" else _quantise_fp8
@@ -99,7 +99,7 @@ class Plan:
     def _joined(
         self, weight: Weight, parts: Sequence[TensorSpecs], fill: Fill, dtype: torch.dtype
     ) -> Quantised | None:
-        """Return a weight of its parts; None where these are of two kinds, or cut apart."""
+        """Return a weight of its parts; None if parts are of two kinds, or were split."""
         read = []
         for part, tensor_specs in zip(weight.parts, parts, strict=True):
             if not tensor_specs:
@@ -118,7 +118,7 @@ class Plan:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """Return what a weight stands for, part by part."""
+        """Return a dequantised weight, part by part."""
         fill_weights = torch.empty(weight.shape, dtype=dtype, device=device)
         for part, tensor_specs in zip(weight.parts, parts, strict=True):
             if tensor_specs:
@@ -141,8 +141,8 @@ class Plan:
             return self.weight_format.read(named, (outputs, inputs), dtype)
         except Damaged as exc:
             raise ModelRefused(
-                f"{self.name}: {_prefix(part)[:-1]}: {exc}: its files are damaged, or were not "
-                "written as they should be: copy or fetch them again."
+                f"{self.name}: {_prefix(part)[:-1]}: {exc}: its files are damaged or were written "
+                "incorrectly: copy or fetch them again."
             ) from exc
 
 
@@ -152,7 +152,7 @@ def plan_loading(
     wanted: Sequence[Weight],
     stored: Mapping[str, TensorInfo],
 ) -> Plan:
-    """Return how weights of the model `name` are filled from what is stored."""
+    """Return how the weights of the model `name` are filled from the stored tensors."""
     if quantization is None:
         return Plan(tuple(wanted))
     method = quantization.method
@@ -179,7 +179,7 @@ def plan_loading(
 
 
 def _quantise_int8(weight: Tensor, columns: range | None) -> Quantised:
-    """Quantise a weight of which some columns are kept: no other inputs are rotated with them."""
+    """Quantise a weight, keeping some columns: those inputs are not rotated with the others."""
     bounds = (0, weight.shape[-1]) if columns is None else (columns.start, columns.stop)
     return quantise_int8(weight, rotation_of(*bounds))
 
@@ -189,16 +189,16 @@ def _quantise_fp8(weight: Tensor, _columns: range | None) -> Quantised:
 
 
 def is_made(weight: Weight, method: str) -> bool:
-    """Say whether a weight is quantised as it is read."""
+    """Return whether a weight is quantised during the load."""
     has_experts = len(weight.shape) == 3
     is_product = weight.role.partition(".")[2] in MADE
     return is_product and not (method == "int8" and has_experts)
 
 
 def matrices_of(weight_format: WeightFormat, stored: Mapping[str, TensorInfo]) -> Iterator[Weight]:
-    """Yield each quantised matrix that is stored, by the name that it has where it is not.
+    """Yield each stored quantised matrix, by its name in an unquantised file.
 
-    Stacked experts are `[E, O, I]`, though they are stored transposed where they are not quantised.
+    Stacked experts are `[E, O, I]`, although unquantised ones are stored transposed.
     """
     (main, kinds), is_stacked = weight_format.main_tensor, weight_format.is_stacked
     axes, joint = (4, "_") if is_stacked else (2, ".")
@@ -242,9 +242,9 @@ def without_empty_biases(
     stored: Mapping[str, TensorInfoT],
     fill: Fill,
 ) -> dict[str, TensorInfoT]:
-    """Return what is stored but biases of zeros, which some tools write beside every matrix.
+    """Return the stored tensors except biases of zeros, which some tools add to every matrix.
 
-    Only those are left out that the network has no place for.
+    Only those that the network has no place for are left out.
     """
     if quantization is None or quantization.weight_format is None:
         return dict(stored)
@@ -262,7 +262,7 @@ def without_empty_biases(
 def _tensor_specs(
     weight_format: WeightFormat, part: Part, stored: Mapping[str, TensorInfo]
 ) -> TensorSpecs:
-    """Return the tensors of a part that is quantised; none where it is not."""
+    """Return the tensors of a part that is quantised; none if it is not."""
     prefix, (main_tensor, kinds) = _prefix(part), weight_format.main_tensor
     main = stored.get(prefix + main_tensor)
     if not _is_matrix(weight_format, part) or main is None or main.kind not in kinds:
@@ -280,9 +280,9 @@ def _tensor_specs(
 def _by_experts(
     weight: Weight, tensor_specs: TensorSpecs
 ) -> tuple[Weight, tuple[TensorSpecs, ...]]:
-    """Return a weight of stacked experts as a part for each, with what is read for that.
+    """Return a weight of stacked experts as one part per expert, with the tensors to read.
 
-    Read one by one, what they are packed by takes an expert's room.
+    Reading one by one limits the memory for packing to one expert.
     """
     (stacked,) = weight.parts
     experts, columns, rows = (*stacked.taken, *map(range, stacked.shape[len(stacked.taken) :]))
@@ -307,12 +307,12 @@ def _by_experts(
 
 
 def _place_of_expert(place: Place, expert: int, weight: Tensor) -> Tensor:
-    """Return the rows `[…, any]` of an expert, of which `place` gives the transposed."""
+    """Return the rows `[…, any]` of an expert; `place` returns them transposed."""
     return place(weight)[expert].movedim(0, -1)
 
 
 def _is_matrix(weight_format: WeightFormat, part: Part) -> bool:
-    """Say whether a format has a part; stacked experts are stored transposed where they are not."""
+    """Return whether a format has a part; unquantised stacked experts are stored transposed."""
     if weight_format.is_stacked:
         return len(part.shape) == STACKED_AXES
     return part.key.endswith(WEIGHT) and len(part.shape) == 2
@@ -327,20 +327,20 @@ def _shape(part: Part) -> tuple[int, ...]:
 
 
 def _prefix(part: Part) -> str:
-    """Return what the names of a part's tensors begin with."""
+    """Return the prefix of the names of a part's tensors."""
     return part.key.removesuffix("weight") if part.key.endswith(WEIGHT) else f"{part.key}_"
 
 
 def _read_ranges(part: Part) -> tuple[range, range]:
-    """Return which rows and columns of a matrix are read."""
+    """Return the rows and columns of a matrix that are read."""
     rows, columns = (*part.taken, *map(range, part.shape[len(part.taken) :]))
     return rows, columns
 
 
 def _with_whole_rows(weight: Weight) -> tuple[Weight, range | None]:
-    """Return a weight with all of its columns, by which rows are scaled, and those to be kept."""
+    """Return a weight with all of its columns, for the row scales, and the columns to keep."""
     first = weight.parts[0]
-    last = len(first.taken) - 1  # of what joins the ranks' inner numbers, the axis of these
+    last = len(first.taken) - 1  # the axis of inner numbers in a down projection
     joins = weight.role.endswith(("o_proj", "down_proj"))
     if not joins or last < 1 or len(first.taken[last]) == first.shape[last]:
         return weight, None
@@ -352,7 +352,7 @@ def _with_whole_rows(weight: Weight) -> tuple[Weight, range | None]:
 
 
 def _columns_of(whole: Quantised, columns: range | None) -> Quantised:
-    """Return neighbouring columns of a weight whose rows have one scale each; None is all."""
+    """Return adjacent columns of a weight with one scale per row; None is all."""
     if columns is None:
         return whole
     numbers = whole.numbers[..., columns.start : columns.stop].contiguous()
@@ -360,6 +360,6 @@ def _columns_of(whole: Quantised, columns: range | None) -> Quantised:
 
 
 def _alone(part: Part) -> Weight:
-    """Return what is read of a tensor as a weight of its own."""
+    """Return the part of a tensor that is read, as a separate weight."""
     itself = replace(part, place=lambda weight: weight)
     return Weight(part.key, part.read_shape, (itself,))

@@ -1,4 +1,4 @@
-"""Quantization config of a checkpoint: the methods and formats that are served."""
+"""Quantization config of a checkpoint: the supported methods and formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....errors import ModelRefused
 from ...config.hf_config import CONFIG, ConfigFields, HFConfig, UnsupportedConfig
 from .formats import MXFP4_GROUP, Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFormat
 
-# Methods by which unquantised weights are quantised as they are read.
+# Methods that quantise weights during the load.
 MADE_AT_LOAD = ("fp8", "int8")
 UNQUANTISED = "use the unquantised model"
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
@@ -18,9 +18,9 @@ _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """By which method weights are quantised, and the form that quantised ones have in the files.
+    """The method by which weights are quantised, and their format in the files.
 
-    Without a form they are quantised as they are read.
+    Without a format they are quantised during the load.
     """
 
     method: str
@@ -28,59 +28,61 @@ class QuantizationConfig:
 
     @property
     def experts_group(self) -> int:
-        """Return the inputs of experts that cannot be shared between ranks, as they have a scale.
+        """Return the size of expert inputs that ranks cannot split, as they share a scale.
 
-        Weights of all other formats are dequantised where a rank's share cuts a group.
+        Weights of all other formats are dequantised if a rank's share splits a group.
         """
         is_stacked = self.weight_format is not None and self.weight_format.is_stacked
         return MXFP4_GROUP if is_stacked else 1
 
 
-def read_quantization_config(hf_config: HFConfig, asked: str | None) -> QuantizationConfig | None:
-    """Return how a model's weights are quantised, or are to be where that was `asked`.
+def read_quantization_config(
+    hf_config: HFConfig, requested: str | None
+) -> QuantizationConfig | None:
+    """Return a model's quantisation, or the `requested` one.
 
-    `ModelRefused` says by name what is not served.
+    `ModelRefused` names an unsupported one.
     """
-    name, said = hf_config.name, hf_config.quantization_config
-    if not said:
-        if asked is None or asked in MADE_AT_LOAD:
-            return None if asked is None else QuantizationConfig(asked, None)
+    name, config = hf_config.name, hf_config.quantization_config
+    if not config:
+        if requested is None or requested in MADE_AT_LOAD:
+            return None if requested is None else QuantizationConfig(requested, None)
         raise ModelRefused(
-            f"{name}: --quantization {asked} was asked for, but its {CONFIG} says of no quantised "
-            "weights: leave it out."
+            f"{name}: --quantization {requested} was requested, but its {CONFIG} has no "
+            "quantization_config: leave the flag out."
         )
-    method = _method(said)
+    method = _method(config)
     if method not in _METHODS:
         raise ModelRefused(
-            f"{name}: its weights are quantised by {method}, and only {', '.join(_METHODS)} are "
+            f"{name}: its weights are quantised with {method}, but only {', '.join(_METHODS)} are "
             f"supported; {UNQUANTISED}."
         )
-    if asked not in (None, method):
+    if requested not in (None, method):
         raise ModelRefused(
-            f"{name}: --quantization {asked} was asked for, but its weights are quantised by "
-            f"{method}: leave it out."
+            f"{name}: --quantization {requested} was requested, but its weights are quantised with "
+            f"{method}: leave the flag out."
         )
     try:
         weight_format = _METHODS[method](
-            ConfigFields(f"{name}: {CONFIG}: quantization_config", said)
+            ConfigFields(f"{name}: {CONFIG}: quantization_config", config)
         )
     except UnsupportedConfig as exc:
-        raise ModelRefused(f"{exc}, which is not supported; {UNQUANTISED}.") from exc
+        raise ModelRefused(f"{exc}; {UNQUANTISED}.") from exc
     return QuantizationConfig(method, weight_format)
 
 
-def _method(said: Mapping[str, Any]) -> str:
-    """Return how weights are quantised, also where only the fields of a tool tell."""
-    method = said.get("quant_method")
+def _method(config: Mapping[str, Any]) -> str:
+    """Return the quantisation method, also if only a tool's own fields show it."""
+    method = config.get("quant_method")
     if method is not None:
         return str(method)
-    if algorithm := said.get("quant_algo"):
+    if algorithm := config.get("quant_algo"):
         return f"NVIDIA's ModelOpt ({algorithm})"
-    if any(key.startswith(("bnb_", "llm_int8", "load_in_")) for key in said):
+    if any(key.startswith(("bnb_", "llm_int8", "load_in_")) for key in config):
         return "bitsandbytes"
-    if "group_size" in said and "bits" in said:
-        return f"MLX ({said['bits']} bits)"
-    return f"an unknown method ({CONFIG}: quantization_config leaves out quant_method)"
+    if "group_size" in config and "bits" in config:
+        return f"MLX ({config['bits']} bits)"
+    return f"an unknown method ({CONFIG}: quantization_config does not set quant_method)"
 
 
 def supported_methods() -> tuple[str, ...]:
@@ -88,92 +90,97 @@ def supported_methods() -> tuple[str, ...]:
     return tuple(_METHODS)
 
 
-def _fp8(said: ConfigFields) -> WeightFormat:
-    said.allow("fmt", "e4m3", "float8_e4m3fn")
-    said.allow("activation_scheme", "dynamic", "static")
-    return Fp8(_block(said, "weight_block_size"))
+def _fp8(fields: ConfigFields) -> WeightFormat:
+    fields.allow("fmt", "e4m3", "float8_e4m3fn")
+    fields.allow("activation_scheme", "dynamic", "static")
+    return Fp8(_block(fields, "weight_block_size"))
 
 
-def _awq(said: ConfigFields) -> WeightFormat:
-    said.allow("version", "gemm", "GEMM")
-    if not said.flag("zero_point", default=True):
-        raise UnsupportedConfig(f"{said.where} says zero_point false")
-    return Awq(_group(said, "bits", "w_bit"))
+def _awq(fields: ConfigFields) -> WeightFormat:
+    fields.allow("version", "gemm", "GEMM")
+    if not fields.flag("zero_point", default=True):
+        raise UnsupportedConfig(f"{fields.where} has unsupported zero_point false")
+    return Awq(_group(fields, "bits", "w_bit"))
 
 
-def _gptq(said: ConfigFields) -> WeightFormat:
-    said.allow("is_marlin_format")
-    said.allow("dynamic")
-    said.allow("pack_dtype", "int32")
-    said.allow("checkpoint_format", "gptq", "gptq_v2")
-    has_whole_zeros = said.get("checkpoint_format") == "gptq_v2"
-    size, is_sorted = _group(said, "bits"), said.flag("desc_act")
+def _gptq(fields: ConfigFields) -> WeightFormat:
+    fields.allow("is_marlin_format")
+    fields.allow("dynamic")
+    fields.allow("pack_dtype", "int32")
+    fields.allow("checkpoint_format", "gptq", "gptq_v2")
+    has_whole_zeros = fields.get("checkpoint_format") == "gptq_v2"
+    size, is_sorted = _group(fields, "bits"), fields.flag("desc_act")
     return Gptq(size, 0 if has_whole_zeros else 1, is_sorted=is_sorted and size is not None)
 
 
-def _group(said: ConfigFields, *bits: str) -> int | None:
-    """Return the size of groups of 4-bit numbers; None where a whole row is one."""
-    if all(said.get(key) is None for key in bits):
-        raise UnsupportedConfig(f"{said.where} leaves out {bits[0]}")
+def _group(fields: ConfigFields, *bits: str) -> int | None:
+    """Return the group size of 4-bit numbers; None if a whole row is one group."""
+    if all(fields.get(key) is None for key in bits):
+        raise UnsupportedConfig(f"{fields.where} does not set {bits[0]}")
     for key in bits:
-        said.allow(key, 4)
-    size = said.get("group_size", 128)
+        fields.allow(key, 4)
+    size = fields.get("group_size", 128)
     if size == -1:
         return None
     if type(size) is not int or size < 1:
-        raise UnsupportedConfig(f"{said.where} says group_size {size!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported group_size {size!r}")
     return size
 
 
-def _compressed(said: ConfigFields) -> WeightFormat:
-    """Return the one form of all of its groups, which differ in what they are for alone."""
-    said.allow("sparsity_config", {"format": "dense"})
-    said.allow("transform_config")
-    said.allow("quantization_status", "compressed", "frozen")
-    groups = said.get("config_groups")
+def _compressed(fields: ConfigFields) -> WeightFormat:
+    """Return the one format of all groups, which may differ only in their targets."""
+    fields.allow("sparsity_config", {"format": "dense"})
+    fields.allow("transform_config")
+    fields.allow("quantization_status", "compressed", "frozen")
+    groups = fields.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise UnsupportedConfig(f"{said.where} says config_groups {groups!r}")
-    whole = said.get("format")
+        raise UnsupportedConfig(f"{fields.where} has unsupported config_groups {groups!r}")
+    whole = fields.get("format")
     formats = {
-        _compressed_group(f"{said.where}: {key}", group, whole) for key, group in groups.items()
+        _compressed_group(f"{fields.where}: {key}", group, whole) for key, group in groups.items()
     }
     if len(formats) > 1:
-        raise UnsupportedConfig(f"{said.where} says of {len(formats)} kinds of weights")
+        raise UnsupportedConfig(
+            f"{fields.where} has {len(formats)} kinds of weights, but only one is supported"
+        )
     return formats.pop()
 
 
 def _compressed_group(where: str, group: Any, whole: object) -> WeightFormat:
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
-        raise UnsupportedConfig(f"{where} says of no weights")
+        raise UnsupportedConfig(f"{where} does not set weights")
     ConfigFields(where, group).allow("output_activations")
     inputs = group.get("input_activations") or {}
     ConfigFields(f"{where}: input_activations", inputs).allow("type", "float")
     ConfigFields(f"{where}: input_activations", inputs).allow("num_bits", 8)
-    said, layout = ConfigFields(f"{where}: weights", group["weights"]), group.get("format") or whole
-    kind, bits = said.get("type"), said.get("num_bits")
+    fields, layout = (
+        ConfigFields(f"{where}: weights", group["weights"]),
+        group.get("format") or whole,
+    )
+    kind, bits = fields.get("type"), fields.get("num_bits")
     if (kind, bits) == ("float", 8) and layout in _FLOAT_FORMATS:
-        said.allow("strategy", "tensor", "channel", "block")
-        is_block = said.get("strategy") == "block"
-        return Fp8(_block(said, "block_structure") if is_block else None)
+        fields.allow("strategy", "tensor", "channel", "block")
+        is_block = fields.get("strategy") == "block"
+        return Fp8(_block(fields, "block_structure") if is_block else None)
     if (kind, bits) == ("int", 4) and layout == "pack-quantized" and not inputs:
-        said.allow("strategy", "group", "channel")
-        size = _group(said, "num_bits") if said.get("strategy") == "group" else None
-        is_sorted = said.get("actorder") in (True, "group", "dynamic") and size is not None
-        return PackQuantized(size, said.flag("symmetric", default=True), is_sorted=is_sorted)
+        fields.allow("strategy", "group", "channel")
+        size = _group(fields, "num_bits") if fields.get("strategy") == "group" else None
+        is_sorted = fields.get("actorder") in (True, "group", "dynamic") and size is not None
+        return PackQuantized(size, fields.flag("symmetric", default=True), is_sorted=is_sorted)
     raise UnsupportedConfig(
-        f"{where} says weights of {bits} bits, type {kind!r}, format {layout!r}"
+        f"{where} has unsupported weights with {bits} bits, type {kind!r}, format {layout!r}"
     )
 
 
-def _block(said: ConfigFields, key: str) -> tuple[int, int] | None:
-    size = said.get(key)
+def _block(fields: ConfigFields, key: str) -> tuple[int, int] | None:
+    size = fields.get(key)
     if size is None:
         return None
     if isinstance(size, str):  # 128x128
         size = [int(side) if side.isdecimal() else 0 for side in size.split("x")]
     is_pair = isinstance(size, list | tuple) and len(size) == 2
     if not is_pair or not all(type(side) is int and side > 0 for side in size):
-        raise UnsupportedConfig(f"{said.where} says {key} {size!r}")
+        raise UnsupportedConfig(f"{fields.where} has unsupported {key} {size!r}")
     height, width = size
     return height, width
 

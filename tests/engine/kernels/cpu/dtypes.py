@@ -1,4 +1,4 @@
-"""The dtypes of products of the CPU, each skipped where the processor has no kernel for it."""
+"""The dtypes of products of the CPU, each skipped if the processor has no kernel for it."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ def run(model: LoadedModel) -> None:
 
 
 def encode(folder: Path, dtype: torch.dtype) -> None:
-    """Run sequences through an encoder, which looks both ways."""
-    said = json.loads((folder / "config.json").read_bytes())
+    """Run sequences through an encoder, which is bidirectional."""
+    config = json.loads((folder / "config.json").read_bytes())
     checkpoint = find_checkpoint(str(folder))
-    model = own_encoder.load(checkpoint, encoder_of(str(folder), said), dtype, CPU)
+    model = own_encoder.load(checkpoint, encoder_of(str(folder), config), dtype, CPU)
     work = EncodingCore(model, 64, 8)
     for length in (1, 5, 90):
         work.add(EncodingRequest([3] * length))
@@ -91,8 +91,8 @@ def encode(folder: Path, dtype: torch.dtype) -> None:
         pass
 
 
-def note_what_is_asked_for(found: list[str]) -> None:
-    """Have all kernels note what they are asked for from now on that they have no code for."""
+def record_uncompiled_kernels(found: list[str]) -> None:
+    """Have all kernels record requests for code that they do not have."""
     load = JitCache.load_overload
 
     def noted(kept: JitCache, signature: Any, target: Any) -> Any:
@@ -103,11 +103,11 @@ def note_what_is_asked_for(found: list[str]) -> None:
 
 
 def main(folder: Path) -> int:
-    """Compile all beforehand, make the runs, and print what they had to ask for."""
+    """Compile everything beforehand, run, and print the kernels that were missing."""
     for job in jobs():
         job()
     found: list[str] = []
-    note_what_is_asked_for(found)
+    record_uncompiled_kernels(found)
     demo = ["run", "-i", str(ROOT / "tests/demo/questions.jsonl"), "-o", str(folder / "rows.jsonl")]
     status = tidemill(demo)
     for family in FAMILIES:

@@ -29,7 +29,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 def made(
     outputs: int, inputs: int, dtype: torch.dtype, gate: Gate | None
 ) -> tuple[Linear, torch.Tensor, torch.Tensor, LinearAdapters]:
-    """Return the kernel's product, and what it is made of."""
+    """Return the kernel's product, and its weights."""
     weight = random(outputs, inputs, seed=0, dtype=dtype) / inputs**0.5
     bias = random(outputs, seed=1, dtype=dtype)
     adapters = [
@@ -54,7 +54,7 @@ def exact(
     bias: torch.Tensor,
     adapting: LinearAdapters,
 ) -> torch.Tensor:
-    """Return the product in fp64, but for the one rounding of what adapters read."""
+    """Return the product in fp64, except for the one rounding of the adapters' input."""
     out = x.double() @ weight.double().T + bias.double()
     for row, owner in enumerate(mapping):
         if owner and (own := adapting.adapters[owner - 1]):
@@ -69,7 +69,7 @@ def exact(
 def test_each_row_goes_through_its_own_adapter(
     dtype: torch.dtype, outputs: int, inputs: int, gate: Gate | None
 ) -> None:
-    """In runs and one by one, more than a tile of them, of the model itself among them."""
+    """Rows of adapters and of the model itself are in runs or alternate, beyond one tile."""
     product, weight, bias, adapting = made(outputs, inputs, dtype, gate)
     for mapping in (
         [1],
@@ -92,7 +92,7 @@ def test_each_row_goes_through_its_own_adapter(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_comes_to_the_same_whatever_runs_beside_it(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_other_rows(dtype: torch.dtype) -> None:
     """Bit for bit; and without an adapter to what it comes to in a model that has none."""
     product, weight, bias, adapting = made(200, 96, dtype, Gate())
     mapping = np.array([0, 3, 1, 1, 4, 2, 0, 3] * 5)
@@ -109,6 +109,6 @@ def test_a_row_comes_to_the_same_whatever_runs_beside_it(dtype: torch.dtype) -> 
 
 
 def test_no_kernel_takes_halves() -> None:
-    """What it does not take it says."""
+    """Unsupported dtypes are reported."""
     weight = torch.zeros(4, 4, dtype=torch.float16)
     assert prepare_adapted(weight, None, None, LinearAdapters([None], AdapterMapping())) is None

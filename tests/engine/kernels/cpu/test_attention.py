@@ -1,4 +1,4 @@
-"""What the CPU's decode kernel holds to beyond plain attention: single bits, and all sizes."""
+"""The CPU's decode kernel beyond plain attention: bit-identical results, and all sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decoded(sequences: Sequences, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_decode_is_as_exact_as_its_dtype(dtype: torch.dtype) -> None:
-    """All is summed in fp32, and rounded once."""
+    """Everything is summed in fp32, and rounded once."""
     sequences = Sequences.random(EVERYTHING, LENGTHS, dtype)
     expected = torch.stack([sequences.expected(index)[-1] for index in range(len(LENGTHS))])
     bound = 2e-6 if dtype == torch.float32 else 2**-8
@@ -35,7 +35,7 @@ def test_a_decode_is_as_exact_as_its_dtype(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_summed_alike_whatever_runs_beside_it(dtype: torch.dtype) -> None:
+def test_a_rows_sum_does_not_depend_on_other_rows(dtype: torch.dtype) -> None:
     """Bit for bit: alone, among others, and on other pages."""
     sequences = Sequences.random(EVERYTHING, LENGTHS, dtype)
     together = decoded(sequences)
@@ -53,7 +53,7 @@ def test_a_row_is_summed_alike_whatever_runs_beside_it(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("size", [1e-3, 40.0])
 def test_scores_of_any_size_neither_overflow_nor_vanish(size: float) -> None:
-    """Also when a sink or one token outweighs all others by e to the hundreds."""
+    """One case has a sink or token that outweighs all others by e to the hundreds."""
     sequences = Sequences.random(replace(GROUPED, has_sinks=True), LENGTHS)
     for query in sequences.queries:
         query.mul_(size)
@@ -65,10 +65,10 @@ def test_scores_of_any_size_neither_overflow_nor_vanish(size: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_in_a_sequence_shows_in_its_row_alone(
+def test_non_finite_numbers_of_a_sequence_show_only_in_its_row(
     dtype: torch.dtype, part: str, bad: float
 ) -> None:
-    """Else a broken row would pass for a good one: fast maths must not lose a NaN."""
+    """Otherwise a broken row would pass for a good one: fast maths must not lose a NaN."""
     sequences = Sequences.random(GROUPED, LENGTHS, dtype)
     broken = LENGTHS.index(33)
     tensors = sequences.keys if part == "key" else sequences.values

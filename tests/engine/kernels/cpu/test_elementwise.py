@@ -19,7 +19,7 @@ GATES = [SILU, Gate("gelu_tanh"), Gate("gelu"), Gate(alpha=1.702, limit=1.5, bet
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_norm_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
-    """Of rows of any size of values, in the dtype of the input."""
+    """Rows may have values of any size, and the result has the input's dtype."""
     generator = torch.Generator().manual_seed(rows)
     x = (torch.randn(1, rows, 96, generator=generator) * 10.0 ** (rows % 4 - 2)).to(dtype)
     weight = torch.randn(96, generator=generator)
@@ -49,7 +49,7 @@ def test_rms_norm_of_zeros_is_zeros() -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layer_norm_is_that_of_torch(dtype: torch.dtype, rows: int, blocks: ElementwiseOps) -> None:
-    """Of a row alone, and of its sum with the residual, which is kept."""
+    """A single row and its sum with the residual, which is stored, agree."""
     generator = torch.Generator().manual_seed(rows)
     x, residual = ((torch.randn(rows, 96, generator=generator) * 3 + 5).to(dtype) for _ in range(2))
     numbers = [torch.randn(96, generator=generator).to(dtype) for _ in range(2)]
@@ -70,7 +70,7 @@ def test_layer_norm_is_that_of_torch(dtype: torch.dtype, rows: int, blocks: Elem
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
-    """From where the sigmoid is 0 to where it is 1, rounded once."""
+    """Inputs range from where the sigmoid is 0 to where it is 1; the result is rounded once."""
     generator = torch.Generator().manual_seed(rows)
     gate = (torch.randn(1, rows, 96, generator=generator) * 12).to(dtype)
     up = torch.randn(1, rows, 96, generator=generator).to(dtype)
@@ -83,7 +83,7 @@ def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gate_is_closed_and_open_at_its_ends(dtype: torch.dtype) -> None:
-    """Nothing overflows far out, and what is not finite stays so."""
+    """Large inputs do not overflow, and NaN and infinity are preserved."""
     gate = torch.tensor([[-1e30, -300.0, 0.0, 300.0, 1e30, torch.nan]], dtype=dtype)
     out = act_and_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1), SILU)[0]
     assert out[:3].abs().max() < 1e-6
@@ -92,7 +92,7 @@ def test_the_gate_is_closed_and_open_at_its_ends(dtype: torch.dtype) -> None:
 
 
 def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
-    """To the nearest, ties to even, up into the next exponent and beyond the largest."""
+    """Rounding is to nearest, ties to even, up into the next exponent and beyond the largest."""
     weight = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 2 - 2**-8, 1 + 2**-8 + 2**-20, -3.3896e38])
     normed = rms_norm(torch.ones(1, 5, dtype=torch.bfloat16), weight, 0.0)
     assert torch.equal(normed[0], weight.bfloat16())
@@ -102,8 +102,8 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
-    """In its own row, and in no other."""
+def test_non_finite_numbers_go_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
+    """It affects its own row, and no other."""
     x = torch.ones(3, 64, dtype=dtype)
     x[1, 5] = value
     for out in (rms_norm(x, torch.ones(64), 1e-6), act_and_mul(x, SILU)):
@@ -112,7 +112,7 @@ def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Hold a result to the reference in fp32 but for one rounding."""
+    """Compare a result with the fp32 reference, up to one rounding."""
     tolerance = 5e-6 if got.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(got.float(), expected, atol=2e-6, rtol=tolerance)
 
@@ -131,8 +131,8 @@ def test_a_sum_is_rounded_before_its_norm(dtype: torch.dtype, rows: int) -> None
 
 
 @pytest.mark.parametrize("blocks", [reference, cpu_blocks], ids=["torch", "numba"])
-def test_what_a_family_adds_to_its_norms_is_not_rounded(blocks: ElementwiseOps) -> None:
-    """Gemma stores weight - 1: bf16 has no room for most sums."""
+def test_the_norm_offset_of_a_family_is_not_rounded(blocks: ElementwiseOps) -> None:
+    """Gemma stores weight - 1: bf16 cannot represent most sums."""
     stored = torch.tensor([2**-9, -(2**-7) + 2**-12, 0.3]).bfloat16()
     x = torch.full((2, 3), 2.0)
     for dtype in DTYPES:
@@ -152,8 +152,8 @@ def test_every_gate_is_that_of_the_reference(dtype: torch.dtype, gate: Gate) -> 
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
-def test_what_is_not_a_number_goes_through_every_gate(gate: Gate) -> None:
-    """From either half."""
+def test_nan_goes_through_every_gate(gate: Gate) -> None:
+    """The NaN may be in either half."""
     both = torch.ones(3, 8)
     both[1, 1] = both[2, 6] = torch.nan
     assert act_and_mul(both, gate).isnan().nonzero().tolist() == [[1, 1], [2, 2]]

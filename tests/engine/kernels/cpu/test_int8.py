@@ -1,4 +1,4 @@
-"""The CPU's int8 layers, against whole-number sums and the norm that they take in."""
+"""The CPU's int8 layers, against integer sums, with the fused norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def made(weight: Quantised, bias: Tensor | None = None, end: Epilogue = None) -> int8.Int8Linear:
-    """Return the kernel's layer, which there must be."""
+    """Return the kernel's layer, which must exist."""
     layer = int8.prepare(weight, bias, end)
     assert layer is not None
     return layer
@@ -44,7 +44,7 @@ def exact(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
 def test_it_is_the_product_of_whole_numbers(
     outputs: int, inputs: int, end: Epilogue, *, is_biased: bool
 ) -> None:
-    """Of any shape and number of rows, rounded once, behind the epilogue."""
+    """Any shape and number of rows works, with one rounding after the epilogue."""
     weight = quantise_int8(random(outputs, inputs, seed=0))
     bias = random(outputs, seed=1) if is_biased else None
     layer = made(weight, bias, end)
@@ -69,7 +69,7 @@ def test_the_largest_sums_do_not_wrap() -> None:
 
 
 def test_rows_are_quantised_by_their_largest_number() -> None:
-    """To 127 of it, to the nearest, whatever lies beside; zeros stay zeros."""
+    """The largest becomes 127, others are rounded to the nearest, and zeros stay zeros."""
     x = random(300, 33, seed=2) * torch.logspace(-20, 20, 300)[:, None].to(BF16)
     x[7] = 0
     rows = int8.quantise_rows(x)
@@ -82,7 +82,7 @@ def test_rows_are_quantised_by_their_largest_number() -> None:
 
 @pytest.mark.parametrize("is_sum", [True, False])
 def test_the_norm_before_it_quantises(*, is_sum: bool) -> None:
-    """As the norm alone and a pass behind it would, and the residual is what it was to be."""
+    """It matches the norm followed by a separate pass, and the residual is the same."""
     x, residual, weight = (random(40, 96, seed=seed) for seed in (3, 4, 5))
     norm, kept = weight[0].float(), residual.clone()
     rows = int8.add_rms_norm(x if is_sum else None, residual, norm, 1e-5)
@@ -110,8 +110,8 @@ def test_a_row_comes_to_the_same_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(value: float) -> None:
-    """And comes out there, from rows, from a norm, and from a weight."""
+def test_non_finite_numbers_stay_in_their_row(value: float) -> None:
+    """NaN and infinity appear there, whether from rows, from a norm, or from a weight."""
     weight = random(70, 40, seed=9)
     x = random(3, 40, seed=10)
     x[1, 3] = value
@@ -126,7 +126,7 @@ def test_what_is_not_finite_stays_in_its_row(value: float) -> None:
 
 
 def test_a_model_has_it_where_weights_are_int8() -> None:
-    """With a gate and without; what has no whole words is dequantised."""
+    """Layers have a gate or none; layers without whole words are dequantised."""
     linear = choose_linear(elementwise, torch.device("cpu"))
     weight, bias = quantise_int8(random(64, 32, seed=11)), random(64, seed=12)
     assert isinstance(linear.make(weight, bias), int8.Int8Linear)

@@ -34,7 +34,7 @@ def with_outliers(x: Tensor) -> Tensor:
 
 
 def test_a_rotation_is_a_product_with_hadamards_matrix() -> None:
-    """Of each neighbourhood; twice, it is what it was."""
+    """Each group of neighbours is rotated; a second rotation restores it."""
     x = random(3, WIDTH, seed=0)
     pair = np.array([[1, 1], [1, -1]])
     matrix = np.kron(np.eye(WIDTH // 64), reduce(np.kron, [pair] * 6) / 8)
@@ -66,7 +66,7 @@ def test_rows_are_rotated_and_rounded(rotation: int) -> None:
 
 @pytest.mark.parametrize("is_sum", [True, False])
 def test_the_norm_before_a_layer_rotates_and_rounds(*, is_sum: bool) -> None:
-    """As the norm and then a pass of its own."""
+    """It matches the norm followed by a separate pass."""
     x, residual, norm = random(40, WIDTH, seed=2), random(40, WIDTH, seed=3), random(WIDTH, seed=4)
     kept = residual.clone()
     rows = int8.add_rms_norm(x if is_sum else None, residual, norm, 1e-5, 64)
@@ -78,7 +78,7 @@ def test_the_norm_before_a_layer_rotates_and_rounds(*, is_sum: bool) -> None:
 
 
 def test_a_product_of_inputs_with_outliers_loses_less_where_both_are_rotated() -> None:
-    """By rounding a third as far from the exact product, or less."""
+    """The rounding error is at most a third as large."""
     weight, x = random(96, WIDTH, seed=5), with_outliers(random(50, WIDTH, seed=6))
 
     def distance(rotation: int) -> float:
@@ -91,7 +91,7 @@ def test_a_product_of_inputs_with_outliers_loses_less_where_both_are_rotated() -
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_has_such_a_scale(value: float) -> None:
-    """The rows beside it do not."""
+    """Other rows do not have one."""
     x = random(3, WIDTH, seed=7)
     x[1, 3] = value
     scales = int8.quantise_rows(x, 64).scales

@@ -1,4 +1,4 @@
-"""Where the machine code of kernels is kept, and what it was compiled with."""
+"""The location of kernels' machine code, and the flags that it was compiled with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = folder_digest(Path(jit_cache.__file__).parent)
 def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says; an image may bring some."""
+    """It is in the user's cache folder or in `NUMBA_CACHE_DIR`; images may bring prebuilt code."""
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "TIDEMILL_KERNELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -46,13 +46,13 @@ def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
 
 
 def test_this_very_process_uses_it() -> None:
-    """All kernels are kept there."""
+    """All kernels are cached there."""
     for kernel in kernels():
         assert Path(kernel.stats.cache_path).name == NAME
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
-    """A file stands where the folder should be: no cache, and no error."""
+    """With a file in place of the folder, there is neither a cache nor an error."""
     (tmp_path / "file").touch()
     code = (
         "import torch; from tidemill.engine.kernels.cpu import elementwise as blocks; "
@@ -88,14 +88,14 @@ def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path
 
 
 def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
-    """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
+    """NaN must be propagated, but a compiler with such an assumption may drop it."""
     for kernel in (*kernels(), *inlined()):
         assert isinstance(kernel.targetoptions["fastmath"], set)
         assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
 
 
 def kernels() -> list[numba.core.dispatcher.Dispatcher]:
-    """Return all kernels that are kept."""
+    """Return all kernels that are cached."""
     modules = (elementwise, qkv, linear, sampling, tile_plan, thread_pool, top_p, tiles)
     found = [kernel for module in modules for kernel in compiled(module) if not is_inlined(kernel)]
     assert {kernel.__module__ for kernel in found} == {module.__name__ for module in modules}
@@ -103,13 +103,13 @@ def kernels() -> list[numba.core.dispatcher.Dispatcher]:
 
 
 def inlined() -> list[numba.core.dispatcher.Dispatcher]:
-    """Return what becomes part of others."""
+    """Return the functions that are inlined into others."""
     found = [kernel for module in (scalars, tiles) for kernel in compiled(module)]
     return [kernel for kernel in found if is_inlined(kernel)]
 
 
 def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
-    """Return what a module gives to numba."""
+    """Return the functions that a module compiles with numba."""
     return [
         value
         for value in vars(module).values()
@@ -118,5 +118,5 @@ def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
 
 
 def is_inlined(kernel: numba.core.dispatcher.Dispatcher) -> bool:
-    """Say whether it has no machine code of its own."""
+    """Return whether it has no separate machine code."""
     return bool(kernel.targetoptions.get("inline") == "always")

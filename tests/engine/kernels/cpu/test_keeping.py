@@ -1,4 +1,4 @@
-"""Machine code in files: read wherever it lies, by processes that start at once, or made anew."""
+"""Machine code in files: read from any cache folder, by concurrent processes, or compiled again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tidemill.engine.kernels.cpu.elementwise import act_and_mul
 from tidemill.engine.kernels.elementwise import Gate
 
 def run(dtypes):
-    said = []
+    outputs = []
     for dtype in dtypes:
         x = torch.tensor([[1.0, 2.0]], dtype=getattr(torch, dtype))
-        said.append(f"{act_and_mul(x, Gate()).item():.7f}")
+        outputs.append(f"{act_and_mul(x, Gate()).item():.7f}")
     num_compiled = sum(one.data["dispatcher"].py_func.__module__.startswith("tidemill")
                        and one.is_start for _, one in recorded.buffer)
-    os.write(1, f"{','.join(said)} {num_compiled}\\n".encode())
+    os.write(1, f"{','.join(outputs)} {num_compiled}\\n".encode())
 
 for at_once in sys.argv[1:]:
     children = []
@@ -58,7 +58,7 @@ def double(x: Any) -> Any:
 
 
 def kernel(*folders: Path) -> Any:
-    """Return the same function as a kernel that is compiled anew, unless a folder has it."""
+    """Return the same function as a kernel that is compiled again, unless a folder has it."""
     made = numba.njit(double)
     made._cache = JitCache(double, folders)
     return made
@@ -69,16 +69,16 @@ def misses(kernel: Any) -> int:
     return sum(kernel.stats.cache_misses.values())
 
 
-def test_what_was_compiled_is_read_by_the_next(tmp_path: Path) -> None:
-    """Each signature has a file of its own."""
+def test_compiled_code_is_read_by_the_next_process(tmp_path: Path) -> None:
+    """Each signature has a separate file."""
     first, second = kernel(tmp_path), kernel(tmp_path)
     assert (first(2), first(2.5), misses(first)) == (4, 5.0, 2)
     assert (second(2), second(2.5), misses(second)) == (4, 5.0, 0)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_another_folder_brings_is_read_there(tmp_path: Path) -> None:
-    """As an image does; nothing is written for it, to a folder that may not even be one."""
+def test_prebuilt_code_is_read_from_its_folder(tmp_path: Path) -> None:
+    """An image does this; nothing is written to that folder, which may not even exist."""
     assert kernel(tmp_path / "brought")(2) == 4
     (tmp_path / "file").touch()
     for own in (tmp_path / "own", tmp_path / "file"):
@@ -98,10 +98,10 @@ def test_a_file_that_is_not_whole_is_none(tmp_path: Path, spoil: Callable[[bytes
     assert (after(2), misses(after)) == (4, 0)
 
 
-def test_another_version_or_processor_has_files_of_its_own(
+def test_another_version_or_processor_has_separate_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it finds of others' is not for it, and stays."""
+    """Files of others are not used, and stay."""
     kernel(tmp_path)(2)
     monkeypatch.setattr(jit_cache, "VERSIONS", "others")
     other = kernel(tmp_path)
@@ -113,10 +113,8 @@ def test_another_version_or_processor_has_files_of_its_own(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_it_is_told_once_that_something_is_compiled(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And not where all is found."""
+def test_compilation_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is logged if all of it is found."""
     caplog.set_level(logging.INFO, "tidemill.engine.kernels")
     jit_cache._log_once.cache_clear()
     first = kernel(tmp_path)
@@ -132,7 +130,7 @@ def test_it_is_told_once_that_something_is_compiled(
 
 
 @pytest.mark.long
-def test_processes_that_start_at_once_leave_what_the_next_one_can_use(tmp_path: Path) -> None:
+def test_concurrent_processes_leave_usable_code_for_the_next_one(tmp_path: Path) -> None:
     """One for each dtype and one for both, at kernels that they share; then none compiles."""
     both = ",".join(PRINTED)
     ran = subprocess.run(
@@ -143,9 +141,9 @@ def test_processes_that_start_at_once_leave_what_the_next_one_can_use(tmp_path: 
         check=True,
     )
     *at_once, after = ran.stdout.splitlines()
-    said = [line.split()[0] for line in at_once]
-    assert sorted(said) == sorted([*PRINTED.values(), ",".join(PRINTED.values())])
+    outputs = [line.split()[0] for line in at_once]
+    assert sorted(outputs) == sorted([*PRINTED.values(), ",".join(PRINTED.values())])
     assert all(int(line.split()[1]) > 0 for line in at_once)
     assert after == f"{','.join(PRINTED.values())} 0"
     [folder] = tmp_path.iterdir()
-    assert all("-" in path.name for path in folder.iterdir())  # nothing half done lies about
+    assert all("-" in path.name for path in folder.iterdir())  # no unfinished files are left

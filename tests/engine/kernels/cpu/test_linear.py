@@ -17,7 +17,7 @@ from tidemill.engine.kernels.elementwise import Activation, Gate
 from tidemill.engine.kernels.linear import Epilogue
 
 GATES = [Gate(), Gate("gelu_tanh"), Gate("gelu"), Gate(alpha=1.702, limit=1.5, beta=1.0)]
-# Outputs and inputs: of one panel, of less, of some and a bit, of more than a block's rows read.
+# Outputs and inputs: one panel, less, several and a part, and more than a block's rows read.
 SHAPES = [(WIDTH, 64), (1, 2), (3, 66), (WIDTH + 1, 40), (1000, 512), (2 * WIDTH, 6000)]
 
 
@@ -27,14 +27,14 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: Epilogue = None) -> PackedLinear:
-    """Return the kernel's product, which there must be."""
+    """Return the kernel's product, which must exist."""
     product = linear.prepare(weight, bias, gate)
     assert product is not None
     return product
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, inputs: int) -> None:
-    """Hold a result to what is exact: one rounding of it, and those of so many sums."""
+    """Compare a result with the exact one, up to its rounding and that of its sums."""
     tolerance = 1e-5 if got.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=1e-5 * inputs**0.5)
 
@@ -64,7 +64,7 @@ def test_it_is_the_product_for_any_shape_and_number_of_rows(
 def test_a_tied_head_and_its_embedding_share_one_memory(
     dtype: torch.dtype, *, has_own_head: bool
 ) -> None:
-    """What was read of the files is given back: the embedding's rows come out of the panels."""
+    """The stored embedding is freed: its rows are read from the panels."""
     factory = choose_linear(reference, torch.device("cpu"))
     weight = random(100, 64, seed=0, dtype=dtype)
     expected, kept = weight[:7].clone(), ref(weight)
@@ -122,10 +122,10 @@ def test_a_row_comes_to_the_same_alone_and_in_company(dtype: torch.dtype, gate: 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("gate", [None, *GATES, "gelu"], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_in_its_row(
+def test_non_finite_numbers_stay_in_their_row(
     dtype: torch.dtype, gate: Epilogue, value: float
 ) -> None:
-    """And comes out there: such a row becomes an error, and no other does."""
+    """NaN and infinity appear there: such a row becomes an error, and no other does."""
     # Inputs of which a pair of bf16 ends a row: the next row's must not be read with it.
     product = made(random(70, 38, seed=6, dtype=dtype), None, gate)
     x = random(3, 38, seed=7, dtype=dtype)
@@ -136,15 +136,15 @@ def test_what_is_not_finite_stays_in_its_row(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_may_lie_apart(dtype: torch.dtype) -> None:
+def test_rows_may_have_a_stride(dtype: torch.dtype) -> None:
     """A slice of a wider tensor is as good as a copy of it."""
     product = made(random(40, 24, seed=8, dtype=dtype), None)
     x = random(9, 64, seed=9, dtype=dtype)[:, 16:40]
     assert torch.equal(product(x), product(x.clone()))
 
 
-def test_what_has_no_whole_words_is_left_to_others() -> None:
-    """An odd number of bf16 ends within a word, half numbers are no words at all."""
+def test_weights_without_whole_words_are_left_to_other_kernels() -> None:
+    """An odd number of bf16 ends within a word, and fp16 numbers have no words."""
     assert linear.prepare(torch.zeros(8, 7, dtype=torch.bfloat16), None, None) is None
     assert linear.prepare(torch.zeros(8, 8, dtype=torch.float16), None, None) is None
     assert linear.prepare(torch.zeros(8, 0), None, None) is None
@@ -160,7 +160,7 @@ def test_where_tiles_are_instructions_bfloat16_is_left_to_onednn(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_of_a_weight_is_kept(dtype: torch.dtype) -> None:
-    """Else a model would lie in memory twice."""
+    """Otherwise a model would be in memory twice."""
     weight = random(40, 24, seed=10, dtype=dtype)
     x = random(2, 24, seed=11, dtype=dtype)
     product = made(weight, None)

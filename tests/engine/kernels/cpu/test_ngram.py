@@ -19,7 +19,7 @@ SLOT = np.zeros(1, np.int64)
 
 
 def drafts(known: list[int], count: int, finished: FinishedRows | None = None) -> list[int]:
-    """Return what is drafted behind some tokens."""
+    """Return the draft after some tokens."""
     tokens = np.zeros((1, len(known) + count), np.int32)
     tokens[0, : len(known)] = known
     rows, ends = finished or FinishedRows(64), np.array([len(known)])
@@ -42,13 +42,13 @@ def drafts(known: list[int], count: int, finished: FinishedRows | None = None) -
         ([1], []),
     ],
 )
-def test_what_followed_the_longest_match_is_drafted(known: list[int], expected: list[int]) -> None:
-    """Of the sequence itself."""
+def test_tokens_after_the_longest_match_are_drafted(known: list[int], expected: list[int]) -> None:
+    """The match is in the sequence itself."""
     assert drafts(known, 3) == expected
 
 
 def test_finished_rows_are_looked_up_too() -> None:
-    """To their ends; a longer match stands above a shorter one in the sequence."""
+    """Rows are searched to their ends; a longer match precedes a shorter one in the sequence."""
     rows = FinishedRows(64)
     rows.add(np.array([1, 2, 3, 4, 5, 6], np.int32))
     assert drafts([9, 1, 2, 3, 4], 5, rows) == [5, 6]
@@ -73,7 +73,7 @@ def test_finished_rows_have_bounds() -> None:
     st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=5),
 )
 def test_a_match_is_one(known: list[int], finished: list[list[int]]) -> None:
-    """As long as it says; within a sequence none is longer."""
+    """It has the reported length; within a sequence none is longer."""
     rows = FinishedRows(128)
     for row in finished:
         rows.add(np.array(row, np.int32))

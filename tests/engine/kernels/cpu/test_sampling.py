@@ -1,4 +1,4 @@
-"""The CPU's choice of tokens beside the reference: rows of every shape under every rule."""
+"""The CPU's sampling compared with the reference: rows of every shape under every rule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS = ["spread", "flat", "peaked", "tied", "equal", "banned"]
 
 
 def check_same(logits: Tensor, metadata: list[Rule], draws: np.ndarray) -> None:
-    """Both choose alike, but for a draw that rounding puts on one side of a token or another."""
+    """Assert the same choices, except for a draw that rounding puts on either side of a token."""
     rows = joined(metadata, draws)
     got, expected = of_cpu.sample(logits, rows), reference.sample(logits, rows)
     assert got.is_broken.tolist() == expected.is_broken.tolist()
@@ -74,7 +74,7 @@ def check_same(logits: Tensor, metadata: list[Rule], draws: np.ndarray) -> None:
 def test_rows_are_chosen_for_as_by_the_reference(
     vocabulary: int, metadata: list[Rule], seed: int, kind: str, dtype: torch.dtype
 ) -> None:
-    """Every parameter with every other, every kind of row."""
+    """Every parameter is combined with every other, for every kind of row."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([row_of(kind, vocabulary, generator) for _ in metadata]).to(dtype)
     before = logits.clone()

@@ -1,4 +1,4 @@
-"""SIMD building blocks compute the same where the processor has no instruction for them."""
+"""SIMD building blocks compute the same without the processor's instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' threads: every item once, whoever calls, and nobody waits for a sleeper."""
+"""The kernels' thread pool: every item runs once, for any caller, without waiting for sleepers."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def _meet_all(words: Any, met: Any) -> None:
 
 
 def test_callers_at_once_do_not_disturb_each_other(words: thread_pool.Pool) -> None:
-    """Who finds the team at work does all of its own alone."""
+    """A caller that finds the pool busy runs all of its items alone."""
     results = [np.zeros(100, np.int64) for _ in range(4)]
 
     def call(counts: Any) -> None:
@@ -83,7 +83,7 @@ def test_callers_at_once_do_not_disturb_each_other(words: thread_pool.Pool) -> N
     assert words[BUSY] == 0
 
 
-def test_a_team_whose_others_are_gone_works_on() -> None:
+def test_a_thread_pool_works_after_its_threads_are_gone() -> None:
     """A child of `fork` has the words and no threads: the caller does everything, and returns."""
     alone = np.zeros(thread_pool.NUM_WORDS, np.int64)
     counts = np.zeros(10, np.int64)
@@ -102,7 +102,7 @@ def test_there_is_one_team_and_it_stays_as_large_as_it_was(
     assert thread_pool._start_pool(3)[thread_pool.SIZE] == 4
 
 
-def test_kernels_bring_no_openmp_of_their_own() -> None:
+def test_kernels_do_not_load_a_second_openmp() -> None:
     """A process that ran them has torch's OpenMP only: two spin against each other."""
     code = """
 import torch

@@ -1,4 +1,4 @@
-"""Where decodes share pages: read once for all, and each row the same to the last bit."""
+"""Decodes that share pages: these are read once for all, and each row is bit-identical."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.engine.kernels.cpu.tiles import ENDS, FIRST, LAST, PAGES, RESUMES,
 from tidemill.engine.kernels.step import Step
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)
-# A tree: of these, what begins like sequence 0, and how far.
+# A tree: the sequences that begin like sequence 0, and the lengths that they share.
 LENGTHS = [700, 650, 700, 641, 641, 330, 300, 320, 70, 300, 5]
 BEGINNINGS = [0, 640, 640, 640, 640, 320, 256, 256, 64, 0, 0]
 # What each layer keeps of a row has no part in these tests but its shape.
@@ -26,7 +26,7 @@ KEPT = (2, 3, 18)
 
 
 def paged(shape: AttentionShape, dtype: torch.dtype, *, is_shared: bool) -> Paged:
-    """Return the tree, in pages of which some are shared or all are each sequence's own."""
+    """Return the tree, with some pages shared or with all pages private."""
     sequences = Sequences.random(shape, LENGTHS, dtype, BEGINNINGS)
     pages = scattered(sequences, PAGE_SIZE)
     if not is_shared:
@@ -53,7 +53,7 @@ def decodes_of(tree: Paged) -> Step:
 def met_blocks(step: Step, layout: TilePlan) -> tuple[list[list[int]], int]:
     """Return the last page of each block that each row meets, and how many blocks are read.
 
-    Asserts that rows go on where they were, and end once.
+    It asserts that rows continue where they were, and end once.
     """
     pages, starts = step.pages.tolist(), step.page_starts.tolist()
     met: list[list[int]] = [[] for _ in range(step.num_tokens)]
@@ -90,8 +90,8 @@ def test_every_row_meets_its_own_blocks_in_order() -> None:
     assert num_read < sum(-(-length // BLOCK) for length in LENGTHS)
 
 
-def test_what_is_shared_is_read_once_for_as_many_rows_as_a_tile_has() -> None:
-    """By forty sequences of one beginning: three times ten blocks, and a block of each its own."""
+def test_shared_blocks_are_read_once_per_tile() -> None:
+    """Forty sequences share a prefix: three tiles read ten blocks, and each reads its own block."""
     lengths, beginnings = [650] * 40, [0] + [640] * 39
     sequences = Sequences.random(GROUPED, lengths, torch.float32, beginnings)
     backend = CpuAttention([GROUPED], num_pages(sequences, PAGE_SIZE), torch.float32, CPU)
@@ -110,8 +110,8 @@ def test_nothing_is_kept_where_nothing_is_shared() -> None:
     assert len(layout.kept) == 0
 
 
-def test_few_reads_are_not_worth_a_phase_of_their_own() -> None:
-    """Two sequences of 600 tokens in common lie in the cache: each reads them for itself."""
+def test_few_reads_do_not_justify_a_separate_phase() -> None:
+    """Two sequences share 600 tokens, which are in the cache: each reads them separately."""
     sequences = Sequences.random(GROUPED, [650] * 2, torch.float32, [0, 640])
     backend = CpuAttention([GROUPED], num_pages(sequences, PAGE_SIZE), torch.float32, CPU)
     step = decodes_of(Paged(backend, sequences, scattered(sequences, PAGE_SIZE)))
@@ -120,7 +120,7 @@ def test_few_reads_are_not_worth_a_phase_of_their_own() -> None:
     assert met_blocks(step, layout)[1] == 2 * 11
 
 
-def test_few_tokens_are_not_worth_a_tile_of_their_own() -> None:
+def test_few_tokens_do_not_justify_a_separate_tile() -> None:
     """A system prompt of one block is read by each sequence for itself."""
     sequences = Sequences.random(GROUPED, [100] * 9, torch.float32, [0] + [64] * 8)
     backend = CpuAttention([GROUPED], num_pages(sequences, PAGE_SIZE), torch.float32, CPU)

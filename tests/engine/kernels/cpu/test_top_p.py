@@ -1,4 +1,4 @@
-"""Where a row is cut, against a sort."""
+"""The cut of a row, compared with a sort."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_count_is_reached_where_a_sort_has_it(kind: str, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mass_is_reached_where_a_sort_has_it(kind: str, size: int) -> None:
-    """Goals lie in the middle of a token, where rounding decides nothing."""
+    """Goals are in the middle of a token, where rounding does not matter."""
     logits = KINDS[kind](np.random.default_rng(1), size)
     x = np.exp(logits - logits.max()).astype(np.float32)
     sorted_x = np.sort(x)[::-1]

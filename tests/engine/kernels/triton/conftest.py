@@ -1,4 +1,4 @@
-"""What all tests of the GPU's kernels have: numbers that are others in every run."""
+"""Fixtures of all tests of GPU kernels: random numbers that differ in every run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def fresh_numbers() -> Iterator[None]:
-    """Draw others in every run, which KERNEL_SEED repeats; what nobody wrote is no number."""
+    """Draw new numbers in every run, which KERNEL_SEED repeats; unwritten memory is NaN."""
     seed = int(os.environ.get("KERNEL_SEED") or torch.seed() % 2**32)
     sys.stderr.write(f"KERNEL_SEED={seed}\n")
     torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""`python -m tests.engine.kernels.triton.launched`: a kernel launched by a driver of nothing.
+"""`python -m tests.engine.kernels.triton.launched`: launches a kernel with a stub of the driver.
 
-As in a container: whoever starts it names the library that stands for the driver's, hides every
-compiler, and looks at what was written. What the driver was asked for goes to standard output.
+The environment is like a container: the caller names the library that replaces the driver's, hides
+every compiler, and reads the written files. The driver's calls go to standard output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    # All that is asked of torch for a card.
+    # The functions of torch that a card needs.
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *_: (9, 0)

@@ -16,14 +16,14 @@ from triton.runtime.errors import InterpreterError
 
 
 class Mutation(NamedTuple):
-    """A piece of a module's source, which stands there once, and what is put in its place."""
+    """A piece of a module's source, which occurs there once, and its replacement."""
 
     right: str
     wrong: str
 
 
 def mutated(module: ModuleType, mutation: Mutation, folder: Path) -> ModuleType:
-    """Return the module with the mistake, as a new one; it lies in a folder, as Triton reads it."""
+    """Return the module with the mistake, as a new one in a folder, where Triton can read it."""
     assert module.__file__
     source = Path(module.__file__).read_text()
     assert source.count(mutation.right) == 1, mutation.right
@@ -50,17 +50,17 @@ def each_of(mistakes: Mapping[Any, Sequence[Mutation]]) -> list[ParameterSet]:
 def assert_found(
     check: Callable[[ModuleType], None], module: ModuleType, mutation: Mutation, folder: Path
 ) -> None:
-    """Hold that a check passes the module as it is, and not with the mistake.
+    """Assert that a check passes for the module as it is, and fails with the mistake.
 
-    With none may a kernel write beyond its tensors: interpreted, it writes to the process' memory.
+    No kernel may write beyond its tensors: interpreted, it writes to the process' memory.
     """
     _passes(check, module)
-    # What lies beyond a tensor may be too large to multiply, of which numpy warns.
+    # Memory after a tensor may contain numbers that overflow, about which numpy warns.
     with pytest.raises((AssertionError, InterpreterError)):
         check(mutated(module, mutation, folder))
 
 
 @cache
 def _passes(check: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Make the check, once for all mistakes."""
+    """Run the check once for all mistakes."""
     check(module)

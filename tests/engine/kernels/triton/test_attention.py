@@ -48,7 +48,7 @@ SHAPES = {
 
 
 class StoresAtOnce(TritonAttention):
-    """Stored by torch: a program for each token takes long to interpret."""
+    """Backend that stores with torch: interpreting a program per token is slow."""
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `AttentionBackend.store`."""
@@ -78,7 +78,7 @@ def check(
     beginnings: Sequence[int] = (),
     wholes: tuple[tuple[int, int], ...] = (),
 ) -> None:
-    """Hold steps, whose decodes come first, to plain attention; what no step computes is stored."""
+    """Compare steps with plain attention; tokens that no step computes are stored."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")  # noqa: T201 - shown where it fails
     sequences = Sequences.random(shape, lengths, dtype, beginnings, seed)
@@ -103,7 +103,7 @@ def own(over: Paged, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
 
 
 def store_before(over: Paged, backend: StoresAtOnce, pieces: Sequence[Piece]) -> None:
-    """Store what lies before some pieces, whose sequences nobody computes."""
+    """Store the contexts of some pieces, whose sequences are not computed."""
     earlier = [(index, 0, start) for index, start, _ in pieces if start]
     if not earlier:
         return
@@ -129,54 +129,54 @@ def test_steps_give_plain_attention(kind: str) -> None:
 def test_shapes_whose_tiles_do_not_fit_are_left_to_the_reference(
     group: int, width: int, *, fits: bool
 ) -> None:
-    """By the heads of a key head, by their width, and by both."""
+    """They have too many query heads per key head, too wide heads, or both."""
     shape = AttentionShape(2 * group, 2, width, 64, 1.0)
     assert TritonAttention.supports([SHAPE, shape], torch.bfloat16) == fits
 
 
 @pytest.mark.parametrize("kind", ["everything", "three of odd widths", "sinks"])
-def test_in_fp16_it_is_plain_attention_but_for_rounding(kind: str) -> None:
-    """What is summed is fp32; tiles are those of cards that round no more."""
+def test_in_fp16_it_is_plain_attention_up_to_rounding(kind: str) -> None:
+    """Sums are in fp32; tiles are those of cards that round equally."""
     check(SHAPES[kind], [[(1, 64, 65), (0, 30, 63)]], [63, 65], dtype=torch.float16)
 
 
 @pytest.mark.parametrize("kind", ["a head each", "window", "softcap", "sinks"])
 def test_long_contexts_are_cut_and_joined(kind: str) -> None:
-    """A decode's and a chunk's; beside short ones."""
+    """The contexts are a decode's and a chunk's, next to short ones."""
     check(SHAPES[kind], [[(0, 900, 901), (2, 12, 13), (1, 620, 640)]], [901, 640, 13])
 
 
 @pytest.mark.parametrize("kind", ["sixteen to a key head", "sinks", "softcap", "window"])
-def test_what_decodes_share_is_met_together(kind: str) -> None:
-    """All of it by some, less by others, nothing by one; a window ends it."""
+def test_shared_prefixes_of_decodes_are_read_once(kind: str) -> None:
+    """Some sequences share all of it, others less, one nothing; a window ends it."""
     steps = [[(0, 330, 331), (1, 330, 331), (2, 95, 96), (3, 40, 41), (4, 340, 341)]]
     lengths, beginnings = [331, 331, 96, 41, 341], [0, 320, 80, 0, 320]
     check(SHAPES[kind], steps, lengths, beginnings=beginnings)
 
 
 def test_tokens_of_an_image_see_on_to_its_end() -> None:
-    """In chunks that end where it does; a window still ends what lies before."""
+    """Chunks end where the image does; a window still limits earlier tokens."""
     steps = [[(1, 0, 1), (0, 0, 20)], [(1, 1, 2), (0, 20, 45)]]
     for kind in ("a head each", "window"):
         check(SHAPES[kind], steps, [45, 2], wholes=((3, 20), (30, 41)))
 
 
 @pytest.mark.parametrize("kind", ["sinks", "window"])
-def test_who_looks_both_ways_sees_the_whole_sequence(kind: str) -> None:
-    """Of several lengths, to the ends of pages and beyond."""
+def test_bidirectional_tokens_see_the_whole_sequence(kind: str) -> None:
+    """Sequences have several lengths, up to the ends of pages and beyond."""
     shape = replace(SHAPES[kind], is_causal=False)
     check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 50)]], [1, 16, 50])
 
 
 def test_a_position_bias_is_added_to_scores_by_distance() -> None:
-    """Also in blocks without masks, and behind a softcap."""
+    """It is added in blocks without masks, too, and after a softcap."""
     for kind in ("a head each", "everything"):
         shape = biased(replace(SHAPES[kind], is_causal=False), 90)
         check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 90)]], [1, 16, 90])
 
 
 def test_a_thousand_pages_that_all_share_are_met_once() -> None:
-    """By one tile a piece of them, whatever of their own comes then."""
+    """Each part of them is read by one tile, whatever private pages follow."""
     length, count = 1000 * StoresAtOnce.page_size + 3, 3
     shape = AttentionShape(2, 1, 8, 8, 0.3)
     sequences = Sequences.random(shape, [length] * count, beginnings=[length - 3] * count)
@@ -193,7 +193,7 @@ def test_a_thousand_pages_that_all_share_are_met_once() -> None:
         torch.testing.assert_close(out[0].double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
+def test_a_captured_step_serves_any_step_of_its_size() -> None:
     """Its lists stay in one place; more programs than there are tiles leave at once.
 
     Tokens of no span, which fill a step up, come to nothing.
@@ -238,10 +238,10 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
     ],
     ids=str,
 )
-def test_a_captured_step_launches_what_its_kind_needs(
+def test_a_captured_step_launches_the_kernels_of_its_kind(
     pieces: list[Piece], monkeypatch: pytest.MonkeyPatch, *, has_wide: bool, has_joins: bool
 ) -> None:
-    """As many programs as any step of the kind; padding makes none that needs wide tiles."""
+    """There are as many programs as for any step of the kind; padding needs no wide tiles."""
     most = {}
     monkeypatch.setattr(
         attention,
@@ -262,7 +262,7 @@ def test_a_captured_step_launches_what_its_kind_needs(
 
 
 def check_module(module: ModuleType) -> None:
-    """Hold a step to plain attention, by what a module has in place of the engine's."""
+    """Compare a step with plain attention, with a module in place of the engine's."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("attend_tiles", "combine"):
             patch.setattr(attention, name, getattr(module, name, getattr(attention, name)))
@@ -271,12 +271,12 @@ def check_module(module: ModuleType) -> None:
         try:
             check(shape, steps, [521, 36, 65])
             check(replace(shape, window=100), [[(0, 200, 206)]], [206])
-        except InterpreterError as exc:  # numbers that nobody wrote may be too large
+        except InterpreterError as exc:  # unwritten numbers may be too large
             raise AssertionError from exc
 
 
 def check_eight_bits(module: ModuleType) -> None:
-    """Hold every number of eight bits to what torch takes it for, as values that one token sees."""
+    """Compare every eight-bit number with torch's conversion, as values that one token sees."""
     shape = AttentionShape(1, 1, 16, 256, 1.0)
     sequences = Sequences.random(shape, [1])
     bits = torch.arange(256, dtype=torch.uint8)
@@ -292,13 +292,13 @@ def check_eight_bits(module: ModuleType) -> None:
     torch.testing.assert_close(out, numbers, atol=0, rtol=0, equal_nan=True)
 
 
-def test_numbers_of_eight_bits_are_what_torch_takes_them_for() -> None:
-    """All 256 of them: small ones, the largest, and what is no number."""
+def test_eight_bit_numbers_are_converted_as_in_torch() -> None:
+    """All 256 are tested: small ones, the largest, and NaN."""
     check_eight_bits(flash)
 
 
 def check_widening(module: ModuleType) -> None:
-    """Make the check with the conversion of a module."""
+    """Run the check with the conversion of a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "halves_of_e4m3", module.halves_of_e4m3)
         check_eight_bits(flash)

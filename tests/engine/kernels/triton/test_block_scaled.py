@@ -1,4 +1,4 @@
-"""Torch's products of fp8 in blocks: what they are called with, and what comes of a refusal."""
+"""Torch's products of fp8 in blocks: their arguments, and the fallback after a refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTPUTS, INPUTS = 2 * BLOCK, 5 * BLOCK
 
 @pytest.fixture(name="weight")
 def fixture_weight(monkeypatch: pytest.MonkeyPatch) -> Quantised:
-    """Return a weight in blocks, on a device that torch has products for."""
+    """Return a weight in blocks, on a device with torch's products."""
     monkeypatch.setattr(block_scaled, "ARCHITECTURES", {"interpreter"})
     monkeypatch.setattr(block_scaled, "MANY_ROWS", 20)
     block_scaled._log.cache_clear()
@@ -38,7 +38,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
     block_recipe: Any,
     output_dtype: torch.dtype,
 ) -> Tensor:
-    """Return what cuBLAS would read, once torch's own checks for CUDA let it through."""
+    """Return the data that cuBLAS would read, after torch's own checks for CUDA."""
     on_meta = [tensor.to("meta") for tensor in (x, weight, of_rows, of_blocks)]
     given = dict(zip(("mat_a", "mat_b", "scale_a", "scale_b"), on_meta, strict=True))
     recipes = {"scale_recipe_a": recipe, "scale_recipe_b": block_recipe}
@@ -48,7 +48,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
     assert len(x) % 16 == 0
     blocks = range(0, x.shape[1], BLOCK)
     total = torch.zeros(len(x), weight.shape[1], dtype=torch.float64)
-    flat = of_blocks.T.flatten()  # as it lies
+    flat = of_blocks.T.flatten()  # as it is stored
     for index, first in enumerate(blocks):
         own = slice(first, first + BLOCK)
         at = torch.arange(weight.shape[1] // BLOCK) * (-(-len(blocks) // 4) * 4) + index
@@ -60,7 +60,7 @@ def as_cublas(  # noqa: PLR0917 - as scaled_mm takes them
 def test_many_rows_are_torchs_and_few_are_our_tiles(
     weight: Quantised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With scales as cuBLAS lays them out, whatever the number of rows; biased by us."""
+    """Scales have cuBLAS's layout for any number of rows; we add the bias."""
     monkeypatch.setattr(torch._meta_registrations, "device_hint", lambda _: "cuda")
     counts = []
 
@@ -81,7 +81,7 @@ def test_many_rows_are_torchs_and_few_are_our_tiles(
 
 
 @pytest.mark.parametrize("way", ["raises", "differs", "NaN"])
-def test_what_torch_refuses_or_gets_wrong_is_our_tiles(
+def test_products_that_torch_refuses_or_gets_wrong_use_our_tiles(
     way: str, weight: Quantised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A torch of an older CUDA, or scales that are read otherwise; it is logged once."""
@@ -97,10 +97,10 @@ def test_what_torch_refuses_or_gets_wrong_is_our_tiles(
     assert len(caplog.records) == 1
 
 
-def test_torch_is_not_asked_for_what_it_cannot_have(
+def test_torch_is_not_used_for_unsupported_products(
     weight: Quantised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sides that are no whole blocks, rows that differ, or another card."""
+    """Widths are not whole blocks, rows differ, or the card is another one."""
     monkeypatch.setattr(block_scaled, "scaled_mm", None)
     odd = weight.submatrix(range(200), range(INPUTS))
     assert odd is not None

@@ -1,4 +1,4 @@
-"""Captured steps over the GPU's attention: a graph that was made of one step serves any other."""
+"""Captured steps over the GPU's attention: a graph of one step serves any other."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tidemill.engine.state import rows
     with_long([("Gemma2Config", 2)], [("Qwen3Config", 1), ("DeepseekV3Config", 1)]),
 )
 def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layers: int) -> None:
-    """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16.
+    """Prompts, decodes over one page and two, and sequences that end run by graphs of 8 and 16.
 
-    Of one group of layers, or of two, each with page lists of its own; and over latents.
+    There are one group of layers, two groups with separate page lists, and latents.
     """
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     description, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
@@ -75,14 +75,14 @@ def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layer
 
 
 class CapturesOnRows(CapturesByCallingAgain):
-    """A capture leaves rows of recurrent state as they were: on a device nothing runs in it."""
+    """Capture that restores rows of recurrent state, because on a device nothing runs in it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[torch.Tensor] = []
 
     def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Again, torch.Tensor]:
-        """Capture, and bring the rows back."""
+        """Capture, and restore the rows."""
         before = [row.clone() for row in self.rows]
         graph, result = super().__call__(compute)
         for row, kept in zip(self.rows, before, strict=True):

@@ -1,4 +1,4 @@
-"""All kernels compile for the cards that are served, where none of them is, and spill nothing."""
+"""All kernels compile for the supported cards, without such a card, and spill nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ knobs.runtime.jit_cache_hook = is_met
 
 
 def python(folder: Path, *words: str) -> str:
-    """Run Python in a process of its own, where nothing is interpreted; return what it says."""
+    """Run Python in a separate process, where nothing is interpreted; return its output."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     ran = subprocess.run(
         [sys.executable, *words],
@@ -44,7 +44,7 @@ def python(folder: Path, *words: str) -> str:
 
 
 def test_every_kernel_compiles(tmp_path: Path) -> None:
-    """For Hopper, in one form of each; those that are hot compile for Ampere below."""
+    """Each compiles for Hopper in one form; the test below compiles hot ones for Ampere."""
     python(tmp_path, "-c", ONCE + COMPILE, "90", "bfloat16")
     sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
     launched = set(re.findall(r"\blaunch\(\s*(?:\*\()?(_\w+)", sources))
@@ -54,16 +54,16 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["80", "89", "90"])
 def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
-    """In the dtypes that models are served in."""
+    """The dtypes are those of served models."""
     python(tmp_path, "-c", COMPILE, arch, "bfloat16", "float16")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["80", "86", "89", "90"])
-def test_what_is_hot_spills_nothing_and_is_told_as_it_is(
+def test_hot_kernels_spill_nothing_and_are_reported_correctly(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
-    """In docs/explanation/kernels.md: the kernels and constants of hot models, and which choice.
+    """docs/explanation/kernels.md contains the kernels, constants and choices of hot models.
 
     Triton keeps what it compiled by a digest of all that it compiled it from and with: a kernel is
     compiled when something of that has changed.

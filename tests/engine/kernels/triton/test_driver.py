@@ -1,4 +1,4 @@
-"""Kernels are launched without a compiler by what was compiled before; else it is said why not."""
+"""Kernels are launched without a compiler if they were compiled before; else there is an error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ compile_module()
 with compile_only(90):
     launched.run()
 """
-# Numbers that it is asked for are large enough, and pointers are not null.
+# Returned numbers are large enough, and pointers are not null.
 BODY = "extern int puts(const char *); puts(__func__); if (out) *(int *)out = 1 << 20; return 0;"
 
 
 def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with an environment and nothing else of this one's."""
+    """Run Python with only the given environment."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
@@ -38,8 +38,8 @@ def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
     )
 
 
-def test_without_a_compiler_a_kernel_is_launched_by_what_was_brought(tmp_path: Path) -> None:
-    """As in the image: nothing is compiled or written, and the driver is asked to launch."""
+def test_without_a_compiler_a_kernel_is_launched_with_the_prebuilt_launcher(tmp_path: Path) -> None:
+    """The image works this way: nothing is compiled or written, and the driver gets the launch."""
     brought, own, library = (tmp_path / name for name in ("brought", "own", "library"))
     built = python(
         {"PATH": os.environ["PATH"], "TRITON_CACHE_DIR": str(brought / "triton")}, "-c", BUILD
@@ -65,14 +65,14 @@ def test_without_a_compiler_a_kernel_is_launched_by_what_was_brought(tmp_path: P
 
 
 class Broken:
-    """Triton's drivers, where none can be made."""
+    """Stub of Triton's drivers that cannot be created."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
     @property
     def active(self) -> None:
-        """Fail."""
+        """Raise the error."""
         raise self._error
 
 
@@ -84,8 +84,10 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("said", REASONS)
-def test_why_kernels_cannot_be_launched_is_said(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In words that say what helps."""
-    monkeypatch.setattr(tested, "driver", Broken(REASONS[said]))
-    assert said in (launch_problem() or "")
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_reason_why_kernels_cannot_be_launched_is_reported(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message contains a remedy."""
+    monkeypatch.setattr(tested, "driver", Broken(REASONS[reason]))
+    assert reason in (launch_problem() or "")

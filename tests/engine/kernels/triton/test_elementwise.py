@@ -28,13 +28,13 @@ GATES = [
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """Hold a kernel's numbers to exact ones, but for one rounding to its dtype."""
+    """Compare a kernel's numbers with exact ones, up to one rounding to its dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
 
 
 def check_norms(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each norm to torch's, for rows that end within a block and at its end."""
+    """Compare each norm with torch's, for rows that end within a block and at its end."""
     for width in WIDTHS:
         x = torch.randn(3, width).to(dtype)
         weight, bias = torch.randn(width), torch.randn(width).to(dtype)
@@ -45,7 +45,7 @@ def check_norms(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def check_sums(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each norm of a sum to the norm of what the residual has become."""
+    """Compare each norm of a sum with the norm of the updated residual."""
     for width in WIDTHS:
         x, residual = torch.randn(2, 3, width).to(dtype)
         weight, bias = torch.randn(2, width).to(dtype)
@@ -62,7 +62,7 @@ def check_sums(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def check_gates(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold each gate to torch's, for columns that fill no block, one, and more."""
+    """Compare each gate with torch's, for columns that fill no block, one, and more."""
     for width in (1, 17, 1024, 1100):
         both = (2 * torch.randn(2, 2 * width)).to(dtype)
         for gate in GATES:
@@ -71,7 +71,7 @@ def check_gates(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
 
 
 def assert_quantised(got: Fp8Rows, x: Tensor, group: int) -> None:
-    """Hold numbers and scales to the reference's for x, bit by bit."""
+    """Compare numbers and scales with the reference's for x, bit by bit."""
     numbers, scales = quantise_rows_fp8(x, group)
     assert got.count == len(x)
     assert got.dtype == x.dtype
@@ -80,7 +80,7 @@ def assert_quantised(got: Fp8Rows, x: Tensor, group: int) -> None:
 
 
 def check_to_fp8(module: ModuleType) -> None:
-    """Hold rows and groups to the reference, from tiny rows to large ones."""
+    """Compare rows and groups with the reference, from tiny rows to large ones."""
     x = torch.randn(6, 2500) * torch.tensor([0.1, 1e4, 1e-3, 0.0, 1e-20, 3.0])[:, None]
     x[5, 100:] *= 1e-4  # most of it subnormal
     x[0, :5] = torch.tensor([FP8_MAX, 17.0, 19.0, -21.0, 3 * 2**-10])  # halfway
@@ -89,7 +89,7 @@ def check_to_fp8(module: ModuleType) -> None:
 
 
 def check_fused_fp8(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold what norms and gates quantise to what the reference makes of their results."""
+    """Compare fused quantisation of norms and gates with the reference in two steps."""
     for width, group in ((17, 17), (300, 128), (512, 256)):
         x, residual = torch.randn(2, 5, width).to(dtype)
         weights = torch.randn(width)
@@ -106,7 +106,7 @@ def check_fused_fp8(module: ModuleType, dtype: torch.dtype = torch.float32) -> N
 
 
 def check_store_fp8(module: ModuleType) -> None:
-    """Hold groups that end within a block to the reference."""
+    """Compare groups that end within a block with the reference."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwise, "store_fp8", module.store_fp8)
         x = torch.randn(3, 1300)
@@ -127,23 +127,23 @@ def test_a_norm_of_a_sum_leaves_the_sum(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_a_gate_is_torchs(dtype: torch.dtype) -> None:
-    """Each curve, with limits and without."""
+    """Each activation is tested with limits and without."""
     check_gates(elementwise, dtype)
 
 
 def test_rows_become_fp8_as_torch_rounds_them() -> None:
-    """By rows and by groups."""
+    """Scales are per row or per group."""
     check_to_fp8(elementwise)
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
-def test_what_is_quantised_in_one_pass_is_that_of_two(dtype: torch.dtype) -> None:
-    """By rows and by groups, the residual being what it becomes."""
+def test_fused_quantisation_matches_two_passes(dtype: torch.dtype) -> None:
+    """Scales are per row or per group, and the residual is updated."""
     check_fused_fp8(elementwise, dtype)
 
 
 def test_a_row_too_wide_for_a_program_is_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the gate."""
+    """The gate is computed first."""
     monkeypatch.setattr(elementwise, "MAX_GATED_ROW", 16)
     both = torch.randn(2, 40)
     quantised = elementwise.act_and_mul_fp8(both, Gate(), 20)
@@ -151,8 +151,8 @@ def test_a_row_too_wide_for_a_program_is_quantised_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("group", [256, 128])
-def test_what_is_no_number_becomes_none(group: int) -> None:
-    """Whoever chooses tokens must hear of it; others beside it are what they were."""
+def test_rows_with_nan_have_nan_results(group: int) -> None:
+    """The sampler must detect them; other rows are unchanged."""
     x = torch.randn(2, 256)
     x[0, 200] = torch.nan
     quantised = elementwise.quantise_fp8(x, group)
@@ -165,7 +165,7 @@ def test_gemmas_weight_is_widened_before_one_is_added() -> None:
     assert elementwise.norm_weight(stored, 1.0).item() == 1 + 2**-10
 
 
-def test_rows_may_lie_apart_or_deeper() -> None:
+def test_rows_may_have_a_stride_or_more_dimensions() -> None:
     """A part of a wider tensor, and one of transformers' shapes."""
     wide, weight = torch.randn(2, 3, 40), torch.randn(20)
     expected = reference.rms_norm(wide[..., :20], weight, 1e-5)
@@ -184,8 +184,8 @@ def test_of_no_rows_nothing_comes() -> None:
     assert elementwise.act_and_mul_fp8(torch.randn(0, 512), Gate(), 128).count == 0
 
 
-def test_what_is_no_number_stays_so() -> None:
-    """Also where a limit cuts off."""
+def test_nan_stays_nan() -> None:
+    """A limit does not hide it, either."""
     both = torch.tensor([[torch.nan, 1.0, 1.0, torch.nan]])
     assert elementwise.act_and_mul(both, Gate(limit=1.0)).isnan().all()
 

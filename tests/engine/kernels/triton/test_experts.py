@@ -26,13 +26,13 @@ BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """Hold numbers to exact ones, but for roundings on the way to their dtype."""
+    """Compare numbers with exact ones, up to intermediate roundings to their dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), expected.double(), atol=bound, rtol=bound)
 
 
 def check_choice(module: ModuleType) -> None:
-    """Hold experts and shares to torch's, where no two scores are the same."""
+    """Compare experts and shares with torch's, where no two scores are the same."""
     for count, chosen in ((5, 3), (1, 1), (4, 4), (33, 2)):
         scores = torch.stack([torch.randperm(count) for _ in range(2)]) / 2 - 1
         for among, renormalised in ((True, False), (False, True), (False, False)):
@@ -44,7 +44,7 @@ def check_choice(module: ModuleType) -> None:
 
 
 def check_sort(module: ModuleType) -> None:
-    """Hold the order to torch's stable one, over more rows than are looked at once."""
+    """Compare the order with torch's stable one, over more rows than one pass sorts."""
     for tokens, count, num_experts in ((1, 1, 1), (3, 2, 5), (1100, 2, 3), (2100, 2, 2)):
         chosen = torch.randint(0, num_experts, (tokens, count))
         chosen[-1, -1] = 0
@@ -57,7 +57,7 @@ def check_sort(module: ModuleType) -> None:
 
 
 def check_sums(module: ModuleType) -> None:
-    """Hold each token's sum to what it is in float64."""
+    """Compare each token's sum with float64."""
     for width, count in ((1, 1), (17, 3), (1030, 2)):
         rows, shares = torch.randn(4 * count, width), torch.rand(4, count)
         places = torch.randperm(4 * count).int()
@@ -69,7 +69,7 @@ def check_sums(module: ModuleType) -> None:
 @pytest.mark.parametrize("has_biases", [True, False])
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_each_token_goes_through_its_own_experts(dtype: torch.dtype, *, has_biases: bool) -> None:
-    """All of it: chosen, sorted, multiplied, summed."""
+    """Routing, sort, products and sum are tested together."""
     inner, width, count = 24, 40, 5
     gate_up, down = torch.randn(count, 2 * inner, width) / 5, torch.randn(count, width, inner) / 5
     biases = (torch.randn(count, 2 * inner), torch.randn(count, width)) if has_biases else ()
@@ -112,12 +112,12 @@ def test_experts_without_a_gate_are_activated() -> None:
 
 
 def test_experts_are_chosen_as_torch_chooses_them() -> None:
-    """By a softmax of all or of the chosen."""
+    """Routing is a softmax of all or of the chosen ones."""
     check_choice(experts)
 
 
 def test_of_equal_scores_the_first_are_chosen() -> None:
-    """Each once, also where none could be."""
+    """Each is chosen once, even if no score is finite."""
     for score in (0.0, -torch.inf):
         chosen, _ = experts.select_experts(
             torch.full((1, 5), score), 3, among_chosen=True, is_renormalised=False
@@ -125,8 +125,8 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
         assert chosen.tolist() == [[0, 1, 2]]
 
 
-def test_what_is_no_number_makes_no_share_one() -> None:
-    """And names experts that there are."""
+def test_nan_does_not_get_a_share_of_one() -> None:
+    """The chosen experts exist."""
     scores = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan] * 3])
     chosen, shares = experts.select_experts(scores, 2, among_chosen=True, is_renormalised=False)
     assert chosen.tolist() == [[1, 2], [0, 1]]
@@ -154,10 +154,10 @@ def of_few_bits(order: Tensor | None = None) -> ExpertWeights:
 
 @pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
 @pytest.mark.parametrize("most", [64, 0], ids=["few rows", "many rows"])
-def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
+def test_a_quantised_mixture_agrees_with_the_dequantised_one(
     monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
 ) -> None:
-    """By few bits, or dequantised; by the reference, too."""
+    """Weights are quantised or dequantised; the reference agrees, too."""
     monkeypatch.setattr(linear, "most_rows", lambda _: most)
     few = of_few_bits(order)
     x, scores = torch.randn(4, 32), torch.randn(4, 3)

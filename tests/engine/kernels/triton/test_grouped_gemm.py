@@ -40,7 +40,7 @@ def expected(
 
 
 def assert_near(got: Tensor, exact: Tensor) -> None:
-    """Hold numbers to exact ones, but for roundings on the way to their dtype."""
+    """Compare numbers with exact ones, up to intermediate roundings to their dtype."""
     bound = BOUND[got.dtype]
     torch.testing.assert_close(got.double(), exact, atol=bound, rtol=bound)
 
@@ -54,7 +54,7 @@ def check_products(
     gate: Gate | None = None,
     counts: Sequence[int] = COUNTS,
 ) -> None:
-    """Hold products of gathered rows, with a bias."""
+    """Check products of gathered rows, with a bias."""
     experts, rows = len(counts), sum(counts)
     weight = (torch.randn(experts, width, inner) / inner**0.5).to(dtype)
     bias, x = torch.randn(experts, width).to(dtype), torch.randn(40, inner).to(dtype)
@@ -65,17 +65,17 @@ def check_products(
 
 
 def check_uneven(module: ModuleType) -> None:
-    """Hold products that end within a block of inputs."""
+    """Check products that end within a block of inputs."""
     check_products(module, inner=33)
 
 
 def check_gates(module: ModuleType) -> None:
-    """Hold products that are joined by gates."""
+    """Check products that are joined by gates."""
     check_products(module, gate=Gate())
 
 
 def check_order(module: ModuleType) -> None:
-    """Hold products whose programs take groups of tiles, the last of them a smaller one."""
+    """Check products whose programs take groups of tiles, the last of them a smaller one."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"ROWS": 16, "COLUMNS": 32, "INNER": 16, "TILES": 2}
         patch.setattr(module, "_config_for", lambda *_, **__: KernelConfig(sizes, 4, 1))
@@ -83,9 +83,9 @@ def check_order(module: ModuleType) -> None:
 
 
 def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
-    """Hold products with quantised experts, of four bits and of eight, rows gathered or not.
+    """Check products with quantised experts, of four bits and of eight, rows gathered or not.
 
-    With a gate the four bits are fp4, as those of gpt-oss.
+    With a gate the four bits are fp4, as in gpt-oss.
     """
     x, tokens = torch.randn(40, 136), torch.randint(0, 40, (36,), dtype=torch.int32)
     numbers = torch.randint(0, 16, (6, 66, 136), dtype=torch.uint8)
@@ -106,7 +106,7 @@ def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
 
 
 def check_wide(module: ModuleType) -> None:
-    """Hold those of a tile of many rows."""
+    """Check products of a tile with many rows."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"ROWS": 128, "OUTPUTS": 64, "TILES": 1}
         patch.setattr(module, "_config_for", lambda *_, **__: KernelConfig(sizes, 4, 1))
@@ -114,12 +114,12 @@ def check_wide(module: ModuleType) -> None:
 
 
 def check_few_bits_gates(module: ModuleType) -> None:
-    """Hold those that are joined by gates."""
+    """Check the same with gates."""
     check_few_bits(module, OF_GPT_OSS)
 
 
 def check_fp8(module: ModuleType, gate: Gate | None = None) -> None:
-    """Hold fp8 products to those of the numbers that they stand for, by rows and by groups."""
+    """Compare fp8 products with those of dequantised numbers, by rows and by groups."""
     x, tokens = torch.randn(40, 272), torch.randint(0, 40, (36,), dtype=torch.int32)
     weight = replace(quantise_fp8(torch.randn(6, 96, 272) / 16), dtype=torch.float64)
     scales = torch.rand(6, 96, 3) / 999
@@ -138,7 +138,7 @@ def check_fp8(module: ModuleType, gate: Gate | None = None) -> None:
 
 
 def check_fp8_gates(module: ModuleType) -> None:
-    """Hold those that are joined by gates."""
+    """Check the same with gates."""
     check_fp8(module, OF_GPT_OSS)
 
 
@@ -150,7 +150,7 @@ def check_fp8_gates(module: ModuleType) -> None:
 def test_products_of_many_experts_are_each_ones_own(
     dtype: torch.dtype, inner: int, width: int, gate: Gate | None
 ) -> None:
-    """Of any width, with a gate and without."""
+    """Widths vary, with a gate and without."""
     check_products(grouped_gemm, dtype, inner, width, gate=gate)
 
 

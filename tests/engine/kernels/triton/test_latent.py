@@ -37,7 +37,7 @@ BOUNDS = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 
 class StoresAtOnce(TritonLatentAttention):
-    """Stored by torch: a program for each token takes long to interpret."""
+    """Backend that stores with torch: interpreting a program per token is slow."""
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `AttentionBackend.store`."""
@@ -91,7 +91,7 @@ class Steps:
         return query, rotary, stored
 
     def store_before(self, pieces: Sequence[Piece]) -> None:
-        """Store what lies before some pieces, whose sequences nobody computes."""
+        """Store the contexts of some pieces, whose sequences are not computed."""
         earlier = [(index, 0, start) for index, start, _ in pieces if start]
         for paged in (self.paged, self.reference) if earlier else ():
             paged.backend.prepare(paged.step(earlier, 0))
@@ -109,7 +109,7 @@ class Steps:
         return backend.attend_latents(0, query, rotary, self.projections)
 
     def check(self, *steps: Sequence[Piece]) -> None:
-        """Hold steps to the reference; what the first needs and nobody computes is stored."""
+        """Compare steps with the reference; the first one's context is stored, not computed."""
         self.store_before(steps[0])
         for pieces in steps:
             out, wanted = (self.run(paged, pieces) for paged in (self.paged, self.reference))
@@ -128,7 +128,7 @@ def test_steps_give_what_torch_gives(kind: str) -> None:
 
 
 def test_absorbed_queries_are_attended_as_they_are() -> None:
-    """By `attend`, against plain attention in float64; of a chunk that would be expanded, too."""
+    """`attend` agrees with plain float64 attention, even for a chunk that would be expanded."""
     steps = Steps(SHAPE, [300, 50])
     sequences = steps.sequences
     rank = SHAPE.value_dim
@@ -143,7 +143,7 @@ def test_absorbed_queries_are_attended_as_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["four heads", "two blocks of heads, one not full"])
 def test_long_contexts_are_cut_and_joined(kind: str) -> None:
-    """A decode's, an absorbed chunk's and an expanded one's; beside short ones."""
+    """A decode, an absorbed chunk and an expanded one have long contexts, next to short ones."""
     steps = Steps(SHAPES[kind], [901, 640, 13])
     steps.check([(0, 900, 901), (2, 0, 1)])
     assert steps.backend.launches & JOINS
@@ -152,8 +152,8 @@ def test_long_contexts_are_cut_and_joined(kind: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [4, 16])
-def test_what_decodes_share_is_met_together(heads: int) -> None:
-    """All of it by some, less by others, nothing by one."""
+def test_shared_prefixes_of_decodes_are_read_once(heads: int) -> None:
+    """Some sequences share all of it, others less, one nothing."""
     steps = Steps(
         replace(SHAPE, num_query_heads=heads),
         [331, 331, 96, 41, 341],
@@ -163,20 +163,20 @@ def test_what_decodes_share_is_met_together(heads: int) -> None:
     assert steps.backend.launches == (JOINS if heads == 4 else WIDE | JOINS)
 
 
-def test_in_fp16_it_is_torchs_but_for_rounding() -> None:
+def test_in_fp16_it_is_torchs_up_to_rounding() -> None:
     """Decodes, an absorbed chunk and an expanded one."""
     Steps(SHAPE, [63, 65, 36], torch.float16).check([(1, 64, 65), (0, 50, 63), (2, 0, 36)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_latents_of_eight_bits_are_read_as_torch_reads_them(dtype: torch.dtype) -> None:
-    """By tiles and expanded."""
+    """Both tiles and expansion read them."""
     Steps(SHAPE, [63, 65, 36], dtype, kept=FP8).check([(1, 64, 65), (0, 50, 63), (2, 0, 36)])
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.float16, FP8], ids=str)
 def test_latents_are_stored_at_their_slots_alone(kept: torch.dtype) -> None:
-    """By the kernel; of a product's columns, and rounded as torch rounds them."""
+    """The kernel stores columns of a product, rounded as in torch."""
     shape = SHAPES["odd widths"]
     sequences = Sequences.random(shape, [20])
     pages = scattered(sequences, 16)
@@ -213,7 +213,7 @@ def test_little_is_expanded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shape_that_does_not_fit_is_left_to_torch() -> None:
-    """By the latents' width, by the rotary part's, by the dtype, and by what is no latent."""
+    """The latents' width, the rotary part's, or the dtype is unsupported, or it is not a latent."""
     fits = AttentionShape(128, 1, 576, 512, 1.0, has_latent_values=True)
     assert TritonLatentAttention.supports([SHAPE, fits], torch.bfloat16)
     assert not TritonLatentAttention.supports([fits], torch.float64)
@@ -225,7 +225,7 @@ def test_a_shape_that_does_not_fit_is_left_to_torch() -> None:
         assert not TritonLatentAttention.supports([SHAPE, wrong], torch.bfloat16)
 
 
-def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
+def test_a_captured_step_serves_any_step_of_its_size() -> None:
     """Its lists stay in one place; what would be expanded is absorbed; padding comes to nothing."""
     steps = Steps(SHAPE, [70, 300, 40, 20], beginnings=[0, 64, 0, 0])
     backend = steps.backend
@@ -256,7 +256,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
 
 
 def check_module(module: ModuleType) -> None:
-    """Hold a step to torch, by what a module has in place of the engine's."""
+    """Compare a step with torch, with a module in place of the engine's."""
     with pytest.MonkeyPatch.context() as patch:
         if hasattr(module, "attend_latent_tiles"):
             patch.setattr(latent, "attend_latent_tiles", module.attend_latent_tiles)
@@ -270,7 +270,7 @@ def check_module(module: ModuleType) -> None:
                 [(0, 519, 520), (2, 64, 65), (1, 0, 20)], [(1, 20, 50), (2, 30, 63)]
             )
             Steps(replace(shape, num_query_heads=33), [36, 3]).check([(0, 35, 36), (1, 0, 3)])
-        except InterpreterError as exc:  # numbers that nobody wrote may be too large
+        except InterpreterError as exc:  # unwritten numbers may be too large
             raise AssertionError from exc
 
 

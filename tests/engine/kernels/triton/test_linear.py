@@ -65,18 +65,18 @@ WEIGHTS: list[tuple[Makes, tuple[int, int, int]]] = [
 
 
 def exactly(weight: Quantised) -> Tensor:
-    """Return what a weight stands for in float64."""
+    """Return a dequantised weight in float64."""
     return replace(weight, dtype=torch.float64).dequantised()
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """Hold a kernel's numbers to exact ones, relative to the largest."""
+    """Compare a kernel's numbers with exact ones, relative to the largest."""
     bound = BOUND[got.dtype] * float(expected.abs().max())
     torch.testing.assert_close(got.double(), expected, atol=bound, rtol=0.0)
 
 
 def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold few rows to torch's product with what the weight stands for, biased or not."""
+    """Compare products of few rows with those of the dequantised weight, with and without bias."""
     for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2, 17], WEIGHTS, strict=True):
         weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
         x = torch.randn(rows, shape[1]).to(dtype)
@@ -88,7 +88,7 @@ def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> No
 
 
 def check_multiply_wide(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
-    """Hold many rows to the product with the weight as it is rounded, over several tiles."""
+    """Compare products of many rows with those of the rounded weight, over several tiles."""
     cases = (
         (of_four_bits, (66, 136, 32)),
         (of_eight_bits, (66, 136, 64)),
@@ -104,7 +104,7 @@ def check_multiply_wide(module: ModuleType, dtype: torch.dtype = torch.float32) 
 
 
 def check_dequantised(module: ModuleType) -> None:
-    """Hold every number to the reference's, rounded once."""
+    """Compare every number with the reference's, rounded once."""
     for make, shape in WEIGHTS:
         for dtype in (torch.float32, torch.float16):
             weight = make(*shape, dtype)
@@ -112,14 +112,14 @@ def check_dequantised(module: ModuleType) -> None:
 
 
 def check_join(module: ModuleType) -> None:
-    """Hold shares to the sum of all, biased or not."""
+    """Compare joined shares with the sum of all, with and without bias."""
     parts, bias = torch.randn(3, 5, 300), torch.randn(300)
     for given, expected in ((None, parts.sum(0)), (bias, parts.sum(0) + bias)):
         assert_near(module.join(parts, given, torch.empty(5, 300)), expected.double())
 
 
 def check_halves(module: ModuleType) -> None:
-    """Hold every number of eight bits but NaN to torch's."""
+    """Compare every eight-bit number except NaN with torch's."""
     bits = torch.arange(256, dtype=torch.uint8)
     numbers = bits[bits & 127 != 127].view(2, -1).view(FP8)
     weight = Quantised(numbers, torch.ones(2, 1), None, 127, 127, torch.float32)
@@ -129,7 +129,7 @@ def check_halves(module: ModuleType) -> None:
 
 
 def check_fp4(module: ModuleType) -> None:
-    """Hold every number of e2m1, by the smallest scale of a weight and by the largest."""
+    """Check every number of e2m1, with the smallest scale and the largest."""
     numbers = torch.arange(16, dtype=torch.uint8).expand(2, 16)
     scales = torch.tensor([[1], [144]], dtype=torch.uint8)
     weight = Quantised(pack_int4(numbers), scales, None, 16, 16, torch.float32)
@@ -150,7 +150,7 @@ def with_blocks(weight: Quantised) -> Quantised:
 
 
 def check_multiply_fp8(module: ModuleType) -> None:
-    """Hold rows that become fp8 to the same in float64: by rows, groups and blocks."""
+    """Compare products of fp8 rows with float64: by rows, groups and blocks."""
     for rows, shape in ((3, (17, 40, 40)), (17, (66, 600, 128)), (2, (5, 384, 256))):
         weight = of_eight_bits(*shape, torch.float32)
         x, bias = torch.randn(rows, shape[1]), torch.randn(shape[0])
@@ -179,23 +179,23 @@ def fp8_product(x: Tensor, weight: Quantised) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_few_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
-    """Of four and of eight, whatever shares a scale."""
+    """Weights have four or eight bits, with any group size."""
     check_multiply(linear, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_many_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
-    """Of four and of eight, whatever shares a scale."""
+    """Weights have four or eight bits, with any group size."""
     check_multiply_wide(linear, dtype)
 
 
 def test_a_weight_is_dequantised() -> None:
-    """Of four bits and of eight."""
+    """Weights have four or eight bits."""
     check_dequantised(linear)
 
 
 def test_rows_of_fp8_are_multiplied_by_fp8() -> None:
-    """By rows and by groups."""
+    """Scales are per row or per group."""
     check_multiply_fp8(fp8)
 
 
@@ -273,8 +273,8 @@ def test_a_mistake_is_found(
     assert_found(check, module, mistake, tmp_path)
 
 
-def test_every_way_is_held_to_what_a_weight_stands_for() -> None:
-    """By rows in fp8, by few bits, and, for many rows, by the whole; sorted inputs are sorted."""
+def test_every_path_agrees_with_the_dequantised_weight() -> None:
+    """Paths are fp8 rows, quantised weights, and dequantisation; inputs may be sorted."""
     torch.manual_seed(0)  # others are as much as 5.01 % apart in fp8
     ways = [linear.prepare_scaled, linear.prepare_fp8, linear.prepare]
     makes = LinearFactory(elementwise, [], quantised=ways)

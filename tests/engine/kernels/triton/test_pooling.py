@@ -24,7 +24,7 @@ SEGMENTS = Segments(
 def check_pooling(
     module: ModuleType, dtype: torch.dtype = torch.float32, widths: tuple[int, ...] = (65,)
 ) -> None:
-    """Hold each mode, and all of them side by side, to the reference."""
+    """Compare each mode, and all of them side by side, with the reference."""
     for width in widths:
         hidden = torch.randn(int(LENGTHS.sum()), width).to(dtype)
         exact = [reference.pool(hidden.float(), SEGMENTS, (mode,)) for mode in pooling.MODES]
@@ -33,7 +33,7 @@ def check_pooling(
 
 
 def check_units(module: ModuleType) -> None:
-    """Hold lengths to 1, and what has none to nothing."""
+    """Check that vectors have length 1, and that zeros stay zeros."""
     for width in (1, 16, 17):
         x = torch.randn(3, width)
         x[1] = 0
@@ -42,17 +42,17 @@ def check_units(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_each_mode_is_the_references(dtype: torch.dtype) -> None:
-    """In fp32, whatever hidden states are in."""
+    """Sums are in fp32, whatever the dtype of hidden states."""
     check_pooling(pooling, dtype, (1, 64, 65))
 
 
 def test_vectors_come_to_length_one() -> None:
-    """Those that have a length."""
+    """A vector of zeros stays zero."""
     check_units(pooling)
 
 
 def test_a_vector_is_its_own_sequences() -> None:
-    """Bit for bit the same alone; what is no number makes no other so."""
+    """It is bit-identical when it runs alone; a NaN does not affect other sequences."""
     hidden = torch.randn(int(LENGTHS.sum()), 20)
     hidden[9] = torch.nan
     together = pooling.pool(hidden, SEGMENTS, pooling.MODES).view(len(LENGTHS), -1, 20)

@@ -1,4 +1,4 @@
-"""What comes before attention on a GPU, against the reference in float64."""
+"""The kernels before attention on a GPU, compared with a float64 reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOTS = torch.tensor([3, 4, 10], dtype=torch.int32)
 
 
 def pages_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return keys and values that nothing was stored in."""
+    """Return empty pages of keys and values."""
     heads = PAGES, shape.num_kv_heads, PAGE_SIZE
     keys, values = (
         torch.full((*heads, width), torch.nan).to(dtype)
@@ -35,7 +35,7 @@ def pages_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> tuple
 
 
 def assert_stored(pages: Tensor, expected: Tensor) -> None:
-    """Hold pages to what their slots should hold `[T, Hkv, D]`, and all others to nothing."""
+    """Assert that slots contain the expected `[T, Hkv, D]`, and that others are unchanged."""
     wanted = torch.full(pages.shape, torch.nan, dtype=torch.float64)
     for slot, numbers in zip(SLOTS.tolist(), expected, strict=True):
         wanted[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = numbers
@@ -51,7 +51,7 @@ def check_entry(
     *,
     is_normed: bool = True,
 ) -> None:
-    """Hold queries, and what lies in pages, to the reference."""
+    """Compare queries, and the contents of pages, with the reference."""
     width = (shape.num_query_heads + 2 * shape.num_kv_heads) * shape.key_dim
     qkv = torch.randn(len(SLOTS), width).to(dtype)
     angles = torch.randn(len(SLOTS) + 1, turned)
@@ -71,7 +71,7 @@ def check_entry(
 
 
 def check_store(module: ModuleType) -> None:
-    """Hold pages to keys and values of unequal width, which lie head after head."""
+    """Compare pages with keys and values of unequal width, which are stored head after head."""
     shape = replace(SHAPE, num_kv_heads=9, key_dim=12, value_dim=7)
     key, value = torch.randn(9, 3, 12).transpose(0, 1), torch.randn(9, 3, 14)[..., ::2]
     keys, values = pages_of(shape)
@@ -93,17 +93,17 @@ def test_heads_enter_as_the_reference_has_them(
 
 @pytest.mark.parametrize("heads", [(1, 1), (8, 1), (16, 16), (10, 10)], ids=str)
 def test_heads_may_fill_no_tile_or_more(heads: tuple[int, int]) -> None:
-    """Whatever their number."""
+    """Any number of heads works."""
     check_entry(qkv_kernels, AttentionShape(*heads, 4, 4, 1.0), turned=2)
 
 
 def test_keys_and_values_are_stored_as_they_are() -> None:
-    """Of networks that norm and turn heads themselves."""
+    """Networks that norm and rotate heads themselves use this."""
     check_store(qkv_kernels)
 
 
 def check_eight_bits(module: ModuleType) -> None:
-    """Hold every number that they have, what lies halfway, what is beyond, and NaN to torch's."""
+    """Compare every number, those halfway between two, those out of range, and NaN with torch."""
     own = torch.arange(256, dtype=torch.uint8).view(FP8).float()
     halves = (own[:126] + own[1:127]) / 2
     near = torch.cat([halves, halves.nextafter(torch.tensor(0.0)), torch.randn(200), own])
@@ -127,7 +127,7 @@ def check_eight_bits(module: ModuleType) -> None:
 
 
 def test_eight_bits_are_the_nearest() -> None:
-    """Of keys and values, however they are stored."""
+    """Keys and values agree, however they are stored."""
     check_eight_bits(fp8_bits)
 
 

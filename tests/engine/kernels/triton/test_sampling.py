@@ -42,7 +42,7 @@ CUTS = [
 
 
 def draws(count: int) -> NDArray[np.float64]:
-    """Return so many draws, every other one the first that there is, and one the last."""
+    """Return draws, every other one the first that there is, and one the last."""
     numbers = torch.rand(count, dtype=torch.float64).numpy()
     numbers[::2] = 0
     numbers[1:2] = 1 - 2.0**-53
@@ -55,7 +55,7 @@ def check_cuts(
     scale: float = 4,
     metadata: list[Rule] = CUTS,
 ) -> None:
-    """Hold choices to what sorting leaves; the last group is a few tokens, one the likeliest."""
+    """Compare choices with sorting; the last group has few tokens, one of them the likeliest."""
     logits = (torch.randn(len(metadata), vocabulary) * scale).half()
     logits[:, -1] = logits.amax(1) + scale / 2
     numbers = draws(len(metadata))
@@ -75,7 +75,7 @@ def check_cuts(
 
 @pytest.mark.parametrize("vocabulary", [1, GROUP, 3000])
 def test_a_draw_falls_where_the_thresholds_put_it(vocabulary: int) -> None:
-    """In a group, at its end, and where groups are looked at in turns."""
+    """Draws fall within a group, at its end, and where groups are searched in turns."""
     check_cuts(sampling, vocabulary)
 
 
@@ -86,7 +86,7 @@ def test_a_flat_row_is_cut_as_any(scale: float) -> None:
 
 
 def check_top_k(module: ModuleType) -> None:
-    """Hold what is left to the last so many of a row that grows: the first draw is its first."""
+    """Compare the result with the last numbers of a rising row: the first draw is its first."""
     counts = [1, 2, 3, 5, 40, 300]
     logits = torch.arange(2 * GROUP + 3).expand(len(counts), -1) / 64
     metadata = joined([Rule(9, count) for count in counts], np.zeros(len(counts)))
@@ -94,8 +94,8 @@ def check_top_k(module: ModuleType) -> None:
     assert (logits.shape[1] - chosen).tolist() == counts
 
 
-def test_so_many_are_left_as_are_asked_for() -> None:
-    """Not one more, however many groups they are of."""
+def test_exactly_the_requested_number_is_left() -> None:
+    """No more are left, however many groups they are in."""
     check_top_k(sampling)
 
 
@@ -123,7 +123,7 @@ SHAPED = [
 
 
 def check_shaped(module: ModuleType, times: int = 1) -> None:
-    """Hold choices to the reference's: of logits that changes decide, so that each is needed."""
+    """Compare choices with the reference's, on logits where every processor matters."""
     touched = [0, 1, 31, 32, 63, 64, 599, 600]
     logits = torch.randn(times * len(SHAPED), 601) * 0.3
     logits[:, touched] += 2 + torch.rand(len(logits), len(touched))
@@ -132,14 +132,14 @@ def check_shaped(module: ModuleType, times: int = 1) -> None:
 
 
 def assert_same(chosen: Sampled, logits: Tensor, metadata: SamplingMetadata) -> None:
-    """Hold choices to the reference's."""
+    """Compare choices with the reference's."""
     expected = reference.sample(logits, metadata)
     assert chosen.token_ids.tolist() == expected.token_ids.tolist()
     assert chosen.is_broken.tolist() == expected.is_broken.tolist()
 
 
 def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
-    """Call something with a module's functions in place of those that others took of it."""
+    """Call a function with a module's functions in place of imported ones."""
     with ExitStack() as patches:
         for other in (sampling, logprobs, logit_groups):
             for name in (
@@ -152,14 +152,14 @@ def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
 
 
 def test_logits_are_shaped_as_the_references() -> None:
-    """By everything that shapes, at the ends of words and of rows."""
+    """All processors are tested, at the ends of words and of rows."""
     check_shaped(logits_processors, 4)
 
 
 def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each finds its own numbers."""
+    """Each row finds its own numbers."""
     monkeypatch.setattr(sampling_inputs, "MOST_ADDS", 2 * 601)
     assert (
         len(
@@ -173,22 +173,22 @@ def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
 
 
 def test_a_history_is_found_in_pages_of_the_device() -> None:
-    """In any order, as long as it may be, up to an id that the host does not know."""
+    """Pages are in any order, up to an id that the host does not know."""
     vocabulary, size, lengths = 700, 4, [1, 4, 1030, 7]
     pages = torch.randperm(2000).numpy().astype(np.int32)[: 4 * 300].reshape(4, 300)
     ids = torch.randint(vocabulary, (2000 * size,), dtype=torch.int32)
     kept = PagedTokenIds(ids, pages, size)
     metadata = [Rule(0, repetition=5.0, presence=1.5, frequency=0.5)] * 4
     logits = torch.rand(4, vocabulary) + 1
-    asked = joined(metadata, draws(4))._replace(
+    requested = joined(metadata, draws(4))._replace(
         num_prompt=np.array([0, 2, 500, 7]), num_known=np.array(lengths), paged_ids=kept
     )
-    chosen = sampling.sample(logits, asked)
-    assert_same(chosen, logits, asked)
+    chosen = sampling.sample(logits, requested)
+    assert_same(chosen, logits, requested)
     known = np.zeros((4, 1100), np.int32)
     for slot, row in enumerate(pages):
         known[slot] = ids.view(-1, size)[row].flatten()[:1100]
-    assert_same(chosen, logits, asked._replace(paged_ids=None, tokens=known))
+    assert_same(chosen, logits, requested._replace(paged_ids=None, tokens=known))
 
 
 @pytest.mark.parametrize("rule", [Rule(0), Rule(1, 5, 0.5)], ids=str)
@@ -206,7 +206,7 @@ def test_a_row_that_is_not_finite_is_broken(rule: Rule) -> None:
 
 
 def check_scores(module: ModuleType) -> None:
-    """Hold scores to the softmax of all, of any rows in any order; the first of those that tie."""
+    """Compare scores with the whole softmax, for any rows in any order; first of ties."""
     logits = (torch.randn(3, 2 * GROUP + 5) * 3).round()
     logits[:, [3, 5, GROUP, -1]] = logits.amax()
     rows, chosen = np.array([2, 0, 2]), torch.tensor([0, 2 * GROUP + 4, 40])
@@ -237,7 +237,7 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens() -> Non
 
 
 def check_few_cuts(module: ModuleType) -> None:
-    """Hold those to it that need all of the search."""
+    """Compare choices that need the whole search."""
     check_cuts(module, metadata=[Rule(0), Rule(50), Rule(9, 3), Rule(3, 0, 0.7)])
 
 

@@ -25,9 +25,9 @@ Span = tuple[int, int]
 
 
 def step_of(spans: list[Span], shared: list[int], *, is_seeing_on: bool = False) -> Step:
-    """Return a step whose decode `d` has the first `shared[d]` pages of a list that all know.
+    """Return a step whose decode `d` has the first `shared[d]` pages of a common list.
 
-    Those without a number have pages of their own. With `is_seeing_on` chunks see their whole span.
+    Those without a number have separate pages. With `is_seeing_on` chunks see their whole span.
     """
     counts = [-(-(context + count) // PAGE_SIZE) for context, count in spans]
     pages, fresh = [], 1000
@@ -77,7 +77,7 @@ def places_met(
 def check_tiles(
     module: ModuleType, spans: list[Span], shared: list[int], kind: TileSpec, filling: int = 0
 ) -> None:
-    """Hold the tiles of a step to what its tokens see, to their parts, and to the limits."""
+    """Check the tiles of a step: their visible keys, their parts, and the limits."""
     step = step_of(spans, shared, is_seeing_on=not (kind.window or kind.chunk) and kind.is_causal)
     num_tokens = step.num_tokens + filling
     found = find_shared_prefixes(step, PAGE_SIZE)
@@ -130,7 +130,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(2, 70)), max_size=2
 
 
 @given(decodes=DECODES, chunks=CHUNKS, kind=KINDS, filling=st.integers(0, 9))
-def test_every_token_meets_what_it_sees_once(
+def test_every_token_attends_once_to_its_visible_keys(
     decodes: list[tuple[Span, int]], chunks: list[Span], kind: TileSpec, filling: int
 ) -> None:
     """Whatever is shared and cut; there are no more tiles than a captured step has room for."""
@@ -140,14 +140,14 @@ def test_every_token_meets_what_it_sees_once(
 
 
 def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
-    """Return who shares which pages."""
+    """Return the decodes that share pages, with the pages."""
     found = find_shared_prefixes(step, PAGE_SIZE)
     runs = zip(found.starts, found.stops, found.firsts, found.lasts, strict=True)
     return [(sorted(found.order[a:b].tolist()), int(c), int(d)) for a, b, c, d in runs]
 
 
-def test_who_shares_more_is_together_for_longer() -> None:
-    """First all, then those who go on together, and in the end each alone."""
+def test_sequences_that_share_more_stay_grouped_longer() -> None:
+    """All run together first, then those that share more, and finally each alone."""
     step = step_of([(100, 1), (400, 1), (395, 1), (400, 1), (18, 1)], [25, 60, 100, 60, 25])
     assert shared_runs(step) == [
         ([0, 1, 2, 3, 4], 0, 4),
@@ -163,8 +163,8 @@ def test_who_shares_more_is_together_for_longer() -> None:
     [([15, 15], [3, 3]), ([40], [10]), ([], []), ([400, 400], [3, 3])],
     ids=["short", "one", "none", "little"],
 )
-def test_what_is_not_worth_it_is_not_shared(contexts: list[int], shared: list[int]) -> None:
-    """Few pages, one sequence, or none."""
+def test_short_prefixes_are_not_shared(contexts: list[int], shared: list[int]) -> None:
+    """There are few pages, one sequence, or none."""
     step = step_of([(context, 1) for context in contexts] + [(0, 3)], shared)
     assert shared_runs(step) == []
 
@@ -210,7 +210,7 @@ def test_work_is_cut_until_the_card_computes(at_once: int) -> None:
 
 
 def check_all(module: ModuleType) -> None:
-    """Hold tiles of some steps."""
+    """Check tiles of some steps."""
     kind = TileSpec(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
     for changed in (kind, kind._replace(window=5), kind._replace(window=5, is_causal=False)):
         check_tiles(

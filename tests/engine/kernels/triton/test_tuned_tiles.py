@@ -1,4 +1,4 @@
-"""The file of choices: what is in it, which of it counts, and what is wrong with a broken one."""
+"""The file of tuned tiles: its content, the entry that applies, and errors of an invalid file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANY = {"sizes": {}, "num_warps": 4, "num_stages": 1}
 
 
 def test_the_file_is_sound_and_of_the_kernels_that_there_are() -> None:
-    """Each that asks is in it, and none besides."""
+    """Every kernel that reads the file is in it, and no other."""
     entries = parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")))
     sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
     assert set(re.findall(r'config_for\(\s*"(\w+)"', sources)) == entries.keys()
 
 
 def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of those that fit; of equals the last."""
+    """Among matching entries the most specific applies; of equals the last."""
     listed = [
         {**ANY, "num_warps": 1},
         {**ANY, "num_warps": 2, "where": {"width": 8}},
@@ -55,22 +55,22 @@ def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found == [1, 2, 1, 4, 4, 8]
 
 
-def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
+def test_overrides_apply_within_their_context_and_requests_are_reported() -> None:
     """Whatever the file says."""
     kernel = min(parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8"))))
     before = config_for(kernel, "sm_90", width=1)
     tried, shape = KernelConfig({"BLOCK": 2}, 16, 7), frozenset({("arch", "sm_90"), ("width", 1)})
-    with override_configs({(kernel, shape): tried}) as asked:
+    with override_configs({(kernel, shape): tried}) as requested:
         assert config_for(kernel, "sm_90", width=1) == tried
-        assert asked == {(kernel, shape)}
+        assert requested == {(kernel, shape)}
         assert config_for(kernel, "sm_90", width=3) == before
     assert config_for(kernel, "sm_90", width=1) == before
 
 
-def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
-    """Though it is kept from launch to launch."""
+def test_values_cached_for_a_choice_are_recomputed_for_another() -> None:
+    """Otherwise they are cached across launches."""
     shape = AttentionShape(4, 2, 128, 128, 1.0)
-    asked = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
+    requested = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
     tried = KernelConfig({"PLACES": 16}, 1, 1)
 
     def places() -> int:
@@ -78,20 +78,20 @@ def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
         return config.sizes["PLACES"]
 
     before = places()
-    with override_configs({("attention_narrow", asked): tried}):
+    with override_configs({("attention_narrow", requested): tried}):
         assert places() == 16 != before
     assert places() == before
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 16, 17, 151_936])
 def test_sizes_are_rounded_up(number: int) -> None:
-    """To a power of two, and to whole tiles; as Triton's own functions do."""
+    """They become powers of two and whole tiles, as in Triton's own functions."""
     assert next_power_of_2(number) == triton.next_power_of_2(number)
     assert cdiv(number, 16) == triton.cdiv(number, 16)
 
 
 BROKEN: dict[str, list[dict[str, Any]]] = {
-    "norm: no entry fits always": [{**ANY, "where": {"width": 8}}],
+    "norm: one entry must have an empty `where`": [{**ANY, "where": {"width": 8}}],
     "norm: two entries": [ANY, ANY],
     "norm[1]: num_warps is 3": [ANY, {**ANY, "where": {"width": 8}, "num_warps": 3}],
     "norm[0]: num_warps is 64": [{**ANY, "num_warps": 64}],
@@ -101,8 +101,8 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("said", BROKEN)
-def test_what_is_wrong_is_said_with_its_place(said: str) -> None:
-    """Before a kernel is compiled by it."""
-    with pytest.raises(ValueError, match=re.escape(said)):
-        parse_configs({"norm": BROKEN[said]})
+@pytest.mark.parametrize("error", BROKEN)
+def test_errors_contain_their_place(error: str) -> None:
+    """An invalid file is detected before a kernel is compiled."""
+    with pytest.raises(ValueError, match=re.escape(error)):
+        parse_configs({"norm": BROKEN[error]})

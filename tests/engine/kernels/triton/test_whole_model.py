@@ -1,4 +1,4 @@
-"""A whole model by the GPU's kernels, interpreted: the rows are those of torch's own functions."""
+"""A whole model with the GPU's kernels, interpreted: the rows are those of torch's functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLINGS = (
 
 
 def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return what a model writes where Triton's kernels serve these types of devices."""
+    """Return a model's output if Triton's kernels serve these types of devices."""
     monkeypatch.setattr(backends, "TRITON_TYPES", kinds)
     description, checkpoint = read_hf_config(str(folder)), find_checkpoint(str(folder))
     parts = checkpoint, description, architecture_of(description)
@@ -84,12 +84,12 @@ def test_rows_are_those_of_a_cpu(
         ("compressed fp8, per row", "Qwen3Config", FP8_TOLERANCE),
     ],
 )
-def test_quantised_weights_that_are_kept_give_what_they_stand_for(
+def test_quantised_weights_agree_with_dequantised_ones(
     form: str, family: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merged, through experts and beside what is not quantised, but for the rounding of halves.
+    """Merged weights, experts and unquantised layers agree with dequantised ones up to rounding.
 
-    In fp8, which norms and gates write, but for that of activations, which is emulated.
+    In fp8, which norms and gates write, the quantisation of activations is emulated.
     """
     save(form, tmp_path, family)
     monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: bound == FP8_TOLERANCE)

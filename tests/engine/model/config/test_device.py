@@ -1,4 +1,4 @@
-"""Where a model runs, in which dtype, and how long its sequences may be."""
+"""Selection of a model's device, dtype and context length."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_context_beyond_the_models_positions_is_refused() -> None:
         context_length(EngineConfig("m", max_model_len=513), 512)
 
 
-def test_a_model_that_tells_no_positions_has_a_usual_context() -> None:
-    """And any that is asked for."""
+def test_a_model_without_positions_has_the_default_context() -> None:
+    """Any requested context is allowed."""
     assert context_length(EngineConfig("m"), None) == 4096
     assert context_length(EngineConfig("m", max_model_len=9999), None) == 9999
 
@@ -59,16 +59,16 @@ def test_a_cpu_takes_the_dtype_that_it_can_compute_in(
     assert choose_dtype("float16", stored, CPU) == torch.float16
 
 
-def test_a_gpu_takes_what_is_stored() -> None:
-    """Whatever the CPU can do."""
+def test_a_gpu_uses_the_stored_dtype() -> None:
+    """The CPU's abilities do not matter."""
     assert choose_dtype("auto", torch.float16, CUDA) == torch.float16
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of the option, with what helps; `auto` takes the CPU then."""
+    """The error contains the option and a remedy; `auto` uses the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs alone")):
+    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs only")):
         monkeypatch.setattr(torch.version, "cuda", built)
         with pytest.raises(ModelRefused, match=f"--device cuda .*{helps}"):
             choose_device("cuda")
@@ -76,18 +76,18 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An Ampere card, of which torch tells."""
+    """Make torch report an Ampere card."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
     return monkeypatch
 
 
 def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPatch) -> None:
-    """Before anything is loaded onto it, with the reason and what to do."""
+    """The error comes before anything is loaded, with the reason and a remedy."""
     card.setattr(driver, "launch_problem", lambda: None)
     assert choose_device("auto") == CUDA
     card.setattr(driver, "launch_problem", lambda: "install gcc")
-    with pytest.raises(EngineError, match="install gcc; or --device cpu"):
+    with pytest.raises(EngineError, match="install gcc, or use --device cpu"):
         choose_device("auto")
     card.setitem(sys.modules, "tidemill.engine.kernels.triton.driver", None)
     with pytest.raises(EngineError, match="triton, which cannot be imported"):
@@ -99,7 +99,7 @@ def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPa
 
 
 def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatch) -> None:
-    """All that is computed on it is torch's own."""
+    """Everything runs with torch's own functions."""
     card.setattr(backends, "_capability", lambda _: (7, 5))
     card.setattr(driver, "launch_problem", lambda: "install gcc")
     assert choose_device("cuda") == CUDA
@@ -110,17 +110,17 @@ def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatc
     ("gibibytes", "limits"),
     [(139.8, (1024, 8192)), (79.2, (1024, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
 )
-def test_a_step_holds_what_fills_a_card(
+def test_step_limits_follow_from_the_card(
     monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
 ) -> None:
-    """By its memory, as torch tells it of an H200, an H100, an L40S and an L4."""
+    """The limits follow from the memory that torch reports for an H200, H100, L40S and L4."""
     card = SimpleNamespace(total_memory=int(gibibytes * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     assert step_limits(EngineConfig("m"), CUDA) == limits
 
 
-def test_what_a_step_holds_is_what_was_asked_for() -> None:
-    """One of both that was not asked for gives way to the other."""
+def test_step_limits_can_be_requested() -> None:
+    """If only one limit is requested, the other is lowered to fit."""
     assert step_limits(EngineConfig("m"), CPU) == (256, 2048)
     assert step_limits(EngineConfig("m", max_num_seqs=7), CPU) == (7, 2048)
     assert step_limits(EngineConfig("m", max_num_seqs=3000), CPU) == (3000, 3000)
@@ -144,7 +144,7 @@ def test_what_a_step_holds_is_what_was_asked_for() -> None:
 def test_products_are_as_fast_as_a_card_of_the_kind(
     capability: tuple[int, int], count: int, teraflops: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its multiprocessors; of a capability between two, as the older one's."""
+    """The number of multiprocessors counts; an unknown capability uses the older one's rate."""
     card = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     assert round(matmul_flops(CUDA) / 1e12) == teraflops

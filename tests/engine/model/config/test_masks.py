@@ -1,4 +1,4 @@
-"""Windows are what transformers' masks say, whatever its attention calls say."""
+"""Windows follow from transformers' masks, whatever its attention calls contain."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ MASKED: dict[str, dict[str, Any]] = {
 def save(folder: Path, kind: str, window: int, **differs: Any) -> Any:
     """Write a tiny model whose attention has a window, and return it."""
     torch.manual_seed(7)
-    said = COMMON | MASKED.get(kind, {}) | differs
-    config = getattr(transformers, kind)(**said, sliding_window=window)
+    fields = COMMON | MASKED.get(kind, {}) | differs
+    config = getattr(transformers, kind)(**fields, sliding_window=window)
     network: Any = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="eager"
     )
@@ -59,7 +59,7 @@ def save(folder: Path, kind: str, window: int, **differs: Any) -> Any:
 def test_a_window_that_only_the_mask_knows_is_kept_to(
     tmp_path: Path, kind: str, window: int
 ) -> None:
-    """Also one that is longer than the tokens of a parity."""
+    """One window is longer than the tokens of a parity check."""
     network = save(tmp_path, kind, window)
     loaded = load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
     assert isinstance(loaded.network, TransformersNetwork)
@@ -70,15 +70,17 @@ def test_a_window_that_only_the_mask_knows_is_kept_to(
     assert torch.equal(chunked_logits(loaded, tokens)[0].argmax(-1), expected.argmax(-1))
 
 
-def test_a_window_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
-    """Doge makes a mask of its own out of the one that has the window."""
+def test_an_undetectable_window_is_refused(tmp_path: Path) -> None:
+    """Doge builds a new mask from the one that has the window."""
     save(tmp_path, "DogeConfig", 12)
-    with pytest.raises(ModelRefused, match="sliding_window 12, but how its class applies it"):
+    with pytest.raises(
+        ModelRefused, match="sliding_window 12, but it is unknown how its class applies it"
+    ):
         load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
 
 
 def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: Path) -> None:
-    """Else a window that is read wrong from a config shows in long rows alone."""
+    """Otherwise a window that is read wrongly would show only in long rows."""
     window = parity_inputs.LONGEST_WINDOW + 10
     save(tmp_path, "MistralConfig", window, num_hidden_layers=2, max_position_embeddings=2 * window)
     checkpoint, hf_config = find_checkpoint(str(tmp_path)), read_hf_config(str(tmp_path))
@@ -94,7 +96,9 @@ def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: P
         if holds:
             assert native.check_parity(*parts, loaded).holds
         else:
-            with pytest.raises(UnsupportedConfig, match="masks a layer has window 4106, not 4105"):
+            with pytest.raises(
+                UnsupportedConfig, match="a layer has window 4106 by transformers' masks, not 4105"
+            ):
                 native.check_parity(*parts, loaded)
 
 
@@ -111,8 +115,8 @@ def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: P
     ],
     ids=["all before", "a window", "itself", "both ways", "chunks", "a table", "nothing"],
 )
-def test_a_window_is_told_by_the_mask_function(
+def test_a_window_is_found_by_the_mask_function(
     sees: Callable[..., Any], window: int | None
 ) -> None:
-    """Of functions of other forms none is told."""
+    """Functions of other forms have no window."""
     assert window_of(sees) == window

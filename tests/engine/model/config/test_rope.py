@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "truncate": False,
         "original_max_position_embeddings": 4096,
     },
-    "yarn, its factor told": {
+    "yarn with an explicit factor": {
         "rope_type": "yarn",
         "rope_theta": 1e4,
         "factor": 32.0,
@@ -65,7 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frequencies_are_those_of_transformers(kind: str) -> None:
-    """All of them, and what cosines and sines are scaled by."""
+    """All frequencies agree, and the scale of cosines and sines."""
     config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(KINDS[kind]))
     expected = LlamaRotaryEmbedding(config)
     rope = make_rope(KINDS[kind], 128, 131_072, 1e4)
@@ -79,10 +79,10 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75])
-def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float) -> None:
-    """Where part of a head turns, the frequencies are those of that part."""
+def test_a_long_rope_has_frequencies_beyond_its_trained_length(share: float) -> None:
+    """If only part of a head is rotated, the frequencies are those of that part."""
     count = int(128 * share) // 2
-    said = {
+    parameters = {
         "rope_type": "longrope",
         "rope_theta": 1e4,
         "partial_rotary_factor": share,
@@ -91,10 +91,10 @@ def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float
         "original_max_position_embeddings": 4096,
     }
     config = transformers.Phi3Config(
-        **SIZES, original_max_position_embeddings=4096, rope_parameters=dict(said)
+        **SIZES, original_max_position_embeddings=4096, rope_parameters=dict(parameters)
     )
     expected = Phi3RotaryEmbedding(config)
-    rope = make_rope(said, 128, 131_072, 1e4)
+    rope = make_rope(parameters, 128, 131_072, 1e4)
     assert torch.equal(torch.tensor(rope.inv_freq), expected.inv_freq)
     assert rope.attention_scaling == expected.attention_scaling > 1
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=4097)
@@ -103,7 +103,7 @@ def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float
 
 
 @pytest.mark.parametrize(
-    "said",
+    "parameters",
     [
         {"rope_type": "llama3", "factor": 8.0},
         {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
@@ -114,10 +114,10 @@ def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float
     ],
     ids=str,
 )
-def test_parameters_that_do_not_fit_are_not_understood(said: dict[str, Any]) -> None:
-    """Of another type, of too few, of none that are finite, or of another kind."""
+def test_parameters_that_do_not_fit_are_not_understood(parameters: dict[str, Any]) -> None:
+    """They have another type, too few or infinite numbers, or another kind."""
     with pytest.raises(UnsupportedConfig):
-        make_rope(said, 128, 4096, 1e4)
+        make_rope(parameters, 128, 4096, 1e4)
 
 
 @pytest.mark.parametrize("factor", ["x", 0.0, 0.5, -4, 1e300, True, float("nan")])
@@ -128,7 +128,7 @@ def test_a_factor_that_stretches_nothing_is_refused(factor: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reach"),
+    ("parameters", "reach"),
     [
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, None),
         ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32_768}, 262_144),
@@ -137,6 +137,6 @@ def test_a_factor_that_stretches_nothing_is_refused(factor: Any) -> None:
     ],
     ids=str,
 )
-def test_yarn_reaches_as_far_as_it_stretches(said: dict[str, Any], reach: int | None) -> None:
-    """Where that is more than the config's positions, and where it says from what."""
-    assert make_rope(said, 128, 131_072, 1e4).max_positions == reach
+def test_yarn_reaches_as_far_as_it_stretches(parameters: dict[str, Any], reach: int | None) -> None:
+    """The reach exceeds the config's positions if the parameters contain the original ones."""
+    assert make_rope(parameters, 128, 131_072, 1e4).max_positions == reach

@@ -1,4 +1,4 @@
-"""Config fields that transformers never reads: the table of words, and what is ignored by it."""
+"""Config fields that transformers never reads: the table of words, and ignored fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench import transformers_fields as tables
 from tests.engine.families import FAMILIES as DECODER_CONFIGS
 from tests.engine.families import build, told
 from tests.engine.model.encoders.small_encoders import loaded, save
-from tests.engine.model.families.test_families import said_by
+from tests.engine.model.families.test_families import raw_config
 from tests.engine.model.published import BENCHMARK, OTHERS
 from tests.engine.model.published_families import BY_FAMILY
 from tests.engine.model.published_fields import DECODERS, DRAFTS, ENCODERS
@@ -36,8 +36,8 @@ from tidemill.engine.model.network.decoder import Decoder
 
 # One published config of each of most types.
 OF_TYPES = {
-    parse_hf_config(name, said).model_type: said
-    for name, (said, _) in (BENCHMARK | OTHERS | BY_FAMILY | STATES).items()
+    parse_hf_config(name, raw).model_type: raw
+    for name, (raw, _) in (BENCHMARK | OTHERS | BY_FAMILY | STATES).items()
 }
 # Classes of others, of which configs are made.
 OTHER_TYPES = (
@@ -78,14 +78,14 @@ HARMFUL: dict[str, Any] = {
 
 
 def test_the_table_is_that_of_the_installed_transformers() -> None:
-    """After a change of families or of the pin: `python -m bench.transformers_fields --write`."""
+    """`python -m bench.transformers_fields --write` updates it."""
     made = tables.as_text(tables.table())
     assert made == FILE.read_text(encoding="utf-8"), "python -m bench.transformers_fields --write"
 
 
 @pytest.mark.parametrize("folder", ["llama", "nemotron_h", "gemma4", "xlm_roberta", "gpt2"])
 def test_the_table_has_every_field_that_code_reads_by_name(folder: str) -> None:
-    """By Python's own parser: attributes of configs, and the names that `getattr` is given."""
+    """Python's own parser finds attributes of configs, and the names passed to `getattr`."""
     root = Path(transformers.__file__).parent
     [path] = (root / "models" / folder).glob("modeling_*.py")
     kinds = {"gemma4": "gemma4_text", "xlm_roberta": "xlm-roberta"}
@@ -115,7 +115,7 @@ def _is_config(node: ast.expr) -> bool:
 def test_the_table_has_every_field_that_a_network_reads_as_it_runs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever asks for it, from the construction to the logits, and in a KV cache."""
+    """All reads are recorded, from construction to logits, and in a KV cache."""
     read = set()
     getter = PreTrainedConfig.__getattribute__
 
@@ -129,7 +129,7 @@ def test_the_table_has_every_field_that_a_network_reads_as_it_runs(
         network(torch.arange(2, 40)[None], use_cache=True)
     monkeypatch.undo()
     kind = network.config.model_type
-    fields = {key for key in read if not key.startswith("__")} - {"auto_map"}  # for code of its own
+    fields = {key for key in read if not key.startswith("__")} - {"auto_map"}  # for custom code
     assert len(fields) > 30
     assert [key for key in fields if not may_read(kind, key)] == []
 
@@ -137,7 +137,7 @@ def test_the_table_has_every_field_that_a_network_reads_as_it_runs(
 @pytest.mark.parametrize("name", one_in(12, DECODER_CONFIGS))
 @torch.inference_mode()
 def test_a_network_is_the_same_whatever_other_types_fields_say(name: str) -> None:
-    """All that the config classes of other types have and this one's code does not read."""
+    """All fields of other types' config classes that this one's code does not read are ignored."""
     plain: Any = build(name)
     kind, token_ids = plain.config.model_type, torch.arange(2, 40)[None]
     more = {field: 3 for field in fields_of_others() if not may_read(kind, field)}
@@ -159,21 +159,21 @@ def fields_of_others() -> frozenset[str]:
 @pytest.mark.parametrize("name", DECODERS)
 def test_fields_of_a_published_decoder_are_ignored(name: str) -> None:
     """The config is understood as it is published, and without them is the same."""
-    said, fields = DECODERS[name]
-    architecture = architecture_of(parse_hf_config(name, said))
+    raw, fields = DECODERS[name]
+    architecture = architecture_of(parse_hf_config(name, raw))
     assert set(fields) <= set(architecture.ignored_fields)
     ignored = architecture.ignored_fields
-    less = {key: value for key, value in said.items() if key not in ignored}
+    less = {key: value for key, value in raw.items() if key not in ignored}
     assert architecture_of(parse_hf_config(name, less)) == architecture
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_fields_of_a_published_encoder_are_ignored(name: str) -> None:
-    """So are those of models of vectors and scores."""
-    said, fields = ENCODERS[name]
-    architecture = encoders.architecture_of(name, said)
+    """Fields of models for vectors and scores are ignored, too."""
+    raw, fields = ENCODERS[name]
+    architecture = encoders.architecture_of(name, raw)
     assert set(fields) - {"position_embedding_type"} == set(architecture.ignored_fields)
-    less = {key: value for key, value in said.items() if key not in architecture.ignored_fields}
+    less = {key: value for key, value in raw.items() if key not in architecture.ignored_fields}
     assert encoders.architecture_of(name, less) == architecture
 
 
@@ -185,7 +185,7 @@ def test_a_draft_under_a_known_type_is_not_taken_for_a_model(name: str) -> None:
 
 
 def test_every_class_of_an_own_type_is_known_by_its_name() -> None:
-    """Those that transformers' own tables name, but for decision heads."""
+    """The classes are those of transformers' own tables, except decision heads."""
     tasks = [names for key, names in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")]
     unknown = set()
     for families in (FAMILIES, encoders.FAMILIES):
@@ -197,13 +197,13 @@ def test_every_class_of_an_own_type_is_known_by_its_name() -> None:
     assert is_class_of("Ernie4_5_ForCausalLM", ["Ernie4_5ForCausalLM"])
 
 
-def with_fields(said: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def with_fields(raw: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose text has more fields; `architectures` belong to the whole."""
     whole = {key: fields[key] for key in fields.keys() & {"architectures"}}
     text = {key: value for key, value in fields.items() if key not in whole}
-    if "text_config" in said:
-        return said | whole | {"text_config": said["text_config"] | text}
-    return said | fields
+    if "text_config" in raw:
+        return raw | whole | {"text_config": raw["text_config"] | text}
+    return raw | fields
 
 
 def config_of(kind: str) -> dict[str, Any]:
@@ -211,47 +211,47 @@ def config_of(kind: str) -> dict[str, Any]:
     if kind in OF_TYPES:
         return OF_TYPES[kind]
     if kind not in SEEING:
-        return said_by(kind)
-    said: dict[str, Any] = json.loads(
+        return raw_config(kind)
+    raw: dict[str, Any] = json.loads(
         transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False)
     )
-    return said
+    return raw
 
 
 @pytest.mark.parametrize("kind", [*OF_TYPES, *OTHER_TYPES, *SEEING])
-def test_what_no_code_reads_leaves_every_type_its_own_network(kind: str) -> None:
-    """What is read and changes something does not."""
-    said = config_of(kind)
-    expected = architecture_of(parse_hf_config(kind, said))
-    got = architecture_of(parse_hf_config(kind, with_fields(said, HARMLESS | WITHOUT_EFFECT)))
+def test_fields_that_are_never_read_leave_every_type_its_own_network(kind: str) -> None:
+    """A field that is read and changes the result leaves it to transformers."""
+    raw = config_of(kind)
+    expected = architecture_of(parse_hf_config(kind, raw))
+    got = architecture_of(parse_hf_config(kind, with_fields(raw, HARMLESS | WITHOUT_EFFECT)))
     assert got == expected
     assert set(got.ignored_fields) - set(expected.ignored_fields) == set(HARMLESS)
     for key, value in HARMFUL.items():
         if key == "per_layer_config" and kind.startswith("gemma4"):
             continue  # which has one
         with pytest.raises(UnsupportedConfig, match=key):
-            architecture_of(parse_hf_config(kind, with_fields(said, {key: value})))
+            architecture_of(parse_hf_config(kind, with_fields(raw, {key: value})))
 
 
 def test_every_type_of_decoder_is_tried() -> None:
     """A new family comes with a config."""
-    made = {said_by(name)["model_type"] for name in OTHER_TYPES}
+    made = {raw_config(name)["model_type"] for name in OTHER_TYPES}
     assert FAMILIES.keys() - OF_TYPES - made - {*SEEING} == {"glm4v_moe_text"}
 
 
 @pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_so_it_does_every_type_of_encoder(kind: str) -> None:
-    """By a config of nothing but its type, which has its class's defaults."""
-    said = {"model_type": kind}
-    expected = encoders.architecture_of(kind, said)
-    got = encoders.architecture_of(kind, said | HARMLESS | WITHOUT_EFFECT)
+    """A config with only its type has its class's defaults."""
+    raw = {"model_type": kind}
+    expected = encoders.architecture_of(kind, raw)
+    got = encoders.architecture_of(kind, raw | HARMLESS | WITHOUT_EFFECT)
     assert (got, set(got.ignored_fields)) == (expected, set(HARMLESS))
     harmful = {key: value for key, value in HARMFUL.items() if key != "is_causal"}
     for key, value in (harmful | {"is_causal": True, "is_decoder": True}).items():
         if kind in ("distilbert", "modernbert", "mpnet", "nomic_bert") and key == "is_decoder":
             continue  # which their classes do not read
         with pytest.raises(UnsupportedConfig, match=key):
-            encoders.architecture_of(kind, said | {key: value})
+            encoders.architecture_of(kind, raw | {key: value})
 
 
 @pytest.mark.parametrize("name", ["Qwen2Config", "FalconConfig", "NemotronHConfig"])
@@ -262,11 +262,11 @@ def test_a_model_with_ignored_fields_is_proved_against_transformers(
     build(name).save_pretrained(tmp_path)  # type: ignore[operator]
     path = tmp_path / "config.json"
     more = HARMLESS | WITHOUT_EFFECT | {"use_qk_norm": True, "clip_qkv": 0.1}
-    said = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in more}
-    rope = said.get("rope_parameters")
+    raw = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in more}
+    rope = raw.get("rope_parameters")
     if rope is not None:
         more["rope_parameters"] = rope | {"finetuned": True, "attn_factor": None}
-    path.write_text(json.dumps(said | more))
+    path.write_text(json.dumps(raw | more))
     model = load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     [note] = model.notes
@@ -276,7 +276,7 @@ def test_a_model_with_ignored_fields_is_proved_against_transformers(
 
 
 def test_an_encoder_with_ignored_fields_is_proved_too(tmp_path: Path) -> None:
-    """As every XLM-R file has them."""
+    """Every XLM-R file has such fields."""
     save(tmp_path, "XLMRoberta", output_past=True, pooler_type="x")
     [note] = loaded(tmp_path).notes
     assert note.startswith("config.json: ignored output_past and pooler_type, which transformers'")

@@ -1,4 +1,4 @@
-"""Small random encoders in folders, with a real tokenizer, and what sentence-transformers says."""
+"""Small random encoders in folders, with a real tokenizer, and sentence-transformers' results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEXTS = [
 
 
 def save(folder: Path, family: str, kind: str = "Model", **changes: Any) -> Path:
-    """Save a random model of a family, whole or with a head, and a tokenizer beside it."""
+    """Save a random model of a family, with or without a head, together with a tokenizer."""
     make = getattr(transformers, f"{family}Config")
     config = make(**{**SIZES, "pad_token_id": 1, **FAMILIES[family], **changes})
     torch.manual_seed(0)
@@ -69,14 +69,14 @@ def save(folder: Path, family: str, kind: str = "Model", **changes: Any) -> Path
 def loaded(folder: Path, **settings: Any) -> LoadedEncoder:
     """Load the model of a folder."""
     config = EngineConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **settings})
-    said = json.loads((folder / "config.json").read_bytes())
-    description = read_pooling_config(said, config)
+    raw = json.loads((folder / "config.json").read_bytes())
+    description = read_pooling_config(raw, config)
     assert description is not None
     return load_encoder(config, description)
 
 
 def values(model: LoadedEncoder, requests: Sequence[EncodingRequest]) -> NDArray[np.float32]:
-    """Return what a model gives for some requests that run together."""
+    """Return a model's outputs for some requests that run together."""
     work = EncodingCore(model, max_tokens=2048, max_sequences=64)
     items = [work.add(request) for request in requests]
     while work.step() is not None:
@@ -95,7 +95,7 @@ def requests(tokenizer: Any, texts: Sequence[Any], longest: int = 300) -> list[E
 
 
 def cosines(got: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return how far rows point the same way."""
+    """Return the cosine similarities of rows."""
     a, b = got.astype(np.float64), expected.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     product: NDArray[np.float64] = (a * b).sum(axis=1) / norms

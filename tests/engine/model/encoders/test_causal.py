@@ -1,4 +1,4 @@
-"""Decoders that give vectors or scores."""
+"""Decoders that compute vectors or scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(name="families", autouse=True)
 def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them be saved as encoders are."""
+    """Allow saving them like encoders."""
     for family, changes in DECODERS.items():
         monkeypatch.setitem(FAMILIES, family, changes)
 
@@ -44,7 +44,7 @@ def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vectors_of_decoders_are_those_of_sentence_transformers(
     tmp_path: Path, family: str, mode: str
 ) -> None:
-    """By our decoder, without the weights of a head; Gemma's looks both ways."""
+    """Our decoder runs without a head's weights; Gemma's is bidirectional."""
     save(tmp_path, family, pad_token_id=0)
     network = Transformer(str(tmp_path), max_seq_length=300)
     modules = [network, Pooling(48, pooling_mode=mode), Dense(48, 24)]
@@ -58,7 +58,7 @@ def test_vectors_of_decoders_are_those_of_sentence_transformers(
 
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
 def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, family: str) -> None:
-    """By the head that reads the last token."""
+    """The head reads the last token."""
     save(tmp_path, family, "ForSequenceClassification", num_labels=1, pad_token_id=0)
     model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
     pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
@@ -72,7 +72,7 @@ def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, f
 def test_a_decoder_may_score_by_two_of_its_tokens(
     tmp_path: Path, *, tie_word_embeddings: bool
 ) -> None:
-    """By how much more likely the one is: of its head two rows are read."""
+    """The score is how much more likely one token is: only two rows of the head are read."""
     save(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=tie_word_embeddings)
     overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     ours = loaded(tmp_path, runner="pooling", hf_overrides=overrides)

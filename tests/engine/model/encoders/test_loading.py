@@ -1,4 +1,4 @@
-"""Which encoders are refused, and with which words; what is remembered of a parity."""
+"""Refused encoders with their messages, and cached parity checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tidemill.engine.model.encoders import loading
 
 
 def changed(folder: Path, **changes: Any) -> Path:
-    """Change what a folder's config.json says."""
+    """Change fields of a folder's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
     return folder
 
 
 def weights(folder: Path, **changes: torch.Tensor | None) -> Path:
-    """Change what a folder stores; None takes a tensor out."""
+    """Change tensors of a folder; None removes one."""
     path = folder / "model.safetensors"
     stored = {**load_file(path), **{key.replace("__", "."): v for key, v in changes.items()}}
     save_file({key: v for key, v in stored.items() if v is not None}, path)
@@ -32,7 +32,7 @@ def weights(folder: Path, **changes: torch.Tensor | None) -> Path:
 
 
 def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
-    """By its name; random numbers never stand in for it."""
+    """The error names it; random numbers never replace it."""
     save(tmp_path, "Bert")
     name = "encoder.layer.1.output.dense.weight"
     weights(tmp_path, **{name.replace(".", "__"): None})
@@ -41,15 +41,15 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_more_than_the_network_are_refused(tmp_path: Path) -> None:
-    """Without them it would answer nonsense."""
+    """Without them its answers would be wrong."""
     save(tmp_path, "Bert")
     weights(tmp_path, encoder__layer__0__output__adapter__weight=torch.ones(4, 4))
-    with pytest.raises(ModelRefused, match=r"adapter\.weight, for which BertModel has no place"):
+    with pytest.raises(ModelRefused, match=r"adapter\.weight, which BertModel does not use"):
         loaded(tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Damaged ones answer with what is no number."""
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Damaged weights produce answers that are not finite."""
     save(tmp_path, "Bert")
     weights(tmp_path, embeddings__LayerNorm__bias=torch.full((48,), torch.nan))
     with pytest.raises(ModelRefused, match=r"NaN or infinity|relative distance"):
@@ -57,14 +57,14 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_quantised_weights_and_adapters_are_refused(tmp_path: Path) -> None:
-    """With the words that decoders have for them."""
+    """The messages are the same as for decoders."""
     save(tmp_path / "quantised", "Bert")
     changed(tmp_path / "quantised", quantization_config={"bits": 4})
     with pytest.raises(ModelRefused, match="quantised"):
         loaded(tmp_path / "quantised")
     save(tmp_path / "adapter", "Bert")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelRefused, match="adapters are not applied"):
+    with pytest.raises(ModelRefused, match="pass its base model with --model"):
         loaded(tmp_path / "adapter")
 
 
@@ -89,10 +89,10 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_what_the_proof_does_not_hold_for_is_run_by_transformers(
+def test_a_model_that_fails_the_check_is_run_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another curve than the config's is another function."""
+    """A different activation is a different function."""
     save(tmp_path, "Bert", hidden_act="gelu_new")
     families = loading.architecture_of
 
@@ -102,13 +102,13 @@ def test_what_the_proof_does_not_hold_for_is_run_by_transformers(
     monkeypatch.setattr(loading, "architecture_of", wrong)
     (note,) = loaded(tmp_path).notes
     assert "transformers runs this model" in note
-    assert "give other vectors" in note
+    assert "its vectors differ from transformers'" in note
 
 
 def test_a_proof_that_went_well_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same files, by the same sources."""
+    """The files and the source code must be the same."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     save(tmp_path / "model", "Bert")
     loaded(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Modules beside a network, fetched as the hub's cache keeps them."""
+"""Modules in addition to a network, fetched in the layout of the hub's cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def from_hub(snapshot: Path) -> LoadedEncoder:
 def test_the_weights_of_modules_are_read_by_the_hubs_links(
     model: SentenceTransformer, snapshot: Path
 ) -> None:
-    """From a folder within the snapshot, by the model's id and as a folder."""
+    """The weights are in a folder of the snapshot, for the model's id and for its folder."""
     assert (snapshot / WEIGHTS).readlink().parts[:4] == ("..", "..", "..", "blobs")
     expected = model.encode(TEXTS)
     for ours in (from_hub(snapshot), loaded(snapshot)):
@@ -74,21 +74,21 @@ def test_the_weights_of_modules_are_read_by_the_hubs_links(
 
 
 def test_a_link_of_a_module_that_leads_elsewhere_is_refused(snapshot: Path, tmp_path: Path) -> None:
-    """Nothing is read outside of the cache."""
+    """Nothing outside of the cache is read."""
     blob = (snapshot / WEIGHTS).resolve()
     blob.rename(tmp_path / "elsewhere")
     (snapshot / WEIGHTS).unlink()
     (snapshot / WEIGHTS).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelRefused, match="leads to"):
+    with pytest.raises(ModelRefused, match="links to"):
         from_hub(snapshot)
 
 
-def test_a_module_without_weights_is_said_to_lack_them(snapshot: Path) -> None:
-    """A hub that has only pickled ones is not asked for a model of the folder's name."""
+def test_missing_weights_of_a_module_are_named(snapshot: Path) -> None:
+    """A hub with only pickled weights is not queried for a model of the folder's name."""
     (snapshot / WEIGHTS).rename(snapshot / "2_Dense/pytorch_model.bin")
     repository = snapshot.parent.parent
     missing = repository / ".no_exist" / COMMIT / WEIGHTS
     missing.parent.mkdir(parents=True)
     missing.touch()
-    with pytest.raises(ModelRefused, match=r"holds neither .* \(it has pytorch_model\.bin\)"):
+    with pytest.raises(ModelRefused, match=r"has neither .* \(it contains pytorch_model\.bin\)"):
         from_hub(snapshot)

@@ -27,7 +27,7 @@ PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 
 
 def sentence_transformer(folder: Path, mode: str | tuple[str, ...] = "mean") -> SentenceTransformer:
-    """Return the model of a folder with a pooling of its own, saved back to it."""
+    """Return a folder's model with its own pooling, saved back to the folder."""
     network = Transformer(str(folder), max_seq_length=300)
     pooling = Pooling(network.get_embedding_dimension(), pooling_mode=mode)
     model = SentenceTransformer(modules=[network, pooling], device="cpu")
@@ -37,7 +37,7 @@ def sentence_transformer(folder: Path, mode: str | tuple[str, ...] = "mean") -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, family: str) -> None:
-    """Of texts of many lengths at once, by every family."""
+    """The engine agrees on batches of texts of many lengths, for every family."""
     model = sentence_transformer(save(tmp_path, family))
     got = values(loaded(tmp_path), requests(model.tokenizer, TEXTS))
     assert cosines(got, model.encode(TEXTS)).min() >= 0.9999
@@ -53,7 +53,7 @@ def test_vectors_of_a_real_model_are_those_of_sentence_transformers() -> None:
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert"])
 def test_in_bf16_vectors_point_the_same_way(tmp_path: Path, family: str) -> None:
-    """But for rounding."""
+    """The directions agree up to rounding."""
     model = sentence_transformer(save(tmp_path, family))
     got = values(loaded(tmp_path, dtype="bfloat16"), requests(model.tokenizer, TEXTS))
     assert cosines(got, model.encode(TEXTS)).min() >= 0.995
@@ -77,18 +77,18 @@ def test_every_way_of_pooling_is_that_of_sentence_transformers(
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "weightedmean"])
 def test_a_prompt_that_is_left_out_is_read_but_not_pooled(tmp_path: Path, mode: str) -> None:
-    """As where Pooling says include_prompt false."""
+    """Pooling has include_prompt false here."""
     network = Transformer(str(save(tmp_path, "Bert")), max_seq_length=300)
     pooling = Pooling(48, pooling_mode=mode, include_prompt=False)
     model = SentenceTransformer(modules=[network, pooling], device="cpu")
     model.save(str(tmp_path))
     prompt = "Find what answers this: "
     skipped = len(model.tokenizer(prompt)["input_ids"]) - 1  # the end of a text is not the prompt's
-    asked = [
+    encoding_requests = [
         EncodingRequest(request.token_ids, num_skipped=skipped)
         for request in requests(model.tokenizer, [prompt + text for text in TEXTS])
     ]
-    got = values(loaded(tmp_path), asked)
+    got = values(loaded(tmp_path), encoding_requests)
     np.testing.assert_allclose(got, model.encode(TEXTS, prompt=prompt), atol=2e-5)
 
 
@@ -111,8 +111,8 @@ def test_modules_after_pooling_are_those_of_sentence_transformers(tmp_path: Path
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_those_of_sentence_transformers(tmp_path: Path, family: str) -> None:
-    """Of pairs, by the head that each family has; before they go through an activation."""
-    # The tokenizer tells two segments apart.
+    """Scores of pairs agree for each family's head, before the activation."""
+    # The tokenizer distinguishes two segments.
     types = {"type_vocab_size": 2} if "type_vocab_size" in FAMILIES[family] else {}
     save(tmp_path, family, "ForSequenceClassification", num_labels=1, **types)
     model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
@@ -124,10 +124,10 @@ def test_scores_are_those_of_sentence_transformers(tmp_path: Path, family: str) 
     assert np.ptp(expected) > 1e-2
 
 
-def test_what_padding_is_called_amid_a_text_has_the_place_that_transformers_gives_it(
+def test_a_padding_token_within_a_text_has_transformers_position(
     tmp_path: Path,
 ) -> None:
-    """RoBERTa counts around it."""
+    """RoBERTa does not count it as a position."""
     save(tmp_path, "Roberta")
     ids = [5, 1, 1, 9, 1, 12, 7]
     ours = loaded(tmp_path)
@@ -154,12 +154,14 @@ def test_what_padding_is_called_amid_a_text_has_the_place_that_transformers_give
     ],
 )
 def test_a_vector_is_the_same_alone_and_in_company(tmp_path: Path, dtype: str) -> None:
-    """Bit for bit."""
+    """The result is bit-identical."""
     save(tmp_path, "ModernBert")
     ours = loaded(tmp_path, dtype=dtype)
     lengths = [1, 3, 17, 64, 65, 200, 300]
     generator = np.random.default_rng(0)
-    asked = [EncodingRequest(generator.integers(3, 9000, length).tolist()) for length in lengths]
-    together = values(ours, asked)
-    for request, row in zip(asked, together, strict=True):
+    encoding_requests = [
+        EncodingRequest(generator.integers(3, 9000, length).tolist()) for length in lengths
+    ]
+    together = values(ours, encoding_requests)
+    for request, row in zip(encoding_requests, together, strict=True):
         assert np.array_equal(values(ours, [request])[0], row)

@@ -1,4 +1,4 @@
-"""What is read of a folder that gives vectors or scores, and what is refused by name."""
+"""Pooling settings of folders of models for vectors or scores, and refusals by name."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ DENSE = {
 def described(
     folder: Path, config: dict[str, Any], files: dict[str, Any] | None = None, **settings: Any
 ) -> PoolingConfig | None:
-    """Return what is read of a folder of these files."""
+    """Return the pooling config of a folder of these files."""
     files = files or {}
     listed = files.get("modules.json", [])
     paths = [entry["path"] for entry in listed if entry["type"].endswith(".Pooling")]
     pooled = {f"{path}/config.json": {} for path in paths if path == "1_Pooling"}
-    for name, said in {**pooled, **files}.items():
+    for name, fields in {**pooled, **files}.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(fields))
     return read_pooling_config(config, EngineConfig(str(folder), **settings))
 
 
@@ -95,10 +95,10 @@ def test_a_model_of_sentence_transformers_as_it_is_published() -> None:
         (DECODER, {"hf_overrides": {"architectures": ["Qwen3ForSequenceClassification"]}}, True),
     ],
 )
-def test_whether_a_model_generates_is_told_by_its_architecture_or_said(
+def test_the_architecture_or_an_option_decides_whether_a_model_generates(
     config: dict[str, Any], settings: dict[str, Any], *, expected: bool, tmp_path: Path
 ) -> None:
-    """Without files of sentence-transformers the architecture's name decides, a flag above it."""
+    """Without sentence-transformers' files the architecture's name decides, unless overridden."""
     assert is_pooling_model(config, EngineConfig(str(tmp_path), **settings)) is expected
     if not expected:
         assert read_pooling_config(config, EngineConfig(str(tmp_path), **settings)) is None
@@ -136,7 +136,7 @@ def test_a_decoder_with_modules_gives_vectors(tmp_path: Path) -> None:
 def test_a_model_without_modules_is_pooled_as_vllm_does(
     config: dict[str, Any], mode: str, tmp_path: Path
 ) -> None:
-    """The first token of an encoder, the last of a decoder, at length 1."""
+    """Encoders use the first token, decoders the last, at length 1."""
     read = described(tmp_path, config)
     assert read is not None
     assert (read.pooling, read.normalize) == (Pooling((mode,)), True)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_a_model_without_modules_is_pooled_as_vllm_does(
 def test_a_trained_head_that_no_endpoint_serves_is_refused_by_name(
     head: str, tmp_path: Path
 ) -> None:
-    """`--convert embed` asks for vectors without it; modules of sentence-transformers do, too."""
+    """`--convert embed` requests vectors without it; sentence-transformers' modules do so, too."""
     config = {"model_type": "distilbert", "architectures": [f"DistilBertFor{head}"]}
     with pytest.raises(ModelRefused, match=rf"head \(DistilBertFor{head}\).*--convert embed"):
         described(tmp_path, config)
@@ -175,7 +175,7 @@ def test_half_a_pair_of_networks_is_refused_by_its_type(kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("said", "modes"),
+    ("fields", "modes"),
     [
         ({}, ("mean",)),
         ({"pooling_mode": "max"}, ("max",)),
@@ -185,10 +185,10 @@ def test_half_a_pair_of_networks_is_refused_by_its_type(kind: str, tmp_path: Pat
     ],
 )
 def test_ways_of_pooling_are_read_in_both_forms(
-    said: dict[str, Any], modes: tuple[str, ...], tmp_path: Path
+    fields: dict[str, Any], modes: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Flags of the old form come in the order in which sentence-transformers joins them."""
-    files = {"modules.json": stack("Pooling"), "1_Pooling/config.json": said}
+    files = {"modules.json": stack("Pooling"), "1_Pooling/config.json": fields}
     read = described(tmp_path, BERT, files)
     assert read is not None
     assert read.pooling == Pooling(modes)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_ways_of_pooling_are_read_in_both_forms(
 def test_modules_keep_their_order_and_only_the_last_normalize_is_the_endpoints(
     tmp_path: Path,
 ) -> None:
-    """What stands between is computed before what follows it; dropout does nothing."""
+    """Earlier modules are computed before later ones; dropout does nothing."""
     files = {
         "modules.json": stack("Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "Normalize"),
         "1_Pooling/config.json": {"pooling_mode": "mean"},
@@ -222,7 +222,7 @@ def test_modules_keep_their_order_and_only_the_last_normalize_is_the_endpoints(
         ({"modules.json": [TRANSFORMER, {"path": "../x", "type": "a.B"}]}, "../x"),
         ({"modules.json": {}}, "Transformer"),
         ({"modules.json": [{**TRANSFORMER, "path": "0_BERT"}]}, "Transformer"),
-        ({"modules.json": stack()}, "no vector"),
+        ({"modules.json": stack()}, "does not compute a vector"),
         (
             {"modules.json": stack("Pooling"), "1_Pooling/config.json": {"pooling_mode": "min"}},
             "pooling_mode",
@@ -299,23 +299,21 @@ def test_modules_keep_their_order_and_only_the_last_normalize_is_the_endpoints(
         ),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(
-    files: dict[str, Any], word: str, tmp_path: Path
-) -> None:
-    """A vector that lacks a step looks like any other, so nothing is passed over."""
+def test_unknown_names_are_refused(files: dict[str, Any], word: str, tmp_path: Path) -> None:
+    """A vector that lacks a step looks like any other, so nothing is ignored."""
     with pytest.raises(ModelRefused, match=word.replace("..", "[.][.]")):
         described(tmp_path, BERT, files)
 
 
-def test_what_is_no_json_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_invalid_json_is_refused_by_its_name(tmp_path: Path) -> None:
     """The sentence names the file."""
     (tmp_path / "modules.json").write_text("[{")
-    with pytest.raises(ModelRefused, match=r"modules[.]json is no JSON"):
+    with pytest.raises(ModelRefused, match=r"modules[.]json is not valid JSON"):
         described(tmp_path, BERT)
 
 
 @pytest.mark.parametrize(
-    ("said", "files", "activation"),
+    ("fields", "files", "activation"),
     [
         ({}, {}, "Sigmoid"),
         ({"sbert_ce_default_activation_function": "torch.nn.Identity"}, {}, "Identity"),
@@ -332,17 +330,17 @@ def test_what_is_no_json_is_refused_by_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_cross_encoder_has_one_label_and_an_activation(
-    said: dict[str, Any], files: dict[str, Any], activation: str, tmp_path: Path
+    fields: dict[str, Any], files: dict[str, Any], activation: str, tmp_path: Path
 ) -> None:
     """The sigmoid, unless one of three versions of sentence-transformers has saved another."""
-    config = {**SCORER, "id2label": {"0": "LABEL_0"}, **said}
+    config = {**SCORER, "id2label": {"0": "LABEL_0"}, **fields}
     read = described(tmp_path, config, files)
     assert read is not None
     assert (read.task, read.head, read.activation) == ("score", Classifier(1), activation)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels (`id2label` in config.json)"),
         ({"num_labels": 3}, "3 labels (`num_labels` in config.json)"),
@@ -350,15 +348,15 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
     ],
 )
 def test_a_classifier_of_several_labels_gives_no_score(
-    said: dict[str, Any], words: str, tmp_path: Path
+    fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     """The refusal names the field that counts the labels."""
     with pytest.raises(ModelRefused, match=re.escape(words)):
-        described(tmp_path, {**SCORER, **said})
+        described(tmp_path, {**SCORER, **fields})
 
 
 def test_a_reranker_that_answers_by_a_token_names_the_two(tmp_path: Path) -> None:
-    """As sentence-transformers saves it: its module says which ids."""
+    """sentence-transformers saves such a module with the token ids."""
     files = {
         "modules.json": stack("LogitScore"),
         "1_LogitScore/config.json": {"true_token_id": 9693, "false_token_id": 2152},
@@ -432,7 +430,7 @@ def test_a_dense_layer_may_give_the_score(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "mode", "normalize"),
+    ("options", "mode", "normalize"),
     [
         ({}, "mean", True),
         ({"pooling_type": "LAST"}, "lasttoken", True),
@@ -440,12 +438,12 @@ def test_a_dense_layer_may_give_the_score(tmp_path: Path) -> None:
         ({"normalize": False}, "mean", False),
     ],
 )
-def test_a_persons_word_on_pooling_stands_above_the_files(
-    told: dict[str, Any], mode: str, *, normalize: bool, tmp_path: Path
+def test_pooling_options_override_the_files(
+    options: dict[str, Any], mode: str, *, normalize: bool, tmp_path: Path
 ) -> None:
-    """In vLLM's words, those of today and those of before."""
+    """The names are vLLM's, current ones and older ones."""
     files = {"modules.json": stack("Pooling", "Normalize")}
-    read = described(tmp_path, BERT, files, pooler_config=told)
+    read = described(tmp_path, BERT, files, pooler_config=options)
     assert read is not None
     assert (read.pooling, read.normalize) == (Pooling((mode,)), normalize)  # type: ignore[arg-type]
     scorer = described(
@@ -456,7 +454,7 @@ def test_a_persons_word_on_pooling_stands_above_the_files(
 
 
 @pytest.mark.parametrize(
-    ("config", "told", "word"),
+    ("config", "options", "word"),
     [
         (BERT, {"pooling_type": "STEP"}, "pooling_type"),
         (BERT, {"pooling_type": 5}, "pooling_type"),
@@ -466,35 +464,35 @@ def test_a_persons_word_on_pooling_stands_above_the_files(
     ],
 )
 def test_words_on_pooling_that_are_not_served_are_refused_by_name(
-    config: dict[str, Any], told: dict[str, Any], word: str, tmp_path: Path
+    config: dict[str, Any], options: dict[str, Any], word: str, tmp_path: Path
 ) -> None:
-    """As those of a file are."""
-    with pytest.raises(ModelRefused, match=f"--pooler-config says .* for {word}"):
-        described(tmp_path, config, pooler_config=told)
+    """The same applies to those in files."""
+    with pytest.raises(ModelRefused, match=f"--pooler-config has unsupported {word}"):
+        described(tmp_path, config, pooler_config=options)
 
 
-def test_scores_without_activation_may_be_told(tmp_path: Path) -> None:
-    """For all requests of a run."""
+def test_the_activation_of_scores_can_be_disabled(tmp_path: Path) -> None:
+    """The option applies to all requests of a run."""
     read = described(tmp_path, {**SCORER, "num_labels": 1}, pooler_config={"use_activation": False})
     assert read is not None
     assert read.activation == "Identity"
 
 
 @pytest.mark.parametrize(
-    ("said", "widths"),
+    ("fields", "widths"),
     [
         ({}, None),
         ({"is_matryoshka": True}, frozenset()),
         ({"matryoshka_dimensions": [64, 128]}, frozenset({64, 128})),
     ],
 )
-def test_a_vector_may_be_cut_where_the_config_says_so(
-    said: dict[str, Any], widths: frozenset[int] | None, tmp_path: Path
+def test_a_vector_may_be_cut_if_the_config_allows_it(
+    fields: dict[str, Any], widths: frozenset[int] | None, tmp_path: Path
 ) -> None:
-    """As in vLLM, where `--hf-overrides` may say it too."""
+    """vLLM does the same, also through `--hf-overrides`."""
     for read in (
-        described(tmp_path, {**BERT, **said}),
-        described(tmp_path, BERT, hf_overrides=said),
+        described(tmp_path, {**BERT, **fields}),
+        described(tmp_path, BERT, hf_overrides=fields),
     ):
         assert read is not None
         assert read.matryoshka == widths
@@ -508,7 +506,7 @@ def test_a_vector_may_be_cut_where_the_config_says_so(
         (["input_ids", "attention_mask"], False),
     ],
 )
-def test_segments_are_told_apart_unless_the_tokenizer_says_otherwise(
+def test_segments_are_distinguished_unless_the_tokenizer_disables_them(
     names: list[str] | None, *, has_types: bool, tmp_path: Path
 ) -> None:
     """It names what it gives."""
@@ -527,7 +525,7 @@ ANSWERS = {
 
 
 def test_a_reranker_that_reads_messages_has_a_template_for_pairs(tmp_path: Path) -> None:
-    """With what its folder says to the template."""
+    """The template gets the variables in its folder."""
     saved = {
         "transformer_task": "text-generation",
         "modality_config": {"text": LOGITS, "message": {**LOGITS, "format": "flat"}},
@@ -555,7 +553,7 @@ def test_a_reranker_that_reads_messages_has_a_template_for_pairs(tmp_path: Path)
 def test_other_ways_of_reading_a_text_are_refused(
     saved: dict[str, Any], word: str | None, tmp_path: Path
 ) -> None:
-    """Nothing said, in whatever way, is what there always was."""
+    """Empty settings of any form keep the default behaviour."""
     files = {"modules.json": stack("Pooling"), "sentence_bert_config.json": saved}
     if word is None:
         assert described(tmp_path, BERT, files) is not None

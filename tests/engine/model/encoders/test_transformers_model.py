@@ -42,13 +42,13 @@ OFFSET = ("Roberta", "XLMRoberta", "Camembert", "MPNet")
 
 @pytest.fixture(name="families", autouse=True)
 def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them be saved as encoders are."""
+    """Allow saving them like encoders."""
     for family, changes in OTHERS.items():
         monkeypatch.setitem(FAMILIES, family, changes)
 
 
 def sentence_transformer(folder: Path) -> SentenceTransformer:
-    """Return the model of a folder with a pooling of its own, saved back to it."""
+    """Return a folder's model with its own pooling, saved back to the folder."""
     network = Transformer(str(folder), max_seq_length=300)
     model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
     model.save(str(folder))
@@ -56,32 +56,32 @@ def sentence_transformer(folder: Path) -> SentenceTransformer:
 
 
 def count_calls(ours: LoadedEncoder) -> list[int]:
-    """Return what tells how many sequences each call of a model's module has had."""
+    """Return a list that receives the number of sequences in each call of a model's module."""
     assert isinstance(ours.network, TransformersEncoder)
     calls: list[int] = []
 
-    def note(module: object, args: object, told: dict[str, Any]) -> None:
+    def note(module: object, args: object, arguments: dict[str, Any]) -> None:
         del module, args
-        calls.append(len(told["input_ids"]))
+        calls.append(len(arguments["input_ids"]))
 
     ours.network._module.register_forward_pre_hook(note, with_kwargs=True)
     return calls
 
 
 def test_texts_of_few_lengths_are_few_batches(tmp_path: Path) -> None:
-    """In any order, and with the vectors of sentence-transformers."""
+    """Texts come in any order, and the vectors are those of sentence-transformers."""
     save(tmp_path, "Electra")
     model = sentence_transformer(tmp_path)
     ours = loaded(tmp_path)
     calls = count_calls(ours)
     few = [f"The mill has {i} stones." for i in range(9)]
     texts = [*few[:5], *TEXTS, *few[5:]]
-    asked = requests(model.tokenizer, texts)
-    got = values(ours, asked)
+    encoding_requests = requests(model.tokenizer, texts)
+    got = values(ours, encoding_requests)
     assert cosines(got, model.encode(texts)).min() >= 0.9999
     np.testing.assert_allclose(got, model.encode(texts), atol=2e-5)
     assert sum(calls) == len(texts)
-    assert len(calls) == len({len(request.token_ids) for request in asked}) < len(texts)
+    assert len(calls) == len({len(request.token_ids) for request in encoding_requests}) < len(texts)
 
 
 @pytest.mark.parametrize("family", T5)
@@ -89,14 +89,14 @@ def test_texts_of_few_lengths_are_few_batches(tmp_path: Path) -> None:
 def test_the_encoder_of_a_t5_gives_vectors(
     tmp_path: Path, family: str, *, is_saved_whole: bool
 ) -> None:
-    """As sentence-t5 is published, without a decoder, and of weights that have one."""
+    """sentence-t5 is published without a decoder; other weights have one."""
     save(tmp_path, family, "Model" if is_saved_whole else "EncoderModel")
     model = sentence_transformer(tmp_path)
     if is_saved_whole:
         save(tmp_path, family)  # sentence-transformers has kept the encoder alone
     ours = loaded(tmp_path)
-    asked = requests(model.tokenizer, TEXTS)
-    got = values(ours, [EncodingRequest(request.token_ids) for request in asked])
+    encoding_requests = requests(model.tokenizer, TEXTS)
+    got = values(ours, [EncodingRequest(request.token_ids) for request in encoding_requests])
     assert cosines(got, model.encode(TEXTS)).min() >= 0.9999
     np.testing.assert_allclose(got, model.encode(TEXTS), atol=5e-5)
 
@@ -109,7 +109,7 @@ def test_scores_of_a_t5_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", OFFSET)
-def test_the_row_of_padding_is_no_position(tmp_path: Path, family: str) -> None:
+def test_the_row_of_padding_is_not_a_position(tmp_path: Path, family: str) -> None:
     """A text of the context's length is read to its end."""
     save(tmp_path, family, hidden_act="quick_gelu")
     ours = loaded(tmp_path)
@@ -122,25 +122,25 @@ def test_the_row_of_padding_is_no_position(tmp_path: Path, family: str) -> None:
     assert np.isfinite(got).all()
 
 
-def test_a_curve_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    """With the field that says it."""
+def test_an_unknown_activation_is_named(tmp_path: Path) -> None:
+    """The error contains the field."""
     save(tmp_path, "Bert")
-    said = json.loads((tmp_path / "config.json").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({**said, "hidden_act": "wobble"}))
-    with pytest.raises(ModelRefused, match=r"config\.json says 'wobble' for hidden_act, which"):
+    raw = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "hidden_act": "wobble"}))
+    with pytest.raises(ModelRefused, match=r"config\.json has hidden_act 'wobble', which"):
         loaded(tmp_path)
 
 
-def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> None:
-    """Sequence by sequence, and said so."""
+def test_families_unknown_to_our_networks_are_run_by_transformers(tmp_path: Path) -> None:
+    """Sequences run one by one, and a note reports it."""
     save(tmp_path, "Albert")
     network = Transformer(str(tmp_path), max_seq_length=300)
     model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
     model.save(str(tmp_path))
     ours = loaded(tmp_path)
     (note,) = ours.notes
-    assert note.startswith("transformers runs this model, sequences of one length together")
-    assert "'albert' is no family that it knows" in note
+    assert note.startswith("transformers runs this model, with sequences of one length together")
+    assert "does not implement model type 'albert'" in note
     got = values(ours, requests(model.tokenizer, TEXTS))
     np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
 

@@ -1,4 +1,4 @@
-"""How each family's config fills the block, and that none is filled by half."""
+"""Each family's config fills the whole block."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ ALL = [*FAMILIES, *VARIANTS]
 CPU = torch.device("cpu")
 
 
-def said_by(name: str) -> dict[str, Any]:
-    """Return what transformers writes into the config.json of a family or variant."""
+def raw_config(name: str) -> dict[str, Any]:
+    """Return transformers' config.json of a family or variant."""
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
-    said: dict[str, Any] = json.loads(
+    raw: dict[str, Any] = json.loads(
         getattr(transformers, kind)(**told(kind, differs)).to_json_string(use_diff=False)
     )
-    return said
+    return raw
 
 
-def understood(folder: Path, said: Mapping[str, Any]) -> Architecture:
-    """Return what a config.json comes to."""
-    (folder / "config.json").write_text(json.dumps(said))
+def understood(folder: Path, raw: Mapping[str, Any]) -> Architecture:
+    """Return the architecture of a config.json."""
+    (folder / "config.json").write_text(json.dumps(raw))
     return architecture_of(read_hf_config(str(folder)))
 
 
 @pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
-def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name: str) -> None:
+def test_missing_fields_have_transformers_defaults(tmp_path: Path, name: str) -> None:
     """Field by field: the default of the family's class, or not understood."""
-    said = said_by(name)
+    raw = raw_config(name)
     num_understood = 0
-    for key in said.keys() - {"model_type"}:
-        less = {other: value for other, value in said.items() if other != key}
+    for key in raw.keys() - {"model_type"}:
+        less = {other: value for other, value in raw.items() if other != key}
         try:
             got = understood(tmp_path, less)
         except UnsupportedConfig:
@@ -62,7 +62,7 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name
         num_understood += 1
         resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
         assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str))), key
-    assert num_understood > len(said) / 2
+    assert num_understood > len(raw) / 2
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
@@ -70,27 +70,27 @@ def test_a_model_that_is_left_out_is_so_by_the_field_that_the_page_names(
     tmp_path: Path, kind: str
 ) -> None:
     """Which its family's others do without."""
-    configs = (said_by(name) for name in FAMILIES)
-    said = next(said for said in configs if said["model_type"] == kind)
-    understood(tmp_path, said)
+    configs = (raw_config(name) for name in FAMILIES)
+    raw = next(raw for raw in configs if raw["model_type"] == kind)
+    understood(tmp_path, raw)
     _, field, value = LEFT_OUT[kind]
     with pytest.raises(UnsupportedConfig, match=field):
-        understood(tmp_path, said | {field: value})
+        understood(tmp_path, raw | {field: value})
 
 
 @pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
 def test_a_field_that_its_class_never_reads_is_ignored_by_name(tmp_path: Path, name: str) -> None:
     """A field that its class, or any class, may read is not passed over, unless it is empty."""
-    said = said_by(name)
-    expected = understood(tmp_path, said)
+    raw = raw_config(name)
+    expected = understood(tmp_path, raw)
     assert expected.ignored_fields == ()
     for off in (None, False, [], {}):
-        assert understood(tmp_path, said | {"is_decoder": off}) == expected
+        assert understood(tmp_path, raw | {"is_decoder": off}) == expected
     for on in (True, 0.5, "yes", [1], 0):
-        got = understood(tmp_path, said | {"new_trick": on})
+        got = understood(tmp_path, raw | {"new_trick": on})
         assert (got, got.ignored_fields) == (expected, ("new_trick",))
         with pytest.raises(UnsupportedConfig, match="tie_last_hidden_states"):
-            understood(tmp_path, said | {"tie_last_hidden_states": on})
+            understood(tmp_path, raw | {"tie_last_hidden_states": on})
 
 
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
@@ -103,8 +103,8 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
         for name in ("GemmaConfig", "Gemma2Config", "Gemma3TextConfig")
     ),
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "inputs of their own"),
-    ("Gemma4TextConfig", {"per_layer_config": True}, "does not fit together"),
+    ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "per-layer inputs"),
+    ("Gemma4TextConfig", {"per_layer_config": True}, "contradict each other"),
     ("GPT2Config", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
     ("LlamaConfig", {"sliding_window": 12}, "sliding_window"),
@@ -130,10 +130,10 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     (
         "Phi3Config",
         {"rope_parameters": ROPE | {"partial_rotary_factor": 0.35}},
-        "turns 5 of the 16",
+        "rotates 5 of the 16",
     ),
     ("Gemma3TextConfig", {"rope_parameters": ROPE}, "kind of layer"),
-    ("MixtralConfig", {"num_experts": 3}, "how many experts"),
+    ("MixtralConfig", {"num_experts": 3}, "number of experts"),
     ("Dots1Config", {"moe_layer_freq": 2}, "moe_layer_freq"),
     ("HunYuanMoEV1Config", {"moe_intermediate_size": [96, 48] * 2}, "moe_intermediate_size"),
     ("HunYuanMoEV1Config", {"num_shared_expert": [2] * 4}, "num_shared_expert"),
@@ -146,46 +146,46 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "differs", "words"), NOT_UNDERSTOOD, ids=str)
-def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
+def test_unsupported_fields_of_an_entry_are_not_understood(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
-    """Nothing that the family's config may say is ignored in silence."""
-    said = said_by(name) | differs
+    """No field that the family's config may have is ignored silently."""
+    raw = raw_config(name) | differs
     if "3" in words:
-        said.pop("partial_rotary_factor", None)
+        raw.pop("partial_rotary_factor", None)
     with pytest.raises(UnsupportedConfig, match=words):
-        understood(tmp_path, said)
+        understood(tmp_path, raw)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "bogus", ["bfloat16"], 7])
 def test_a_dtype_that_weights_are_not_served_in_is_not_understood(
     tmp_path: Path, dtype: object
 ) -> None:
-    """It is not taken for fp32, as one that is not told."""
+    """It is not treated as fp32, unlike a missing dtype."""
     for key in ("dtype", "torch_dtype"):
-        said = {name: value for name, value in said_by("LlamaConfig").items() if name != "dtype"}
-        (tmp_path / "config.json").write_text(json.dumps(said | {key: dtype}))
+        raw = {name: value for name, value in raw_config("LlamaConfig").items() if name != "dtype"}
+        (tmp_path / "config.json").write_text(json.dumps(raw | {key: dtype}))
         with pytest.raises(UnsupportedConfig, match="dtype"):
             _ = read_hf_config(str(tmp_path)).dtype
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    (tmp_path / "config.json").write_text(json.dumps(raw))
     assert read_hf_config(str(tmp_path)).dtype is None
 
 
 @pytest.mark.parametrize(
     ("name", "differs", "words"),
     [
-        ("LlamaConfig", {"hidden_size": "x"}, "hidden_size 'x'; it must be a count"),
+        ("LlamaConfig", {"hidden_size": "x"}, "hidden_size 'x'; it must be a whole number"),
         ("LlamaConfig", {"vocab_size": True}, "vocab_size True"),
         ("LlamaConfig", {"num_hidden_layers": -1}, "num_hidden_layers -1"),
-        ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has above"),
+        ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has more than"),
     ],
 )
-def test_what_no_model_can_be_is_refused(
+def test_impossible_models_are_refused(
     tmp_path: Path, name: str, differs: dict[str, Any], words: str
 ) -> None:
-    """By the model's name, whoever would have run it."""
-    with pytest.raises(ModelRefused, match=rf"^{tmp_path}: config.json says .*{words}"):
-        understood(tmp_path, said_by(name) | differs)
+    """The error names the model, whichever implementation would have run it."""
+    with pytest.raises(ModelRefused, match=rf"^{tmp_path}: config.json has .*{words}"):
+        understood(tmp_path, raw_config(name) | differs)
 
 
 OLD_SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -251,25 +251,25 @@ OLD_SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_older_files_say_the_same_in_other_words(
     tmp_path: Path, name: str, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
-    """As transformers, too, reads them."""
-    said = said_by(name)
-    said.pop("rope_parameters")
-    said.pop("layer_types", None)
-    got = understood(tmp_path, said | old)
+    """transformers reads them in the same way."""
+    raw = raw_config(name)
+    raw.pop("rope_parameters")
+    raw.pop("layer_types", None)
+    got = understood(tmp_path, raw | old)
     resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
     assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str)))
     outside = {key: value for key, value in old.items() if key.startswith("original")}
-    assert got == understood(tmp_path, said | outside | {"rope_parameters": new})
-    plain = understood(tmp_path, said)
+    assert got == understood(tmp_path, raw | outside | {"rope_parameters": new})
+    plain = understood(tmp_path, raw)
     assert [block.rope for block in got.blocks] != [block.rope for block in plain.blocks]
 
 
 def test_layers_slide_by_any_of_the_ways_to_say_so(tmp_path: Path) -> None:
-    """By kinds, by a pattern, from a layer on; and not where a window is not to be used."""
+    """Windows are set by kinds, by a pattern, or from a layer on, unless they are disabled."""
 
     def windows(name: str, **differs: Any) -> list[int]:
-        said = {key: value for key, value in said_by(name).items() if key != "layer_types"}
-        made = understood(tmp_path, said | differs)
+        raw = {key: value for key, value in raw_config(name).items() if key != "layer_types"}
+        made = understood(tmp_path, raw | differs)
         return [block.attention.window for block in made.blocks]
 
     assert windows("Gemma3TextConfig", sliding_window_pattern=2) == [12, 0, 12, 0]
@@ -284,10 +284,10 @@ def test_layers_slide_by_any_of_the_ways_to_say_so(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_model_of_images_is_described_by_its_part(tmp_path: Path) -> None:
-    """Also where that leaves out what its family has anyhow, as Gemma 3's does."""
+    """Parts may leave out their family's defaults, as Gemma 3's does."""
     text = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    said = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    raw = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
     hf_config = read_hf_config(str(tmp_path))
     assert hf_config.is_multimodal
     assert hf_config.dtype == torch.bfloat16
@@ -322,7 +322,7 @@ def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def changed(architecture: Architecture, **fields: Any) -> Architecture:
-    """Return an architecture whose layers attend with something else."""
+    """Return an architecture whose layers have other attention specs."""
     blocks = tuple(
         replace(block, attention=replace(block.attention, **fields))
         for block in architecture.blocks
@@ -379,7 +379,7 @@ MUTATIONS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_every_number_of_an_architecture_counts(tmp_path: Path, name: str) -> None:
-    """The proof tells the right one from one that is a little off."""
+    """The check distinguishes the right number from one that is slightly off."""
     family, mutate = MUTATIONS[name]
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config = read_hf_config(str(tmp_path))

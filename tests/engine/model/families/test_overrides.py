@@ -1,4 +1,4 @@
-"""Overrides of a config.json: what they merge to, and models that run by them."""
+"""Overrides of a config.json: the merged config, and models that run with it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def load(folder: Path, **settings: Any) -> LoadedModel:
 def saved(name: str, folder: Path, **changes: Any) -> Path:
     """Write a tiny model, and change its config.json."""
     build(name).save_pretrained(folder)  # type: ignore[operator]
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | changes))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | changes))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("said", "overrides", "merged"),
+    ("raw", "overrides", "merged"),
     [
         ({"a": 1, "b": {"c": 1}}, {"a": 2, "b": {"d": 2}}, {"a": 2, "b": {"d": 2}}),
         (
@@ -86,15 +86,15 @@ def saved(name: str, folder: Path, **changes: Any) -> Path:
     ],
 )
 def test_overrides_merge_configs_and_replace_the_rest(
-    said: Mapping[str, Any], overrides: Mapping[str, Any], merged: Mapping[str, Any]
+    raw: Mapping[str, Any], overrides: Mapping[str, Any], merged: Mapping[str, Any]
 ) -> None:
     """A rope keeps its base, whichever of its two names either of them has for it."""
-    assert merge(said, overrides) == merged
+    assert merge(raw, overrides) == merged
 
 
 @pytest.mark.parametrize("name", ["Qwen3Config", "Qwen2Config"])
 def test_yarn_by_an_override_is_yarn_by_the_config(tmp_path: Path, name: str) -> None:
-    """As model cards describe it; its context is what it stretches to."""
+    """Model cards describe it this way; its context is the length that it stretches to."""
     own = load(saved(name, tmp_path / "one"), hf_overrides={"rope_scaling": YARN})
     same = load(saved(name, tmp_path / "two", rope_parameters={**ROPE, **YARN}))
     plain = load(tmp_path / "one")
@@ -106,7 +106,7 @@ def test_yarn_by_an_override_is_yarn_by_the_config(tmp_path: Path, name: str) ->
 
 
 def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> None:
-    """Of a model that it runs, the rope is the one that was asked for."""
+    """A model that transformers runs has the requested rope."""
     folder = saved("Qwen3Config", tmp_path, attention_chunk_size=7)
     stretched = load(folder, hf_overrides={"rope_parameters": YARN}, max_model_len=2048)
     assert isinstance(stretched.network, TransformersNetwork)
@@ -122,9 +122,9 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"rope_scalling": YARN}, "--hf-overrides says rope_scalling, which transformers. classes"),
-        ({"hidden_size": "x"}, "config.json with --hf-overrides says hidden_size 'x'"),
-        ({"vocab_size": 5}, "other shapes"),
+        ({"rope_scalling": YARN}, "--hf-overrides sets rope_scalling, which transformers. classes"),
+        ({"hidden_size": "x"}, "config.json with --hf-overrides has hidden_size 'x'"),
+        ({"vocab_size": 5}, "the shapes of its weights do not match"),
         ({"rope_scaling": {**YARN, "factor": -4}}, "factor -4; it must be a number from 1 to"),
         ({"rope_scaling": {**YARN, "factor": 1e300}}, "must be a number from 1 to 10,000"),
         ({"rope_scaling": {**YARN, "factor": "4"}}, "factor '4'; it must be a number"),
@@ -135,14 +135,14 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
 def test_an_override_that_cannot_be_is_refused(
     tmp_path: Path, overrides: dict[str, Any], words: str
 ) -> None:
-    """By its name, and nothing is passed over."""
+    """The error contains its name, and nothing is ignored."""
     folder = saved("Qwen3Config", tmp_path)
     with pytest.raises(ModelRefused, match=words):
         load(folder, hf_overrides=overrides)
 
 
 def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path: Path) -> None:
-    """At the top they would change nothing."""
+    """At the top level they would have no effect."""
     build_seeing("gemma3").save_pretrained(tmp_path)
     settings = EngineConfig(str(tmp_path), hf_overrides={"sliding_window": 9})
     with pytest.raises(ModelRefused, match=re.escape('{"sliding_window": …}')):
@@ -152,7 +152,7 @@ def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path
 
 
 def greedy(folder: Path, prompt: list[int], max_tokens: int) -> list[int]:
-    """Return what transformers' class writes alone."""
+    """Return the output of transformers' class for a single request."""
     network = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
@@ -164,12 +164,12 @@ def greedy(folder: Path, prompt: list[int], max_tokens: int) -> list[int]:
 
 
 def test_a_long_rope_is_chosen_by_each_request(tmp_path: Path) -> None:
-    """By what it may come to, for all of its tokens, whatever runs beside it or was cached."""
+    """The longest possible length decides for all of a request's tokens, whatever is cached."""
     folder = saved(SHORT, tmp_path)
     model = load(folder)
     assert (model.max_model_len, model.original_positions, model.notes) == (512, 256, ())
     tokens = torch.randint(0, COMMON["vocab_size"], (LONG,), generator=torch.Generator()).tolist()
-    asked = [
+    requests = [
         SequenceRequest(prompt, max_tokens, Sampling(temperature=0))
         for prompt, max_tokens in (
             (tokens[:250], 6),
@@ -178,7 +178,7 @@ def test_a_long_rope_is_chosen_by_each_request(tmp_path: Path) -> None:
             (tokens[:40], 6),
         )
     ]
-    results, stats = run_all(model, asked, num_pages=60, budget=100)
+    results, stats = run_all(model, requests, num_pages=60, budget=100)
     assert stats.cached_tokens > 0
     short, long, between, few = (result.token_ids for result in results)
     assert short == greedy(folder, tokens[:250], 6)
@@ -224,18 +224,18 @@ def test_transformers_models_take_long_factors_too(tmp_path: Path) -> None:
     ids=["text", "with images", "by transformers"],
 )
 @pytest.mark.parametrize("of_text", [{}, {"tie_word_embeddings": False}], ids=["unsaid", "untied"])
-def test_a_head_is_tied_where_the_whole_model_says_so(
+def test_a_head_is_tied_if_the_whole_model_ties_it(
     tmp_path: Path, new: dict[str, Any], sees: object, network: type[Any], of_text: dict[str, Any]
 ) -> None:
     """Though its text says nothing of it, or that it is not, and no head is stored."""
     save_seeing(build_seeing("gemma3"), tmp_path)
     if not sees:
         (tmp_path / "preprocessor_config.json").unlink()
-    said = json.loads((tmp_path / "config.json").read_text())
-    said["tie_word_embeddings"] = True
-    said["text_config"].pop("tie_word_embeddings", None)
-    said["text_config"] |= {**of_text, **new}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["tie_word_embeddings"] = True
+    raw["text_config"].pop("tie_word_embeddings", None)
+    raw["text_config"] |= {**of_text, **new}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
     loaded = load(tmp_path)
     assert isinstance(loaded.network, network)
     assert (loaded.vision_encoder is not None) == bool(sees)

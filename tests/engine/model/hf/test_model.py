@@ -1,4 +1,4 @@
-"""What transformers runs, and what of it is refused by what its config says."""
+"""Models that transformers runs, and refusals by their config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HYBRIDS = [
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_hybrid_is_refused_by_name_with_its_other_layers(family: str) -> None:
-    """Layers that are no full or sliding-window attention are named in the refusal."""
+    """The refusal names layers other than full or sliding-window attention."""
     config = getattr(transformers, family)()
     with pytest.raises(ModelRefused, match=rf"{config.model_type}.*layers of type"):
         refuse_by_config("some/model", config)
@@ -37,7 +37,7 @@ def test_quantised_weights_are_refused_by_name() -> None:
 
 
 def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
-    """longrope switches by the longest row beside it; within the original context it never does."""
+    """longrope switches by the longest row of a batch, but never within the original context."""
     rope = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
     config = transformers.LlamaConfig(
         max_position_embeddings=4096, rope_parameters=rope | {"rope_type": "dynamic"}
@@ -52,6 +52,6 @@ def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
 def test_configs_name_their_inner_width_in_several_ways(
     inner: Any, max_intermediate_size: int
 ) -> None:
-    """One number, one a layer, or none."""
+    """Configs have one number, one per layer, or none."""
     config = transformers.PretrainedConfig(hidden_size=64, intermediate_size=inner)
     assert widths(config) == (64, max_intermediate_size)

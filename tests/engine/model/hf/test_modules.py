@@ -1,4 +1,4 @@
-"""Which modules give way to faster ones, and which stay."""
+"""Modules that are replaced by faster ones, and those that stay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def distance(output: torch.Tensor, exact: torch.Tensor) -> float:
     return float((output.float() - exact).norm() / exact.norm())
 
 
-def test_swaps_take_what_agrees_and_leave_the_rest() -> None:
+def test_swaps_replace_matching_modules_and_leave_the_rest() -> None:
     """Every norm and gate of a Llama is swapped; a norm that differs stays what it was."""
     network: Any = build("LlamaConfig")
     original = network.model.layers[2].input_layernorm
@@ -49,7 +49,7 @@ def test_swaps_take_what_agrees_and_leave_the_rest() -> None:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_swap_is_no_further_from_the_exact_module_than_its_own(
+def test_a_swap_is_at_least_as_exact_as_the_original_module(
     family: str, dtype: torch.dtype
 ) -> None:
     """Every norm and gate of every family, against transformers' module in fp32.

@@ -56,15 +56,15 @@ def run(model: LoadedModel, steps: list[Step]) -> list[torch.Tensor]:
     return logits
 
 
-def test_logits_are_of_the_rows_that_are_asked_for_in_their_order(model: LoadedModel) -> None:
-    """Some, all, or one of them twice: what the others give is left out and changes nothing."""
+def test_logits_are_those_of_the_requested_rows_in_order(model: LoadedModel) -> None:
+    """Some rows, all rows, or one of them twice are requested; others do not affect them."""
     (every,) = run(model, [prompt_step(9, list(range(9)))])
     (some,) = run(model, [prompt_step(9, [7, 2, 2])])
     torch.testing.assert_close(some, every[[7, 2, 2]], atol=1e-5, rtol=1e-5)
 
 
 def test_a_step_without_rows_still_leaves_its_keys_and_values(model: LoadedModel) -> None:
-    """As a chunk of a prompt before its last: no logits, but all layers' state."""
+    """A prompt's chunk before its last has no logits, but all layers' state."""
     (expected,) = run(model, [prompt_step(9, [8])])
     first = prompt_step(8, [])
     last = replace(

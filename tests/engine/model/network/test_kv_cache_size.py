@@ -1,4 +1,4 @@
-"""How many pages fit: by what is free, by what is asked for, and by what could ever be used."""
+"""The number of pages: by free memory, requested memory, and the most that can be used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fixture_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_page_takes_what_is_allocated_for_it() -> None:
+def test_a_pages_size_matches_its_allocation() -> None:
     """Keys and values of every layer, of unequal widths too."""
     assert ReferenceAttention.page_bytes(SHAPES, torch.float32) == PAGE_BYTES
     attention = ReferenceAttention(SHAPES, 7, torch.bfloat16, CPU)
@@ -54,11 +54,11 @@ def test_a_page_takes_what_is_allocated_for_it() -> None:
     assert not any(tensor.any() for tensor in tensors)
 
 
-def test_memory_that_was_asked_for_is_filled_with_whole_pages() -> None:
-    """And not a byte more."""
-    asked = 5 * PAGE_BYTES
-    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=asked))[0] == 5
-    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=asked - 1))[0] == 4
+def test_requested_memory_is_filled_with_whole_pages() -> None:
+    """No byte more is used."""
+    requested = 5 * PAGE_BYTES
+    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=requested))[0] == 5
+    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=requested - 1))[0] == 4
 
 
 def test_no_more_pages_than_can_ever_be_in_use() -> None:
@@ -77,7 +77,7 @@ def test_no_more_pages_than_a_steps_numbers_reach() -> None:
 
 
 def test_a_context_that_does_not_fit_is_shortened_to_whole_pages() -> None:
-    """Each line that asks for the rest of the context runs then; one that fits stays as it is."""
+    """Lines that request the rest of the context then run; a context that fits is unchanged."""
     few = settings(kv_cache_memory=5 * PAGE_BYTES)
     assert kv_cache_size.compute_kv_cache_size(
         model(max_model_len=1000), few
@@ -90,8 +90,8 @@ def test_a_context_that_does_not_fit_is_shortened_to_whole_pages() -> None:
     ) == kv_cache_size.KVCacheSize(5, 79)
 
 
-def test_a_context_that_was_asked_for_fits_or_is_refused() -> None:
-    """It is never shortened unasked: the message tells what it takes and what there is."""
+def test_a_requested_context_fits_or_is_refused() -> None:
+    """It is never shortened: the message contains the required and the available memory."""
     few = settings(kv_cache_memory=5 * PAGE_BYTES, max_model_len=81)
     with pytest.raises(OutOfCacheMemory, match="--max-model-len 81 needs") as refused:
         kv_cache_size.compute_kv_cache_size(model(max_model_len=81), few)
@@ -104,14 +104,14 @@ def test_a_context_that_was_asked_for_fits_or_is_refused() -> None:
 
 
 def test_less_than_a_page_is_refused_with_the_way_out() -> None:
-    """The message tells what is needed, what there is, and the option."""
+    """The message contains the required memory, the available memory, and the option."""
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory") as refused:
         kv_cache_size.divide_memory(model(), settings(kv_cache_memory=PAGE_BYTES - 1))[0]
     assert f"{PAGE_BYTES:,}" in str(refused.value)
     assert f"{PAGE_BYTES - 1:,}" in str(refused.value)
 
 
-def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
+def test_by_default_the_cache_is_a_share_of_free_memory(machine: Path) -> None:
     """Less what one step needs; the rest is other programs'."""
     del machine
     most = settings(max_num_seqs=2000, max_num_batched_tokens=4096)
@@ -150,12 +150,12 @@ VERSIONS = {
         ("anon 500\n{0} 700000000\n{1} 900000000\n", 2 * 10**9),
         ("", 2 * 10**9),
     ],
-    ids=["none", "page-cache", "weights", "mapped", "nothing-said"],
+    ids=["none", "page-cache", "weights", "mapped", "no-limit"],
 )
 def test_a_control_group_with_little_left_decides(
     machine: Path, version: int, stats: str, free: int
 ) -> None:
-    """A container's limit counts, less what it uses; files that lie idle in memory are no use."""
+    """A container's limit less its usage counts; idle mapped files do not count as used."""
     folder, limit, used, idle, mapped = VERSIONS[version]
     (machine / folder).mkdir(exist_ok=True)
     (machine / folder / limit).write_text("3000000000\n")
@@ -164,8 +164,8 @@ def test_a_control_group_with_little_left_decides(
     assert kv_cache_size.free_bytes(CPU) == free
 
 
-def test_a_limit_holds_without_words_of_what_is_idle(machine: Path) -> None:
-    """Nothing is added then, and the whole machine is not taken for free."""
+def test_a_limit_applies_without_statistics_of_idle_memory(machine: Path) -> None:
+    """Nothing is added then, and the whole machine does not count as free."""
     (machine / "memory.max").write_text("3000000000")
     (machine / "memory.current").write_text("1000000000")
     (machine / "memory.stat").unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def test_a_limit_holds_without_words_of_what_is_idle(machine: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["max\n", "", "many\n"])
 def test_a_control_group_without_a_limit_decides_nothing(machine: Path, limit: str) -> None:
-    """Nor does one that cannot be read."""
+    """An unreadable one does not count, either."""
     (machine / "memory.max").write_text(limit)
     assert kv_cache_size.free_bytes(CPU) == 10 * 10**9
 
@@ -184,7 +184,7 @@ def test_a_machine_that_is_full_is_out_of_cache_memory(machine: Path) -> None:
     (machine / "memory.max").write_text("1000")
     (machine / "memory.current").write_text("2000000000")
     (machine / "memory.stat").write_text("inactive_file 5000\n")
-    with pytest.raises(OutOfCacheMemory, match="has 0:"):
+    with pytest.raises(OutOfCacheMemory, match="only 0 are available:"):
         kv_cache_size.divide_memory(model(), settings())[0]
 
 
@@ -196,7 +196,7 @@ def test_this_machine_has_memory_free() -> None:
 
 @pytest.mark.parametrize("typical", [0, 3, 1000])
 def test_rows_of_sequences_and_snapshots_fit_the_budget(typical: int) -> None:
-    """Also where pages take next to nothing; there is one row however little there is."""
+    """Even tiny pages fit; there is always at least one row."""
     for budget in (0, 99, 1000, 5050, 100_000):
         rows = kv_cache_size.rows_of(budget, 100, typical, 512)
         assert rows == 1 or rows * 100 <= budget

@@ -1,4 +1,4 @@
-"""Computed layer by layer, both networks are the same function, with one layer in memory."""
+"""Layer by layer, both networks compute the same function, with one layer in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[HFConfig, Lay
 
 @pytest.fixture
 def _all_young() -> Iterator[None]:
-    """Let what a test makes stay in the youngest generation: to go through all objects is slow."""
+    """Keep a test's objects in the youngest generation, because scanning all objects is slow."""
     gc.disable()
     yield
     gc.enable()
@@ -53,7 +53,7 @@ def _all_young() -> Iterator[None]:
 def test_our_logits_are_those_of_the_whole_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Each layer is read once for all chunks, and one more is there while it is."""
+    """Each layer is read once for all chunks, while one more is in memory."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, reader = opened(tmp_path, monkeypatch)
     parts = (reader.checkpoint, hf_config, architecture_of(hf_config))
@@ -83,7 +83,7 @@ def _num_layers() -> int:
 def test_transformers_logits_and_windows_are_those_of_its_whole_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Whether layers are read alone or together."""
+    """Layers may be read alone or together."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, reader = opened(tmp_path, monkeypatch)
     whole = transformers_model.load_fp32(reader.checkpoint, hf_config, CPU, None)

@@ -1,4 +1,4 @@
-"""A model that would run wrong here is found out by running it."""
+"""A model that would run incorrectly is detected by running it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_model_whose_state_is_outside_its_keys_and_values_is_refused() -> None
             return hidden.cumsum(dim=1) / 10
 
     network.model.layers[1].mlp = Remembering()
-    with pytest.raises(ModelRefused, match="gives other logits with paged attention"):
+    with pytest.raises(ModelRefused, match="its logits with paged attention differ"):
         prepare(network, EngineConfig("tiny"), torch.float32, CPU)
 
 
@@ -49,5 +49,5 @@ def test_a_bidirectional_model_is_refused() -> None:
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.1)
     network.config._attn_implementation = ATTENTION
-    with pytest.raises(ModelRefused, match="gives other logits"):
+    with pytest.raises(ModelRefused, match="its logits with paged attention differ"):
         prepare(network, EngineConfig("tiny"), torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""When tokens are said: the way through what heads look at is transformers'."""
+"""Timestamps of tokens: the path through the attention of heads is transformers'."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.engine.model.speech.alignment import align_tokens, dynamic_time_wa
 
 @pytest.mark.parametrize(("tokens", "places"), [(1, 1), (1, 9), (7, 3), (12, 40), (30, 30)])
 def test_the_cheapest_way_is_that_of_transformers(tokens: int, places: int) -> None:
-    """For costs of which many are alike, so that ties count."""
+    """Many costs are equal, so that ties count."""
     from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
     rng = np.random.default_rng(tokens)
@@ -24,7 +24,7 @@ def test_the_cheapest_way_is_that_of_transformers(tokens: int, places: int) -> N
 @pytest.mark.parametrize("width", [1, 3, 7])
 @pytest.mark.parametrize("places", [2, 3, 20])
 def test_medians_are_those_of_transformers(width: int, places: int) -> None:
-    """Of a window that is shorter than its neighbourhood, too."""
+    """One window is shorter than its neighbourhood."""
     from transformers.models.whisper.generation_whisper import _median_filter
 
     x = torch.randn(2, 5, places, generator=torch.Generator().manual_seed(0))
@@ -32,7 +32,7 @@ def test_medians_are_those_of_transformers(width: int, places: int) -> None:
 
 
 def test_tokens_that_look_one_after_the_other_begin_so() -> None:
-    """Each where its own part of the window begins."""
+    """Each token begins where its part of the window begins."""
     looks = torch.full((2, 3, 30), 0.01)
     for token in range(3):
         looks[:, token, 10 * token : 10 * token + 10] = 1.0

@@ -1,4 +1,4 @@
-"""A speech model is loaded whole, proved against transformers, or refused by name."""
+"""A speech model is loaded completely, checked against transformers, or refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(folder: Path, dtype: Any = "float32") -> LoadedSpeech:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_is_the_function_that_transformers_has(tmp_path: Path, shape: str) -> None:
-    """In fp32 but for the order of sums, and in bf16 but for rounding."""
+    """In fp32 only the order of sums differs, and in bf16 only the rounding."""
     save(tmp_path, shape)
     exact = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path))
     rounded = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path, "bfloat16"))
@@ -47,14 +47,14 @@ def test_a_network_that_computes_something_else_is_refused(
         return 1.01 * encode(*arguments)
 
     monkeypatch.setattr(WhisperModel, "encode", encode_louder)
-    with pytest.raises(ModelRefused, match="other logits"):
+    with pytest.raises(ModelRefused, match="logits differ from transformers"):
         load(tmp_path)
 
 
 def test_where_fp32_does_not_fit_the_first_layers_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever runs it is told."""
+    """A note informs the user."""
     save(tmp_path, "English alone")
     monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 0)
     (note,) = load(tmp_path).notes
@@ -62,7 +62,7 @@ def test_where_fp32_does_not_fit_the_first_layers_are_compared(
 
 
 def without(folder: Path, *keys: str) -> None:
-    """Take tensors out of a folder's weights."""
+    """Remove tensors from a folder's weights."""
     kept = {key: value for key, value in load_file(folder / WHOLE).items() if key not in keys}
     save_file(kept, folder / WHOLE, {"format": "pt"})
 
@@ -85,8 +85,8 @@ def test_weights_of_a_bare_model_are_found(tmp_path: Path) -> None:
     assert torch.equal(loading.chunked_logits(load(tmp_path)), expected)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Nothing that is written could be believed."""
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Otherwise no transcript could be trusted."""
     save(tmp_path, "English alone")
     tensors = load_file(tmp_path / WHOLE)
     tensors["model.decoder.layer_norm.bias"][:] = float("nan")

@@ -1,4 +1,4 @@
-"""How many windows run at once: bounded by what was asked for, then by memory."""
+"""The number of windows that run at once: limited by the request, then by memory."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def fixture_settings(tmp_path: Path) -> EngineConfig:
 
 
 def bytes_of(loaded: LoadedSpeech) -> int:
-    """Return what a window and its text take."""
+    """Return the bytes of a window and its text."""
     return slot_pages(loaded.architecture, loaded.backend, loaded.dtype).num_bytes
 
 
-def test_no_more_windows_run_than_were_asked_for(settings: EngineConfig) -> None:
+def test_at_most_the_requested_windows_run(settings: EngineConfig) -> None:
     """However much memory there is."""
     assert count_slots(load_speech(settings), settings) == 7
 
 
 def test_fewer_run_where_no_more_fit(settings: EngineConfig) -> None:
-    """Each takes what its text attends to, all of it from the start."""
+    """Each window allocates the whole cache of its text at the start."""
     loaded = load_speech(settings)
     room = 3 * bytes_of(loaded) + 1
     assert count_slots(loaded, replace(settings, kv_cache_memory=room)) == 3
 
 
-def test_no_room_for_one_is_said_with_its_size(settings: EngineConfig) -> None:
-    """Before anything waits for it."""
+def test_the_error_of_no_room_contains_the_size(settings: EngineConfig) -> None:
+    """The error comes before any request waits."""
     loaded = load_speech(settings)
     with pytest.raises(OutOfCacheMemory, match=f"needs {bytes_of(loaded):,} bytes"):
         count_slots(loaded, replace(settings, kv_cache_memory=bytes_of(loaded) - 1))

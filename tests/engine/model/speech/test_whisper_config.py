@@ -1,4 +1,4 @@
-"""What a speech model's files say, and which of them are refused, by what they say."""
+"""The fields of a speech model's files, and refusals by their values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tidemill.engine.inspection import ENGLISH_ONLY, inspect_model
 from tidemill.engine.model.speech.whisper_config import read_speech
 
 
-def edit(folder: Path, file: str, **said: Any) -> None:
-    """Let a file of a folder say something else."""
+def edit(folder: Path, file: str, **fields: Any) -> None:
+    """Change fields of a file in a folder."""
     path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
-    """By its codes, its windows and what a prompt may have."""
+def test_a_multilingual_model_has_its_features(tmp_path: Path) -> None:
+    """The config contains its languages, its windows and its prompt's tokens."""
     save(tmp_path, "many languages")
     hearing = read_speech(str(tmp_path)).hearing
     assert set(hearing.languages) == set(CODES)
@@ -34,7 +34,7 @@ def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
 
 
 def test_a_model_of_english_has_no_languages(tmp_path: Path) -> None:
-    """What it is begun with is what its file forces."""
+    """Its prompt contains the tokens that its file forces."""
     model = save(tmp_path, "English alone")
     hf_config = read_speech(str(tmp_path))
     assert hf_config.hearing.languages == ()
@@ -53,8 +53,8 @@ def test_is_multilingual_false_overrides_the_tables_of_languages_and_tasks(tmp_p
     assert (hearing.languages, hearing.tasks) == ((), ("transcribe",))
 
 
-def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None:
-    """It tells no times, and then neither words nor long recordings can be had."""
+def test_without_a_generation_config_the_config_is_used(tmp_path: Path) -> None:
+    """It contains no timestamps, so neither word timestamps nor long recordings are supported."""
     model = save(tmp_path, "English alone")
     (tmp_path / "generation_config.json").unlink()
     hf_config = read_speech(str(tmp_path))
@@ -65,7 +65,7 @@ def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None
 
 
 def test_without_alignment_heads_the_upper_half_looks(tmp_path: Path) -> None:
-    """As in openai-whisper."""
+    """openai-whisper has the same default."""
     save(tmp_path, "English alone")
     edit(tmp_path, "generation_config.json", alignment_heads=None)
     assert read_speech(str(tmp_path)).whisper_tokens.alignment_heads == (
@@ -77,24 +77,24 @@ def test_without_alignment_heads_the_upper_half_looks(tmp_path: Path) -> None:
 
 
 def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
-    """Which keeps the same within a file of its own."""
+    """It keeps the same settings in a separate file."""
     save(tmp_path, "many languages")
-    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    fields = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").unlink()
-    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": said}))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": fields}))
     assert read_speech(str(tmp_path)).features.window_frames == 300
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "words"),
+    ("file", "fields", "words"),
     [
-        ("config.json", {"model_type": "moonshine"}, "only the Whisper family"),
+        ("config.json", {"model_type": "moonshine"}, "only speech models of the Whisper family"),
         ("config.json", {"quantization_config": {"bits": 4}}, "quantised"),
         ("config.json", {"activation_function": "relu"}, "activation_function"),
         ("config.json", {"encoder_attention_heads": 7}, "encoder_attention_heads"),
         ("config.json", {"decoder_layers": 10**6}, "decoder_layers"),
-        ("config.json", {"vocab_size": 10}, "no token"),
-        ("config.json", {"max_source_positions": 7}, "another model's"),
+        ("config.json", {"vocab_size": 10}, "outside its vocabulary"),
+        ("config.json", {"max_source_positions": 7}, "belongs to another model"),
         ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id"),
         ("generation_config.json", {"lang_to_id": [1]}, "lang_to_id"),
         ("generation_config.json", {"alignment_heads": [[9, 9]]}, "alignment_heads"),
@@ -103,25 +103,25 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
         ("generation_config.json", {"max_length": -5}, "max_length"),
         ("generation_config.json", {"max_initial_timestamp_index": -5}, "max_initial_timestamp"),
         ("generation_config.json", {"no_timestamps_token_id": 0}, "201 times"),
-        ("generation_config.json", {"no_timestamps_token_id": 308}, "another model's"),
-        ("preprocessor_config.json", {"feature_size": 128}, "another model's"),
+        ("generation_config.json", {"no_timestamps_token_id": 308}, "belongs to another model"),
+        ("preprocessor_config.json", {"feature_size": 128}, "belongs to another model"),
         ("preprocessor_config.json", {"n_fft": 159}, "n_fft 159"),
         ("preprocessor_config.json", {"n_fft": 10**9}, "n_fft 1000000000"),
     ],
 )
-def test_what_no_model_of_the_family_says_is_refused(
-    tmp_path: Path, file: str, said: dict[str, Any], words: str
+def test_values_that_no_model_of_the_family_has_are_refused(
+    tmp_path: Path, file: str, fields: dict[str, Any], words: str
 ) -> None:
-    """With the name of the file or the field."""
+    """The error contains the name of the file or the field."""
     save(tmp_path, "English alone")
-    edit(tmp_path, file, **said)
+    edit(tmp_path, file, **fields)
     with pytest.raises(ModelRefused, match=words):
         read_speech(str(tmp_path))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_what_its_config_says(tmp_path: Path, shape: str) -> None:
-    """Mels, window and text."""
+def test_every_shape_follows_from_the_config(tmp_path: Path, shape: str) -> None:
+    """The shapes are those of mels, window and text."""
     mels, seconds, _, targets = SHAPES[shape]
     save(tmp_path, shape)
     architecture = read_speech(str(tmp_path)).architecture

@@ -1,4 +1,4 @@
-"""Models that see, loaded: proved with an image, in all spellings, or served for text."""
+"""Multimodal models are checked with an image, in all spellings, or served for text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder_of", scope="module")
 def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes a folder with the tiny model of a kind, each time anew."""
+    """Return a function that creates a new folder with the tiny model of a kind."""
     networks: dict[str, Any] = {}
 
     def folder_of(kind: str) -> Path:
@@ -58,7 +58,7 @@ FolderOf = Callable[[str], Path]
 
 
 def parse_hf_config(folder: Path) -> tuple[HFConfig, VisionConfig]:
-    """Return what a folder says."""
+    """Return a folder's config."""
     hf_config = read_hf_config(str(folder))
     vision = read_vision_config(hf_config)
     assert vision is not None
@@ -68,7 +68,7 @@ def parse_hf_config(folder: Path) -> tuple[HFConfig, VisionConfig]:
 def check_parity(
     folder: Path, dtype: torch.dtype = torch.float32, *, change: Callable[[VisionConfig], None] = id
 ) -> ParityResult:
-    """Prove the model in a folder, once what it says of images is changed."""
+    """Check the model in a folder after a change of its image settings."""
     hf_config, vision = parse_hf_config(folder)
     change(vision)
     parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -76,10 +76,10 @@ def check_parity(
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what a JSON file says."""
-    said = json.loads(path.read_text())
-    change(said)
-    path.write_text(json.dumps(said))
+    """Change the content of a JSON file."""
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -91,8 +91,8 @@ def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch
     assert parity.num_layers is None
 
 
-def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
-    """By what rounding makes of transformers' whole class, with an image."""
+def test_an_error_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
+    """The tolerance is the rounding error of transformers' whole class, with an image."""
     folder = folder_of("qwen3_vl")
     hf_config, vision = parse_hf_config(folder)
     checkpoint, architecture = find_checkpoint(str(folder)), architecture_of(hf_config)
@@ -104,16 +104,16 @@ def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -
 
 
 def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: FolderOf) -> None:
-    """Of many tokens the same ones are compared by both."""
+    """Both compare the same selection of many tokens."""
     folder = folder_of("gemma3")
-    rewrite(folder / "config.json", lambda said: said["text_config"].update(sliding_window=400))
+    rewrite(folder / "config.json", lambda raw: raw["text_config"].update(sliding_window=400))
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind: str) -> None:
+def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
     def dim(vision: VisionConfig) -> None:
@@ -126,14 +126,14 @@ def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind
 def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the text; its tower is whole."""
+    """The text's first layers are compared; its tower is complete."""
     monkeypatch.setattr(parity_inputs, "fits", lambda *_: False)
     assert check_parity(folder_of(kind)).num_layers == 2
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl_moe"])
 def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None:
-    """By our decoder, and without a word: there is nothing to say."""
+    """Our decoder runs it without a note."""
     model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is not None
@@ -168,15 +168,15 @@ def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kin
     )
 
 
-def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -> None:
-    """As those of Qwen2.5-VL on the hub are: all of the text's fields beside the tower's."""
+def test_a_flat_config_of_a_multimodal_model_is_read_too(folder_of: FolderOf) -> None:
+    """Qwen2.5-VL on the hub has all fields of the text at the top level."""
     folder = folder_of("qwen2_5_vl")
 
-    def flatten(said: dict[str, Any]) -> None:
-        text = said.pop("text_config")
-        said |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
+    def flatten(raw: dict[str, Any]) -> None:
+        text = raw.pop("text_config")
+        raw |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
         section = {"type": "mrope", "mrope_section": [2, 3, 3]}
-        said |= {"rope_theta": 10_000.0, "rope_scaling": section}
+        raw |= {"rope_theta": 10_000.0, "rope_scaling": section}
 
     rewrite(folder / "config.json", flatten)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
@@ -185,9 +185,9 @@ def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -
 
 
 def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
-    """Small models of Qwen2.5-VL say so beside the text's config."""
+    """Small models of Qwen2.5-VL set it outside the text's config."""
     folder = folder_of("qwen2_5_vl")
-    rewrite(folder / "config.json", lambda said: said.update(tie_word_embeddings=True))
+    rewrite(folder / "config.json", lambda raw: raw.update(tie_word_embeddings=True))
     weights = load_file(folder / WHOLE)
     del weights["lm_head.weight"]
     save_file(weights, folder / WHOLE, {"format": "pt"})
@@ -199,28 +199,28 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
     ("kind", "change", "words"),
     [
         ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan"),
-        ("gemma3", {"size": {"height": 56, "width": 28}}, "another size"),
+        ("gemma3", {"size": {"height": 56, "width": 28}}, "a different image size"),
         ("gemma3", {"do_center_crop": True}, "do_center_crop"),
         ("gemma3", {"image_mean": [0.5]}, "image_mean"),
         ("gemma3", {"image_std": [0, 0, 0]}, "image_std"),
         ("gemma3", {"do_rescale": False}, "do_rescale"),
-        ("mistral3", {"patch_size": 16}, "other patches"),
+        ("mistral3", {"patch_size": 16}, "a different patch size"),
         ("mistral3", {"size": {"longest_edge": 9}}, "longest_edge 9"),
-        ("qwen2_5_vl", {"patch_size": 16}, "other patches"),
+        ("qwen2_5_vl", {"patch_size": 16}, "a different patch size"),
         ("qwen2_5_vl", {"min_pixels": 9, "max_pixels": 8}, "between 9 and 8"),
         ("qwen2_5_vl", {"resample": 9}, "resample"),
         ("qwen2_5_vl", None, "no preprocessor_config.json"),
     ],
 )
-def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
+def test_a_model_with_unknown_image_preparation_is_served_for_text(
     folder_of: FolderOf, kind: str, change: dict[str, Any] | None, words: str
 ) -> None:
-    """With a note that says what of it."""
+    """A note contains the reason."""
     folder = folder_of(kind)
     if change is None:
         (folder / PREPARATION).unlink()
     else:
-        rewrite(folder / PREPARATION, lambda said: said.update(change))
+        rewrite(folder / PREPARATION, lambda raw: raw.update(change))
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is None
@@ -233,7 +233,7 @@ def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
 def test_a_kind_whose_images_are_not_known_is_served_for_text(
     folder_of: FolderOf, kind: str
 ) -> None:
-    """By our decoder, proved against the whole class, and with a note."""
+    """Our decoder runs it, checked against the whole class, and a note is added."""
     folder = folder_of(kind)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
@@ -243,8 +243,8 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(
     )
 
 
-def test_ranks_share_experts_that_lie_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
-    """Each reads its columns of the gates and of the ups beside them."""
+def test_ranks_share_experts_stored_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
+    """Each rank reads its columns of the gates and of the ups."""
     folder = folder_of("qwen3_vl_moe")
     hf_config = read_hf_config(str(folder))
     parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
@@ -269,12 +269,14 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     assert "mm_soft_emb_norm" in model.notes[0]
 
 
-def test_bounds_of_pixels_can_be_told_otherwise(folder_of: FolderOf) -> None:
-    """As vLLM is told; what its proof compares stays the same. Nothing else can be."""
+def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
+    """vLLM supports the same; the compared input stays the same. Other options are refused."""
     folder = folder_of("qwen2_5_vl")
 
-    def loaded(**told: Any) -> BySquares:
-        config = EngineConfig(str(folder), dtype="float32", device="cpu", mm_processor_kwargs=told)
+    def loaded(**options: Any) -> BySquares:
+        config = EngineConfig(
+            str(folder), dtype="float32", device="cpu", mm_processor_kwargs=options
+        )
         vision_encoder = load_model(config).vision_encoder
         assert vision_encoder is not None
         assert isinstance(vision_encoder.image_spec.sizes, BySquares)
@@ -284,19 +286,19 @@ def test_bounds_of_pixels_can_be_told_otherwise(folder_of: FolderOf) -> None:
     assert loaded(max_pixels=56 * 56, min_pixels=28 * 28) == BySquares(28, 28 * 28, 56 * 56)
     with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* between 3136 and 9"):
         loaded(max_pixels=9)
-    with pytest.raises(ModelRefused, match="and not do_resize"):
+    with pytest.raises(ModelRefused, match="not do_resize"):
         loaded(do_resize=False)
 
 
 def test_sizes_are_those_of_transformers() -> None:
-    """For sides of every proportion, between the bounds and at both."""
+    """Aspect ratios vary, and sizes are between the limits and at both."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     rng = np.random.default_rng(0)
     rule = BySquares(28, 56 * 56, 28 * 28 * 40)
     for height, width in (np.exp(rng.uniform(0, 8, (500, 2)))).astype(int).tolist():
         if max(height, width) > 200 * min(height, width):
-            with pytest.raises(ValueError, match="200 times"):
+            with pytest.raises(ValueError, match="aspect ratio is above 200"):
                 rule.fit(height, width)
             continue
         fit = rule.fit(height, width)

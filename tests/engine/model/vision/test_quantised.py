@@ -1,4 +1,4 @@
-"""Models that see whose text is quantised: they keep their images, unless their tower is, too."""
+"""Multimodal models with quantised text keep images, unless their tower is quantised, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="folder_of", scope="module")
 def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes a folder with the tiny model of a kind in bf16."""
+    """Return a function that creates a folder with the tiny model of a kind in bf16."""
     made: dict[str, Path] = {}
 
     def folder_of(kind: str) -> Path:
@@ -69,7 +69,7 @@ def request_of(image_spec: ImageSpec) -> SequenceRequest:
 
 @torch.inference_mode()
 def eager_logits(folder: Path, request: SequenceRequest) -> torch.Tensor:
-    """Return what transformers' own class makes of a request, by a folder's plain weights."""
+    """Return the logits of transformers' own class for a request, with a folder's plain weights."""
     network: Any = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -95,7 +95,7 @@ def eager_logits(folder: Path, request: SequenceRequest) -> torch.Tensor:
 def test_a_model_of_quantised_text_sees(
     folder_of: FolderOf, tmp_path: Path, form: str, kind: str, stored: str
 ) -> None:
-    """With an image its logits are those of transformers' class with the dequantised weights."""
+    """With an image, its logits are those of transformers' class with dequantised weights."""
     folder = folder_of(kind)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     meant = quantise(form, folder, *TOWERS)
@@ -105,7 +105,7 @@ def test_a_model_of_quantised_text_sees(
     assert isinstance(loaded.network, Decoder)
     assert loaded.vision_encoder is not None
     [note] = loaded.notes
-    assert "as much memory as if they were not" in note
+    assert "as much memory as unquantised ones" in note
     plan = plan_model(settings(folder))
     assert plan.takes_images
     assert plan.notes == loaded.notes
@@ -164,14 +164,16 @@ def test_its_first_layers_are_compared_where_not_all_fit(
 def test_a_tower_with_a_quantised_tensor_is_not_served(
     folder_of: FolderOf, form: str, kind: str, module: str, stored: str
 ) -> None:
-    """By the load and by the plan, which name the tensor; its text is served."""
+    """Load and plan name the tensor; its text is served."""
     folder = folder_of(kind)
     quantise(form, folder, *TOWERS)
     tensors = load_file(folder / WHOLE)
     pieces, _ = FORMS[form][1](tensors.pop(f"{module}.weight").float())
     tensors |= {f"{module}.{piece}": tensor for piece, tensor in pieces.items()}
     save_file(tensors, folder / WHOLE, {"format": "pt"})
-    note = f"this model is served without images: {module}.{stored} of its tower is quantised"
+    note = (
+        f"this model is served without images: {module}.{stored} of its vision tower is quantised"
+    )
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, Decoder)
     assert loaded.vision_encoder is None
@@ -182,7 +184,7 @@ def test_a_tower_with_a_quantised_tensor_is_not_served(
 
 
 def test_a_config_of_the_text_alone_may_say_how_it_is_quantised(folder_of: FolderOf) -> None:
-    """Some tools write it there, and not beside the tower's."""
+    """Some tools write it there, and not at the top level."""
     folder = folder_of("mistral3")
     quantise("fp8, per tensor", folder, *TOWERS)
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Which weights are read, and that a model is never filled with anything else."""
+"""The weights that are read; a model is never filled with anything else."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def fixture_saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 @pytest.fixture(name="llama")
 def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Return a folder with a tiny Llama, which a test may spoil."""
+    """Return a folder with a tiny Llama, which a test may damage."""
     return Path(shutil.copytree(saved("LlamaConfig"), tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True, params=["ours", "transformers"])
 def _run_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold our decoder and transformers' classes to the same."""
+    """Run a test with our decoder and with transformers' classes."""
     if request.param == "transformers":
         monkeypatch.setattr(registry, "FAMILIES", {})
 
@@ -75,7 +75,7 @@ def load(name: Path | str) -> LoadedModel:
 
 
 def check_logits(model: LoadedModel, eager: Any) -> None:
-    """Hold a model to the logits of transformers' own for the same weights."""
+    """Compare a model with the logits of transformers' own for the same weights."""
     ids = torch.arange(3, 20)
     with torch.inference_mode():
         expected = eager(input_ids=ids[None], use_cache=False).logits[0]
@@ -108,17 +108,15 @@ def shard(folder: Path) -> list[str]:
 
 
 def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
-    """Return what leaves out the tensors of which the name holds a word."""
+    """Return a function that removes the tensors whose names contain a word."""
     return lambda tensors: {
         key: tensor for key, tensor in tensors.items() if not any(word in key for word in words)
     }
 
 
 @pytest.mark.parametrize("family", one_in(5, [*FAMILIES, *VARIANTS]))
-def test_what_a_family_saves_is_all_that_it_needs(
-    saved: Callable[[str], Path], family: str
-) -> None:
-    """Nothing that transformers converts or ties is taken for missing."""
+def test_a_familys_saved_weights_are_complete(saved: Callable[[str], Path], family: str) -> None:
+    """No tensor that transformers converts or ties counts as missing."""
     if family in ONLY_OURS and not registry.FAMILIES:
         with pytest.raises(ModelRefused):
             load(saved(family))
@@ -131,7 +129,7 @@ def test_what_a_family_saves_is_all_that_it_needs(
     [
         (
             lambda tensors: {f"net.{key}": tensor for key, tensor in tensors.items()},
-            r"lack lm_head.weight, .* and 36 more.*they hold net\.lm_head\.weight, .*instead",
+            r"lack lm_head.weight, .* and 36 more.*they contain net\.lm_head\.weight, .*instead",
         ),
         (
             without("layers.2.mlp"),
@@ -148,7 +146,7 @@ def test_what_a_family_saves_is_all_that_it_needs(
     ],
     ids=["prefix", "layer", "head", "quantised"],
 )
-def test_weights_that_lack_what_the_model_needs_are_refused(
+def test_weights_that_lack_required_tensors_are_refused(
     llama: Path, change: Callable[[LoadingInfo], LoadingInfo], words: str
 ) -> None:
     """Never filled with random numbers: the first tensors are named and the rest counted."""
@@ -164,16 +162,16 @@ def test_weights_that_lack_what_the_model_needs_are_refused(
         (
             "LlamaConfig",
             {"num_hidden_layers": 2},
-            r"hold model\.layers\.2\..* and 15 more, for whi",
+            r"contain model\.layers\.2\..* and 15 more, which",
         ),
         (
             "LlamaConfig",
             {"intermediate_size": 128},
-            r"other shapes.*\[64, 96\] and not \[64, 128\]",
+            r"shapes of its weights.*\[64, 96\] instead of \[64, 128\]",
         ),
-        ("Qwen3Config", {"model_type": "llama"}, r"hold .*k_norm\.weight.*no place.*nonsense"),
+        ("Qwen3Config", {"model_type": "llama"}, r"contain .*k_norm\.weight.*does not use.*wrong"),
         ("LlamaConfig", {"model_type": "qwen3"}, r"lack .*k_norm\.weight"),
-        ("MixtralConfig", {"num_local_experts": 3}, r"other shapes"),
+        ("MixtralConfig", {"num_local_experts": 3}, r"shapes of its weights"),
     ],
     ids=["layers", "width", "norms", "no-norms", "experts"],
 )
@@ -184,7 +182,7 @@ def test_another_models_config_over_the_weights_is_refused(
     changes: dict[str, Any],
     words: str,
 ) -> None:
-    """Also where every tensor that it asks for is there, and only what is left over tells."""
+    """Some have all required tensors, so that only surplus ones show it."""
     folder = Path(shutil.copytree(saved(family), tmp_path / "model"))
     change_config(folder, **changes)
     with pytest.raises(ModelRefused, match=words):
@@ -198,11 +196,11 @@ def test_layers_too_many_show_in_a_base_models_weights_too(llama: Path) -> None:
     )
     check_logits(load(llama), build("LlamaConfig"))
     change_config(llama, num_hidden_layers=2)
-    with pytest.raises(ModelRefused, match=r"hold layers\.2\."):
+    with pytest.raises(ModelRefused, match=r"contain layers\.2\."):
         load(llama)
 
 
-def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -> None:
+def test_tied_heads_and_training_heads_are_accepted(llama: Path) -> None:
     """A head that is the embedding need not be stored; one for a reward is not served."""
     change_config(llama, tie_word_embeddings=True)
     change_tensors(
@@ -221,9 +219,7 @@ def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
-    llama: Path, *, is_equal: bool
-) -> None:
+def test_a_stored_head_is_used_even_if_the_config_ties_it(llama: Path, *, is_equal: bool) -> None:
     """StoredTensor twice or stored another one: transformers believes the weights, too."""
     change_config(llama, tie_word_embeddings=True)
     eager: Any = build("LlamaConfig")
@@ -235,7 +231,7 @@ def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
 
 
 def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
-    """As the head alone, which some tools keep."""
+    """Some tools store only the head."""
     change_config(llama, tie_word_embeddings=True)
     change_tensors(llama, without("embed_tokens"))
     eager: Any = build("LlamaConfig")
@@ -247,7 +243,7 @@ def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
 def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
     tmp_path: Path, kind: str
 ) -> None:
-    """They lie under another prefix there, beside towers that are left out."""
+    """They have another prefix there; towers are left out."""
     text = COMMON | {"num_hidden_layers": 2}
     if kind == "Llava":
         text["model_type"] = "llama"
@@ -268,7 +264,7 @@ def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
 
 
 class Payload:
-    """What leaves a witness when it is unpickled."""
+    """Object that leaves a witness when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -313,10 +309,10 @@ def test_an_index_names_safetensors_inside_the_folder_or_is_refused(
     "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": []}}', "\xff", "[" * 10**5]
 )
 def test_an_index_that_is_none_is_refused(llama: Path, text: str) -> None:
-    """In one sentence, whatever its bytes are."""
+    """The error is one sentence, whatever the file's bytes are."""
     shard(llama)
     (llama / INDEX).write_text(text, encoding="latin-1")
-    with pytest.raises(ModelRefused, match="is no index of weights"):
+    with pytest.raises(ModelRefused, match="is not a valid weight index"):
         load(llama)
 
 
@@ -327,37 +323,37 @@ def test_a_link_that_leaves_the_folder_is_not_followed(llama: Path, tmp_path: Pa
     outside = tmp_path / "elsewhere.safetensors"
     (llama / WHOLE).rename(outside)
     (llama / WHOLE).symlink_to(outside)
-    with pytest.raises(ModelRefused, match=r"model\.safetensors leads to .*elsewhere"):
+    with pytest.raises(ModelRefused, match=r"model\.safetensors links to .*elsewhere"):
         load(llama)
 
 
 def test_files_that_are_missing_or_torn_are_named(llama: Path) -> None:
-    """As a copy that was cut off leaves them."""
+    """An interrupted copy leaves such files."""
     first, second = shard(llama)
     check_logits(load(llama), build("LlamaConfig"))
     whole = (llama / second).read_bytes()
     for torn in (b"", whole[:-1], b"\x00" * 64):
         (llama / second).write_bytes(torn)
-        with pytest.raises(ModelRefused, match=f"{second} is no whole safetensors file"):
+        with pytest.raises(ModelRefused, match=f"{second} is truncated or not a safetensors file"):
             load(llama)
     (llama / second).unlink()
-    with pytest.raises(ModelRefused, match=f"lacks {second} .1 of the 2 files"):
+    with pytest.raises(ModelRefused, match=f"lacks {second} .1 of the 2 weight files"):
         load(llama)
     (llama / first).unlink()
     (llama / INDEX).unlink()
     (llama / "model.bin").touch()
-    with pytest.raises(ModelRefused, match=r"neither .* \(it has model\.bin\)"):
+    with pytest.raises(ModelRefused, match=r"neither .* \(it contains model\.bin\)"):
         load(llama)
 
 
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("adapter_config.json", "adapters are not applied"),
+        ("adapter_config.json", "pass its base model with --model"),
         ("shard-00001-model-00001-of-00001.safetensors", "distributed checkpoint"),
     ],
 )
-def test_what_transformers_would_read_in_its_own_way_is_refused(
+def test_files_that_transformers_would_read_differently_are_refused(
     llama: Path, file: str, words: str
 ) -> None:
     """An adapter would be left out, or applied, by what else is installed."""
@@ -366,7 +362,7 @@ def test_what_transformers_would_read_in_its_own_way_is_refused(
         load(llama)
 
 
-def test_a_config_does_not_say_which_file_is_read(llama: Path) -> None:
+def test_a_config_does_not_choose_the_files_to_read(llama: Path) -> None:
     """The name that it may give is not looked at."""
     change_config(llama, transformers_weights="other.safetensors")
     load(llama)
@@ -394,7 +390,7 @@ def fixture_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_hubs_cache_is_read_by_its_links(hub: Path) -> None:
-    """By the model's id and as a folder, through links to the bytes that it keeps elsewhere."""
+    """The model's id and its folder both work, through links to the blobs."""
     load("tiny/llama")
     load(hub)
 
@@ -414,5 +410,5 @@ def test_a_hub_model_is_held_to_the_same(hub: Path, tmp_path: Path) -> None:
     (hub / first).unlink()
     (hub / first).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").touch()
-    with pytest.raises(ModelRefused, match="leads to"):
+    with pytest.raises(ModelRefused, match="links to"):
         load("tiny/llama")

@@ -1,4 +1,4 @@
-"""Noise is refused at load: of every shape that is asked for, and none that a trained model has."""
+"""Noise is refused at load: weights of valid shapes that no trained model has."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def change(folder: Path, how: Change) -> Path:
 
 
 def times(end: str, factor: float) -> Change:
-    """Multiply all weights whose names end so."""
+    """Multiply all weights whose names end with a suffix."""
 
     def multiply(tensors: dict[str, Tensor]) -> None:
         tensors |= {key: one * factor for key, one in tensors.items() if key.endswith(end)}
@@ -57,14 +57,14 @@ NOISE: dict[str, tuple[Change, str]] = {
     "the embedding is 0": (times("embed_tokens.weight", 0), "the same score"),
     "one channel drowns all others": (
         lambda tensors: tensors["model.embed_tokens.weight"][:, 3].fill_(1e4),
-        "the same whatever it reads",
+        "output does not depend on its input",
     ),
     "the head is 0": (times("lm_head.weight", 0), "the same score"),
-    "one matrix is huge": (times(DOWN, 1e30), f"{DOWN} holds numbers up to .*e.29"),
-    "one norm is huge": (times("layers.2.input_layernorm.weight", 1e30), "holds numbers up to"),
+    "one matrix is huge": (times(DOWN, 1e30), f"{DOWN} contains numbers up to .*e.29"),
+    "one norm is huge": (times("layers.2.input_layernorm.weight", 1e30), "contains numbers up to"),
     "one row is NaN": (
         lambda tensors: tensors["model.embed_tokens.weight"][7].fill_(torch.nan),
-        "embed_tokens.weight holds NaN or infinity",
+        "embed_tokens.weight contains NaN or infinity",
     ),
 }
 
@@ -74,11 +74,11 @@ NOISE: dict[str, tuple[Change, str]] = {
 def test_a_model_that_could_write_nothing_but_noise_is_refused(
     tmp_path: Path, noise: str, dtype: Any
 ) -> None:
-    """By our decoder in bf16, and by transformers."""
+    """Our decoder in bf16 refuses it, and so does transformers' class."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     if dtype == "float32":
-        said = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(said | {"attention_chunk_size": 7}))
+        raw = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"attention_chunk_size": 7}))
     how, words = NOISE[noise]
     with pytest.raises(ModelRefused, match=words):
         load_model(EngineConfig(str(change(tmp_path, how)), dtype=dtype, device="cpu"))
@@ -89,12 +89,12 @@ def test_a_matrix_of_zeros_is_noted(tmp_path: Path) -> None:
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     config = EngineConfig(str(change(tmp_path, times(DOWN, 0))), dtype="float32", device="cpu")
     assert load_model(config).notes == (
-        f"nothing but 0 is in {DOWN}: unless that is meant, copy the files again",
+        f"all numbers in {DOWN} are 0: copy the files again unless it is intended",
     )
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(1e6, "adds numbers up to"), (1e7, "holds numbers up to")]
+    ("size", "words"), [(1e6, "adds numbers up to"), (1e7, "contains numbers up to")]
 )
 def test_an_adapter_that_drowns_its_model_is_refused(
     tmp_path: Path, size: float, words: str
@@ -121,25 +121,25 @@ def test_an_adapter_that_drowns_its_model_is_refused(
 def test_vectors_that_are_the_same_for_every_text_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Those of a last norm that lets nothing through but its bias, by ours and transformers'."""
+    """Their last norm passes only its bias, in our networks and in transformers'."""
     monkeypatch.setitem(FAMILIES, "Electra", {"embedding_size": 16})
     folder = save_encoder(tmp_path, family)
     load_encoder(folder)
     change(folder, times("layer.2.output.LayerNorm.weight", 0))
-    with pytest.raises(ModelRefused, match="the same whatever it reads"):
+    with pytest.raises(ModelRefused, match="output does not depend on its input"):
         load_encoder(folder)
 
 
 def test_a_speech_model_of_zeros_is_refused(tmp_path: Path) -> None:
-    """As those that write text."""
+    """It is refused like a text model of zeros."""
     save_speech(tmp_path, "English alone")
     change(tmp_path, times("", 0))
     with pytest.raises(ModelRefused, match="the same score"):
         load_speech(EngineConfig(str(tmp_path), device="cpu", dtype="float32"))
 
 
-def test_what_trained_models_have_is_taken() -> None:
-    """Biases that shut tokens out, large embeddings, a row of zeros for padding, integers."""
+def test_numbers_of_trained_models_are_accepted() -> None:
+    """They have biases that exclude tokens, large embeddings, rows of zeros, and integers."""
     embedding = torch.randn(8, 4) * 1e4
     embedding[0] = 0
     zeros = check_numbers(
@@ -157,7 +157,7 @@ def test_what_trained_models_have_is_taken() -> None:
     logits = torch.randn(2, 5, 8)
     logits[:, 0] = 0  # of a token whose row is 0
     check_logits("tiny", logits)
-    check_not_constant("tiny", torch.ones(1, 8))  # one row has nothing to be told apart from
+    check_not_constant("tiny", torch.ones(1, 8))  # one row cannot be compared with another
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_what_trained_models_have_is_taken() -> None:
             lambda one: torch.randn(2, 5, 64) + 8 * (one == one.max()),
         ),
     ],
-    ids=["equal", "but for rounding", "by one token that is always certain"],
+    ids=["equal", "up to rounding", "by one token that is always certain"],
 )
 def test_answers_that_do_not_depend_on_tokens_are_refused(
     same: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
 ) -> None:
     """Though each of them prefers some token; those that do, a little, are taken."""
     one = torch.randn(64)
-    with pytest.raises(ModelRefused, match="the same whatever it reads"):
+    with pytest.raises(ModelRefused, match="output does not depend on its input"):
         check_logits("tiny", same(one))
     check_logits("tiny", other(one))

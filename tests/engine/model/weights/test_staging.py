@@ -1,4 +1,4 @@
-"""Weights on their way to another device, played by the host: bit by bit, in little room."""
+"""Weights copied to another device, simulated by the host: bit-identical, in little memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BUFFER_BYTES = 4000
 
 @dataclass
 class LateDevice:
-    """A device that reads a buffer until it is waited for: what is written there before shows."""
+    """A device that reads a buffer until it is waited for, so that earlier writes show."""
 
     most_at_once: int = 0
     under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def copy(self, to: Tensor, buffer: Tensor) -> Waits:
-        """Begin to copy."""
+        """Start a copy."""
         to.copy_(buffer)
         copying = (to, buffer)
         self.under_way.append(copying)
@@ -44,7 +44,7 @@ class LateDevice:
 
 
 def late_device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    """Return a device behind two small buffers, for what is read to the CPU from now on."""
+    """Return a device with two small buffers, for all reads to the CPU from now on."""
     device = LateDevice()
     first, second = (torch.empty(BUFFER_BYTES, dtype=torch.uint8) for _ in range(2))
     monkeypatch.setattr(weights, "staging_for", lambda _: Staging(device.copy, (first, second)))
@@ -73,15 +73,13 @@ def test_weights_are_those_that_are_read_in_place(
     assert device.most_at_once == 2
 
 
-def test_a_file_that_is_cut_off_is_said_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where it is read in place."""
+def test_a_truncated_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is the same as for weights that are read in place."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
     device = late_device(monkeypatch)
-    with pytest.raises(ModelRefused, match="was cut off while it was read"):
+    with pytest.raises(ModelRefused, match="was truncated while it was read"):
         read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
     assert device.most_at_once == 2

@@ -1,4 +1,4 @@
-"""StoredTensor tensors come to the weights that they are, wherever and in which order they lie."""
+"""Stored tensors fill their weights, whatever their location and order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def weights_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Te
 
 
 def check_equal(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Hold weights to others, role by role and bit by bit."""
+    """Compare weights with others, role by role and bit by bit."""
     assert got.keys() == expected.keys()
     for role, tensor in got.items():
         assert torch.equal(tensor, expected[role]), role
@@ -60,7 +60,7 @@ def test_shards_and_a_bare_base_hold_the_same_weights(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "GptOssConfig", "MixtralConfig"])
 def test_weights_are_rounded_on_their_way(tmp_path: Path, name: str) -> None:
-    """To what torch rounds each of them to, and widened without a loss."""
+    """Each is rounded as in torch, and widened without a loss."""
     build(name).save_pretrained(tmp_path)  # type: ignore[operator]
     wide = weights_of(tmp_path)
     narrow = weights_of(tmp_path, torch.bfloat16)
@@ -69,7 +69,7 @@ def test_weights_are_rounded_on_their_way(tmp_path: Path, name: str) -> None:
     check_equal(weights_of(tmp_path / "narrow"), {k: t.float() for k, t in narrow.items()})
 
 
-def test_merged_weights_lie_above_each_other(tmp_path: Path) -> None:
+def test_merged_weights_are_above_each_other(tmp_path: Path) -> None:
     """Queries, keys, values; gates, ups; of each expert its own."""
     model: Any = build("Qwen3MoeConfig")
     model.save_pretrained(tmp_path)
@@ -82,7 +82,7 @@ def test_merged_weights_lie_above_each_other(tmp_path: Path) -> None:
 
 
 def test_interleaved_experts_are_sorted_out(tmp_path: Path) -> None:
-    """GPT-OSS stores them transposed, each gate beside its up."""
+    """GPT-OSS stores them transposed, with gates and ups interleaved."""
     model: Any = build("GptOssConfig")
     model.save_pretrained(tmp_path)
     weights, experts = weights_of(tmp_path), model.model.layers[1].mlp.experts
@@ -95,7 +95,7 @@ def test_interleaved_experts_are_sorted_out(tmp_path: Path) -> None:
     )
 
 
-def test_experts_that_lie_otherwise_are_left_to_transformers(tmp_path: Path) -> None:
+def test_experts_in_other_layouts_are_left_to_transformers(tmp_path: Path) -> None:
     """Which knows of ways to store them that we do not."""
     model: Any = build("MixtralConfig")
     model.save_pretrained(tmp_path, save_original_format=False)
@@ -114,7 +114,7 @@ def test_experts_that_lie_otherwise_are_left_to_transformers(tmp_path: Path) -> 
 def test_weights_that_predict_more_than_one_token_are_left_out(
     tmp_path: Path, name: str, key: str
 ) -> None:
-    """By the names that transformers' class leaves out; others without a place are refused."""
+    """Their names are those that transformers' class ignores; other unused ones are refused."""
     model: Any = build(name)
     assert any(re.search(ignored, key) for ignored in model._keys_to_ignore_on_load_unexpected)
     model.save_pretrained(tmp_path)
@@ -130,7 +130,7 @@ def test_weights_that_predict_more_than_one_token_are_left_out(
 def test_weights_without_plain_numbers_are_refused_whatever_they_are_called(
     tmp_path: Path,
 ) -> None:
-    """Those of GPT-OSS's experts end in no `weight`."""
+    """The weights of GPT-OSS's experts have names without the suffix `weight`."""
     build("GptOssConfig").save_pretrained(tmp_path)  # type: ignore[operator]
     tensors = load_file(tmp_path / WHOLE)
     key = "model.layers.0.mlp.experts.down_proj"
@@ -140,14 +140,14 @@ def test_weights_without_plain_numbers_are_refused_whatever_they_are_called(
         weights_of(tmp_path)
 
 
-def test_a_file_that_is_cut_off_meanwhile_is_said_to_be(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_during_the_read_is_refused(tmp_path: Path) -> None:
     """Another process may write where we read."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
     hf_config = read_hf_config(str(tmp_path))
     checkpoint = find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
-    with pytest.raises(ModelRefused, match="was cut off while it was read"):
+    with pytest.raises(ModelRefused, match="was truncated while it was read"):
         read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
 
 
@@ -178,7 +178,7 @@ print((after - before) * 1024, held, largest)
 
 
 def save_sharded(folder: Path, hidden: int, layers: int) -> None:
-    """Write a bf16 Llama of random bytes, a file a layer."""
+    """Write a bf16 Llama of random bytes, one file per layer."""
     folder.mkdir()
     inner = 4 * hidden
     config = {
@@ -214,19 +214,23 @@ def save_sharded(folder: Path, hidden: int, layers: int) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
-@pytest.mark.parametrize("said", [["bfloat16"], ["float32"], ["bfloat16", "staged"]], ids=" ".join)
-def test_beside_the_weights_no_more_than_a_tensor_is_held(tmp_path: Path, said: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["bfloat16"], ["float32"], ["bfloat16", "staged"]], ids=" ".join
+)
+def test_apart_from_the_weights_only_one_tensor_is_in_memory(
+    tmp_path: Path, arguments: list[str]
+) -> None:
     """A fifth of a gigabyte in nine files: far below the largest of them and 300 MB.
 
     On the way to another device, which the host plays here, two small buffers.
     """
     save_sharded(tmp_path / "model", hidden=1024, layers=8)
     measured = run(
-        [sys.executable, "-c", MEASURE, str(tmp_path / "model"), *said],
+        [sys.executable, "-c", MEASURE, str(tmp_path / "model"), *arguments],
         capture_output=True,
         text=True,
         check=True,
     )
     taken, held, largest = map(int, measured.stdout.split())
     assert held > 8 * largest
-    assert taken < held + (0 if "staged" in said else largest) + 30e6
+    assert taken < held + (0 if "staged" in arguments else largest) + 30e6

@@ -1,6 +1,6 @@
-"""Tiny checkpoints in each form that quantised weights are published in, made of a tiny model.
+"""Tiny checkpoints in each published form of quantised weights, made from a tiny model.
 
-Each is written by the words of its own format, number by number, and not by what reads it.
+Each is written number by number, following its format's specification and not our reader.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _fp8(weight: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_tensor(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
-    """One scale for all, beside one of activations."""
+    """One scale for the matrix, and one for activations."""
     scale = weight.abs().amax() / 448
     numbers, meant = _fp8(weight, scale)
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(())}, meant
 
 
 def static(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
-    """The same as Ministral 3 has it, in bf16."""
+    """The same as in Ministral 3, in bf16."""
     stored, _ = per_tensor(weight)
     scale = stored["weight_scale"].bfloat16()
     numbers, meant = _fp8(weight, scale.float())
@@ -44,7 +44,7 @@ def static(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
 
 
 def per_row(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
-    """One scale a row, in bf16."""
+    """One scale per row, in bf16."""
     scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
     numbers, meant = _fp8(weight, scale.float())
     return {"weight": numbers, "weight_scale": scale}, meant
@@ -90,7 +90,7 @@ def _in_words(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tens
 
 
 def awq(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
-    """AWQ's, in the order of its GEMM kernel."""
+    """AWQ's format, in the order of its GEMM kernel."""
     made, meant = _of_four_bits(weight)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     return {
@@ -101,7 +101,7 @@ def awq(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
 
 
 def gptq(weight: Tensor, *, lack: int = 1, is_sorted: bool = True) -> tuple[LoadingInfo, Tensor]:
-    """GPTQ's: a zero is stored less one; groups are of neighbours, or of whoever mattered alike."""
+    """GPTQ's: zeros are stored minus one; groups are neighbours, or sorted by importance."""
     inputs = weight.shape[1]
     groups = torch.arange(inputs) // GROUP
     order = torch.arange(inputs)
@@ -229,14 +229,14 @@ MXFP4 = {
 
 
 def save_mxfp4(folder: Path) -> LoadingInfo:
-    """Write a tiny GPT-OSS as it is published, and return what its tensors stand for."""
+    """Write a tiny GPT-OSS in its published format, and return its dequantised tensors."""
     model: Any = build("GptOssConfig")
     model.save_pretrained(folder)
     return quantise_mxfp4(folder)
 
 
 def quantise_mxfp4(folder: Path) -> LoadingInfo:
-    """Bring the experts of a folder's GPT-OSS into mxfp4; return what its tensors stand for."""
+    """Convert the experts of a folder's GPT-OSS to mxfp4; return its dequantised tensors."""
     stored, meant = {}, {}
     for key, tensor in load_file(folder / WHOLE).items():
         if key.endswith(("gate_up_proj", "down_proj")):
@@ -249,7 +249,7 @@ def quantise_mxfp4(folder: Path) -> LoadingInfo:
 
 
 def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
-    """Write a family's tiny model in a form, and return what its tensors stand for.
+    """Write a family's tiny model in a form, and return its dequantised tensors.
 
     Its embedding, its head and its last layer's values stay as they are, as does each router.
     """
@@ -261,11 +261,11 @@ def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
 
 
 def quantise(name: str, folder: Path, *more: str) -> LoadingInfo:
-    """Bring a folder's model into a form, and return what its tensors stand for.
+    """Convert a folder's model to a form, and return its dequantised tensors.
 
     What is named by any of `more` stays as it is, too.
     """
-    said, make = FORMS[name]
+    quantization_config, make = FORMS[name]
     kept = ("embed", "lm_head", "3.self_attn.v", "gate.w", *more)
     stored, meant = {}, {}
     for key, tensor in load_file(folder / WHOLE).items():
@@ -276,13 +276,13 @@ def quantise(name: str, folder: Path, *more: str) -> LoadingInfo:
             stored |= {f"{module}.{piece}": value for piece, value in pieces.items()}
         else:
             stored[key] = meant[key] = tensor
-    _write(folder, stored, said)
+    _write(folder, stored, quantization_config)
     return meant
 
 
-def _write(folder: Path, stored: LoadingInfo, said: dict[str, Any]) -> None:
-    """Write tensors, and what config.json says of them."""
+def _write(folder: Path, stored: LoadingInfo, quantization_config: dict[str, Any]) -> None:
+    """Write tensors, and their quantization_config to config.json."""
     save_file(stored, folder / WHOLE, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = said
+    config["quantization_config"] = quantization_config
     (folder / "config.json").write_text(json.dumps(config))
