@@ -44,6 +44,8 @@ DTYPE_TOLERANCE = 0.3
 # If two experts have the same score up to rounding, a token may go to either.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
+# Activations that are rounded to eight bits make many near ties: half of the tokens count.
+QUANTILE_OF_EIGHT_BITS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,8 @@ def _compare(
         with reference_kernels():
             emulated = layerwise_logits(whole, loaded, dtype, token_ids, prompt_images)
         expected = replace(expected, rounded=emulated)
-    holds = is_rounded(served, expected, has_experts=has_experts)
+    quantile = QUANTILE_OF_EIGHT_BITS if is_emulated else QUANTILE_WITHOUT_TIES
+    holds = is_rounded(served, expected, quantile if has_experts else 1.0)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
 
 
@@ -336,16 +339,15 @@ def _eager_text_logits(
     return EagerLogits(logits, windows, logits_or_none(run))
 
 
-def is_rounded(got: Tensor, expected: EagerLogits, *, has_experts: bool) -> bool:
+def is_rounded(got: Tensor, expected: EagerLogits, quantile: float = 1.0) -> bool:
     """Return whether logits `[2, t, V]` have only rounding errors, not much above those of eager.
 
-    Where experts tie, rounding sends tokens to others: those do not count.
+    Where experts tie, rounding sends tokens to others: tokens above the quantile do not count.
     """
     if relative_distance(got, expected.logits) > DTYPE_TOLERANCE:
         return False
     if expected.rounded is None:
         return True
-    quantile = QUANTILE_WITHOUT_TIES if has_experts else 1.0
     ours, eagers = (
         float(token_distances(logits.float(), expected.logits).quantile(quantile))
         for logits in (got, expected.rounded)

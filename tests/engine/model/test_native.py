@@ -330,6 +330,19 @@ def test_near_ties_of_experts_count_as_the_same_function() -> None:
     assert not native.is_within_tolerance(native.token_distances(few, expected), has_experts=True)
 
 
+def test_half_of_the_tokens_prove_experts_whose_inputs_are_rounded_to_eight_bits() -> None:
+    """Rounding sends a third of the tokens to other experts; a wrong kernel moves all of them."""
+    torch.manual_seed(0)
+    logits, error, other_error, flips = torch.randn(4, 2, 40, 320)
+    expected = native.EagerLogits(logits, rounded=logits + 0.02 * error)
+    flipped = logits + 0.02 * other_error
+    flipped[:, -13:] += 0.3 * flips[:, -13:]
+    assert native.is_rounded(flipped, expected, native.QUANTILE_OF_EIGHT_BITS)
+    assert not native.is_rounded(flipped, expected, native.QUANTILE_WITHOUT_TIES)
+    wrong = logits + 0.06 * other_error
+    assert not native.is_rounded(wrong, expected, native.QUANTILE_OF_EIGHT_BITS)
+
+
 def test_the_network_of_the_proof_is_gone_after_it(folder: Path) -> None:
     """One at a time must fit: nothing holds it until the collector comes by."""
     gc.collect()
