@@ -99,7 +99,7 @@ help:
 	@echo "make openapi       write docs/reference/openapi.json again, after a change of the API's routes"
 	@echo "make docs-reference  write docs/reference/commands.md again, after a change of a command or flag"
 	@echo "make docs-report   words of each page, dead links, and code blocks that no test runs"
-	@echo "make docs          build the documentation's site in $(OUT)/site"
+	@echo "make docs          build the documentation's site in $(OUT)/site-build/site"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
@@ -393,6 +393,19 @@ format: $(INSTALLED_DEV)
 openapi: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.handler.api >docs/reference/openapi.json
 
+# The site's generator, in a separate environment, because nothing else needs it.
+SITE_VENV := .venv-site
+INSTALLED_SITE := $(SITE_VENV)/.installed
+$(INSTALLED_SITE): docs/requirements.txt | $(INSTALLED_VENV)
+	@$(BIN)/python -m venv $(SITE_VENV)
+	@$(call pip_install,$(SITE_VENV)/bin/python,--no-deps -r $<)
+	@touch $@
+
+# Nothing is fetched while it is built or read. Look at it: python -m http.server -d out/site-build/site
+docs: $(INSTALLED_SITE)
+	$(BIN)/python -m tools.docs_site $(OUT)/site-build
+	cd $(OUT)/site-build && $(abspath $(SITE_VENV))/bin/zensical build --clean --strict
+
 docs-reference: $(INSTALLED_DEV)
 	$(BIN)/python -m tools.docs_reference
 
@@ -489,7 +502,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(NEWEST_VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(NEWEST_VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(SITE_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
     python -m bench.models_page [--write docs/reference/models.md]
 
-Whoever adds a family, a parser or a reason to refuse writes the page again.
+Write the page again after you add a family, a parser or a reason to refuse a model.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _own_rows() -> Iterable[str]:
 def _left_out_rows() -> Iterable[str]:
     for kind, (models, field, value) in sorted(LEFT_OUT.items()):
         instead = "refused" if kind in ONLY_OWN_TYPES else "by transformers' class"
-        said = f"`{field}: {json.dumps(value)}`"
-        yield f"| `{kind}` | {models} | {said} | {instead} |"
+        setting = f"`{field}: {json.dumps(value)}`"
+        yield f"| `{kind}` | {models} | {setting} | {instead} |"
 
 
 def _encoder_rows() -> Iterable[str]:
@@ -173,11 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args(arguments)
-    if asked.write is None:
+    options = parser.parse_args(arguments)
+    if options.write is None:
         sys.stdout.write(page())
     else:
-        asked.write.write_text(page(), encoding="utf-8")
+        options.write.write_text(page(), encoding="utf-8")
     return 0
 
 

@@ -79,7 +79,7 @@ def test_every_parameter_that_is_refused_has_its_reason(
 ) -> None:
     """docs/reference/parameters.md names them in one table, and none that is served."""
     page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
-    refused = page.partition("## Refused by name")[2]
+    refused = page.partition("## Unsupported parameters")[2]
     section = refused.partition(f"### {heading}\n")[2].partition("\n#")[0]
     rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} - {"n", "text"}

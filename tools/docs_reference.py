@@ -34,7 +34,7 @@ suggests the nearest known one.
 """
 _UNNAMED: Final = frozenset({"positional arguments", "options", "actions"})
 _COMMON: Final = 3
-"""Number of commands from which on a row is in the table of common flags."""
+"""Number of commands from which on a row is among the common flags."""
 
 
 class Row(NamedTuple):
@@ -77,10 +77,10 @@ def page() -> str:
         lines.append(f"{'###' if ' ' in command.name else '##'} {command.name}\n")
         if command.description:
             lines.append(f"{command.description}\n")
-        lines += _tables(command, shared, {*common})
-    lines.append(f"## Common flags\n\n{_table(common)}")
+        lines += _parts(command, shared, {*common})
+    lines.append(f"## Common flags\n\n{_list(common)}")
     lines.append("## Shared flags\n")
-    lines += [f"### {title}\n\n{_table(group.rows)}" for group, title in shared.items()]
+    lines += [f"### {title}\n\n{_list(group.rows)}" for group, title in shared.items()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -105,8 +105,8 @@ def _shared(commands: Iterable[Command]) -> dict[Group, str]:
     }
 
 
-def _tables(command: Command, shared: Mapping[Group, str], common: set[Row]) -> Iterator[str]:
-    """Yield the tables of what only this command has, then links to the rest."""
+def _parts(command: Command, shared: Mapping[Group, str], common: set[Row]) -> Iterator[str]:
+    """Yield the arguments that only this command has, then links to the rest."""
     unnamed: list[Row] = []
     named, also = [], []
     for group in command.groups:
@@ -117,9 +117,9 @@ def _tables(command: Command, shared: Mapping[Group, str], common: set[Row]) -> 
         if group.title in _UNNAMED:
             unnamed += own
         elif own:
-            named.append(f"**{_title(group)}**\n\n{_table(own)}")
+            named.append(f"**{_title(group)}**\n\n{_list(own)}")
     if unnamed:
-        yield _table(unnamed)
+        yield _list(unnamed)
     yield from named
     titles = [shared[each] for each in command.groups if each in shared]
     links = [f"[{title}](#{_anchor(title)})" for title in titles]
@@ -143,7 +143,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[Group]:
     formatter = parser._get_formatter()
     for group in parser._action_groups:
         rows = tuple(
-            Row(_names(action, formatter), _cell(formatter, action))
+            Row(_names(action, formatter), _text(formatter, action))
             for action in group._group_actions
             if action.help != argparse.SUPPRESS
             and not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
@@ -154,18 +154,21 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[Group]:
 
 def _names(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
     if not action.option_strings:
-        return f"`{action.metavar or action.dest}`".replace("|", r"\|")
+        return f"`{action.metavar or action.dest}`"
     names = [f"`{name}`" for name in action.option_strings]
     if action.nargs != 0:
         default = formatter._get_default_metavar_for_optional(action)
         value = formatter._format_args(action, default)
-        names[-1] = f"{names[-1][:-1]} {value}`".replace("|", r"\|")
+        names[-1] = f"{names[-1][:-1]} {value}`"
     return ", ".join(names)
 
 
-def _cell(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
-    text = formatter._expand_help(action) if action.help else ""
-    return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;")
+def _text(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
+    """Return the help of an argument in one line, with flags in backticks."""
+    text = re.sub(r"\s+", " ", formatter._expand_help(action) if action.help else "")
+    spans = text.replace("<", "&lt;").split("`")
+    spans[::2] = [re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", span) for span in spans[::2]]
+    return "`".join(spans)
 
 
 def _description(text: str) -> str:
@@ -180,13 +183,12 @@ def _description(text: str) -> str:
     return "\n".join([*lines, "```"] if is_code else lines)
 
 
-def _table(rows: Iterable[Row]) -> str:
-    lines = [f"| {row.names} | {row.text} |" for row in rows]
-    return "\n".join(["| argument | meaning |", "|---|---|", *lines]) + "\n"
+def _list(rows: Iterable[Row]) -> str:
+    return "".join(f"- {row.names}{': ' if row.text else ''}{row.text}\n" for row in rows)
 
 
 def _title(group: Group) -> str:
-    title = group.title.partition(":")[0]
+    title = re.split(r"[:,]", group.title)[0]
     return title[:1].upper() + title[1:]
 
 

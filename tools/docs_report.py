@@ -64,15 +64,23 @@ def anchors(page: Path) -> set[str]:
 
 def dead_links(page: Path) -> Iterator[str]:
     """Yield the relative links of a page that lead to no file, or to no heading."""
-    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
-    for link in _LINK.findall(text):
-        path, _, anchor = link.partition("#")
-        if re.match(r"[a-z]+:", link):
-            continue
-        target = (page.parent / path).resolve() if path else page
+    for link, target, anchor in _links(page):
         is_page = target.suffix == ".md"
         if not target.exists() or (anchor and is_page and anchor not in anchors(target)):
             yield link
+
+
+def linked_files(page: Path) -> Iterator[Path]:
+    """Yield the files of the repository that a page links to."""
+    yield from (target for _, target, _ in _links(page) if target.is_file())
+
+
+def _links(page: Path) -> Iterator[tuple[str, Path, str]]:
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    for link in _LINK.findall(text):
+        path, _, anchor = link.partition("#")
+        if not re.match(r"[a-z]+:", link):
+            yield link, (page.parent / path).resolve() if path else page, anchor
 
 
 def tested_pages() -> set[Path]:
@@ -81,7 +89,7 @@ def tested_pages() -> set[Path]:
     patterns = {
         name
         for text in texts
-        if "```" in text or "import blocks" in text
+        if "```" in text or re.search(r"import .*\bblocks\b", text)
         for name in _NAMED_PAGE.findall(text)
         if name != "*.md"
     }

@@ -139,6 +139,19 @@ def test_the_blocks_of_local_runs_and_files_run(
     assert "5 are identical" in capsys.readouterr().out
 
 
+def test_the_blocks_of_the_faq_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They name files of the repository, and write nothing there."""
+    monkeypatch.chdir(ROOT)
+    for block in PAGES["docs/faq.md"]:
+        for words in commands(block.text):
+            assert main(words[1:]) == 0, words
+    printed = capsys.readouterr().out
+    assert "(qwen3)" in printed
+    assert re.search(r"^prompt tokens +\d+$", printed, re.MULTILINE)
+
+
 def test_the_family_of_the_contributors_page_reads_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

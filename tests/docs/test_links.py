@@ -21,6 +21,18 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert list(dead_links(page)) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_rows_of_a_table_have_equally_many_cells(page: Path) -> None:
+    """A bar in code would end its cell: it is escaped."""
+    num_bars, wrong = 0, []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if num_bars and found not in {0, num_bars}:
+            wrong.append(line)
+        num_bars = num_bars if found and num_bars else found
+    assert wrong == []
+
+
 def test_every_page_that_the_code_names_exists() -> None:
     """A path such as docs/reference/errors.md, or docs/adr/0007 without the rest of its name."""
     tracked = subprocess.run(

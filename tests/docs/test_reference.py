@@ -69,7 +69,8 @@ def codes_of(node: ast.AST) -> Iterator[str]:
         case ast.AnnAssign(target=ast.Name(id="code")):
             yield from strings(node.value)
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in CODE_PLACES:
-            yield from strings((node.args[CODE_PLACES[name] :] or [None])[0])
+            for argument in node.args[CODE_PLACES[name] :][:1]:
+                yield from strings(argument)
         case ast.arguments(kwonlyargs=keywords, kw_defaults=values):
             for keyword, value in zip(keywords, values, strict=True):
                 yield from strings(value if keyword.arg == "code" else None)
@@ -146,3 +147,19 @@ def test_every_recipe_key_is_documented() -> None:
     names = {it.name for it in fields(Recipe)} - {"fields"}
     assert "params" in names
     assert sorted(names - page) == []
+
+
+def test_every_prometheus_metric_is_documented() -> None:
+    """metrics.md has each metric of a server and of a run."""
+    names = {
+        f"tidemill_{name}"
+        for path in ("server/metrics.py", "offline/run/metrics.py", "server/loop_lag.py")
+        if (ROOT / path).exists()
+        for pair in re.findall(
+            r'"tidemill_(\w+)"|\("(\w+)", "[A-Z]', (ROOT / path).read_text(encoding="utf-8")
+        )
+        for name in pair
+        if name
+    }
+    assert {"tidemill_rows", "tidemill_requests", "tidemill_preemptions"} <= names
+    assert sorted(names - words_of("metrics.md")) == []
