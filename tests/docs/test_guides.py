@@ -26,6 +26,7 @@ import yaml
 
 import tidemill
 from bench.server.served import serving
+from infra.config.read import DEFAULT_PATH, make_config
 from tests.docs.blocks import PAGES, ROOT, Block, blocks_of, commands_of
 from tidemill import demo
 from tidemill.cli.main import main, parse
@@ -251,11 +252,19 @@ def parse_file(block: Block) -> None:
         "json": json.loads,
         "jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
         "python": ast.parse,
-        "toml": tomllib.loads,
+        "toml": parse_toml,
         "yaml": yaml.safe_load,
         "text": str,
     }
     parsers[block.language](block.text)
+
+
+def parse_toml(text: str) -> object:
+    """Return a recipe as it is, and the configuration of a deployment in full."""
+    given = tomllib.loads(text)
+    if "models" not in given:
+        return given
+    return make_config(tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8")) | given, "a page")
 
 
 def shape_of(name: str, text: str) -> object:
