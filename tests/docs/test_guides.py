@@ -101,11 +101,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def load(models: Models) -> Iterator[Callable[..., Served]]:
+def load(models: Models) -> Iterator[Callable[..., Any]]:
     """Return a function that gives the engine of a model; each is loaded once, beforehand."""
     engines = {folder: load_served(EngineConfig(folder, max_num_seqs=8)) for folder in models}
 
-    def find(config: EngineConfig, **_: Any) -> Served:
+    def find(config: EngineConfig, **_: Any) -> Any:
         return Shared(engines[config.model])
 
     yield find
@@ -286,7 +286,7 @@ def keys_of(value: object) -> object:
 def page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    load: Callable[..., Served],
+    load: Callable[..., Any],
     models: Models,
     address: str,
 ) -> Page:
@@ -317,10 +317,10 @@ def test_every_block_of_a_page_runs(
             raise
 
 
-def load_without_cache(load: Callable[..., Served]) -> Callable[..., Served]:
+def load_without_cache(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return the loader as commands call it."""
 
-    def find(config: EngineConfig, *, weights_cache: str | None = None, **given: Any) -> Served:
+    def find(config: EngineConfig, *, weights_cache: str | None = None, **given: Any) -> Any:
         del weights_cache
         return load(config, **given)
 
