@@ -71,6 +71,7 @@ class Models(NamedTuple):
             "BAAI/bge-reranker-v2-m3": self.reranker,
             "openai/whisper-large-v3-turbo": self.speech,
             TRANSCRIBER: self.speech,
+            "out/reranker": self.reranker,
         }
         return kinds.get(name, self.chat)
 
@@ -187,6 +188,8 @@ class Page:
             words = words[2:]
         if words[0] == "tidemill":
             self.run_ours(words[1:])
+        elif words[0] in {"cp", "mkdir"}:
+            subprocess.run(words, cwd=self.folder, check=True)
         elif words[0] == "python" and (self.folder / words[1]).exists():
             subprocess.run([sys.executable, *words[1:]], cwd=self.folder, check=True)
         elif words[0] == "python":
@@ -242,7 +245,10 @@ class Page:
 
 def is_model(word: str) -> bool:
     """Return whether a word of a command is the name of a model of the hub."""
-    return word == TRANSCRIBER or re.fullmatch(r"[\w-]+/[\w.-]+-[\w.-]+", word) is not None
+    return (
+        word in {TRANSCRIBER, "out/reranker"}
+        or re.fullmatch(r"[\w-]+/[\w.-]+-[\w.-]+", word) is not None
+    )
 
 
 def parse_file(block: Block) -> None:
@@ -290,11 +296,9 @@ def page(
     models: Models,
     address: str,
 ) -> Page:
-    """Return a page in its folder, with the examples and a recording; runs share the engines."""
+    """Return a page in its folder, with the examples; runs share the engines."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (tmp_path / "recordings").mkdir()
-    shutil.copy(ROOT / "examples/recordings/dentist.wav", tmp_path / "recordings")
     monkeypatch.setenv("OPENAI_BASE_URL", f"{address}/v1")
     monkeypatch.setenv("TIDEMILL_BASE_URL", address)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
