@@ -72,7 +72,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi docs docs-reference docs-report demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots charts demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi docs docs-reference docs-report demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
@@ -91,7 +91,8 @@ help:
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make programs      install all the programs of docs/integrations/programs.md (make test-all does, too)"
 	@echo "make screenshots   take the pictures of the dashboard and of a session in docs/images again (some minutes)"
-	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
+	@echo "make charts        draw the charts of docs/explanation/benchmarks.md again, from bench/charts.json"
+	@echo "make chaos         the chaos suite with all of its seeds (make test-all runs three)"
 	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
@@ -202,6 +203,9 @@ programs: $(INSTALLED_PROGRAMS)
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
 	$(BIN)/python -m tools.session_picture
+
+charts: $(INSTALLED_VENV)
+	$(BIN)/python -m bench.charts
 
 # What a first run takes, said before it takes it; figures of the CPU build were measured.
 .PHONY: demo-needs
@@ -362,7 +366,7 @@ test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
 	$(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
 	@$(MAKE) --no-print-directory test-orders
 
-# All seeds; `make test` runs one of them.
+# All seeds; `make test-all` runs three of them.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
 

@@ -46,17 +46,17 @@ HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B", "gpt-oss-20b")
 # That one is compiled with quantised weights, too, and the other with nothing else.
 HOT_QUANTISED, HOT_MXFP4 = "Llama-3-8B", "gpt-oss-20b"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-PAGE = """# The GPU's kernels
+PAGE = """# GPU kernels
 
-What each takes of a multiprocessor where it is hot: in bf16, for {models}, of
-which the first has quantised weights, too, and the last has none but mxfp4; and attention to
-latents of 512 numbers (MLA), with those of fp8, too; and recurrences of Qwen3-Next, Granite 4 H and
-Falcon-H1. Registers are those of one thread (255 is the most), shared memory is in bytes of one
-program; bytes spilled are those of one thread, which live in slow memory, and there should be none.
-A slash separates
-{architectures}, a dash where another tile is chosen.
-`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` makes this page by
-Triton {version}, without a card; what the kernels do on one is in [benchmarks.md](benchmarks.md).
+Resource usage of the hot kernels on a multiprocessor, in bf16, for {models}
+(the first also with quantised weights, the last only with mxfp4), for latent attention of
+512 numbers (MLA, also with fp8), and for the recurrences of Qwen3-Next, Granite 4 H and Falcon-H1.
+Registers (at most 255) and spilled bytes are per thread, shared memory is in bytes per program.
+Spilled bytes are in slow memory and should be 0. Slashes separate
+{architectures}; a dash means that another tile is chosen.
+
+`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` generates this page with
+Triton {version}, without a GPU. [Benchmarks](benchmarks.md) have the speed of these kernels.
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

@@ -1,0 +1,98 @@
+"""The commands in docs/explanation are accepted by make and by the parsers of their programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.cli.main import parse
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "explanation").glob("*.md"))
+FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:make|python -m|tidemill|\.venv/bin/python -m) [^`]+)`")
+# Each program parses its own arguments and ends before it does anything.
+PARSE = """
+import argparse, json, runpy, sys
+
+class Parsed(Exception):
+    pass
+
+def parsing(method):
+    def parse(self, *arguments, **keywords):
+        result = method(self, *arguments, **keywords)
+        if sys._getframe(1).f_globals["__name__"] == "argparse":
+            return result
+        raise Parsed
+    return parse
+
+for name in ("parse_args", "parse_known_args"):
+    method = getattr(argparse.ArgumentParser, name)
+    setattr(argparse.ArgumentParser, name, parsing(method))
+for command in json.load(sys.stdin):
+    module, *sys.argv[1:] = command
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit(f"{module} parses no arguments")
+    except Parsed:
+        pass
+"""
+
+
+def commands(start: str) -> list[list[str]]:
+    """Return the commands of the pages that begin with a word, without it."""
+    lines = {
+        " ".join(line.replace(".venv/bin/", "").split())
+        for page in PAGES
+        for text in [page.read_text(encoding="utf-8")]
+        for line in [
+            *INLINE.findall(text),
+            *(line for block in FENCED.findall(text) for line in block.splitlines()),
+        ]
+    }
+    return sorted(
+        shlex.split(line, comments=True)[len(start.split()) :]
+        for line in lines
+        if line.startswith(f"{start} ")
+    )
+
+
+def test_make_knows_every_target() -> None:
+    """`make -n` with the variables as documented; the goals are named in .PHONY."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE))
+    phony = {name for line in names for name in line.split()}
+    documented = commands("make")
+    assert ["bench-host"] in documented
+    for command in documented:
+        goals = [word for word in command if "=" not in word]
+        variables = [word.partition("=")[0] for word in command if "=" in word]
+        assert set(goals) <= phony, command
+        assert all(re.search(rf"^{name} \?=", makefile, re.MULTILINE) for name in variables)
+
+
+def test_every_script_accepts_its_documented_arguments() -> None:
+    """Each `python -m bench.…` of the pages is parsed by the script's own parser."""
+    documented = [command for command in commands("python -m") if command[0].startswith("bench.")]
+    assert len(documented) > 10
+    subprocess.run(
+        [sys.executable, "-c", PARSE],
+        cwd=ROOT,
+        input=json.dumps(documented),
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [it for it in commands("tidemill") if it != ["--help"]], ids=" ".join
+)
+def test_tidemill_accepts_its_documented_arguments(command: list[str]) -> None:
+    """Each `tidemill …` of the pages is parsed by the command's own parser."""
+    assert parse(command).command
