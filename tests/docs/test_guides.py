@@ -173,6 +173,7 @@ class Page:
             shown, made = block.text, (self.folder / block.title).read_text(encoding="utf-8")
             assert shape_of(block.title, made) == shape_of(block.title, shown)
         elif block.title:
+            assert ".output." not in block.title, "no command of the page has made it"
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
@@ -217,12 +218,12 @@ class Page:
         if "--model" in words and "--served-model-name" not in words:
             name = typed[words.index("--model") + 1]
             words += ["--served-model-name", name]
-        said = io.StringIO()
-        with redirect_stdout(said):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
             status = main(words)
         # The small model may leave an answer incomplete, which `check` reports.
-        assert status in ({0, 1} if words[0] == "check" else {0}), (typed, said.getvalue())
-        self.printed = said.getvalue()
+        assert status in ({0, 1} if words[0] == "check" else {0}), (typed, printed.getvalue())
+        self.printed = printed.getvalue()
 
     def run_program(self, block: Block) -> None:
         """Run a program in this process; compile one whose packages are not installed."""
@@ -237,10 +238,10 @@ class Page:
         ]
         code = compile(text, f"line {block.line}", "exec")
         if all(importlib.util.find_spec(name.partition(".")[0]) for name in names):
-            said = io.StringIO()
-            with redirect_stdout(said):
+            printed = io.StringIO()
+            with redirect_stdout(printed):
                 exec(code, {"__name__": "__main__"})  # noqa: S102 - a program of a page
-            self.printed = said.getvalue()
+            self.printed = printed.getvalue()
 
 
 def is_model(word: str) -> bool:
