@@ -29,6 +29,7 @@ GROUPS: Final = (
     ("tests/handler/api/test_schemathesis.py",),
     ("tests/offline/engine/test_weights.py",),
     ("tests/bench/gpu/test_gpu.py",),
+    ("tests/docs/test_guides.py",),
     ("tests/offline/engine/test_process.py",),
     ("tests/offline/engine/test_warm_start.py",),
     ("tests/engine/model/test_compile_kernels.py",),

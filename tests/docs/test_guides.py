@@ -26,6 +26,7 @@ import yaml
 
 import tidemill
 from bench.server.served import serving
+from infra.config.read import DEFAULT_PATH, make_config
 from tests.docs.blocks import PAGES, ROOT, Block, blocks_of, commands_of
 from tidemill import demo
 from tidemill.cli.main import main, parse
@@ -35,11 +36,24 @@ from tidemill.protocol.contract import Reply, Served
 from tools.demo.train_reranker import assemble, base_path
 
 ADDRESS = "http://127.0.0.1:8000"
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TRANSCRIBER = "$(python -m tidemill.demo.tiny_en)"
 LOCAL = {"cache", "check", "diff", "estimate", "join", "models", "retry", "run", "sample", "view"}
 REMOTE = {"resume", "results", "status", "submit"}
-# Commands of other programs, which pages may name; those of a shell stay as they are.
-OTHERS = {"aws", "curl", "docker", "git", "helm", "hf", "kubectl", "litellm", "pip", "python3"}
+# Other programs, which pages may name.
+OTHERS = {
+    "aws",
+    "cdk",
+    "curl",
+    "docker",
+    "git",
+    "helm",
+    "hf",
+    "kubectl",
+    "litellm",
+    "pip",
+    "python3",
+}
 
 
 class Models(NamedTuple):
@@ -57,6 +71,7 @@ class Models(NamedTuple):
             "BAAI/bge-reranker-v2-m3": self.reranker,
             "openai/whisper-large-v3-turbo": self.speech,
             TRANSCRIBER: self.speech,
+            "out/reranker": self.reranker,
         }
         return kinds.get(name, self.chat)
 
@@ -87,11 +102,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def load(models: Models) -> Iterator[Callable[..., Served]]:
+def load(models: Models) -> Iterator[Callable[..., Any]]:
     """Return a function that gives the engine of a model; each is loaded once, beforehand."""
     engines = {folder: load_served(EngineConfig(folder, max_num_seqs=8)) for folder in models}
 
-    def find(config: EngineConfig, **_: Any) -> Served:
+    def find(config: EngineConfig, **_: Any) -> Any:
         return Shared(engines[config.model])
 
     yield find
@@ -158,6 +173,7 @@ class Page:
             shown, made = block.text, (self.folder / block.title).read_text(encoding="utf-8")
             assert shape_of(block.title, made) == shape_of(block.title, shown)
         elif block.title:
+            assert ".output." not in block.title, "no command of the page has made it"
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
@@ -173,6 +189,8 @@ class Page:
             words = words[2:]
         if words[0] == "tidemill":
             self.run_ours(words[1:])
+        elif words[0] in {"cp", "mkdir"}:
+            subprocess.run(words, cwd=self.folder, check=True)
         elif words[0] == "python" and (self.folder / words[1]).exists():
             subprocess.run([sys.executable, *words[1:]], cwd=self.folder, check=True)
         elif words[0] == "python":
@@ -182,9 +200,11 @@ class Page:
             answer = subprocess.run(typed, check=True, capture_output=True).stdout
             assert json.loads(answer)["choices"]
         elif words[0] == "make":
-            subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+            # Not by `make -n`, which runs the recipes that name $(MAKE), such as `check`.
+            targets = [word for word in words[1:] if "=" not in word]
+            assert all(re.search(rf"^{target}:", MAKEFILE, re.MULTILINE) for target in targets)
         else:
-            assert words[0] in OTHERS, words
+            assert Path(words[0]).name in OTHERS, words
 
     def run_ours(self, typed: list[str]) -> None:
         """Run a command in this process, or parse one that needs a cloud or does not end."""
@@ -198,12 +218,12 @@ class Page:
         if "--model" in words and "--served-model-name" not in words:
             name = typed[words.index("--model") + 1]
             words += ["--served-model-name", name]
-        said = io.StringIO()
-        with redirect_stdout(said):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
             status = main(words)
         # The small model may leave an answer incomplete, which `check` reports.
-        assert status in ({0, 1} if words[0] == "check" else {0}), (typed, said.getvalue())
-        self.printed = said.getvalue()
+        assert status in ({0, 1} if words[0] == "check" else {0}), (typed, printed.getvalue())
+        self.printed = printed.getvalue()
 
     def run_program(self, block: Block) -> None:
         """Run a program in this process; compile one whose packages are not installed."""
@@ -218,15 +238,18 @@ class Page:
         ]
         code = compile(text, f"line {block.line}", "exec")
         if all(importlib.util.find_spec(name.partition(".")[0]) for name in names):
-            said = io.StringIO()
-            with redirect_stdout(said):
+            printed = io.StringIO()
+            with redirect_stdout(printed):
                 exec(code, {"__name__": "__main__"})  # noqa: S102 - a program of a page
-            self.printed = said.getvalue()
+            self.printed = printed.getvalue()
 
 
 def is_model(word: str) -> bool:
     """Return whether a word of a command is the name of a model of the hub."""
-    return word == TRANSCRIBER or re.fullmatch(r"[\w-]+/[\w.-]+-[\w.-]+", word) is not None
+    return (
+        word in {TRANSCRIBER, "out/reranker"}
+        or re.fullmatch(r"[\w-]+/[\w.-]+-[\w.-]+", word) is not None
+    )
 
 
 def parse_file(block: Block) -> None:
@@ -236,11 +259,19 @@ def parse_file(block: Block) -> None:
         "json": json.loads,
         "jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
         "python": ast.parse,
-        "toml": tomllib.loads,
+        "toml": parse_toml,
         "yaml": yaml.safe_load,
         "text": str,
     }
     parsers[block.language](block.text)
+
+
+def parse_toml(text: str) -> object:
+    """Return a recipe as it is, and the configuration of a deployment in full."""
+    given = tomllib.loads(text)
+    if "models" not in given:
+        return given
+    return make_config(tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8")) | given, "a page")
 
 
 def shape_of(name: str, text: str) -> object:
@@ -262,15 +293,13 @@ def keys_of(value: object) -> object:
 def page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    load: Callable[..., Served],
+    load: Callable[..., Any],
     models: Models,
     address: str,
 ) -> Page:
-    """Return a page in its folder, with the examples and a recording; runs share the engines."""
+    """Return a page in its folder, with the examples; runs share the engines."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (tmp_path / "recordings").mkdir()
-    shutil.copy(ROOT / "examples/recordings/dentist.wav", tmp_path / "recordings")
     monkeypatch.setenv("OPENAI_BASE_URL", f"{address}/v1")
     monkeypatch.setenv("TIDEMILL_BASE_URL", address)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -293,10 +322,10 @@ def test_every_block_of_a_page_runs(
             raise
 
 
-def load_without_cache(load: Callable[..., Served]) -> Callable[..., Served]:
+def load_without_cache(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return the loader as commands call it."""
 
-    def find(config: EngineConfig, *, weights_cache: str | None = None, **given: Any) -> Served:
+    def find(config: EngineConfig, *, weights_cache: str | None = None, **given: Any) -> Any:
         del weights_cache
         return load(config, **given)
 
