@@ -1,6 +1,6 @@
 """Whatever happens to processes, messages and answers of AWS: every line gets its row, once.
 
-`make test` runs one seed and `make test-all` three; `TIDEMILL_CHAOS_SEEDS=all` runs twenty, `=7,11`
+`make test` runs none and `make test-all` three; `TIDEMILL_CHAOS_SEEDS=all` runs twenty, `=7,11`
 those. Workers have two engines each where the seed is even.
 """
 
