@@ -57,7 +57,7 @@ class ServerMiddleware:
         except asyncio.CancelledError:
             if not self._admission.is_closed:
                 raise
-            if not status:  # the drain timeout cancelled it before its body had arrived
+            if not status:  # the drain timeout cancelled it before its body arrived
                 await error_response(stopping(1))(scope, receive, send_and_record)
         except EngineError:  # the client has its 503 already
             self._admission.mark_engine_lost()
@@ -96,7 +96,7 @@ def _digest(key: str) -> bytes:
 
 def _no_key() -> Refused:
     return Refused(
-        "No key, or one that this server does not know: send `Authorization: Bearer KEY`.",
+        "Missing or incorrect API key: send `Authorization: Bearer KEY`.",
         status_code=401,
         code="invalid_api_key",
         type="authentication_error",

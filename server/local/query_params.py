@@ -26,7 +26,7 @@ def int_param(params: Mapping[str, str], name: str, least: int, most: int, defau
         return default
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) or not least <= int(text) <= most:
         raise RequestError(
-            f"`{name}` must be a whole number from {least:,} to {most:,}.",
+            f"`{name}` must be an integer between {least:,} and {most:,}.",
             param=name,
             code="invalid_parameter",
         )
@@ -42,7 +42,7 @@ def choice_param(
         return default
     if text not in values:
         raise RequestError(
-            f"`{name}` must be {' or '.join(values)}.", param=name, code="invalid_parameter"
+            f"`{name}` must be one of {', '.join(values)}.", param=name, code="invalid_parameter"
         )
     return values[text]
 
@@ -50,7 +50,7 @@ def choice_param(
 def not_found(what: str, name: str, param: str | None = None) -> RequestError:
     """Return the 404 for an unknown id."""
     return RequestError(
-        f"There is no {what} {printable(name, _MAX_SHOWN_CHARS)}.",
+        f"No such {what}: {printable(name, _MAX_SHOWN_CHARS)}.",
         param=param,
         code=f"{what}_not_found",
         status_code=404,

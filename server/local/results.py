@@ -17,7 +17,7 @@ from .files import FileTable
 from .folder import Folder
 from .rows import RowsGone, read_row
 
-# In one query, so that positions and status agree: rows move when a batch ends.
+# One query, so that positions and status agree: rows move when a batch ends.
 _BEHIND: Final = (
     "SELECT line, start, size, is_success, status FROM rows JOIN batches ON place = batch"
     " WHERE id = ? AND line > ? ORDER BY line LIMIT ?"
@@ -29,7 +29,7 @@ _ENDED: Final = (
 
 
 class RowPage(NamedTuple):
-    """Rows with their lines, and whether there are more behind them."""
+    """Rows with their line numbers, and whether more follow."""
 
     rows: Sequence[tuple[int, bytes]]
     has_more: bool
@@ -54,11 +54,11 @@ class Results:
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
-            pass  # the batch has ended meanwhile: its rows are in its files now
+            pass  # the batch has just ended: its rows are in its files now
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
-            raise RowsGone("The files of the batch are gone.") from None
+            raise RowsGone("The batch's result files have been deleted.") from None
 
     def delete_unpublished(self) -> None:
         """Delete the row positions of ended batches whose files are gone."""

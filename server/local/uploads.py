@@ -1,4 +1,4 @@
-"""Table of multipart uploads; their parts lie in a folder until they are joined."""
+"""Table of multipart uploads; their parts are stored in a folder until they are joined."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class UploadTable:
         return changed
 
     def add_part(self, upload: Upload, name: str, path: Path) -> None:
-        """Move the bytes at a path in as a part; one of the same name is replaced.
+        """Move the bytes at a path into the upload as a part; replaces one of the same name.
 
         Raises FileNotFoundError when the upload has ended.
         """
@@ -87,7 +87,7 @@ class UploadTable:
         return digest.hexdigest()
 
     def complete(self, upload: Upload, path: Path, file: File, digest: str) -> Upload:
-        """Make the bytes at a path the upload's file, and delete the parts."""
+        """Store the bytes at a path as the upload's file, and delete the parts."""
         done = replace(upload, status="completed", digest=digest)
         path.rename(self._folder.file(file.id))
         sync_folder(self._folder.files)

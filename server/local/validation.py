@@ -13,7 +13,7 @@ from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.model import Options
 from tidemill.batch.validation import NOT_JSON, Findings, LineChecker, Verdict, judge, refuse
 
-# Model threads wait for the GIL no longer than this many lines take.
+# Engine threads never wait for the GIL longer than these lines take.
 _LINES_PER_CHECKPOINT = 32
 
 

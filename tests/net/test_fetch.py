@@ -219,7 +219,7 @@ async def test_what_is_compressed_is_not_unpacked() -> None:
 async def test_an_answer_that_may_change_is_asked_for_again(status: int, num_tries: int) -> None:
     """A few times; what the host says beside is shown to nobody."""
     with Site({"/clip.wav": Page(b"secret of a host inside", status)}) as site:
-        assert await failure(site) == f"its host answers {status}"
+        assert await failure(site) == f"its host returned HTTP {status}"
         assert len(site.asked) == num_tries
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.net.collector import collecting
 from tidemill.net import open_tracing, otlp_tracing
-from tidemill.net.open_tracing import is_asked
+from tidemill.net.open_tracing import is_requested
 from tidemill.net.tracing import Sample, Tracing
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -51,7 +51,7 @@ def unused_url() -> str:
 )
 def test_only_an_endpoint_asks_for_spans(environment: dict[str, str], *, expected: bool) -> None:
     """And OpenTelemetry's own switches turn them off."""
-    assert is_asked(environment) is expected
+    assert is_requested(environment) is expected
 
 
 def test_spans_of_one_trace_join_whoever_starts_them(
@@ -127,7 +127,7 @@ def test_a_collector_out_of_reach_is_one_warning(
         started = time.monotonic()
         tracing.close()
         assert time.monotonic() - started < 2
-    assert warned == ["spans cannot be sent to the endpoint of OTLP: some are lost"]
+    assert warned == ["spans cannot be sent to the OTLP endpoint: some are lost"]
     assert caplog.records == []
 
 
@@ -156,7 +156,7 @@ def test_a_variable_that_makes_no_sense_is_a_warning(
 
     monkeypatch.setattr(otlp_tracing, "OTLPSpanExporter", refuse)
     assert opened(monkeypatch, "http://127.0.0.1:9", warned) is None
-    assert "spans cannot be sent (no such compression)" in warned[0]
+    assert "no spans are sent: no such compression" in warned[0]
 
 
 def test_a_share_that_makes_no_sense_is_all(

@@ -95,7 +95,7 @@ def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
         )
         assert server.client.files.list().data == []
     assert refused.returncode == 2
-    assert f"held by another server (process {server.process.pid})" in refused.stderr
+    assert f"in use by another server (process {server.process.pid})" in refused.stderr
     assert "loading" not in refused.stderr
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_has_no_usual_folder_serves_all_the_same(tmp_path: Path) -
         said = "".join(iter_until(process.stderr, "serving "))
         process.terminate()
         assert process.wait() == 0
-    assert "cannot be used for files" in said
+    assert "cannot create the data folder" in said
     assert "until the end" in said
 
 

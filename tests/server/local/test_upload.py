@@ -34,7 +34,7 @@ async def test_an_upload_that_does_not_come_is_given_up(
             headers={"Content-Type": "multipart/form-data; boundary=b"},
         )
     assert (refused.status_code, refused.json()["error"]["code"]) == (408, "body_timeout")
-    assert "more slowly than 16,384 bytes a second" in refused.json()["error"]["message"]
+    assert "slower than 16,384 bytes per second" in refused.json()["error"]["message"]
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
