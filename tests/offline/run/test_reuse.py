@@ -367,7 +367,7 @@ async def test_a_second_batch_of_a_server_reuses_every_row(
                 batch = await local.submit(lines_of(bodies))
                 batches.append(await local.ended(batch["id"]))
             rows = [await local.rows(batch["output_file_id"]) for batch in batches]
-    assert len(engine.asked) == 4
+    assert len(engine.requests) == 4
     assert [batch["tidemill"]["reused_rows"] for batch in batches] == [0, 4]
     said = [[row["response"]["body"]["say"] for row in each] for each in rows]
     assert said == [["s0", "a", "a", "a"]] * 2
