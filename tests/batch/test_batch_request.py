@@ -155,13 +155,13 @@ def test_nothing_of_a_url_is_shown(url: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({f"k{number}": "v" for number in range(17)}, "17 pairs; the limit is 16"),
+        ({f"k{number}": "v" for number in range(17)}, "17 key-value pairs; the limit is 16"),
         ({"": "v"}, "an empty key"),
         ({"k" * 65: "v"}, "key of 65 characters; the limit is 64"),
         ({"k": "v" * 513}, "513 characters at 'k'; the limit is 512"),
-        ({"k": 1}, "strings only"),
-        ({"k": None}, "strings only"),
-        ({"k": "\ud800"}, "strings only"),
+        ({"k": 1}, "only strings"),
+        ({"k": None}, "only strings"),
+        ({"k": "\ud800"}, "only strings"),
         (["k"], "an object of strings"),
         ("k", "an object of strings"),
     ],
@@ -182,7 +182,7 @@ def test_metadata_at_its_limits_is_kept() -> None:
 
 def test_an_upload_has_the_limits_too() -> None:
     """What is left of the user metadata is counted as metadata."""
-    with pytest.raises(InvalidOption, match="17 pairs"):
+    with pytest.raises(InvalidOption, match="17 key-value pairs"):
         parse_options({f"k{number}": "v" for number in range(17)} | {"on-invalid-line": "fail"})
 
 

@@ -172,7 +172,9 @@ def test_a_damaged_database_says_how_it_is_deleted(
     folder = tmp_path / "kept results"
     folder.mkdir()
     harm(folder / FILE_NAME)
-    with pytest.raises(CacheDamaged, match=r"`tidemill cache remove '.*/kept results'` deletes it"):
+    with pytest.raises(
+        CacheDamaged, match=r"; delete it with `tidemill cache remove '.*/kept results'`"
+    ):
         closing(ResultCache.open(folder, SCOPE)).thing.find(key_of(0), LINE, 1)
 
 

@@ -120,7 +120,7 @@ def test_a_table_has_a_name_of_its_own(name: str, form: str, key: str) -> None:
 @pytest.mark.parametrize("name", ["x.errors.jsonl", "x.errors", "a/.errors"])
 def test_no_upload_can_have_the_name_of_errors(name: str) -> None:
     """Its rows would be written over the errors of another file."""
-    assert "give the upload another name" in (invalid_key_reason(f"input/{name}") or "")
+    assert "rename the upload" in (invalid_key_reason(f"input/{name}") or "")
 
 
 def test_names_end_where_s3_says() -> None:

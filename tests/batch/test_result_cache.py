@@ -182,7 +182,7 @@ def test_a_database_that_cannot_be_used_says_so(
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     """A file is in its way."""
     (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match="cannot be made"):
+    with pytest.raises(CacheError, match="cannot create the folder"):
         ResultCache.open(tmp_path / "file", SCOPE)
 
 

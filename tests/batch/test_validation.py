@@ -139,7 +139,7 @@ def test_names_of_two_models_do_not_mix() -> None:
     aliases = {"a": "m", "b": "n"}
     findings = check(*asking("a", "b"), models=("m", "n"), aliases=aliases)
     assert codes(findings) == ["model_mismatch"]
-    assert "the model is 'n', but the file began with 'm'" in findings.errors[0].message
+    assert "the model is 'n', but earlier lines use 'm'" in findings.errors[0].message
 
 
 def test_a_star_takes_every_name_that_is_no_models() -> None:
@@ -153,7 +153,7 @@ def test_a_star_takes_every_name_that_is_no_models() -> None:
         "model_mismatch"
     ]
     nameless = check(request(body={}), models=("m", "n"), aliases=aliases)
-    assert nameless.errors[0].message == "`model` is missing. Served: m, n."
+    assert nameless.errors[0].message == "`model` is required. Served: m, n."
     assert check(request(body={}), aliases={"gpt": "m", "*": "m"}).model == "m"
 
 
@@ -193,7 +193,7 @@ def test_a_hundred_errors_are_listed_and_all_are_counted() -> None:
     verdict = judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="fail")
     assert verdict.num_errors == 250
     assert [error.line for error in verdict.errors] == [*range(1, 101), None]
-    assert verdict.errors[-1].message == "There are 150 more errors."
+    assert verdict.errors[-1].message == "150 more errors are not listed."
 
 
 @pytest.mark.parametrize("choice", ["fail", "skip"])
@@ -204,7 +204,7 @@ def test_unknown_parameters_are_errors_where_that_is_strict(choice: OnInvalidLin
     verdict = judge(
         findings, NO_DUPLICATES, mistake=None, on_invalid_line=choice, strict_parameters=True
     )
-    message = f"`temprature` in 2 lines is no parameter of {CHAT}; did you mean `temperature`?"
+    message = f"`temprature` in 2 lines is not a parameter of {CHAT}; did you mean `temperature`?"
     error = BatchError("unknown_parameter", message, "body.temprature", 2)
     assert verdict == Verdict(1, (error,))
 
@@ -223,7 +223,7 @@ def test_repeated_ids_stand_among_the_others_in_the_order_of_lines() -> None:
     assert verdict.num_errors == 560
     lines = [error.line for error in verdict.errors[:-1]]
     assert lines == sorted([*range(10, 510, 10), *range(15, 515, 10)])
-    assert verdict.errors[-1].message == "There are 460 more errors."
+    assert verdict.errors[-1].message == "460 more errors are not listed."
 
 
 def test_a_good_file_has_no_errors() -> None:

@@ -54,5 +54,5 @@ def test_a_time_is_inside_or_outside(text: str, inside: list[float], outside: li
 )
 def test_other_words_are_refused(text: str) -> None:
     """With the form that is meant."""
-    with pytest.raises(ValueError, match="is no span such as Mon-Fri 07:00-18:00"):
+    with pytest.raises(ValueError, match="is not a span such as Mon-Fri 07:00-18:00"):
         WeeklyHours.parse(text)

@@ -81,7 +81,7 @@ def search(
             pieces = zip((data[partition] for data in saved), shifts, strict=True)
             repeated = find_repeated(pieces, share.slice_number, share.num_slices)
             of_share = of_share.plus(repeated, limit)
-        found = found.beside(of_share, limit)
+        found = found.merged(of_share, limit)
     return found
 
 

@@ -211,7 +211,7 @@ def test_what_every_line_needs_is_named_when_it_is_missing(name: str, missing: s
         del fields[name]
     error = error_of(json.dumps(fields).encode())
     assert (error.code, error.param) == ("missing_required_parameter", name)
-    assert error.message.startswith(f"`{name}` is missing")
+    assert error.message.startswith(f"`{name}` is required")
     assert error.custom_id == (None if name == "custom_id" else "a")
 
 
@@ -251,12 +251,12 @@ def test_a_field_of_the_wrong_type_is_told_both_types(
         (GOOD.decode().encode("utf-16"), "UTF-16: save the file as UTF-8"),
         (GOOD.replace(b"x", b"\0"), "a NUL byte at byte 76"),
         (GOOD + b"\0", "a NUL byte at byte "),
-        (GOOD.replace(b"x", b"\x01"), "a bare control character at byte "),
-        (GOOD.replace(b"x", b"\\ud800"), "a broken \\u escape"),
-        (GOOD.replace(b"x", b"\\udc00"), "a broken \\u escape"),
-        (GOOD.replace(b"x", b"\\ud800\\u0041"), "a broken \\u escape"),
-        (GOOD.replace(b'"x"', b"[" * 50_000 + b"]" * 50_000), "nested too deep at byte "),
-        (GOOD.replace(b'"x"', b'{"a":' * 300 + b"1" + b"}" * 300), "nested too deep at byte "),
+        (GOOD.replace(b"x", b"\x01"), "an unescaped control character at byte "),
+        (GOOD.replace(b"x", b"\\ud800"), "an invalid \\u escape"),
+        (GOOD.replace(b"x", b"\\udc00"), "an invalid \\u escape"),
+        (GOOD.replace(b"x", b"\\ud800\\u0041"), "an invalid \\u escape"),
+        (GOOD.replace(b'"x"', b"[" * 50_000 + b"]" * 50_000), "nested too deeply at byte "),
+        (GOOD.replace(b'"x"', b'{"a":' * 300 + b"1" + b"}" * 300), "nested too deeply at byte "),
     ],
 )
 def test_what_is_no_request_is_told_in_plain_words(data: bytes, words: str) -> None:

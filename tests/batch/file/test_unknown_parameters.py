@@ -21,10 +21,10 @@ def test_names_are_counted_by_endpoint_with_their_first_line() -> None:
     unknown.add(VECTORS, {"input": "x", "max_tokens": 1}, 2)
     for line in (3, 5):
         unknown.add("/chat/completions", {"temprature": 1, "temperature": 1}, line)
-    words = f"  `temprature` in 2 elements (first: element 3) is no parameter of {CHAT}; "
+    words = f"  `temprature` in 2 elements (first: element 3) is not a parameter of {CHAT}; "
     assert sentences(unknown, "element") == [
         f"{words}did you mean `temperature`?",
-        "  `max_tokens` in 1 element (element 2) is no parameter of /v1/embeddings",
+        "  `max_tokens` in 1 element (element 2) is not a parameter of /v1/embeddings",
     ]
 
 

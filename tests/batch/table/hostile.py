@@ -209,8 +209,8 @@ _RECIPES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         _recipe(b"x = 0x" + b"f" * 16_000),
         "a number of more than 64 bits",
     ),
-    "not a number": (_recipe(b"x = nan"), "nan, which is not a number of JSON"),
-    "a date": (_recipe(b"x = 1979-05-27"), "dates and times have no place"),
+    "not a number": (_recipe(b"x = nan"), "nan, which JSON does not support"),
+    "a date": (_recipe(b"x = 1979-05-27"), "it contains a date or time"),
     "not UTF-8": (lambda: (_TEXT, b"prompt = '\xff'"), "it is not UTF-8"),
     "70 kB": (_recipe(b"x = '" + b"x" * 70_000 + b"'"), "longer than 65,536 bytes"),
     "900 templates": (
@@ -257,7 +257,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             _parquet({"text": _one_list(_dictionary(100_000, "x" * 1_000_000))}),
             _prompt("{{ text|length }}"),
         ),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "millions of rows in Parquet": (
         lambda: (_parquet({"text": _dictionary(20 * _MIB, "a")}, row_group_size=2**26), _PROMPT),
@@ -274,31 +274,34 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "is damaged or cut off: it is not UTF-8",
+        "is damaged or truncated: it is not UTF-8",
     ),
     "an Arrow name that is not UTF-8": (
         lambda: (
             _arrow({"text": ["a"], "zzzz": ["b"]}).replace(b"zzzz", b"\xff\xfe\xff\xfe"),
             _PROMPT,
         ),
-        "is damaged or cut off: it is not UTF-8",
+        "is damaged or truncated: it is not UTF-8",
     ),
     "a footer that lies": (
         lambda: (_parquet({"text": ["a"]})[:-8] + b"\xff\xff\xff\x7fPAR1", _PROMPT),
-        "is damaged or cut off",
+        "is damaged or truncated",
     ),
-    "a cut Parquet": (lambda: (_parquet({"text": ["a"]})[:-20], _PROMPT), "is damaged or cut off"),
+    "a cut Parquet": (
+        lambda: (_parquet({"text": ["a"]})[:-20], _PROMPT),
+        "is damaged or truncated",
+    ),
     "an encrypted Parquet": (lambda: (b"PARE" + bytes(99), _PROMPT), "an encrypted Parquet table"),
     "a packed Arrow text": (
         lambda: (_arrow({"text": ["x" * 140_000_000]}, compression="zstd"), _PROMPT),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "a packed Arrow batch of gigabytes": (
         lambda: (
             _grown(_arrow({"text": ["x" * 9_000_000]}, compression="zstd"), 9_000_000),
             _PROMPT,
         ),
-        "unpacks to 2,",
+        "decompresses to 2,",
     ),
     "a packed Arrow stream of gigabytes": (
         lambda: (
@@ -307,7 +310,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "unpacks to 2,",
+        "decompresses to 2,",
     ),
     "a text in every row": (
         lambda: (
@@ -383,7 +386,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             _arrow({"text": _one_list(pa.nulls(2**31 - 2))}),
             _prompt("{{ text|length }}"),
         ),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "an index outside": (
         lambda: (
@@ -399,12 +402,12 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "is damaged or cut off, at row 1",
+        "is damaged or truncated, at row 1",
     ),
-    "a cut Arrow": (lambda: (_arrow({"text": ["a"]})[:200], _PROMPT), "is damaged or cut off"),
+    "a cut Arrow": (lambda: (_arrow({"text": ["a"]})[:200], _PROMPT), "is damaged or truncated"),
     "a stream of 2^31 bytes": (
         lambda: (b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(100), _PROMPT),
-        "is damaged or cut off",
+        "is damaged or truncated",
     ),
     "100,000 columns": (
         lambda: (_csv([f"c{i}" for i in range(100_000)]), _prompt("{{ row|tojson|length }}")),
@@ -412,7 +415,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "10,000 columns and a name": (
         lambda: (_csv([f"c{i}" for i in range(10_000)]), _prompt("{{ c1x }}")),
-        "names `c1x`, which is no column",
+        "names `c1x`, which is not a column",
     ),
     "100,000 equal names": (lambda: (_csv(["a"] * 100_000), _PROMPT), "more than one column named"),
     "a name of 10 MB": (lambda: (_csv(["x" * 10_000_000, "a"]), _PROMPT), "names `text`, which is"),
@@ -422,7 +425,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "a gzip of 90 MB": (
         lambda: (gzip.compress(b"text\n" + b"x" * 90_000_000), _PROMPT),
-        "unfolds to more than 400 times",
+        "expands to more than 400 times",
     ),
     "records of 3 MB": (
         lambda: (gzip.compress((b"x" * 3_000_000 + b"\n") * 33), _prompt("hi")),
@@ -430,7 +433,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "JSON in 100,000 lists": (
         lambda: (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", _PROMPT),
-        "Line 1 of the table is no JSON",
+        "Line 1 of the table is not valid JSON",
     ),
     "JSON in 150 lists": (
         lambda: (b'{"text": ' + b"[" * 150 + b"]" * 150 + b"}\n", _prompt("{{ text|tojson }}")),
@@ -442,7 +445,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "JSON with half a character": (
         lambda: (b'{"text": "a", "\\ud800": 1}\n', _PROMPT),
-        "is no JSON",
+        "is not valid JSON",
     ),
 }
 CASES: Final = {

@@ -210,8 +210,8 @@ def test_a_refusal_names_the_column_the_type_and_the_way_out() -> None:
     column = pa.array([[pa.MonthDayNano([1, 2, 3])]])
     reason = refusal(column, "parquet")
     assert reason == (
-        "column `c` contains month_day_nano_interval, which Parquet does not support: choose "
-        "`arrow` or `jsonl` as the output format, or leave the column out of `keep`"
+        "column `c` contains month_day_nano_interval, which Parquet does not support: use "
+        "`arrow` or `jsonl` as the output format, or remove the column from `keep`"
     )
     assert refusal(column, "arrow") is refusal(column, "jsonl") is None
     assert refusal(column, "parquet", keep=[]) is None

@@ -47,16 +47,16 @@ def test_a_prompt_stands_where_the_url_has_it(url: str, expected: Any) -> None:
     ("given", "words"),
     [
         ({}, "it has no template"),
-        ({"promt": "x"}, "`promt` is no key of a recipe: did you mean `prompt`?"),
-        ({"temperature": 0, "prompt": "x"}, "parameters of the request go into `params`"),
+        ({"promt": "x"}, "`promt` is not a recipe key: did you mean `prompt`?"),
+        ({"temperature": 0, "prompt": "x"}, "put parameters of the request into `params`"),
         ({"prompt": "x", "url": "/v1/images"}, "`url` is '/v1/images': it must be one of /v1/"),
         ({"prompt": "x", "url": "/v1/rerank"}, "/v1/rerank has no `prompt`"),
-        ({"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
+        ({"prompt": "x", "messages": []}, "`prompt` and `messages` cannot be used together"),
         ({"input": "x", "system": "y", "url": "/v1/embeddings"}, "`system` needs a `prompt`"),
-        ({"input": "x", "params": {"input": "y"}}, "`input` stands both in `params` and beside"),
+        ({"input": "x", "params": {"input": "y"}}, "`input` is both in `params` and outside of it"),
         ({"prompt": "x", "params": 1}, "`params` must be a table"),
-        ({"prompt": "x", "id": 1}, "`id` must be a text"),
-        ({"prompt": "x", "keep": "a"}, "`keep` must be a list of columns"),
+        ({"prompt": "x", "id": 1}, "`id` must be a string"),
+        ({"prompt": "x", "keep": "a"}, "`keep` must be a list of column names"),
         ({"prompt": "x", "output": "xlsx"}, "`output` is 'xlsx': it must be one of parquet, csv"),
         ({"prompt": "x", "vectors": "int4"}, "`vectors` is 'int4'"),
     ],
@@ -70,5 +70,5 @@ def test_a_recipe_that_cannot_work_is_told(given: dict[str, Any], words: str) ->
 
 def test_what_is_no_toml_is_told() -> None:
     """With the place."""
-    with pytest.raises(RecipeError, match=r"it is no TOML: .*line 1"):
+    with pytest.raises(RecipeError, match=r"it is not valid TOML: .*line 1"):
         load_recipe("prompt = \n")

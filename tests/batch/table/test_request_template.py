@@ -62,12 +62,16 @@ def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> No
         ("{{ text }}", None, "column `text` is null"),
         ("{{ text | upper }}", None, "column `text` is null"),
         ("a {{ text }}", float("nan"), "column `text` is null"),
-        ("a {{ text }}", ["x"], "column `text` is a list: {{ text | join(', ') }} makes it a text"),
+        (
+            "a {{ text }}",
+            ["x"],
+            "column `text` is a list: {{ text | join(', ') }} converts it to text",
+        ),
         ("a {{ text | first }}", [["x"]], "is a list"),
         (
             "a {{ text }}",
             {"x": 1},
-            "column `text` is a struct: {{ text | tojson }} makes it a text",
+            "column `text` is a struct: {{ text | tojson }} converts it to text",
         ),
         ("{{ text }}", NoText("bytes"), "column `text` is bytes"),
         ("{{ text | upper }}", NoText("bytes"), "column `text` is bytes"),
@@ -124,13 +128,13 @@ def test_only_columns_that_are_named_are_read() -> None:
     [
         (
             {"prompt": "{{ txt }}"},
-            "names `txt`, which is no column of the table: did you mean `text`",
+            "names `txt`, which is not a column of the table: did you mean `text`",
         ),
-        ({"prompt": "{{ zzz }}"}, "no column of the table: it has id, text, my tags, stars"),
+        ({"prompt": "{{ zzz }}"}, "not a column of the table: it has id, text, my tags, stars"),
         ({"prompt": "{{ row['my tag'] }}"}, "did you mean `my tags`"),
         ({"prompt": "x", "id": "ident"}, "the recipe names `ident`"),
         ({"prompt": "x", "keep": ["nope"]}, "the recipe names `nope`"),
-        ({"prompt": "{{ text"}, "the template of `messages[0].content` is no Jinja: line 1"),
+        ({"prompt": "{{ text"}, "the template of `messages[0].content` is not valid Jinja: line 1"),
         ({"prompt": "{{ text | nope }}"}, "No filter named 'nope'"),
     ],
 )
@@ -189,9 +193,9 @@ def test_methods_that_read_can_be_called() -> None:
         ("{{ range(3) }}", "prints a range"),
         ("{{ none }}", "prints null"),
         ("{{ l[:1] }}!", "prints a list"),
-        ("{{ text.upper }}!", "`upper` is a method: write upper() to call it"),
+        ("{{ text.upper }}!", "`upper` is a method: use upper() to call it"),
         ("{{ row }}!", "{{ row | tojson }} prints it"),
-        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} makes it a text"),
+        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} converts it to text"),
         ("{{ l ~ '' }}", "column `l` is a list"),
         ("{{ s.l | string }}", "column `s` is a list at `s.l`: {{ s.l | join(', ') }}"),
         ("{{ s.n | upper }}", "column `s` is null at `s.n`: {{ s.n or '' }}"),
@@ -262,7 +266,7 @@ def test_names_of_jinja_are_its_own_where_no_column_has_them() -> None:
     )
     loop = "{% for x in l %}{{ loop.index }}{{ x }}{% endfor %}"
     assert of_row(loop, l=["a", "b"], loop="c") == "1a2b"
-    with pytest.raises(RecipeError, match=r"`loop`, which is Jinja's inside of a `for`"):
+    with pytest.raises(RecipeError, match=r"`loop`, which is Jinja's own inside a `for`"):
         of_row("{% for x in l %}{{ loop }}{% endfor %}", l=["a"], loop="c")
     with pytest.raises(RecipeError, match="rename the column"):
         of_row("{{ true }}", true="x", row="y")

@@ -16,5 +16,5 @@ def test_rows_are_put_in_the_order_of_their_requests() -> None:
     raw = [RawLine(number, line) for number, line in enumerate(lines, 1)]
     first, second, third, fourth = map(json.loads, in_order(raw, files))
     assert (first, fourth) == ({"custom_id": "0"}, {"custom_id": "3"})
-    assert second["error"]["message"].startswith("This row was not run")
+    assert second["error"]["message"].startswith("This row did not run")
     assert third["error"]["message"] == "Row 3: no cell"

@@ -111,7 +111,7 @@ def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:
         ("invalid_json_line", 3),
         ("duplicate_custom_id", 4),
     ]
-    assert batch.errors[-1].message == "`custom_id` is that of element 1 too"
+    assert batch.errors[-1].message == "`custom_id` is already used in element 1"
 
 
 def test_a_damaged_file_leaves_nothing_behind(mini: Cloud) -> None:

@@ -136,6 +136,10 @@ async def test_an_invalid_file_fails_with_all_of_its_errors(tmp_path: Path) -> N
     ]
     assert requests == []
     assert batch["output_file_id"] is None
+    [message] = [error["message"] for error in batch["errors"]["data"] if error["line"] == 3]
+    assert "`--served-model-name`" in message
+    assert "`--any-model`" in message
+    assert "aliases" not in message  # only a deployment has them
 
 
 async def test_invalid_lines_get_a_row_with_the_skip_option(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"prompt": "{{ txt }}"}, "names `txt`, which is no column of the table: did you mean"),
+        ({"prompt": "{{ txt }}"}, "names `txt`, which is not a column of the table: did you mean"),
         ({"prompt": "{{ text"}, "is no Jinja"),
         (
             {"promt": "{{ text }}"},
