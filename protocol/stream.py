@@ -22,7 +22,7 @@ _OPTIONS = "stream_options"
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Token usage in a stream: the total at its end, or also the running total in each chunk."""
+    """Token usage in a stream: the total at its end, and optionally a running total per chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -34,7 +34,7 @@ def is_stream(body: Mapping[str, Any]) -> bool:
 
 
 def refuse_stream(body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for a body that requests a stream, or whose `stream` is no boolean."""
+    """Raise `RequestError` for a body that requests a stream, or has an invalid `stream`."""
     if is_stream(body):
         raise RequestError(STREAM_MODE, param="stream", code=STREAM_NOT_SUPPORTED)
     _refuse_other(body, "false")
@@ -61,7 +61,7 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
 def no_stream(url: str) -> RequestError:
     """Return the error for a stream at a URL that does not support streaming."""
     return RequestError(
-        f"{url} answers all at once: leave `stream` out or send false.",
+        f"{url} does not support streaming: remove `stream` or set it to false.",
         param="stream",
         code=STREAM_NOT_SUPPORTED,
     )

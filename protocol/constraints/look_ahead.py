@@ -1,8 +1,7 @@
 r"""Look-ahead in regular expressions, written without it: as an intersection of plain expressions.
 
 `^(?=A)B$` matches what both `^A` and `^B$` match, and `^(?!A)B$` what `^B$` matches and `^A` does
-not: both are regular languages. Such an expression is read as ECMAScript's: `\d` and `\w` are
-ASCII.
+not: both are regular languages. Such an expression is read as ECMAScript: `\d` and `\w` are ASCII.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ _CLASSES = {
 
 
 class LookAroundError(ValueError):
-    """An expression that looks around, or back, in a way that is not supported."""
+    """An expression with an unsupported look-around or back-reference."""
 
 
 @lru_cache(maxsize=1024)
 def looks_around(pattern: str) -> bool:
-    """Say whether an expression looks ahead; raises `LookAroundError` if it looks back."""
+    """Say whether an expression has look-ahead; raises `LookAroundError` for look-behind."""
     is_ahead = False
     for part in _PART.finditer(pattern):
         if part["behind"]:
             _fail("look-behind is not supported")
         if part["escape"] and part["escape"] in _BACK:
-            _fail("references to groups are not supported")
+            _fail("back-references are not supported")
         is_ahead |= part["ahead"] is not None
     return is_ahead
 
@@ -81,8 +80,8 @@ def plain_texts(pattern: str) -> tuple[str, ...]:
 def plain_patterns(pattern: str) -> tuple[str, ...]:
     """Return anchored expressions without look-ahead, all of which must match a text.
 
-    The expression itself matches any part of a text, unless it is anchored: where that is too
-    complex, it must match at the beginning. Raises `LookAroundError`.
+    Unless it is anchored, the expression itself matches any part of a text; if that is too complex,
+    it must match at the beginning. Raises `LookAroundError`.
     """
     return _written(pattern, lambda made, tree: _Building(made).parts(tree), Languages.pattern)
 
@@ -106,7 +105,7 @@ def _written(
     made = Languages()
     reason = ""
     if len(pattern) > MAX_CHARS:
-        _fail(f"look-ahead is not supported in more than {MAX_CHARS:,} characters")
+        _fail(f"look-ahead is not supported in expressions of more than {MAX_CHARS:,} characters")
     try:
         for parts in _ways(made, build(made, _Parser(pattern).expression()), is_one=is_one):
             try:
@@ -123,7 +122,7 @@ def _written(
 
 
 def _ways(made: Languages, languages: Sequence[int], *, is_one: bool) -> Iterator[Sequence[int]]:
-    """Yield ways to write one of some languages: as the parts of its intersection, or as one."""
+    """Yield ways to write an intersection of languages: as its parts, or as one."""
     for language in languages:
         if not is_one:
             yield made.conjuncts(language)
@@ -154,7 +153,7 @@ _NO_TEXT = _Tree("sequence")
 
 
 class _Parser:
-    """Recursive descent over an expression that has a look-ahead."""
+    """Recursive descent parser of an expression with look-ahead."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -165,7 +164,7 @@ class _Parser:
         """Return the whole expression."""
         tree = self._alternatives()
         if self._place < len(self._pattern):
-            _fail("a parenthesis is closed that was not opened")
+            _fail("unmatched closing parenthesis")
         return tree
 
     def _rest(self, text: str) -> bool:
@@ -177,7 +176,7 @@ class _Parser:
     def _alternatives(self) -> _Tree:
         self._depth += 1
         if self._depth > MAX_NESTING:
-            _fail(f"more than {MAX_NESTING} groups are nested")
+            _fail(f"more than {MAX_NESTING} nested groups are not supported")
         ways = [self._sequence()]
         while self._rest("|"):
             ways.append(self._sequence())
@@ -205,7 +204,7 @@ class _Parser:
         if max(bounds[0], bounds[1] or 0) > MAX_REPEATS:
             _fail(f"more than {MAX_REPEATS:,} repetitions are not supported next to look-ahead")
         if bounds[1] is not None and bounds[0] > bounds[1]:
-            _fail("a repetition ends before it begins")
+            _fail("a repetition has a maximum below its minimum")
         if not part.looks:
             return _Tree("repeat", (part,), least=bounds[0], most=bounds[1])
         if max(bounds[0], bounds[1] or 0) > MAX_COPIES:
@@ -233,17 +232,17 @@ class _Parser:
         if self._rest("["):
             return _Tree("set", charset=self._class())
         if self._pattern[self._place] in "*+?":
-            _fail("a repetition of nothing")
+            _fail("nothing to repeat")
         return _Tree("set", charset=self._char(in_class=False))
 
     def _closed(self) -> _Tree:
         tree = self._alternatives()
         if not self._rest(")"):
-            _fail("a parenthesis is not closed")
+            _fail("missing closing parenthesis")
         return tree
 
     def _char(self, *, in_class: bool) -> CharSet:
-        """Return one character, or the class that an escape stands for."""
+        """Return one character, or the class of an escape."""
         char = self._pattern[self._place]
         if char != "\\":
             self._place += 1
@@ -270,7 +269,7 @@ class _Parser:
             _fail("a class that begins with `]` or `[:` is not supported next to look-ahead")
         while not self._rest("]"):
             if self._place >= len(self._pattern):
-                _fail("a character class is not closed")
+                _fail("unclosed character class")
             if self._pattern.startswith(("&&", "[:"), self._place):
                 _fail("operators in a class are not supported next to look-ahead")
             first = self._char(in_class=True)
@@ -279,7 +278,7 @@ class _Parser:
                 self._place += 1
                 last = self._char(in_class=True)
                 if not _is_one(last) or last[0][0] < first[0][0]:
-                    _fail("a range in a class is not valid")
+                    _fail("invalid range in a character class")
                 first = ((first[0][0], last[0][0]),)
             found.extend(first)
         return without(chars(found)) if is_negated else chars(found)
@@ -306,7 +305,7 @@ class _Building:
         return self._built(tree, lambda _: self._languages.empty, is_start=True)
 
     def parts(self, tree: _Tree) -> Sequence[int]:
-        """Return the language of texts of which a part matches, and of those that begin with it."""
+        """Return the languages of texts that contain a match, and of texts that begin with one."""
         made = self._languages
         here = self._built(tree, lambda _: made.anything, is_start=True)
         later = self._built(tree, lambda _: made.anything, is_start=False)
@@ -348,7 +347,7 @@ class _Building:
         return made.cat(plain, after(_LATER))
 
     def _loop(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
-        """Return the language of any number of times a part, and what follows it."""
+        """Return the language of any number of repetitions of a part, and of what follows it."""
         made, rest = self._languages, after(_LATER)
 
         def again(loop: int) -> int:
@@ -366,7 +365,7 @@ class _Building:
         return made.either((after(_AT_START), first))
 
     def _in_order(self, parts: tuple[_Tree, ...], after: _Next, *, is_start: bool) -> int:
-        """Return the language of parts that follow each other; plain neighbours are one part."""
+        """Return the language of consecutive parts; plain neighbours are one part."""
         groups = [(*group,) for _, group in groupby(parts, lambda part: part.looks)]
         units = [
             unit

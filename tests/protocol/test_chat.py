@@ -131,7 +131,7 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
     """A string has characters, a list has items."""
     with pytest.raises(RequestError, match=r"`stop.0` must not be longer than 1,000 characters"):
         chat(stop="x" * 1001)
-    with pytest.raises(RequestError, match=r"`stop` must not hold more than 64 items"):
+    with pytest.raises(RequestError, match=r"`stop` must not have more than 64 items"):
         chat(stop=["x"] * 65)
 
 

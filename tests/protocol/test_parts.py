@@ -59,7 +59,7 @@ def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
     param, words = fault({"type": kind, kind: {"url": DATA}})
     assert param == "messages.0.content.0.type"
     assert "must be 'text' or 'image_url'" in words
-    assert "also at fault" not in words
+    assert "also invalid" not in words
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_lies_in_a_line_has_a_bound() -> None:
     """Looked at before it is decoded."""
     data = b64encode(bytes(MAX_INLINE_BYTES + 3)).decode()
     _, words = fault(image(f"data:image/png;base64,{data}"))
-    assert f"an image that is larger than {MAX_INLINE_BYTES:,} bytes" in words
+    assert f"an image larger than {MAX_INLINE_BYTES:,} bytes" in words
 
 
 @pytest.mark.parametrize(

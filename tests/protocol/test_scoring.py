@@ -42,12 +42,12 @@ def test_two_sides_have_four_pairs_of_names(
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({}, "text_1", "needs two sides"),
-        ({"text_1": "a"}, "text_1", "needs two sides"),
-        ({"text_1": "a", "data_2": "b"}, "text_1", "needs two sides"),
-        ({"text_1": "a", "text_2": "b", "items": "c"}, "text_1", "needs two sides"),
-        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1", "as many against as many"),
-        ({"queries": ["a", "b"], "items": ["c"] * 3}, "queries", "as many against as many"),
+        ({}, "text_1", "requires two sides"),
+        ({"text_1": "a"}, "text_1", "requires two sides"),
+        ({"text_1": "a", "data_2": "b"}, "text_1", "requires two sides"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "text_1", "requires two sides"),
+        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1", "both the same number"),
+        ({"queries": ["a", "b"], "items": ["c"] * 3}, "queries", "both the same number"),
         ({"text_1": "", "text_2": "b"}, "text_1", "must not be empty"),
         ({"text_1": "a", "text_2": []}, "text_2", "must not be empty"),
         ({"text_1": "a", "text_2": ["b", ""]}, "text_2.1", "must not be empty"),
@@ -56,7 +56,7 @@ def test_two_sides_have_four_pairs_of_names(
         ({"text_1": "a", "text_2": 5}, "text_2", "or a list of either; got 5"),
         ({"text_1": "a", "text_2": {"content": []}}, "text_2", "must be a string"),
         ({"text_1": "a", "text_2": "\ud800"}, "text_2", "lone surrogates"),
-        ({"text_1": "a", "text_2": ["b"] * 10_000}, "text_2", "must not hold more than 2,048"),
+        ({"text_1": "a", "text_2": ["b"] * 10_000}, "text_2", "must not have more than 2,048"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "equal"),
         ({"query": "a"}, "documents", "is required"),
         ({"query": "a", "documents": []}, "documents", "must not be empty"),
@@ -78,7 +78,7 @@ def test_many_texts_are_taken_up_to_a_bound() -> None:
     """One more is refused, of which the message says what to do."""
     body = {"query": "a", "documents": ["b"] * MAX_TEXTS}
     assert len(parse(RerankRequest, body).documents) == MAX_TEXTS
-    with pytest.raises(RequestError, match="use more lines"):
+    with pytest.raises(RequestError, match="split the request"):
         parse(RerankRequest, {"query": "a", "documents": ["b"] * (MAX_TEXTS + 1)})
 
 

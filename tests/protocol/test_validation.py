@@ -35,7 +35,7 @@ def test_other_faults_are_listed_after_the_first() -> None:
     """Whoever mends a body need not try again for each of its faults."""
     error = fault_of(n=0, seed="x", top_p=7)
     assert error.param == "seed"
-    assert error.message.endswith("(also at fault: n, top_p).")
+    assert error.message.endswith("(also invalid: n, top_p).")
 
 
 def test_a_fault_inside_a_list_has_a_dotted_path() -> None:

@@ -189,7 +189,7 @@ def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
     """Its lines are named."""
     said = shell.type("drop", shell.file(line("a"), {"custom_id": "b"}), "--bucket", bucket)
     assert (said.status, said.out) == (1, "")
-    assert "line 2: `url` is missing" in said.err
+    assert "line 2: `url` is required" in said.err
     assert "Contents" not in s3.list_objects_v2(Bucket=bucket)
 
 

@@ -165,7 +165,7 @@ def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:
         (b"\n", "The file has no lines"),
         (b"", "The file has no lines"),
         (b"\x1f\x8b\x08", "The gzip data is truncated after 3 bytes"),
-        (b"PK\x03\x04\x14\x00", "unpack it"),
+        (b"PK\x03\x04\x14\x00", "extract it"),
         (b"a,b\n1,2\n", "looks like CSV"),
         (b"[\n{}\n]\n", "element 1: `custom_id` is required"),
         (b"[{},]", "Element 1 of the array is the last one, but a comma follows it"),

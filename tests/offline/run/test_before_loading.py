@@ -89,7 +89,7 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     first, *reasons = words.splitlines()
     assert first.startswith("none of the 5 lines of ")
     assert first.endswith("in.jsonl can run; nothing was run:")
-    assert reasons[0].startswith("  3 × `suffix` is not supported: leave it out or send null or ")
+    assert reasons[0].startswith("  3 × `suffix` is not supported: remove it or send null or ")
     assert reasons[0].endswith(" (first: line 1)")
     assert reasons[1:] == [
         f"  1 × {told.value} (line 4)",
@@ -269,8 +269,8 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
     source.write_text(f"{json.dumps(request)}\n" * 3)
     words = refused(run, "-i", source, "-o", out, "--model", MODEL_PATH)
     assert words.splitlines()[1] == (
-        "  3 × Model does not support endpoint: /v1/embeddings. It takes a model that gives "
-        "vectors; this one serves /v1/chat/completions, /v1/completions, "
+        "  3 × Model does not support endpoint: /v1/embeddings. It requires an embedding "
+        "model; this model supports /v1/chat/completions, /v1/completions, "
         "/v1/generative_scoring. (first: line 1)"
     )
 

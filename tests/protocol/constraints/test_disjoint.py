@@ -252,9 +252,9 @@ def test_a_choice_that_cannot_be_held_to_says_where_why_and_what_helps() -> None
     with pytest.raises(RequestError) as caught:
         served({"properties": {"pet": {"oneOf": [tagged("a"), tagged("b"), tagged("a")]}}})
     assert caught.value.message == (
-        "`/properties/pet/oneOf` of `field` cannot be held to, as a value may satisfy both 0 and 2"
-        " of it: give each a required property with a `const` of its own, or write `anyOf` where"
-        " any of them will do."
+        "`/properties/pet/oneOf` of `field` is not supported, because a value may satisfy both 0"
+        " and 2 of it: give each a required property with a different `const`, or use `anyOf` if"
+        " any match is enough."
     )
 
 

@@ -127,16 +127,16 @@ def test_plain_expressions_match_what_the_one_with_look_ahead_matches(pattern: s
     [
         ("a(?<=b)c", "look-behind is not supported"),
         ("a(?<!b)c", "look-behind is not supported"),
-        (r"^(?!.*(.)\1)a+$", "references to groups are not supported"),
+        (r"^(?!.*(.)\1)a+$", "back-references are not supported"),
         ("^(?:(?!ab).){9}$", "look-ahead in a repetition of more than 8 times is not supported"),
         ("^(?:(?=a))*$", "is nested too deeply"),
         ("^(?=(?i)a)a$", "flags are not supported next to look-ahead"),
         ("^(?!)a$", "its look-ahead excludes every text"),
-        ("^(?=a", "a parenthesis is not closed"),
+        ("^(?=a", "missing closing parenthesis"),
         (r"^(?=\p{L})a$", r"\p is not supported next to look-ahead"),
         (f"^(?!{'a?' * 300}b)(?:.*c)?$", "its look-ahead"),
         (f"^(?!{'.*a' * 40}.{{900}}b).*c$", "its look-ahead"),
-        ("^" + "(?=" * 60 + ")" * 60, "more than 50 groups are nested"),
+        ("^" + "(?=" * 60 + ")" * 60, "more than 50 nested groups are not supported"),
     ],
 )
 def test_other_look_around_is_one_line_with_its_place(pattern: str, words: str) -> None:
