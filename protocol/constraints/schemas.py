@@ -242,9 +242,7 @@ class _Reading:
             self._num_copied += len(json.dumps(rest)) * len(known)
             is_large = len(known) > MAX_PROPERTIES or self._num_copied > _MAX_COPIED_CHARS
             if "patternProperties" in served or is_large:
-                raise self.error(
-                    place, "is not supported with so many names, or with name patterns"
-                )
+                raise self.error(place, "is not supported with many names or name patterns")
         elif keywords == {"pattern"} and served.keys().isdisjoint(KINDS):
             pattern = found["pattern"]
             self._keyword("pattern", pattern, f"{place}/pattern", 0)
