@@ -1,4 +1,4 @@
-"""Other people's programs, each a script that its own environment runs against an address of ours.
+"""Other people's programs: scripts that run in their own environments against our API.
 
 `python -m tests.clients.program_scripts` updates the table of docs/integrations/programs.md.
 """
@@ -21,9 +21,9 @@ FOLDER = Path(__file__).parent / "programs"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 PAGE = ROOT / "docs/integrations/programs.md"
 SECONDS = 300
-# Several live in one environment where their requirements agree.
+# Several share an environment if their requirements agree.
 SHARED = dict.fromkeys(("cohere", "langchain-openai", "pydantic-ai-slim"), "chat-clients")
-# What they would fetch or send elsewhere, they leave.
+# Switches off their downloads and telemetry.
 QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -31,7 +31,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TELEMETRY_ENABLED": "false",
 }
-# What those that run a batch get, of a server and of a deployment.
+# The arguments of programs that run a batch, for a server and for a deployment.
 BATCHES: dict[str, Any] = {
     "airflow": {"status": "completed", "metadata": {"dag": "sums"}, "answers": ["19", "20"]},
     "curator": {"sums": ["19", "20", "21"]},
@@ -42,9 +42,9 @@ BATCHES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A script of a program; its docstring says what is run, of which package, and how it points.
+    """A script of a program; its docstring has the title, the package and the configuration.
 
-    `note` is what a user has to know besides.
+    `note` is further information for users.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Program:
 
     @property
     def version(self) -> str:
-        """Return the version that its environment pins."""
+        """Return the version pinned in its environment."""
         pins = (REQUIREMENTS / f"{self.environment}.txt").read_text(encoding="utf-8")
         [version] = re.findall(rf"^{re.escape(self.package)}==(\S+)$", pins, re.MULTILINE)
         return version
 
     @property
     def environment(self) -> str:
-        """Return the name of its environment, which is that of its requirements."""
+        """Return the name of its environment, which is the name of its requirements file."""
         if self.package in SHARED:
             return SHARED[self.package]
         [path] = REQUIREMENTS.glob(f"{self.package}-[0-9]*.txt")
@@ -76,7 +76,7 @@ class Program:
 
 
 def program(name: str) -> Program:
-    """Return the program of a script's name."""
+    """Return the program of a script."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     runs, _, rest = (ast.get_docstring(tree) or "").partition("\n\n")
     fields = dict(line.split(": ", 1) for line in rest.splitlines())
@@ -92,15 +92,15 @@ def programs() -> list[Program]:
 
 
 def table() -> str:
-    """Return the table of the page."""
+    """Return the table for the page."""
     head = "| program | what was run | how it is pointed here | result |\n|---|---|---|---|\n"
     return head + "".join(f"{each.row}\n" for each in programs())
 
 
 def run_program(each: Program, folder: Path, url: str, key: str, **more: str) -> Any:
-    """Return what a script printed, run in a folder against a base url; skips where it cannot run.
+    """Return the output of a script, run in a folder against a base URL; skips if it cannot run.
 
-    Fails with all that the program said unless it ended well.
+    Fails with the program's whole output unless it exits with 0.
     """
     installed = ROOT / f".venv-{each.environment}/.installed"
     if not installed.exists():
@@ -111,7 +111,7 @@ def run_program(each: Program, folder: Path, url: str, key: str, **more: str) ->
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            # A script has its program's name, and must not stand in its way.
+            # A script has its program's name, and must not shadow it.
             "PYTHONSAFEPATH": "1",
             "OPENAI_BASE_URL": url,
             "OPENAI_API_KEY": key,

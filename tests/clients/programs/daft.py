@@ -2,7 +2,7 @@
 
 Package: daft
 Point: `daft.set_provider("openai", base_url=URL, api_key=KEY)`
-Note: `prompt` needs `use_chat_completions=True`; it asks for `/v1/responses` otherwise
+Note: `prompt` needs `use_chat_completions=True`; otherwise it calls `/v1/responses`
 """
 
 import json

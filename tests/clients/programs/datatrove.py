@@ -2,7 +2,7 @@
 
 Package: datatrove
 Point: `InferenceConfig(server_type="endpoint", endpoint_url="http://HOST:8000", …)`
-Note: asks whether the server is ready without a key, so that it needs one without `--api-key`
+Note: it checks readiness without a key, so the server must run without `--api-key`
 """
 
 import json
@@ -17,17 +17,17 @@ URL = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
 
 
 async def chat(document, generate):
-    """Ask what a document asks."""
+    """Send a chat with a document's question."""
     return await generate({"messages": [{"role": "user", "content": document.text}]})
 
 
 async def complete(document, generate):
-    """Go on with a document."""
+    """Continue a document."""
     return await generate({"prompt": document.text, "max_tokens": 8})
 
 
 def run(folder, rollout, texts, **how):
-    """Return what is written beside each document."""
+    """Return the results of each document."""
     config = InferenceConfig(
         server_type="endpoint",
         model_name_or_path="tidemill-demo",

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """A person's home."""
 
     city: str
 
@@ -28,6 +28,6 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         max_retries=0,
         temperature=0,
     )
-    # The demo model was not trained to call tools: of that answer the form counts.
+    # The demo model was not trained to call tools: only the form of that answer is checked.
     answers[mode.name] = sorted(home.model_dump()) if mode.name == "TOOLS" else home.model_dump()
 print(json.dumps(answers))

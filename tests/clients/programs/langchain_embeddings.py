@@ -2,7 +2,7 @@
 
 Package: langchain-openai
 Point: `OpenAIEmbeddings(base_url=URL, api_key=KEY, model=NAME, check_embedding_ctx_length=False)`
-Note: without the last word it sends tokens of an OpenAI model, which mean something else here
+Note: without the last argument it sends tokens of an OpenAI model, which are wrong here
 """
 
 import json

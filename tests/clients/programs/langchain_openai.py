@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """A person's home."""
 
     city: str
 

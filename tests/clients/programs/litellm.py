@@ -16,8 +16,8 @@ DOCUMENTS = ["A wheel turns in the water.", "The capital of France is Paris."]
 
 def chat(**more):
     """Ask for a capital."""
-    asked = [{"role": "user", "content": FRANCE}]
-    return litellm.completion("openai/tidemill-demo", messages=asked, temperature=0, **more)
+    messages = [{"role": "user", "content": FRANCE}]
+    return litellm.completion("openai/tidemill-demo", messages=messages, temperature=0, **more)
 
 
 vectors = litellm.embedding("openai/vectors", input=["The tide", "The mill"], **VECTORS)

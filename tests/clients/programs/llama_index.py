@@ -20,13 +20,13 @@ text = OpenAILike(model="tidemill-demo", api_base=URL, api_key=KEY, temperature=
 vectors = OpenAILikeEmbedding(
     model_name="vectors", api_base=os.environ["VECTORS_BASE_URL"], api_key=KEY
 )
-asked = [ChatMessage(role="user", content=FRANCE)]
+messages = [ChatMessage(role="user", content=FRANCE)]
 whole = text.complete("The capital of France is").text
 print(
     json.dumps(
         {
-            "whole": chat.chat(asked).message.content,
-            "streamed": "".join(chunk.delta for chunk in chat.stream_chat(asked)),
+            "whole": chat.chat(messages).message.content,
+            "streamed": "".join(chunk.delta for chunk in chat.stream_chat(messages)),
             "completed": whole,
             "completed_alike": "".join(
                 chunk.delta for chunk in text.stream_complete("The capital of France is")

@@ -2,7 +2,7 @@
 
 Package: lm-eval
 Point: `lm_eval --model local-completions --model_args base_url=URL/completions,model=NAME …`
-Note: it needs no tokenizer here; for `--api-key` the model's arguments have `auth_token=KEY`, too
+Note: it needs no tokenizer; with `--api-key`, add `auth_token=KEY` to the model's arguments
 """
 
 import json

@@ -14,12 +14,12 @@ GREEDY = GenerationConfig(temperature=0, max_tokens=16)
 
 
 def question(number):
-    """Return a chat that asks for a sum."""
+    """Return a chat with a sum."""
     return [{"role": "user", "content": f"What is {number} + 7?"}]
 
 
 async def many(numbers):
-    """Return the answers to several."""
+    """Return the answers to several chats."""
     client = AsyncOpenAIClient(max_concurrent_requests=4)
     client.setup()
     return await asyncio.gather(

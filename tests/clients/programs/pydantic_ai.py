@@ -14,7 +14,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """A person's home."""
 
     city: str
 
@@ -24,7 +24,7 @@ LISBON = "Extract the city as JSON: Maria is 34 years old and lives in Lisbon."
 
 
 async def main() -> dict:
-    """Ask in each way."""
+    """Run the agent in each way."""
     model = OpenAIChatModel("tidemill-demo", provider=OpenAIProvider())
     agent = Agent(model, model_settings={"temperature": 0})
     async with agent.run_stream(FRANCE) as streamed:
@@ -35,7 +35,7 @@ async def main() -> dict:
     return {
         "whole": whole.output,
         "streamed": text,
-        # The demo model was not trained to call tools: of that answer the form counts.
+        # The demo model was not trained to call tools: only the form of that answer is checked.
         "by_tool": sorted((await by_tool.run(LISBON)).output.model_dump()),
         "by_schema": (await by_schema.run(LISBON)).output.model_dump(),
     }
