@@ -72,8 +72,8 @@ def test_a_streamed_call_is_the_same_call(client: openai.OpenAI, choice: Any) ->
                 arguments[call.index] += call.function.arguments or ""
     assert reasons == ["tool_calls"]
     calls = whole.message.tool_calls or []
-    calls = [(names[place], json.loads(arguments[place])) for place in sorted(arguments)]
-    assert calls == [
+    joined = [(names[place], json.loads(arguments[place])) for place in sorted(arguments)]
+    assert joined == [
         ([call.function.name], json.loads(call.function.arguments))
         for call in calls
         if call.type == "function"

@@ -1,6 +1,6 @@
-"""Small hostile tables, recipes and templates, and a program that takes each as intake does.
+"""Small hostile tables, recipes and templates, and a program that reads each as intake does.
 
-Each runs in a process of its own, which reports how it ended and how much memory it took.
+Each runs in a separate process, which reports how it ended and how much memory it used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _arrow(columns: Any, *, is_stream: bool = False, compression: str | None = N
 
 
 def _grown(data: bytes, length: int) -> bytes:
-    """Return an Arrow file whose buffer of a length says that it has 2 GB."""
+    """Return an Arrow file with a buffer that claims a length of 2 GB."""
     before = length.to_bytes(8, "little")
     start, found, end = data.rpartition(before)  # the first one is an offset
     assert found
@@ -135,7 +135,7 @@ _ENDLESS: Final = {
     "join of characters": "{{ ('y'*60000).join('x'*60000)|length }}",
     "loop without a body": "{% set x = range(100000)|list %}{% for i in range(99999) %}"
     "{% for y in x if y == -1 %}{% endfor %}{% endfor %}",
-    "printed in a block of its own": "{% set y = self.a()|length %}"
+    "printed in a separate block": "{% set y = self.a()|length %}"
     "{% block a %}{% set x = 'a' * 60000000 %}"
     "{% for i in range(1000) %}{{ x }}{% endfor %}{% endblock %}",
     "printed in a loop of itself": "{% set x = 'a' * 60000000 %}{% set y %}"
@@ -168,7 +168,7 @@ _FAILING: Final = {
 
 
 def _templates() -> dict[str, tuple[Callable[[], Case], str]]:
-    """Return tables of one row with a hostile template, and words of how each ends."""
+    """Return tables of one row with a hostile template, and the expected end of each."""
     found: dict[str, tuple[Callable[[], Case], str]] = {}
     for kind, templates, words in (
         ("deep", _DEEP, "is nested too deeply"),
@@ -283,7 +283,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         ),
         "is damaged or truncated: it is not UTF-8",
     ),
-    "a footer that lies": (
+    "a footer with false sizes": (
         lambda: (_parquet({"text": ["a"]})[:-8] + b"\xff\xff\xff\x7fPAR1", _PROMPT),
         "is damaged or truncated",
     ),
@@ -464,7 +464,7 @@ def _keys(number: int) -> bytes:
 
 
 def outcome_of(data: bytes, recipe_file: bytes) -> str:
-    """Return how intake takes a table: `rows`, the error of the first row, or of all of it."""
+    """Return how intake handles a table: `rows`, or the error of the first row or of the table."""
     from tidemill.batch.file.lines import ROW_ERROR, FormatError
     from tidemill.batch.table.drop_recipe import recipe_of_file
     from tidemill.batch.table.errors import RecipeError, TableError
@@ -491,7 +491,7 @@ def outcome_of(data: bytes, recipe_file: bytes) -> str:
 
 
 def _run(name: str) -> None:
-    """Build a case in one process, take it in another, and print how that ended."""
+    """Build a case in one process, read it in another, and print how that ended."""
     with tempfile.TemporaryFile() as table, tempfile.TemporaryFile() as recipe:
         if not os.fork():
             try:
@@ -499,7 +499,7 @@ def _run(name: str) -> None:
                     file.write(data)
                     file.flush()
             finally:
-                os._exit(0)  # an empty table is refused with other words
+                os._exit(0)  # an empty table is refused with another message
         os.wait()
         if not os.fork():
             table.seek(0)
@@ -516,6 +516,6 @@ def _run(name: str) -> None:
 
 
 if __name__ == "__main__":
-    outcome_of(_TEXT, _prompt("{{ text | upper }}"))  # imports all before processes are forked
+    outcome_of(_TEXT, _prompt("{{ text | upper }}"))  # imports everything before processes fork
     for each in sys.argv[1:] or CASES:
         _run(each)

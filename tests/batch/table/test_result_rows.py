@@ -8,8 +8,8 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.table.result_rows import in_order
 
 
-def test_rows_are_put_in_the_order_of_their_requests() -> None:
-    """Good ones, failed ones, what was no request, and what was not run, which says so."""
+def test_rows_are_in_the_order_of_their_requests() -> None:
+    """They are successes, failures, invalid lines, and error rows for lines that did not run."""
     lines = [b'{"custom_id": "%d", "url": "u", "body": {}}' % number for number in range(4)]
     lines[2] = b'{"custom_id": "2", "row_error": {"message": "no cell", "column": "c"}}'
     files = [[b'{"custom_id": "3"}\n'], [b'{"custom_id": "0"}\n']]
