@@ -1,4 +1,4 @@
-"""Bodies of `/v1/embeddings`: every form of input, and what is wrong with each."""
+"""Bodies of `/v1/embeddings`: every form of input, and its errors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
         ([[1, 2], [3]], [[1, 2], [3]]),
     ],
 )
-def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
-    """Texts or token ids, one or many."""
+def test_input_has_four_forms(value: object, inputs: list[Any]) -> None:
+    """It is text or token IDs, single or several."""
     assert parse(EmbeddingRequest, {"input": value}).input == inputs
 
 
@@ -78,21 +78,23 @@ def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_field(body: dict[str, Any], param: str, words: str) -> None:
-    """One clear error for each."""
+def test_an_invalid_embedding_body_is_reported_with_its_field(
+    body: dict[str, Any], param: str, words: str
+) -> None:
+    """There is one clear error for each."""
     with pytest.raises(RequestError, match=words) as caught:
         parse(EmbeddingRequest, body)
     assert (caught.value.param, caught.value.status_code) == (param, 400)
 
 
-def test_fields_that_change_nothing_pass() -> None:
-    """What vLLM and OpenAI take beside the input: who asks, in which order, under which id."""
+def test_fields_without_effect_are_accepted() -> None:
+    """vLLM and OpenAI accept a user, a priority and a request ID."""
     body = {"input": "a", "user": "me", "priority": 3, "request_id": "x", "cache_salt": "y"}
     assert parse(EmbeddingRequest, body).input == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("fields", "wanted"),
     [
         ({}, None),
         ({"normalize": False}, False),
@@ -100,13 +102,13 @@ def test_fields_that_change_nothing_pass() -> None:
         ({"normalize": True, "use_activation": True}, True),
     ],
 )
-def test_length_one_has_two_names(said: dict[str, bool], wanted: object) -> None:
-    """The older one of vLLM, and the one of today."""
-    assert parse(EmbeddingRequest, {"input": "a", **said}).wants_length_one is wanted
+def test_normalisation_has_two_names(fields: dict[str, bool], wanted: object) -> None:
+    """They are vLLM's older name and its current one."""
+    assert parse(EmbeddingRequest, {"input": "a", **fields}).wants_length_one is wanted
 
 
 def test_the_body_lists_vectors_in_order() -> None:
-    """As OpenAI's does, with an id and a time as vLLM's has."""
+    """It is OpenAI's body, with vLLM's ID and time."""
     body = embedding_body("embd-1", created=5, model="m", vectors=[[0.5], "AAAAPw=="], num_tokens=7)
     assert body["data"] == [
         {"object": "embedding", "index": 0, "embedding": [0.5]},
