@@ -113,7 +113,7 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     ("content", "words"),
     [
         (b"id,prompt\na,Hello\n", "This looks like CSV: define a request for each row"),
-        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: say what"),
+        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: define"),
         (b"Tell me a joke\nAnd another\n", "This looks like plain text: write one JSON object per"),
         (line("a").encode("utf-16"), "The file is UTF-16: save it as UTF-8."),
         (b"PK\x03\x04rest", "The file is a zip archive"),

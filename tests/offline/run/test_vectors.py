@@ -51,7 +51,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (RERANK, {"query": "a", "documents": ["b", ""]}, "documents.1", "must not be empty"),
     (RERANK, {"query": "a", "documents": ["b", "word " * 300]}, "documents", "302 tokens"),
     (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "greater than or equal"),
-    ("/v1/completions", {"prompt": "a"}, "url", "It takes a model that writes text; this one"),
+    ("/v1/completions", {"prompt": "a"}, "url", "It requires a text generation model; this"),
     ("/v1/audio/translations", {"file_url": "https://example.com/a.wav"}, "url", "speech"),
     ("/v1/embed", {"input": "a"}, "url", "Supported endpoints: "),
 ]

@@ -1,4 +1,4 @@
-"""Closing of objects: generated ones have only listed properties, and satisfy the original schema."""
+"""Closing of objects: they have only listed properties, and still satisfy the original schema."""
 
 from __future__ import annotations
 
