@@ -161,9 +161,9 @@ class BatchParams:
     options: Options
     idempotency_key: str | None = None
 
-    def check_same(self, made: Batch) -> None:
+    def check_same(self, existing: Batch) -> None:
         """Raise KeyReused if an existing batch of this key has other parameters."""
-        if (made.input_file_id, made.endpoint, made.options) != (
+        if (existing.input_file_id, existing.endpoint, existing.options) != (
             self.input_file_id,
             self.endpoint,
             self.options,

@@ -281,10 +281,10 @@ class Batch:
         It has no options, no errors and no file names.
         """
         window = self.options.completion_window
-        kept = {name: getattr(self, name) for name in _KEPT}
+        retained = {name: getattr(self, name) for name in _KEPT}
         nothing = Source(self.source.bucket, "", "", 0)
         return Batch(
-            **kept,
+            **retained,
             source=nothing,
             input_file_id="",
             options=Options(completion_window=window),

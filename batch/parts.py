@@ -234,17 +234,17 @@ class PartIndex:
         """
         ordered = [self._places[line] for line in sorted(self._places)]
         return Seal(
-            _cut([found for found in ordered if found[1].is_success], segment_bytes),
-            _cut([found for found in ordered if not found[1].is_success], segment_bytes),
+            _cut([row for row in ordered if row[1].is_success], segment_bytes),
+            _cut([row for row in ordered if not row[1].is_success], segment_bytes),
         )
 
 
-def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
+def _cut(entries: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     slices: list[Slice] = []
     rows: list[tuple[int, int]] = []
     num_bytes = 0
-    for key, place in found:
+    for key, place in entries:
         last = slices[-1] if slices else None
         if last is not None and last.key == key and last.end == place.start:
             slices[-1] = Slice(key, last.start, place.end)

@@ -223,8 +223,8 @@ def list_totals(database: sqlite3.Connection) -> list[Totals]:
     Columns of damaged results are cast to their types.
     """
     with _raising():
-        found = database.execute(_TOTALS, (_MAX_TIME,))
-        return [Totals(*row) for row in found]
+        rows = database.execute(_TOTALS, (_MAX_TIME,))
+        return [Totals(*row) for row in rows]
 
 
 def remove_results(

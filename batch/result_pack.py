@@ -52,8 +52,8 @@ def pack_name(scope: Scope, source: str, num_results: int) -> str:
 
 def parse_pack_name(name: str) -> PackName | None:
     """Parse the name of a pack; returns None for other objects."""
-    found = _NAME.fullmatch(name)
-    return found and PackName(unquote(found["model"]), int(found["num_results"]))
+    match = _NAME.fullmatch(name)
+    return match and PackName(unquote(match["model"]), int(match["num_results"]))
 
 
 def encode_pack(replies: Mapping[bytes, Kept]) -> bytes:

@@ -189,15 +189,15 @@ def sizes_of_parts(upload: Upload, part_ids: Sequence[str], sizes: Mapping[str, 
     for part_id in part_ids:
         if part_id not in sizes:
             raise _bad_parts(f"lists an unknown part: {part_id[:100]}")
-    found = [sizes[part_id] for part_id in part_ids]
-    if sum(found) != upload.num_bytes:
+    part_sizes = [sizes[part_id] for part_id in part_ids]
+    if sum(part_sizes) != upload.num_bytes:
         raise UploadRefused(
-            f"The parts have {sum(found):,} bytes, but the upload was created with "
+            f"The parts have {sum(part_sizes):,} bytes, but the upload was created with "
             f"{upload.num_bytes:,}.",
             param="part_ids",
             code="wrong_bytes",
         )
-    return found
+    return part_sizes
 
 
 def check_sent_to_urls(upload: Upload) -> None:

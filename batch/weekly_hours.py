@@ -29,10 +29,10 @@ class WeeklyHours:
         """
         spans: list[tuple[int, int]] = []
         for part in text.split(",") if text else ["00:00-24:00"]:
-            found = _SPAN.fullmatch(part.strip())
-            if found is None:
+            match = _SPAN.fullmatch(part.strip())
+            if match is None:
                 raise ValueError(f"{part.strip()!r} is not a span such as Mon-Fri 07:00-18:00")
-            first, last, *times = found.groups()
+            first, last, *times = match.groups()
             begin, end = (int(hour) * 60 + int(minute) for hour, minute in (times[:2], times[2:]))
             if begin >= end:
                 end += _MINUTES_OF_DAY

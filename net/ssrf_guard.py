@@ -63,10 +63,10 @@ def resolve(host: str, port: int) -> list[str]:
     # A lookup cannot be cancelled: after the timeout its thread is abandoned.
     Thread(target=ask, daemon=True).start()
     try:
-        found = answer.result(_RESOLVE_SECONDS)
+        infos = answer.result(_RESOLVE_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"no DNS answer within {_RESOLVE_SECONDS:g} s") from None
-    return [str(address[0]) for *_, address in found]
+    return [str(address[0]) for *_, address in infos]
 
 
 def resolve_target(

@@ -28,9 +28,9 @@ _RESERVED_TEMPLATE_NAMES = frozenset(
 
 def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return template variables; ValueError if one is reserved for the request or the renderer."""
-    taken = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
-    if taken:
-        raise ValueError(f"must not set `{taken[0]}`, which is reserved")
+    forbidden = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
+    if forbidden:
+        raise ValueError(f"must not set `{forbidden[0]}`, which is reserved")
     return kwargs
 
 

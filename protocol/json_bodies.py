@@ -133,5 +133,5 @@ def _is_allowed(marks: _Marks) -> bool:
     return marks.containers <= MAX_CONTAINERS and marks.all < MAX_VALUES
 
 
-def _end_of(found: re.Match[bytes] | None, position: int) -> int:
-    return position if found is None else found.end()
+def _end_of(match: re.Match[bytes] | None, position: int) -> int:
+    return position if match is None else match.end()

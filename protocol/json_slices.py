@@ -76,8 +76,8 @@ class Slices(NamedTuple):
             position = self._skip_space(position)
             if self.data[position : position + 1] == b",":
                 self._fail("expected value", position)
-            found = _FLAT_ITEMS.match(self.data, position, position + _SLICE_BYTES)
-            if (end := _end(found, position)) > position:
+            match = _FLAT_ITEMS.match(self.data, position, position + _SLICE_BYTES)
+            if (end := _end(match, position)) > position:
                 part = self._parsed(opening, position, end - 1, closing)
                 holder.update(part) if opening == b"{" else holder.extend(part)
                 position = end
@@ -163,5 +163,5 @@ def load_in_slices(data: bytes, **options: Any) -> Any:
     return Slices(data, options).load()
 
 
-def _end(found: re.Match[bytes] | None, position: int) -> int:
-    return position if found is None else found.end()
+def _end(match: re.Match[bytes] | None, position: int) -> int:
+    return position if match is None else match.end()

@@ -79,8 +79,8 @@ def find_parameters(url: str) -> EndpointParameters | None:
 
 def unknown_parameters(url: str, body: Mapping[str, Any]) -> Sequence[str]:
     """Return the names in a body that are not parameters of its URL; none for an unknown URL."""
-    found = find_parameters(url)
-    return found.unknown_in(body) if found else ()
+    endpoint = find_parameters(url)
+    return endpoint.unknown_in(body) if endpoint else ()
 
 
 def _of_url(url: str) -> EndpointParameters | None:
@@ -137,5 +137,5 @@ def _at(body: Mapping[str, Any], path: str) -> object:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    found = get_close_matches(name.lower(), known, n=1, cutoff=_MIN_LIKENESS)
-    return found[0] if found else None
+    matches = get_close_matches(name.lower(), known, n=1, cutoff=_MIN_LIKENESS)
+    return matches[0] if matches else None

@@ -67,14 +67,14 @@ def no_stream(url: str) -> RequestError:
     )
 
 
-def _options(given: Mapping[str, Any], prefix: str, holder: str = "") -> StreamOptions:
+def _options(fields: Mapping[str, Any], prefix: str, holder: str = "") -> StreamOptions:
     """Return the options in an object at the path `holder`, with a prefix of their names."""
     names = (f"{prefix}include_usage", f"{prefix}continuous_usage_stats")
-    return StreamOptions(*(_option(given, name, f"{holder}{name}") for name in names))
+    return StreamOptions(*(_option(fields, name, f"{holder}{name}") for name in names))
 
 
-def _option(given: Mapping[str, Any], name: str, param: str) -> bool:
-    value = given.get(name)
+def _option(options: Mapping[str, Any], name: str, param: str) -> bool:
+    value = options.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
     raise RequestError(f"`{param}` must be true or false; got {short_repr(value)}.", param=param)

@@ -47,13 +47,13 @@ def weight_of(value: Any, limit: float) -> float:
 
 def formatted(text: str, values: Any, limit: float) -> float:
     """Return the maximum number of characters of `text % values`."""
-    found = _CONVERSION.findall(text)
-    widths = [width for pair in found for width in pair if width]
+    conversions = _CONVERSION.findall(text)
+    widths = [width for pair in conversions for width in pair if width]
     given = [int(width) for width in widths if width != "*"]
     stars = [abs(value) for value in _as_tuple(values) if isinstance(value, int)]
     size = len(text) + sum(given) + widths.count("*") * max(stars, default=0)
     # A name may be in a text more than once.
-    times = len(found) if isinstance(values, dict) else 1
+    times = len(conversions) if isinstance(values, dict) else 1
     return size + times * weight_of(values, limit)
 
 

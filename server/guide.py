@@ -28,8 +28,8 @@ def sdk_example(url: str, model: str, endpoints: Sequence[str], key: str) -> lis
     call = "models.list()"
     for endpoint, (method, fields, answer) in _CALLS.items():
         if endpoint in endpoints:
-            given = {"model": model, **fields}
-            words = ", ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
+            arguments = {"model": model, **fields}
+            words = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
             call = f"{method}({words}).{answer}"
             break
     return [

@@ -83,9 +83,9 @@ class ApiKeys:
         """Say whether a header holds a valid key; takes constant time."""
         if not self._digests:
             return True
-        given = authorization or ""
-        is_bearer = given[: len(_BEARER)].lower() == _BEARER
-        digest = _digest(given[len(_BEARER) :].strip())
+        value = authorization or ""
+        is_bearer = value[: len(_BEARER)].lower() == _BEARER
+        digest = _digest(value[len(_BEARER) :].strip())
         matches = [hmac.compare_digest(digest, each) for each in self._digests]
         return is_bearer and any(matches)
 

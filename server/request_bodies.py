@@ -160,10 +160,10 @@ def check_content_type(scope: Scope, *wanted: str) -> None:
             status_code=415,
             code="unsupported_media_type",
         )
-    given = media_type(scope)
-    if given and given not in wanted:
+    content_type = media_type(scope)
+    if content_type and content_type not in wanted:
         raise Refused(
-            f"Content-Type must be {' or '.join(wanted)}, not {given[:100]}.",
+            f"Content-Type must be {' or '.join(wanted)}, not {content_type[:100]}.",
             status_code=415,
             code="unsupported_media_type",
         )

@@ -44,13 +44,13 @@ class Duplicates:
     count: int = 0
     first: tuple[Duplicate, ...] = ()
 
-    def plus(self, found: Iterable[Duplicate], limit: int) -> Duplicates:
+    def plus(self, duplicates: Iterable[Duplicate], limit: int) -> Duplicates:
         """Return these and others; only the first `limit` are listed."""
         count = self.count
 
         def counted() -> Iterator[Duplicate]:
             nonlocal count
-            for duplicate in found:
+            for duplicate in duplicates:
                 count += 1
                 yield duplicate
 
@@ -149,12 +149,12 @@ class DuplicateFinder:
 
         `look` is called before each partition; its exceptions pass through.
         """
-        found = Duplicates()
+        duplicates = Duplicates()
         for partition in range(NUM_PARTITIONS):
             look()
             blocks = ((block, 0) for block in self._read_blocks(partition))
-            found = found.plus(find_repeated(blocks), limit)
-        return found
+            duplicates = duplicates.plus(find_repeated(blocks), limit)
+        return duplicates
 
     def _read_blocks(self, partition: int) -> Iterator[bytes]:
         if self._file is not None:

@@ -111,8 +111,8 @@ class _Reader:
 
     def _between(self, data: bytes, position: int) -> int:
         """Skip the separator between two elements, or the end after the last."""
-        found = _BLANK.match(data, position)
-        position = found.end() if found else position
+        match = _BLANK.match(data, position)
+        position = match.end() if match else position
         if position == len(data):
             return position
         mark = data[position : position + 1]
@@ -142,8 +142,8 @@ class _Reader:
         if self._is_in_string:
             return self._inside_string(data, position)
         pattern = _INSIDE_BRACKETS if self._depth else _OUTSIDE_BRACKETS
-        found = pattern.match(data, position)
-        position = found.end() if found else position
+        match = pattern.match(data, position)
+        position = match.end() if match else position
         mark = data[position : position + 1]
         if mark == b'"':
             self._is_in_string = True
@@ -162,8 +162,8 @@ class _Reader:
         return position + len(mark)
 
     def _inside_string(self, data: bytes, position: int) -> int:
-        found = _INSIDE_STRING.match(data, position)
-        position = found.end() if found else position
+        match = _INSIDE_STRING.match(data, position)
+        position = match.end() if match else position
         mark = data[position : position + 1]
         if mark == b"\n":
             raise self._error("has a line break in a string: write it as \\n, or end the string")

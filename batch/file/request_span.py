@@ -99,42 +99,42 @@ def _operation(url: str) -> str:
 
 
 def _request_attributes(body: Body) -> Attributes:
-    found: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         name: body[field]
         for field, name in _NUMBERS.items()
         if isinstance(body.get(field), (int, float)) and not isinstance(body[field], bool)
     }
     if model := _text(body.get("model")):
-        found["gen_ai.request.model"] = model
+        attributes["gen_ai.request.model"] = model
     count = body.get("n")
     if isinstance(count, int) and count != 1:
-        found["gen_ai.request.choice.count"] = count
-    return found
+        attributes["gen_ai.request.choice.count"] = count
+    return attributes
 
 
 def _reply_attributes(reply: Body) -> Attributes:
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for field, name in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
         if text := _text(reply.get(field)):
-            found[name] = text
+            attributes[name] = text
     reasons = [_text(choice.get("finish_reason")) for choice in _objects(reply.get("choices"))]
     if any(reasons):
-        found["gen_ai.response.finish_reasons"] = reasons
-    return found
+        attributes["gen_ai.response.finish_reasons"] = reasons
+    return attributes
 
 
 def _usage_attributes(usage: Usage | None) -> Attributes:
     if usage is None:
         return {}
-    found = {
+    attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
     }
     if usage.cached_tokens:
-        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
     if usage.reasoning_tokens:
-        found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
-    return found
+        attributes["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return attributes
 
 
 def _error_type(row: bytes) -> str:

@@ -63,8 +63,8 @@ class UnknownParameters:
 
     def most_frequent(self, limit: int = MAX_LISTED) -> tuple[UnknownParameter, ...]:
         """Return the most frequent ones with suggestions; equal counts keep their order."""
-        found = sorted(self.found.values(), key=lambda each: -each.count)[:limit]
-        return tuple(replace(each, suggestion=_suggestion(each)) for each in found)
+        ranked = sorted(self.found.values(), key=lambda each: -each.count)[:limit]
+        return tuple(replace(each, suggestion=_suggestion(each)) for each in ranked)
 
     def _count(self, url: str, name: str, line: int, count: int = 1) -> None:
         key = f"{url} {name}"

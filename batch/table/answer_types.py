@@ -120,7 +120,7 @@ def _resolved(schema: Any, root: Mapping[str, Any], depth: int) -> Mapping[str, 
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:
-    found: Any = root
+    value: Any = root
     for key in reference.removeprefix(_REF).split("/"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -13,9 +13,9 @@ MAX_BYTES: Final = 2**16
 _TEXTS: Final = ("url", "prompt", "system", "id", "output", "vectors")
 
 
-def recipe_of_metadata(given: Mapping[str, str]) -> dict[str, Any]:
+def recipe_of_metadata(user_metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of a recipe in user metadata; raises RecipeError."""
-    return {name: _value(name, text) for name, text in given.items()}
+    return {name: _value(name, text) for name, text in user_metadata.items()}
 
 
 def recipe_of_file(data: bytes) -> dict[str, Any]:

@@ -80,10 +80,10 @@ class Recipe:
     @property
     def body_params(self) -> dict[str, Any]:
         """Fields of each body without a template; vectors use base64, the fastest to print."""
-        given = dict(self.params)
+        params = dict(self.params)
         if self.route is EMBEDDINGS:
-            given["encoding_format"] = "base64"
-        return given
+            params["encoding_format"] = "base64"
+        return params
 
     @property
     def num_choices(self) -> int:
@@ -94,10 +94,10 @@ class Recipe:
     @property
     def answer_schema(self) -> Mapping[str, Any]:
         """JSON schema that answers follow; empty without one."""
-        found = self.params.get("response_format")
+        value = self.params.get("response_format")
         for name in ("json_schema", "schema"):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) and self.num_choices == 1 else {}
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, Mapping) and self.num_choices == 1 else {}
 
 
 def parse_recipe(given: Mapping[str, Any]) -> Recipe:
@@ -175,9 +175,9 @@ def _check_dots(text: str) -> None:
             raise _too_deep()
 
 
-def _check_values(given: Mapping[str, Any]) -> None:
+def _check_values(keys: Mapping[str, Any]) -> None:
     """Raise RecipeError for values that are nested too deeply or have no JSON equivalent."""
-    left: list[tuple[Any, int]] = [(given, 0)]
+    left: list[tuple[Any, int]] = [(keys, 0)]
     while left:
         value, depth = left.pop()
         if isinstance(value, (Mapping, list)):
@@ -197,8 +197,8 @@ def _too_deep() -> RecipeError:
     return RecipeError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
-def _check_keys(given: Mapping[str, Any]) -> None:
-    for key in given:
+def _check_keys(keys: Mapping[str, Any]) -> None:
+    for key in keys:
         if key not in RECIPE_KEYS:
             hint = suggestion(key, RECIPE_KEYS) or (
                 "; put parameters of the request into `params`, and templates into "
@@ -207,17 +207,17 @@ def _check_keys(given: Mapping[str, Any]) -> None:
             raise RecipeError(f"`{key}` is not a recipe key{hint}")
 
 
-def _fields(given: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fields(keys: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the templates of the body, with `prompt` and `system` in the URL's own fields."""
-    fields = {name: given[name] for name in PROMPT_FIELDS if name in given and name != "prompt"}
-    prompt, system = given.get("prompt"), given.get("system")
+    fields = {name: keys[name] for name in PROMPT_FIELDS if name in keys and name != "prompt"}
+    prompt, system = keys.get("prompt"), keys.get("system")
     if prompt is not None:
         fields |= _prompt_field(prompt, route)
     if system is not None:
         if "messages" not in fields:
             raise RecipeError("`system` needs a `prompt` or `messages` as well")
         fields["messages"] = [{"role": "system", "content": system}, *fields["messages"]]
-    if prompt is not None and "messages" in given:
+    if prompt is not None and "messages" in keys:
         raise RecipeError("`prompt` and `messages` cannot be used together")
     if both := sorted(fields.keys() & params.keys()):
         raise RecipeError(f"`{both[0]}` is both in `params` and outside of it: remove one")
@@ -238,15 +238,15 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
     raise RecipeError(f"{route.name} has no `prompt`: use its own fields, such as `query`")
 
 
-def _text(given: Mapping[str, Any], name: str) -> str | None:
-    value = given.get(name)
+def _text(keys: Mapping[str, Any], name: str) -> str | None:
+    value = keys.get(name)
     if value is not None and not (isinstance(value, str) and value):
         raise RecipeError(f"`{name}` must be a string")
     return value
 
 
-def _names(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    value = given.get("keep")
+def _names(keys: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = keys.get("keep")
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
@@ -254,8 +254,8 @@ def _names(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(value))
 
 
-def _choice(given: Mapping[str, Any], name: str, choices: Sequence[str]) -> Any:
-    value = given.get(name)
+def _choice(keys: Mapping[str, Any], name: str, choices: Sequence[str]) -> Any:
+    value = keys.get(name)
     if value is not None and value not in choices:
         raise RecipeError(f"`{name}` is {value!r}: it must be one of {', '.join(choices)}")
     return value

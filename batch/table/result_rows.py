@@ -27,14 +27,14 @@ def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iter
     readers = [_RowReader(file) for file in files]
     for raw in lines:
         custom_id = _id_at_start(raw.data) or _id_of_line(raw)
-        found = next((one for one in readers if one.is_of(custom_id)), None)
-        yield _not_run(raw) if found is None else found.pop()
+        reader = next((one for one in readers if one.is_of(custom_id)), None)
+        yield _not_run(raw) if reader is None else reader.pop()
 
 
 def _id_at_start(data: bytes) -> str | None:
     """Return the custom ID from its usual position in lines and rows; None if it is elsewhere."""
-    found = _ID_AT_START.match(data)
-    return found[1].decode() if found else None
+    match = _ID_AT_START.match(data)
+    return match[1].decode() if match else None
 
 
 def _id_of_line(raw: RawLine) -> str | None:
@@ -89,10 +89,10 @@ def output_batches(
 
 def _next_rows(rows: Iterator[bytes], limit: int) -> list[bytes]:
     """Return the next rows, of bounded size."""
-    found, size = [], 0
+    chunk, size = [], 0
     for row in islice(rows, limit):
-        found.append(row)
+        chunk.append(row)
         if (size := size + len(row)) >= _MAX_BATCH_BYTES:
             break
-    assert found, "the rows are fewer than those of the table"
-    return found
+    assert chunk, "the rows are fewer than those of the table"
+    return chunk

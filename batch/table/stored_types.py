@@ -77,13 +77,13 @@ def stored_type(kind: pa.DataType, form: TableFormat) -> pa.DataType:
 
 def as_stored(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column in the type that `stored_type` returned for it."""
-    given = column.type
-    if given == kind:
+    current = column.type
+    if current == kind:
         has_null = types.is_dictionary(kind) and column.dictionary.null_count
         return _encoded_again(column) if has_null else column
-    if isinstance(given, pa.BaseExtensionType):
+    if isinstance(current, pa.BaseExtensionType):
         return as_stored(column.storage, kind)
-    if types.is_dictionary(given) or types.is_run_end_encoded(given):
+    if types.is_dictionary(current) or types.is_run_end_encoded(current):
         return as_stored(decoded(column), kind)
     if types.is_struct(kind):
         fields = [

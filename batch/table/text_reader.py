@@ -138,8 +138,8 @@ class JsonTable:
                     f"The rows of the table have more than {_MAX_JSON_COLUMNS:,} different keys: "
                     "put the keys that vary into an object in one column."
                 )
-            found = [pa.field(name, _array(rows, name, first).type) for name in self._names]
-            self.schema = _unified(self.schema, pa.schema(found), first)
+            fields = [pa.field(name, _array(rows, name, first).type) for name in self._names]
+            self.schema = _unified(self.schema, pa.schema(fields), first)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read all rows; missing values are null."""

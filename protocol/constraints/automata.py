@@ -63,9 +63,9 @@ def check_grammar(source: str) -> None:
     A GBNF grammar has neither, because `&` is an ordinary character in it.
     """
     budget = Budget()
-    for found in _JSON.finditer(source):
+    for match in _JSON.finditer(source):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(source, found.end())
+            schema, _ = json.JSONDecoder().raw_decode(source, match.end())
         except (ValueError, RecursionError):
             continue  # the compiler reports the error
         _Schema(schema, budget).check()

@@ -172,8 +172,10 @@ class _Closing:
         names = self._names([own, *(unit.listing for unit in units)], outside) | outside.names
         rest = False if outside.rest is None else outside.rest
         opened: Node = self._open(node)
-        given = node.get("patternProperties", {})
-        added = [name for kind, name in names if kind == "patternProperties" and name not in given]
+        existing = node.get("patternProperties", {})
+        added = [
+            name for kind, name in names if kind == "patternProperties" and name not in existing
+        ]
         if len(added) > _MAX_PATTERNS:
             if outside.rest is not None:
                 raise Unclosable(self._places.get(id(node), ""))
@@ -263,10 +265,10 @@ def _with_names(node: Node, names: Names, *, rest: Schema = False) -> Node:
     """Return an object's schema with more names for any value, and a schema for all others."""
     new = dict(node)
     for keyword in KINDS:
-        given = new.get(keyword, {})
-        added = [name for kind, name in names if kind == keyword and name not in given]
+        existing = new.get(keyword, {})
+        added = [name for kind, name in names if kind == keyword and name not in existing]
         if added:
-            new[keyword] = {**given, **dict.fromkeys(added, True)}
+            new[keyword] = {**existing, **dict.fromkeys(added, True)}
     new["additionalProperties"] = rest
     return new
 

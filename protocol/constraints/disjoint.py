@@ -179,13 +179,13 @@ class Disjointness:
 
     def _values_of(self, member: Schema) -> set[object] | None:
         """Return all scalars that a member can be, each with its type; None if unbounded."""
-        found: set[object] = set()
+        values: set[object] = set()
         for kind, fact in self._facts.infer(member).items():
             if fact.values is None:
                 return None
             self._facts.work += len(fact.values) // 16
-            found |= {(kind, value) for value in fact.values}
-        return found
+            values |= {(kind, value) for value in fact.values}
+        return values
 
     def _are_apart(self, one: Schema, other: Schema, depth: int) -> bool:
         """Say whether two schemas are proved disjoint by members up to `depth` levels deep."""

@@ -73,7 +73,7 @@ def plain_texts(pattern: str) -> tuple[str, ...]:
 
     The expression itself must match a text from end to end. Raises `LookAroundError`.
     """
-    return _written(pattern, lambda made, tree: [_Building(made).whole(tree)], Languages.text)
+    return _written(pattern, lambda graph, tree: [_Building(graph).whole(tree)], Languages.text)
 
 
 @lru_cache(maxsize=256)
@@ -90,7 +90,7 @@ def plain_patterns(pattern: str) -> tuple[str, ...]:
 def plain_pattern(pattern: str) -> tuple[str, ...]:
     """Return one anchored expression without look-ahead; raises `LookAroundError`."""
     return _written(
-        pattern, lambda made, tree: _Building(made).parts(tree), Languages.pattern, is_one=True
+        pattern, lambda graph, tree: _Building(graph).parts(tree), Languages.pattern, is_one=True
     )
 
 
@@ -102,14 +102,14 @@ def _written(
     is_one: bool = False,
 ) -> tuple[str, ...]:
     """Return the expressions of a pattern in the first way that is not too complex."""
-    made = Languages()
+    graph = Languages()
     reason = ""
     if len(pattern) > MAX_CHARS:
         _fail(f"look-ahead is not supported in expressions of more than {MAX_CHARS:,} characters")
     try:
-        for parts in _ways(made, build(made, _Parser(pattern).expression()), is_one=is_one):
+        for parts in _ways(graph, build(graph, _Parser(pattern).expression()), is_one=is_one):
             try:
-                texts = [write(made, part) for part in parts]
+                texts = [write(graph, part) for part in parts]
             except TooComplex as exc:
                 reason = reason or str(exc)
                 continue
@@ -121,11 +121,11 @@ def _written(
     raise LookAroundError(f"its look-ahead {reason}")
 
 
-def _ways(made: Languages, languages: Sequence[int], *, is_one: bool) -> Iterator[Sequence[int]]:
+def _ways(graph: Languages, languages: Sequence[int], *, is_one: bool) -> Iterator[Sequence[int]]:
     """Yield ways to write an intersection of languages: as its parts, or as one."""
     for language in languages:
         if not is_one:
-            yield made.conjuncts(language)
+            yield graph.conjuncts(language)
         yield [language]
 
 
@@ -264,7 +264,7 @@ class _Parser:
 
     def _class(self) -> CharSet:
         is_negated = self._rest("^")
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         if self._pattern.startswith(("]", "[:"), self._place):
             _fail("a class that begins with `]` or `[:` is not supported next to look-ahead")
         while not self._rest("]"):
@@ -280,8 +280,8 @@ class _Parser:
                 if not _is_one(last) or last[0][0] < first[0][0]:
                     _fail("invalid range in a character class")
                 first = ((first[0][0], last[0][0]),)
-            found.extend(first)
-        return without(chars(found)) if is_negated else chars(found)
+            ranges.extend(first)
+        return without(chars(ranges)) if is_negated else chars(ranges)
 
 
 def _is_one(charset: CharSet) -> bool:
@@ -306,31 +306,31 @@ class _Building:
 
     def parts(self, tree: _Tree) -> Sequence[int]:
         """Return the languages of texts that contain a match, and of texts that begin with one."""
-        made = self._languages
-        here = self._built(tree, lambda _: made.anything, is_start=True)
-        later = self._built(tree, lambda _: made.anything, is_start=False)
-        if later == made.nothing:
+        graph = self._languages
+        here = self._built(tree, lambda _: graph.anything, is_start=True)
+        later = self._built(tree, lambda _: graph.anything, is_start=False)
+        if later == graph.nothing:
             return [here]
         if here == later:
-            return [made.cat(made.anything, later), here]
-        further = made.cat(made.repeat(made.char_set(ALL_CHARS), 1, None), later)
-        return [made.either((here, further)), here]
+            return [graph.cat(graph.anything, later), here]
+        further = graph.cat(graph.repeat(graph.char_set(ALL_CHARS), 1, None), later)
+        return [graph.either((here, further)), here]
 
     def _built(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
         """Return the language of the rest of a text, from this part on."""
-        made = self._languages
+        graph = self._languages
         match tree.kind:
             case "start":
-                return after(_AT_START) if is_start else made.nothing
+                return after(_AT_START) if is_start else graph.nothing
             case "end":
-                return made.both((made.empty, after(is_start)))
+                return graph.both((graph.empty, after(is_start)))
             case "ahead":
-                seen = self._built(tree.parts[0], lambda _: made.anything, is_start=is_start)
+                seen = self._built(tree.parts[0], lambda _: graph.anything, is_start=is_start)
                 if tree.is_negative:
-                    seen = made.complement(seen)
-                return made.both((seen, after(is_start)))
+                    seen = graph.complement(seen)
+                return graph.both((seen, after(is_start)))
             case "either":
-                return made.either(
+                return graph.either(
                     self._built(each, after, is_start=is_start) for each in tree.parts
                 )
             case "sequence" if tree.looks:
@@ -338,31 +338,31 @@ class _Building:
             case "loop":
                 return self._loop(tree, after, is_start=is_start)
         plain = self._plain(tree)
-        if is_start and made.is_nullable(plain) and after(_AT_START) != after(_LATER):
-            if plain != made.empty:
+        if is_start and graph.is_nullable(plain) and after(_AT_START) != after(_LATER):
+            if plain != graph.empty:
                 _fail(
                     "an anchor after a part that may be empty is not supported next to look-ahead"
                 )
             return after(_AT_START)
-        return made.cat(plain, after(_LATER))
+        return graph.cat(plain, after(_LATER))
 
     def _loop(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
         """Return the language of any number of repetitions of a part, and of what follows it."""
-        made, rest = self._languages, after(_LATER)
+        graph, rest = self._languages, after(_LATER)
 
         def again(loop: int) -> int:
             return self._built(tree.parts[0], lambda _: loop, is_start=False)
 
         key = (tree, rest)
         if key not in self._loops:
-            self._loops[key] = made.loop(
-                lambda loop: made.either((rest, again(loop))), is_nullable=made.is_nullable(rest)
+            self._loops[key] = graph.loop(
+                lambda loop: graph.either((rest, again(loop))), is_nullable=graph.is_nullable(rest)
             )
         loop = self._loops[key]
         if not is_start:
             return loop
         first = self._built(tree.parts[0], lambda _: loop, is_start=True)
-        return made.either((after(_AT_START), first))
+        return graph.either((after(_AT_START), first))
 
     def _in_order(self, parts: tuple[_Tree, ...], after: _Next, *, is_start: bool) -> int:
         """Return the language of consecutive parts; plain neighbours are one part."""
@@ -381,12 +381,12 @@ class _Building:
 
     def _plain(self, tree: _Tree) -> int:
         """Return the language of a part without anchors and look-ahead."""
-        made = self._languages
+        graph = self._languages
         if tree.kind == "set":
-            return made.char_set(tree.charset)
+            return graph.char_set(tree.charset)
         parts = [self._plain(part) for part in tree.parts]
         if tree.kind == "repeat":
-            return made.repeat(parts[0], tree.least, tree.most)
+            return graph.repeat(parts[0], tree.least, tree.most)
         if tree.kind == "either":
-            return made.either(parts)
-        return made.in_order(parts)
+            return graph.either(parts)
+        return graph.in_order(parts)

@@ -110,23 +110,23 @@ class Languages:
 
     def either(self, parts: Iterable[int]) -> int:
         """Return the union of languages."""
-        found = self._flat("either", parts) - {self.nothing}
-        if self.anything in found:
+        terms = self._flat("either", parts) - {self.nothing}
+        if self.anything in terms:
             return self.anything
-        if not found:
+        if not terms:
             return self.nothing
-        return found.pop() if len(found) == 1 else self._number(_Node("either", (*sorted(found),)))
+        return terms.pop() if len(terms) == 1 else self._number(_Node("either", (*sorted(terms),)))
 
     def both(self, parts: Iterable[int]) -> int:
         """Return the intersection of languages."""
-        found = self._flat("both", parts) - {self.anything}
-        if self.nothing in found:
+        terms = self._flat("both", parts) - {self.anything}
+        if self.nothing in terms:
             return self.nothing
-        if self.empty in found:
-            return self.empty if all(map(self.is_nullable, found)) else self.nothing
-        if not found:
+        if self.empty in terms:
+            return self.empty if all(map(self.is_nullable, terms)) else self.nothing
+        if not terms:
             return self.anything
-        return found.pop() if len(found) == 1 else self._number(_Node("both", (*sorted(found),)))
+        return terms.pop() if len(terms) == 1 else self._number(_Node("both", (*sorted(terms),)))
 
     def complement(self, part: int) -> int:
         """Return the language of all other texts."""
@@ -165,11 +165,11 @@ class Languages:
         return node.parts if node.kind == "both" else (language,)
 
     def _flat(self, kind: str, parts: Iterable[int]) -> set[int]:
-        found: set[int] = set()
+        operands: set[int] = set()
         for part in parts:
             node = self._nodes[part]
-            found.update(node.parts if node.kind == kind else (part,))
-        return found
+            operands.update(node.parts if node.kind == kind else (part,))
+        return operands
 
     def is_nullable(self, language: int) -> bool:
         """Say whether the empty text is in a language."""

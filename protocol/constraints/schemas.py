@@ -155,10 +155,10 @@ class _Reading:
         References are not resolved if parts of the schema have their own `$id`.
         """
         disjointness = Disjointness(root, resolves=not self._has_bases)
-        found = []
+        proved = []
         for place, schema in self._choices:
             try:
-                found.append((schema, disjointness.disjoint(schema)))
+                proved.append((schema, disjointness.disjoint(schema)))
             except Overlap as exc:
                 words = (
                     f"is not supported, because a value may satisfy both {exc.first} and"
@@ -169,7 +169,7 @@ class _Reading:
                     words = "has too many schemas to compare:"
                 helps = "use `anyOf` if any match is enough"
                 raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
-        for schema, ways in found:
+        for schema, ways in proved:
             schema["oneOf"] = ways
         disjointness.fill()
 

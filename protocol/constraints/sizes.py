@@ -194,12 +194,12 @@ class Joining:
             words = f"joins schemas nested more than {_MAX_MERGED_DEPTH} levels deep"
             raise TooLarge(words, self.place)
         parts = [self._listed(size) for size in sizes]
-        found: dict[Key, list[Size]] = {}
+        by_key: dict[Key, list[Size]] = {}
         for part in parts:
             for key, size in part.items():
-                found.setdefault(key, []).append(size)
+                by_key.setdefault(key, []).append(size)
         rests = [part for part in parts if any(name in _UNNAMED for _, name in part)]
-        for (kind, name), members in found.items():
+        for (kind, name), members in by_key.items():
             self.budget.add_merged(len(members) + len(rests), self.place)
             if name is not REST:
                 members += [
@@ -209,22 +209,22 @@ class Joining:
                 ]
             if name not in _UNNAMED:
                 members += [part[kind, PATTERNS] for part in rests if (kind, PATTERNS) in part]
-        return {key: self.joined(members, depth + 1) for key, members in found.items()}
+        return {key: self.joined(members, depth + 1) for key, members in by_key.items()}
 
     def _listed(self, size: Size) -> Mapping[Key, Size]:
         """Return the members of a size, those of its ways merged."""
         if not size.ways:
             return size.members
-        found: dict[Key, list[Size]] = {}
+        by_key: dict[Key, list[Size]] = {}
         waiting, seen = [size], {id(size)}
         while waiting:
             way = waiting.pop()
             self.budget.add_merged(1 + len(way.members), self.place)
             for key, member in way.members.items():
-                found.setdefault(key, []).append(member)
+                by_key.setdefault(key, []).append(member)
             waiting += [one for one in way.ways if id(one) not in seen]
             seen.update(map(id, way.ways))
-        return {key: either(members) for key, members in found.items()}
+        return {key: either(members) for key, members in by_key.items()}
 
 
 def check_keys(num_keys: int, place: str) -> None:

@@ -89,12 +89,12 @@ class BatchRoutes:
         limit = int_param(request.query_params, "limit", 1, 100, 20)
         after = request.query_params.get("after")
         try:
-            found, has_more = await asyncio.to_thread(
+            page, has_more = await asyncio.to_thread(
                 lambda: self._store.batches.list(limit=limit, after=after)
             )
         except KeyError:
             raise not_found("batch", str(after), param="after") from None
-        shown = [self._runner.describe(stored) for stored in found]
+        shown = [self._runner.describe(stored) for stored in page]
         return json_response(make_page(BatchObject, shown, has_more=has_more))
 
     async def retrieve(self, request: Request) -> Response:

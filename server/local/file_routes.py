@@ -56,9 +56,9 @@ class FileRoutes:
     async def create(self, request: Request) -> Response:
         """Create a file from a multipart upload."""
         async with receive_form(request, self._store.folder, "file", self._max_file_bytes) as form:
-            made = _file_of(form)
-            await asyncio.to_thread(self._store.add_file, form.path, made)
-        return json_response(file_object(made))
+            new_file = _file_of(form)
+            await asyncio.to_thread(self._store.add_file, form.path, new_file)
+        return json_response(file_object(new_file))
 
     def list(self, request: Request) -> Response:
         """List the files, newest or oldest first."""
@@ -66,7 +66,7 @@ class FileRoutes:
         limit = int_param(params, "limit", 1, _MAX_LISTED, _MAX_LISTED)
         after = params.get("after")
         try:
-            found, has_more = self._store.files.list(
+            page, has_more = self._store.files.list(
                 limit=limit,
                 after=after,
                 order=choice_param(params, "order", _ORDERS, "desc"),
@@ -74,7 +74,7 @@ class FileRoutes:
             )
         except KeyError:
             raise not_found("file", str(after), param="after") from None
-        shown = [file_object(file) for file in found]
+        shown = [file_object(file) for file in page]
         return json_response(make_page(FileObject, shown, has_more=has_more))
 
     def retrieve(self, request: Request) -> Response:

@@ -63,9 +63,9 @@ def parse_model(kind: type[_ModelT], body: Mapping[str, object]) -> _ModelT:
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
-        found = exc.errors()[0]
-        where = ".".join(map(str, found["loc"]))[:_MAX_PARAM_CHARS]
-        message = f"`{where}`: {found['msg']}."
+        fault = exc.errors()[0]
+        where = ".".join(map(str, fault["loc"]))[:_MAX_PARAM_CHARS]
+        message = f"`{where}`: {fault['msg']}."
         raise RequestError(message, param=where, code="invalid_parameter") from exc
 
 

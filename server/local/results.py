@@ -71,14 +71,14 @@ class Results:
                     connection.execute("DELETE FROM rows WHERE batch = ?", (stored.place,))
 
     def _page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
-        found = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
-        if not found and not self._is_indexed(batch):
+        positions = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
+        if not positions and not self._is_indexed(batch):
             raise RowsGone("The rows of the batch are no longer listed.")
         rows: list[tuple[int, bytes]] = []
         room = MAX_BYTES
         with ExitStack() as stack:
             opened: dict[Path, int] = {}
-            for line, start, size, is_success, status in found[:limit]:
+            for line, start, size, is_success, status in positions[:limit]:
                 room -= size
                 if rows and room < 0:
                     break
@@ -86,7 +86,7 @@ class Results:
                 if path not in opened:
                     opened[path] = stack.enter_context(path.open("rb", buffering=0)).fileno()
                 rows.append((line, read_row(opened[path], start, size)))
-        return RowPage(rows, len(rows) < len(found))
+        return RowPage(rows, len(rows) < len(positions))
 
     def _path_of(self, batch: Batch, status: str, *, is_success: bool) -> Path:
         if status in OPEN:

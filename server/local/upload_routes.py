@@ -116,8 +116,8 @@ class UploadRoutes:
                 raise RequestError("`data` is empty.", param="data", code="empty_part")
             part_id = f"{_BY_ID}{uuid4().hex}"
             await self._keep(upload, part_id, form.path)
-        made = UploadPartObject(id=part_id, created_at=int(time.time()), upload_id=upload.id)
-        return json_response(made)
+        new_part = UploadPartObject(id=part_id, created_at=int(time.time()), upload_id=upload.id)
+        return json_response(new_part)
 
     async def name_urls(self, request: Request) -> Response:
         """Return the URLs to PUT numbered parts to, relative to this one."""

@@ -47,8 +47,8 @@ class UploadTable:
 
     def get(self, upload_id: str) -> Upload | None:
         """Return an upload, or None."""
-        found = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
-        return _UPLOAD.validate_json(found[0][0]) if found else None
+        rows = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
+        return _UPLOAD.validate_json(rows[0][0]) if rows else None
 
     def change(self, upload: Upload, **changes: Any) -> Upload:
         """Update fields and return the changed upload."""
@@ -68,9 +68,9 @@ class UploadTable:
     def sizes(self, upload: Upload) -> dict[str, int]:
         """Return the sizes of the uploaded parts, by name."""
         with suppress(FileNotFoundError):
-            found = os.scandir(self._folder.parts_path(upload.id))
-            with found:
-                return {entry.name: entry.stat().st_size for entry in found}
+            entries = os.scandir(self._folder.parts_path(upload.id))
+            with entries:
+                return {entry.name: entry.stat().st_size for entry in entries}
         return {}
 
     def join(self, upload: Upload, names: Sequence[str], to: Path) -> str:
