@@ -106,7 +106,7 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     words = refused(run, "-i", source, "-o", out)
     offered = f"is not supported. Supported endpoints: {', '.join(ENDPOINTS)}."
     assert f"The URL /v1/embedding {offered} (line 1)" in words
-    assert f"The url /v1/responses {offered} (line 2)" in words
+    assert f"The URL /v1/responses {offered} (line 2)" in words
 
 
 @pytest.mark.parametrize(
