@@ -301,7 +301,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
             parquet(pa.table({"text": ["a", "b"], "n": [1, 1]})),
             b"prompt = '{{ text }}'\nid = 'n'",
             "duplicate_custom_id",
-            "row 1 too",
+            "used in row 1",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -129,7 +129,7 @@ def test_a_range_of_very_many_lines_is_scanned_in_parts(mini: Cloud, range_bytes
     batch = read_whole(short, batch, lambda _: None)
     [error] = batch.errors
     assert (error.code, error.line) == ("model_mismatch", 111)
-    assert f"began with '{MODEL}'" in error.message
+    assert f"use '{MODEL}'" in error.message
 
 
 @pytest.mark.parametrize("seed", range(3))
