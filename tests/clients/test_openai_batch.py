@@ -87,9 +87,9 @@ def requests_file(path: Path, bodies: list[dict[str, Any]], url: str) -> Path:
 
 def library_flow(api: Api, folder: Path, requests: list[dict[str, Any]]) -> None:
     """Run requests through the library: each has a successful row, in order."""
-    output = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
+    stdout = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
     output = folder / "out.jsonl"
-    assert json.loads(output.splitlines()[-1]) == ["completed", str(output), None]
+    assert json.loads(stdout.splitlines()[-1]) == ["completed", str(output), None]
     rows = rows_in(output)
     assert [row["custom_id"] for row in rows] == [
         f"line-{number}" for number in range(1, len(requests) + 1)
@@ -102,8 +102,8 @@ def create_and_resume(api: Api, folder: Path) -> None:
     bad = [*CHATS, {**CHATS[0], "temperature": -1}]
     given = requests_file(folder / "in.jsonl", bad, "/v1/chat/completions")
     where = ("--base-url", api.url, "--api-key", api.key)
-    output = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
-    found = re.search(r"Created (batch_\w+)", output)
+    stdout = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
+    found = re.search(r"Created (batch_\w+)", stdout)
     assert found
     output, errors = folder / "out.jsonl", folder / "errors.jsonl"
     run(COMMAND, "-m", "openai_batch.run", "--resume", found[1], "-o", output, "-e", errors, *where)
@@ -125,8 +125,8 @@ def test_the_library_submits_waits_and_downloads(
 
 def test_a_base_url_may_end_in_a_slash(api: Api, tmp_path: Path) -> None:
     """Both spellings are common."""
-    output = run(LIBRARY, "-c", FLOW, tmp_path, f"{api.url}/", api.key, json.dumps(EMBEDDINGS))
-    assert json.loads(output.splitlines()[-1])[0] == "completed"
+    stdout = run(LIBRARY, "-c", FLOW, tmp_path, f"{api.url}/", api.key, json.dumps(EMBEDDINGS))
+    assert json.loads(stdout.splitlines()[-1])[0] == "completed"
 
 
 def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
     given = requests_file(tmp_path / "in.jsonl", EMBEDDINGS, "/v1/embeddings")
     output = tmp_path / "out.jsonl"
     where = ("--base-url", api.url, "--api-key", api.key)
-    output = run(COMMAND, "-m", "openai_batch.run", given, "-o", output, *where)
-    assert "completed" in output
+    stdout = run(COMMAND, "-m", "openai_batch.run", given, "-o", output, *where)
+    assert "completed" in stdout
     assert [row["response"]["body"]["echo"]["input"] for row in rows_in(output)] == ["tide", "mill"]
 
 
