@@ -1,5 +1,5 @@
-# Everything that a person or CI does here. Needs make, Python 3.11 or newer and Node.js.
-#   make demo    install, run the whole cloud on this machine, show messages becoming columns
+# All tasks of developers and CI. Needs make, Python 3.11 or newer and Node.js.
+#   make demo    install, run the whole cloud on this machine, turn messages into columns
 #   make test    install, run all tests
 #   make check   formatting, lint, types and import rules; with `test`, exactly what CI runs
 
@@ -7,66 +7,66 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
-# Else an environment of another Python would be used without a word.
+# Otherwise an environment of another Python would be used silently.
 ifeq ($(origin PYTHON)$(if $(wildcard $(BIN)/python),,-),command line)
 ifneq ($(shell $(PYTHON) -V 2>&1),$(shell $(BIN)/python -V 2>&1))
-$(error $(VENV) is of $(shell $(BIN)/python -V 2>&1), and $(PYTHON) is $(shell $(PYTHON) -V 2>&1): \
-  remove $(VENV), or name another folder: VENV=.venv-other)
+$(error $(VENV) was created with $(shell $(BIN)/python -V 2>&1), but $(PYTHON) is $(shell $(PYTHON) -V 2>&1): \
+  remove $(VENV), or use another folder: VENV=.venv-other)
 endif
 endif
 
 ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
 LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
 DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra,dev]'
-# Lakes, datasets and distributed engines, some 1 GB; SQLAlchemy is for a catalog of Iceberg's.
+# Lakes, datasets and distributed engines, about 1 GB; SQLAlchemy is for an Iceberg catalog.
 OPTIONAL_EXTRAS := -c constraints.txt -e '.[datasets,delta,iceberg,ray,daft,spark]' sqlalchemy
 
-# An index or registry that cannot be reached ends in a sentence within a minute, not in many minutes
-# of retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).
+# An unreachable index or registry fails with a sentence within a minute, instead of many minutes of
+# retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).
 export PIP_RETRIES ?= 2
 export PIP_DEFAULT_TIMEOUT ?= 15
-# Environments are made beside each other, each with a log.
+# Environments are created in parallel, each with a log.
 PIP_LOG = $(OUT)/pip$(patsubst .venv%,%,$(filter .venv%,$(@D))).log
 NPM_LOG := $(OUT)/npm.log
 pip_install = mkdir -p $(OUT); $(1) -m pip install --quiet --disable-pip-version-check $(2) 2>$(PIP_LOG) || { \
   if grep --quiet "connection broken by" $(PIP_LOG); then \
     echo "The package index cannot be reached ($$(grep --only-matching --extended-regexp \
-      "\[Errno [^')]*|timed out|ProxyError|SSLError" $(PIP_LOG) | head -n 1)): PIP_INDEX_URL \
-    names a mirror of it, HTTPS_PROXY a proxy. What pip said is in $(PIP_LOG)." | tr -s ' '; \
+      "\[Errno [^')]*|timed out|ProxyError|SSLError" $(PIP_LOG) | head -n 1)): set PIP_INDEX_URL \
+    to a mirror, or HTTPS_PROXY to a proxy. The output of pip is in $(PIP_LOG)." | tr -s ' '; \
   else cat $(PIP_LOG); fi >&2; exit 1; }
 npm_ci = mkdir -p $(OUT); npm ci --prefix $(1) --no-audit --no-fund --loglevel=error \
   --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 2>$(NPM_LOG) || { \
   if grep --quiet --extended-regexp "code (E(CONN|NOTFOUND|TIMEDOUT|AI_AGAIN)|ERR_SOCKET|FETCH_ERROR)" \
     $(NPM_LOG); then \
     echo "The npm registry cannot be reached ($$(sed -n 's/^npm [a-zA-Z!]* code //p' \
-      $(NPM_LOG) | head -n 1)): npm_config_registry names a mirror of it, HTTPS_PROXY a \
-    proxy. What npm said is in $(NPM_LOG)." | tr -s ' '; \
+      $(NPM_LOG) | head -n 1)): set npm_config_registry to a mirror, or HTTPS_PROXY to a \
+    proxy. The output of npm is in $(NPM_LOG)." | tr -s ' '; \
   else cat $(NPM_LOG); fi >&2; exit 1; }
 
-# A stamp says that its extras are installed as pyproject.toml and constraints.txt stand.
+# A stamp file means that its extras match pyproject.toml and constraints.txt.
 INSTALLED_VENV := $(VENV)/.installed-venv
 INSTALLED_ENGINE := $(VENV)/.installed-engine
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_OPTIONAL := $(VENV)/.installed-optional
-# The AWS emulator; an environment of its own, because it needs another botocore than ours.
+# The AWS emulator; a separate environment, because it needs another botocore than ours.
 MINISTACK_VENV := .venv-ministack
 INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
-# Other people's clients, as they install them; each needs an openai of its own.
+# Other people's clients, installed as their users do; each needs a different openai package.
 CLIENTS := .venv-openai-batch-0.3.3 .venv-openai-batch-0.3.4
 INSTALLED_CLIENTS := $(CLIENTS:=/.installed)
-# What the chart's tests render and check with: programs and schemas, no environment.
+# Programs and schemas for the chart's tests, without an environment.
 CHART_TOOLS := .venv-chart
 INSTALLED_CHART_TOOLS := $(CHART_TOOLS)/.installed
-# Programs above OpenAI's protocol, in the same way; those of `make test` install in seconds.
+# Programs that use OpenAI's protocol, installed the same way; those of `make test` take seconds.
 QUICK_PROGRAMS := .venv-chat-clients
 PROGRAMS := $(filter-out $(CLIENTS),$(patsubst tests/clients/requirements/%.txt,.venv-%,$(wildcard tests/clients/requirements/*.txt)))
 INSTALLED_PROGRAMS := $(PROGRAMS:=/.installed)
-# The commands of the CDK, which is Node's.
+# The commands of the CDK, which needs Node.js.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
-# What tests of the dashboard need of npm; its Chromium is for Linux on x86_64 and found only there.
+# npm packages for the dashboard's tests; the Chromium is only for Linux on x86_64.
 INSTALLED_BROWSER := tests/browser/node_modules/.installed
-# OpenAI's client for Node, which tests of the server are run with.
+# OpenAI's client for Node, for tests of the server.
 INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 
 .DEFAULT_GOAL := help
@@ -75,60 +75,60 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .PHONY: help fuzz-api demo browser programs screenshots charts demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi docs docs-reference docs-report demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
-	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
-	@echo "make demo-engine   install and run the same table and file without a cloud"
+	@echo "make demo          install, run the whole cloud on this machine, and run a table and a file in it"
+	@echo "make demo-engine   install, and run the same table and file without a cloud"
 	@echo "make test          install and run the tests, in one order (docs/explanation/testing.md)"
 	@echo "make test-orders   run the tests in ten random orders; ORDERS=\"17 4\" repeats two"
-	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
-	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
+	@echo "make test-newest   run some of the tests on the newest Python of this machine"
+	@echo "make test-all      run everything: slow tests, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/guides/deploy-to-aws.md)"
-	@echo "make deploy        set a deployment up in an AWS account (docs/guides/deploy-to-aws.md)"
-	@echo "make diff          what a deployment would change in the account"
+	@echo "make deploy        deploy to an AWS account (docs/guides/deploy-to-aws.md)"
+	@echo "make diff          show the changes that a deployment would make to the account"
 	@echo "make template      write plain CloudFormation templates, for tools other than the CDK"
-	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
-	@echo "make destroy       take a deployment down; says what is kept"
-	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
-	@echo "make programs      install all the programs of docs/integrations/programs.md (make test-all does, too)"
-	@echo "make screenshots   make the pictures in docs/images: the dashboard and a terminal session (some minutes)"
+	@echo "make smoke         test a deployment: drop, follow, compare, cancel"
+	@echo "make destroy       delete a deployment, and list the resources that are kept"
+	@echo "make browser       install the Chromium for the dashboard's tests (part of make test)"
+	@echo "make programs      install all programs of docs/integrations/programs.md (part of make test-all)"
+	@echo "make screenshots   update the pictures in docs/images: dashboard and terminal session (some minutes)"
 	@echo "make charts        draw the charts of docs/explanation/benchmarks.md from bench/charts.json"
-	@echo "make chaos         the chaos suite with all of its seeds (make test-all runs three)"
-	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
-	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
-	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
-	@echo "make format        format the code and mend what ruff can mend"
-	@echo "make openapi       write docs/reference/openapi.json again, after a change of the API's routes"
-	@echo "make docs-reference  write docs/reference/commands.md again, after a change of a command or flag"
-	@echo "make docs-report   words of each page, dead links, and code blocks that no test runs"
+	@echo "make chaos         run the chaos suite with all of its seeds (make test-all runs three)"
+	@echo "make soak          run clients that vanish, stall and send garbage to a server for ten minutes"
+	@echo "make fuzz-api      run schemathesis against the API with many requests (make test sends a few)"
+	@echo "make check         check formatting, ruff, mypy and import rules (CI runs: make check test)"
+	@echo "make format        format the code and apply ruff's fixes"
+	@echo "make openapi       update docs/reference/openapi.json after a change of the API's routes"
 	@echo "make docs          build the documentation's site in $(OUT)/site-build/site"
-	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
-	@echo "make examples      speak the recordings in examples/ again"
-	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
-	@echo "make bench-generation  chats and completions; FILES=\"base a g\""
-	@echo "make bench-encoders    vectors and rankings"
-	@echo "make bench-speech      recordings"
-	@echo "make bench-serve       streams: first tokens, tokens/s, a token's way to the socket"
-	@echo "make bench-grammar     what structured output costs, holds in memory, and whether rows hold"
-	@echo "make bench-mixed       people beside a batch of 5,000 lines: first tokens, rows a second"
-	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
-	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
-	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
-	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
-	@echo "make bench-gpu     on a machine with a GPU: all that takes one to know, in ten minutes"
-	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
+	@echo "make docs-reference  update docs/reference/commands.md after a change of a command or flag"
+	@echo "make docs-report   count words, dead links and untested code blocks of each page"
+	@echo "make demo-reranker retrain the head of the demo reranker (some minutes)"
+	@echo "make examples      synthesise the recordings in examples/ again"
+	@echo "make bench         run the next six and bench-real: compared with vLLM if VLLM_PYTHON=path is set"
+	@echo "make bench-generation  measure chats and completions; FILES=\"base a g\""
+	@echo "make bench-encoders    measure embeddings and reranking"
+	@echo "make bench-speech      measure transcription"
+	@echo "make bench-serve       measure streams: time to first token, tokens/s, a token's way to the socket"
+	@echo "make bench-grammar     measure the time and memory of structured output, and check its rows"
+	@echo "make bench-mixed       measure interactive requests during a batch of 5,000 lines"
+	@echo "make bench-start   measure seconds from launch to a loaded model, the first row and the exit"
+	@echo "make bench-host    measure lines/s and memory of the host path at 10,000 and 1,000,000 lines"
+	@echo "make bench-batches measure batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
+	@echo "make bench-upload  measure a 1 GB upload in the dashboard: seconds, and the browser's memory"
+	@echo "make bench-gpu     run all benchmarks that need a GPU, in ten minutes"
+	@echo "make bench-models  create the benchmarks' random-weight models, and their files base and a to g"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
 $(INSTALLED_VENV):
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "Tidemill needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; exit 1; }
+	  echo "Tidemill needs Python 3.11 or newer, but '$(PYTHON)' was not found." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Tidemill needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
-	  echo "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	  echo "Use another one, for example: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Else a first run does it; where it fails that is for others to say.
-COMPILE_KERNELS = echo "Compiling the CPU's kernels, once." && \
+# Otherwise the first run does it; a failure here is reported later by the engine.
+COMPILE_KERNELS = echo "Compiling the CPU kernels, once." && \
   $(BIN)/python -m tidemill.engine.kernels.cpu.compile_all || true
 
 $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
@@ -138,7 +138,7 @@ $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
-	@echo "Installing the engine and the tools of development into $(VENV)."
+	@echo "Installing the engine and the development tools into $(VENV)."
 	@$(call pip_install,$(BIN)/python,$(DEV_EXTRAS))
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
@@ -163,36 +163,36 @@ $(INSTALLED_CHART_TOOLS): tests/container/chart/requirements.txt tests/container
 	@$(BIN)/python tests/container/chart/unpack.py $(@D)
 	@touch $@
 
-# Their requirements are whole; torch's own depend on the machine, some do without torch.
+# Their requirements files are complete, except for torch's dependencies, which depend on the machine.
 $(INSTALLED_PROGRAMS): .venv-%/.installed: tests/clients/requirements/%.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(@D)
 	@$(call pip_install,$(@D)/bin/python,--no-compile -r $< $$(grep --quiet ^torch== $< || echo --no-deps))
 	@touch $@
 
-# The kernels are compiled beside what comes next: an engine compiles itself what it needs before.
+# The kernels are compiled in the background: an engine compiles missing ones itself.
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
-	@echo "Installing the engine and what the cloud needs into $(VENV)."
+	@echo "Installing the engine and the cloud's dependencies into $(VENV)."
 	@$(call pip_install,$(BIN)/python,$(LOCAL_EXTRAS))
 	@($(COMPILE_KERNELS)) >$(OUT)/kernels.log 2>&1 &
 	@touch $(INSTALLED_ENGINE) $@
 
 $(INSTALLED_NODE): infra/package.json infra/package-lock.json
 	@command -v npm >/dev/null || { \
-	  echo "The cloud's templates need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	  echo "The cloud's templates need Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
 	@$(call npm_ci,infra)
 	@touch $@
 
-# A Chromium that needs no root and no library of the system; one on the PATH is preferred to it.
+# A Chromium that needs no root and no system libraries; one on the PATH is preferred.
 $(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json tests/browser/unpack.mjs
 	@command -v npm >/dev/null || { \
-	  echo "Tests of the dashboard need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	  echo "Tests of the dashboard need Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
 	@$(call npm_ci,tests/browser)
 	@case "$$(uname -sm)" in "Linux x86_64") node tests/browser/unpack.mjs tests/browser/chromium ;; esac
 	@touch $@
 
 $(INSTALLED_NODE_CLIENT): tests/node/package.json tests/node/package-lock.json
 	@command -v npm >/dev/null || { \
-	  echo "Tests of the server need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	  echo "Tests of the server need Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
 	@$(call npm_ci,tests/node)
 	@touch $@
 
@@ -207,21 +207,21 @@ screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALL
 charts: $(INSTALLED_VENV)
 	$(BIN)/python -m bench.charts
 
-# What a first run takes, said before it takes it; figures of the CPU build were measured.
+# Announces the cost of a first run; the figures of the CPU build were measured.
 .PHONY: demo-needs
 demo-needs:
 	@test -e $(INSTALLED_LOCAL) || { \
-	  echo "The first run installs all that it needs below this folder. With torch's build for CPUs it"; \
-	  echo "downloads about 0.6 GB, takes 3 GB of disk and three to five minutes on two cores; with the"; \
-	  echo "build for CUDA several times that."; \
+	  echo "The first run installs its dependencies into this folder. With torch's CPU build it downloads"; \
+	  echo "about 0.6 GB and takes 3 GB of disk and three to five minutes on two cores; with the CUDA"; \
+	  echo "build it takes several times as much."; \
 	  echo "Later runs take about a minute."; \
 	  if test "$$(uname -s)" = Linux -a ! -e /dev/nvidiactl -a -z "$$PIP_EXTRA_INDEX_URL"; then \
-	    echo "No NVIDIA GPU was found; this picks the build for CPUs:"; \
+	    echo "No NVIDIA GPU was found; to install the CPU build, run:"; \
 	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
 	  fi; }
 
-# Three installations and the model next to each other: one waits for the network while another
-# unpacks. A model that cannot be downloaded is reported by the command below.
+# Three installations and the model's download in parallel: one waits for the network while another
+# unpacks. The command below reports a failed download.
 demo: demo-needs | $(INSTALLED_VENV)
 	@$(MAKE) --silent $(INSTALLED_MINISTACK) & ministack=$$!; \
 	  $(MAKE) --silent $(INSTALLED_NODE) & node=$$!; \
@@ -233,7 +233,7 @@ demo: demo-needs | $(INSTALLED_VENV)
 	  -o $(OUT)/messages.csv $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py $(OUT)/messages.csv
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
-	@echo "The same cloud until Ctrl-C, with API, key and dashboard: $(BIN)/tidemill local up"
+	@echo "To run the same cloud until Ctrl-C, with API, key and dashboard: $(BIN)/tidemill local up"
 
 demo-engine: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
@@ -242,28 +242,28 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is another file than infra/config.toml, NAME the
-# deployment's name in it.
+# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is the configuration file, NAME the deployment's
+# name in it.
 CONFIG ?= infra/config.toml
 NAME ?= tidemill
 CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 
-# Says what is missing before anything takes minutes.
+# Reports missing prerequisites before the slow steps.
 PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 
-# The region's zones, which templates cannot ask for; nothing is changed where they are not known.
+# The region's zones, which templates cannot look up; nothing changes if they are unknown.
 ZONES = zones=$$($(BIN)/python -m infra.ops.zones --config $(CONFIG))
-# The runs of Lambda that the account has, which mappings of queues must fit into.
+# The account's Lambda concurrency, which limits the queues' event source mappings.
 CONCURRENCY = concurrency=$$($(BIN)/python -m infra.ops.preflight.concurrency)
 CONTEXT = -c config=$(CONFIG) -c zones="$$zones" -c lambda_concurrency="$$concurrency"
 
-# Once in an account and region.
+# Once per account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	$(CDK) bootstrap -c config=$(CONFIG)
 	@$(BIN)/python -m infra.ops.linked_roles
 
-# YES=1 asks nobody before permissions are widened, as where nobody sits before it.
+# Prompts before broadening IAM permissions; YES=1 skips the prompt, for unattended deployments.
 YES ?=
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
@@ -276,9 +276,9 @@ diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 template: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates
 
-# Needs a builder of buildx; zstd is read in a fraction of gzip's time. Prints what `image` is to be.
-# A known fault of a package of Python stops it before the image is pushed, unless AUDIT=no or
-# AUDIT_FLAGS="--ignore-vuln ID" say otherwise. Debian's packages are scanned by ECR.
+# Needs a buildx builder; zstd decompresses in a fraction of gzip's time. Prints the value for `image`.
+# A known vulnerability of a Python package stops it before the push, unless AUDIT=no or
+# AUDIT_FLAGS="--ignore-vuln ID" is set. ECR scans the Debian packages.
 IMAGE ?=
 AUDIT ?= yes
 AUDIT_FLAGS ?=
@@ -291,7 +291,7 @@ $(INSTALLED_AUDIT): | $(INSTALLED_VENV)
 
 image: $(if $(IMAGE),$(if $(filter no,$(AUDIT)),,$(INSTALLED_AUDIT)))
 	@test -n "$(IMAGE)" || { \
-	  echo "Name it: make image IMAGE=111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1" >&2; exit 1; }
+	  echo "IMAGE is required: make image IMAGE=111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1" >&2; exit 1; }
 	@mkdir -p $(OUT)
 	docker buildx build --platform linux/amd64 --file container/Dockerfile \
 	  --target sbom --output type=local,dest=$(OUT)/sbom .
@@ -309,31 +309,31 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
-# RECORD=folder writes what AWS said there, as fixtures of tests (docs/guides/operate.md).
+# RECORD=folder records AWS's responses there, as test fixtures (docs/guides/operate.md).
 RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
 	$(BIN)/python -m infra.ops.smoke --deployment $(NAME) $(if $(RECORD),--record $(RECORD))
 
-# Tests of time bounds run first, without other tests in parallel; the rest is shared among
-# processes, more than there are cores, as most tests wait for others (docs/explanation/testing.md).
+# Tests of time limits run first, without other tests in parallel; the rest run in more processes than
+# cores, because most tests wait for other processes (docs/explanation/testing.md).
 TEST_PROCESSES ?= 4
-# Compiled modules are kept, whatever the environment says: tests start hundreds of processes.
+# Compiled modules are always kept, because tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
-# Named, so that the others need not be collected for these.
+# Listed, so that the other files are not collected for these.
 ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
-# One order, that of the files, and one seed of random numbers: a second run does the same.
+# File order and a fixed random seed, so that a second run does the same.
 FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1 --hypothesis-seed=1
 
 test: $(TESTED)
 	$(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
 	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
 
-# Imports, commands, the API and its document, the bill of materials and the server on the newest
-# Python of this machine: what a new version of Python has broken so far.
+# Imports, commands, the API and its document, the SBOM and the server on the newest Python of this
+# machine: the parts that new Python versions have broken so far.
 NEWEST_TESTS := tests/test_imports.py tests/container/test_sbom.py tests/handler/api/test_document.py \
   tests/cli/test_main.py tests/cli/commands tests/offline/arguments tests/batch tests/protocol tests/server
 NEWEST = $(shell $(BIN)/python -m tests.newest_python)
@@ -346,17 +346,17 @@ $(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 
 test-newest: $(TESTED) $(INSTALLED_NEWEST)
 	@if test -x $(NEWEST_VENV)/bin/python; then \
-	  echo "A part of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
+	  echo "Running some of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
 	  PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
 	    $(FIXED_ORDER) $(SHARED) $(NEWEST_TESTS); \
 	else \
-	  echo "No Python here is newer than $$($(BIN)/python -V | cut -d ' ' -f 2): $(VENV) tests all."; fi
+	  echo "Skipped: no Python newer than $$($(BIN)/python -V | cut -d ' ' -f 2) was found."; fi
 
-# Ten orders, drawn for each run; ORDERS="17 4" repeats those of these seeds.
+# Ten random orders for each run; ORDERS="17 4" repeats two of them by their seeds.
 ORDERS ?= $(shell $(BIN)/python -c "import random; print(*random.sample(range(10**6), 10))")
 test-orders: $(TESTED)
 	@orders="$(ORDERS)"; for seed in $$orders; do \
-	  echo "The order of seed $$seed, of $$orders: make test-orders ORDERS=$$seed repeats it."; \
+	  echo "Order with seed $$seed, of $$orders; to repeat it: make test-orders ORDERS=$$seed"; \
 	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || { \
 	    echo "make test-orders ORDERS=$$seed failed." >&2; exit 1; }; done
 
@@ -373,12 +373,12 @@ chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 soak: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.server.soak --minutes 10
 
-# Many more requests than `make test` sends, others every time.
+# Many more requests than `make test` sends, and different ones every time.
 fuzz-api: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_SCHEMATHESIS=200 $(BIN)/python -m pytest -m "not long" tests/handler/api/test_schemathesis.py
 
-# mypy has one core, and what tests need waits for the network: where both are asked for, the latter
-# is made beside the former. Collecting once compiles the tests, which each process would do else.
+# mypy uses one core, and the tests' installations wait for the network: if both goals are given, they
+# run in parallel. Collecting once compiles the tests, which otherwise each process would do.
 .PHONY: tested
 tested: $(TESTED)
 	@$(PYTEST) --collect-only --quiet >$(OUT)/collected.log || { tail -n 30 $(OUT)/collected.log; exit 1; }
@@ -422,7 +422,7 @@ demo-reranker: $(INSTALLED_DEV)
 examples: $(INSTALLED_DEV)
 	$(BIN)/python -m tools.demo.recordings
 
-# The benchmarks' inputs; interpreters of environments with vLLM's CPU build, and with
+# The benchmarks' inputs, and the interpreters of environments with vLLM's CPU build and with
 # openvino-genai and optimum-intel.
 VLLM_PYTHON ?=
 OPENVINO_PYTHON ?=
@@ -497,7 +497,7 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 bench-mixed: $(OUT)/bench/46m/config.json
 	$(BIN)/python -m bench.server.mixed $(OUT)/bench/46m
 
-# RESULTS is a folder; what it holds is not done again.
+# RESULTS is a folder; finished parts in it are skipped.
 RESULTS ?=
 bench-gpu: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.gpu.gpu $(if $(RESULTS),--results $(RESULTS))

@@ -1,1 +1,1 @@
-"""Batch values and their state moves: pure functions, no I/O."""
+"""Batch values and their state transitions: pure functions, no I/O."""

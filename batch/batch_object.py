@@ -1,4 +1,4 @@
-"""A batch as OpenAI's Batch object, with what we know beyond it: in answers and in the report."""
+"""OpenAI's Batch object with Tidemill's extra fields, for API responses and reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LISTED_ERRORS = 100
 
 
 class ErrorObject(BaseModel):
-    """One reason why a batch or a line of it was refused; `line` counts from 1."""
+    """One error of a batch or of a line; `line` counts from 1."""
 
     code: str
     message: str
@@ -28,14 +28,14 @@ class ErrorObject(BaseModel):
 
 
 class ErrorsObject(BaseModel):
-    """The first of a batch's errors; `tidemill.num_errors` tells how many there are."""
+    """The first errors of a batch; `tidemill.num_errors` has their total number."""
 
     object: Literal["list"] = "list"
     data: list[ErrorObject]
 
 
 class RequestCounts(BaseModel):
-    """Lines of the file, and how many of them have a row: a success or another."""
+    """Number of lines in the file, and how many of them have a row: a success or a failure."""
 
     total: int
     completed: int
@@ -43,19 +43,19 @@ class RequestCounts(BaseModel):
 
 
 class InputTokensDetails(BaseModel):
-    """Tokens of prompts whose prefix was in the cache."""
+    """Prompt tokens that were in the prefix cache."""
 
     cached_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
-    """Tokens of reasoning, where a model tells them apart."""
+    """Reasoning tokens, for models that report them separately."""
 
     reasoning_tokens: int = 0
 
 
 class UsageObject(BaseModel):
-    """Tokens of the rows that are durable."""
+    """Token usage of the durable rows."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -65,7 +65,7 @@ class UsageObject(BaseModel):
 
 
 class WebhookAttempt(BaseModel):
-    """One try to tell a webhook: the status that it answered, or why there is none."""
+    """One attempt to call a webhook: the HTTP status of the response, or the error."""
 
     at: int
     status_code: int | None
@@ -73,7 +73,7 @@ class WebhookAttempt(BaseModel):
 
 
 class WebhookObject(BaseModel):
-    """Webhook delivery status; only the host of its url is shown."""
+    """Webhook delivery status; only the host of the URL is shown."""
 
     host: str
     status: Literal["pending", "delivered", "failed"]
@@ -81,10 +81,10 @@ class WebhookObject(BaseModel):
 
 
 class WaitingObject(BaseModel):
-    """Reason why no worker is started for open lines, since when, and what helps.
+    """Reason why no worker is started for open lines, since when, and what to do.
 
-    The code is `crash_loop`, `start_refused`, `stopped` (by a person), `no_capacity`,
-    `not_started`, `gpu_hours_used_up` (the tenant's of this day) or `budget_used_up` (everybody's).
+    The code is `crash_loop`, `start_refused`, `stopped` (by an operator), `no_capacity`,
+    `not_started`, `gpu_hours_used_up` (the tenant's daily limit) or `budget_used_up` (everyone's).
     """
 
     code: str
@@ -93,7 +93,7 @@ class WaitingObject(BaseModel):
 
 
 class UnknownParameterObject(BaseModel):
-    """A name in `count` lines' bodies that is no parameter of their url, and the one meant."""
+    """An unknown parameter in the bodies of `count` lines, and the most similar known one."""
 
     name: str
     url: str
@@ -103,20 +103,20 @@ class UnknownParameterObject(BaseModel):
 
 
 class TidemillObject(BaseModel):
-    """Extra fields of a Batch, beyond OpenAI's.
+    """Tidemill's fields of a Batch, in addition to OpenAI's.
 
-    `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
-    shards that a worker runs, and the mean over `seconds` once the batch has ended; those of tokens
-    are of generated ones or of prompts. `eta_at` (Unix seconds) is the expected end.
-    `audio_seconds` is how much was listened to.
-    `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
-    tokens. `truncated_rows` are completed ones whose answer was cut off at its token limit.
-    `table_url` is where the table of an input's rows is that was one, and `table_file_id`
-    its file. `unknown_parameters` are the most frequent ones, without which lines run.
-    `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
-    What is estimated is of the whole batch, null where nobody can know and once it ends.
-    `has_worker` says whether a worker runs lines of it now. A batch that is erased is so from
-    `erasing_at` on, and all its bytes are gone at `erased_at`.
+    `seconds` is the running time so far, or until the end. Rates are those of the last minute over
+    the running shards, and the mean over `seconds` once the batch has ended; token rates count
+    generated tokens or prompt tokens. `eta_at` (Unix seconds) is the estimated end.
+    `audio_seconds` is the length of the transcribed audio.
+    `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
+    tokens. `truncated_rows` are completed rows whose answer reached its token limit.
+    `table_url` is the URL of the output table if the input is a table, and `table_file_id`
+    its file ID. `unknown_parameters` lists the most frequent ones, which are ignored.
+    `cost` is in the currency of the deployment's price per GPU-hour, and null without a price.
+    Estimates cover the whole batch; they are null while unknown and after the end.
+    `has_worker` says whether a worker is running lines of the batch. An erasure starts at
+    `erasing_at`, and all bytes of the batch are deleted at `erased_at`.
     """
 
     seconds: int
@@ -148,7 +148,7 @@ class TidemillObject(BaseModel):
 
 
 class BatchObject(BaseModel):
-    """OpenAI's Batch: every key is present, and null until it is known."""
+    """OpenAI's Batch: every key is present, and null until its value is known."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -186,10 +186,10 @@ def batch_object(
     waiting: WaitingReason | None = None,
     rate: WorkerRate | None = None,
 ) -> BatchObject:
-    """Return the Batch object; `progress` is what the shards say, until the final sums are known.
+    """Return the Batch object; `progress` comes from the shards until the final sums are known.
 
-    `rate` is what workers of its model have measured. Of an ended batch `now` counts for nothing.
-    The cost is null unless a price is given.
+    `rate` is the rate measured by workers of its model. `now` does not matter for an ended batch.
+    The cost is null without a price.
     """
     if batch.erasing_at is not None:
         batch = batch.tombstone
@@ -245,13 +245,13 @@ def cost_of(gpu_seconds: float | None, price_per_gpu_hour: float | None) -> floa
 
 
 def is_over_cost(batch: Batch, progress: Progress, price_per_gpu_hour: float | None) -> bool:
-    """Say whether the GPU time so far has come to all that the batch may cost."""
+    """Say whether the GPU time so far has reached the batch's cost limit."""
     cost, most = cost_of(progress.gpu_seconds, price_per_gpu_hour), batch.options.max_cost
     return cost is not None and most is not None and cost >= most
 
 
 def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
-    """Return when all rows would be there at the present rate; None while nobody can know."""
+    """Return when all rows will be finished at the present rate; None while unknown."""
     if batch.status is not Status.IN_PROGRESS or batch.in_progress_at is None:
         return None
     left = batch_seconds_left(batch, progress, now - batch.in_progress_at)
@@ -301,7 +301,7 @@ def _tidemill_object(
 
 
 def _mean_rates(batch: Batch, done: Progress, seconds: int) -> Rates:
-    """Return the means of an ended batch; zeros for one that has not ended, or has never run."""
+    """Return the mean rates of an ended batch; zeros while it runs, or if it never ran."""
     if not batch.is_terminal or batch.in_progress_at is None:
         return Rates()
     counts = (done.num_rows, done.completion_tokens, done.prompt_tokens, done.audio_seconds)

@@ -1,10 +1,10 @@
 """Parameters of a new batch: from `POST /v1/batches`, or from the user metadata of an upload.
 
-All rules that can be told without asking AWS stand here. A request has OpenAI's parameters, and
-ours by `extra_body`: `BatchRequest` looks at the kinds of values only, so that the OpenAPI document
-tells them, and `parse_request` at what they say. An upload has the same options: it spells their
-names with dashes, `recipe-` begins the keys of a table's recipe, and whatever else stands in its
-user metadata becomes the batch's `metadata`.
+It contains all checks that need no AWS call. A request has OpenAI's parameters, and ours as
+`extra_body`: `BatchRequest` checks only types, so that they are in the OpenAPI document, and
+`parse_request` checks the values. An upload has the same options: it spells their names with
+dashes, and `recipe-` starts the keys of a table's recipe. All other user metadata becomes the
+batch's `metadata`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def window_seconds(window: object, *, param: str = "completion_window") -> int:
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
     if not MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
         raise InvalidOption(
-            f"`{param}` must be a number of minutes, hours or days from 30m to 14d, such as 24h; "
+            f"`{param}` must be a number of minutes, hours or days, from 30m to 14d, such as 24h; "
             f"got {excerpt(window)}.",
             param=param,
         )
@@ -59,9 +59,9 @@ MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 S3: Final = "s3://"
 RECIPE_PREFIX: Final = "recipe-"
-"""Begins the names of user metadata that are keys of a table's recipe."""
+"""Prefix of the user metadata that are keys of a table's recipe."""
 
-_MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
+_MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
@@ -71,14 +71,14 @@ _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 _Url = Annotated[
     str | None,
     Field(
-        description="A public https url that the rows are PUT to as well.",
+        description="A public https URL that the rows are also PUT to.",
         json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
     ),
 ]
 
 
 class OutputExpiresAfter(BaseModel):
-    """Expiry of the output and error files: seconds after they were made."""
+    """Expiry of the output and error files, in seconds after their creation."""
 
     model_config = ConfigDict(strict=True)
 
@@ -90,18 +90,18 @@ class OutputExpiresAfter(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """A new batch; a parameter that is null counts as not there."""
+    """A new batch; a null parameter counts as missing."""
 
     model_config = ConfigDict(strict=True)
 
     input_file_id: Annotated[
-        str, Field(description="A file's id, or s3:// with our bucket and a key under input/.")
+        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
     ]
     endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     completion_window: Annotated[
         str | None,
         Field(
-            description="24h, or any number of minutes, hours or days: 30m to 14d.",
+            description="A number of minutes, hours or days, from 30m to 14d, such as 24h.",
             json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
         ),
     ] = None
@@ -121,7 +121,7 @@ class BatchRequest(BaseModel):
     webhook_url: Annotated[
         str | None,
         Field(
-            description="A public https url that is told of the end, instead of the tenant's.",
+            description="A public https URL to call at the end, instead of the tenant's webhook.",
             json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
         ),
     ] = None
@@ -131,18 +131,18 @@ class BatchRequest(BaseModel):
     max_cost: Annotated[
         float | None,
         Field(
-            description="What its GPU time may cost: then it expires, with the rows that are done.",
+            description="GPU cost limit: at the limit the batch expires with its finished rows.",
             json_schema_extra={"exclusiveMinimum": 0},
         ),
     ] = None
     strict_parameters: Annotated[
         bool | None,
-        Field(description="Refuses a file whose lines have unknown parameters."),
+        Field(description="Reject a file whose lines have unknown parameters."),
     ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
-            description="A repeated request with the same key returns the batch of the first.",
+            description="A repeated request with the same key returns the first request's batch.",
             json_schema_extra={"minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_CHARS},
         ),
     ] = None
@@ -154,31 +154,31 @@ class BatchRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BatchParams:
-    """A new batch as a request asks for it, by all rules that need no look at AWS."""
+    """A new batch with the parameters of a request, checked without calling AWS."""
 
     input_file_id: str
     endpoint: str
     options: Options
     idempotency_key: str | None = None
 
-    def check_same(self, made: Batch) -> None:
-        """Raise KeyReused where what this key has made is a batch of something else."""
-        if (made.input_file_id, made.endpoint, made.options) != (
+    def check_same(self, existing: Batch) -> None:
+        """Raise KeyReused if an existing batch of this key has other parameters."""
+        if (existing.input_file_id, existing.endpoint, existing.options) != (
             self.input_file_id,
             self.endpoint,
             self.options,
         ):
             raise KeyReused(
-                "This `idempotency_key` has made a batch of another file, endpoint or options: "
-                "use a new one.",
+                "This `idempotency_key` was already used for another file, endpoint or options: "
+                "use a new key.",
                 param="idempotency_key",
             )
 
 
 def parse_request(fields: Mapping[str, Any]) -> BatchParams:
-    """Return what the fields of an API request ask for; raises InvalidOption.
+    """Return the parameters of an API request; raises InvalidOption.
 
-    A field that is null counts as not there; fields with other names are not looked at.
+    A null field counts as missing; unknown fields are ignored.
     """
     options = options_of_request(fields)
     endpoint = _check_endpoint(fields.get("endpoint"))
@@ -189,54 +189,54 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
 def parse_options(
     user_metadata: Mapping[str, str], default_window: str = DEFAULT_WINDOW
 ) -> Options:
-    """Return what the user metadata of an upload asks for; raises InvalidOption.
+    """Return the options in the user metadata of an upload; raises InvalidOption.
 
-    `default_window` is the completion window of one that names none. Values may be encoded as
-    RFC 2047 says, which is how S3 gives back what is not ASCII.
+    `default_window` is the default completion window. Values may be encoded by RFC 2047, which is
+    how S3 returns non-ASCII text.
     """
     values: dict[str, Any] = {name.lower(): _decode(text) for name, text in user_metadata.items()}
     names = {name: name.replace("_", "-") for name in _NAMES}
-    asked = {name: values.pop(spelled, None) for name, spelled in names.items()}
-    if asked["completion_window"] is None:
-        asked["completion_window"] = default_window
+    requested = {name: values.pop(spelled, None) for name, spelled in names.items()}
+    if requested["completion_window"] is None:
+        requested["completion_window"] = default_window
     with suppress(TypeError, ValueError):
-        asked["max_cost"] = float(asked["max_cost"])
-    is_strict = asked["strict_parameters"]
+        requested["max_cost"] = float(requested["max_cost"])
+    is_strict = requested["strict_parameters"]
     if is_strict is not None:
-        asked["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
+        requested["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
     recipe = {name: values.pop(name) for name in [*values] if name.startswith(RECIPE_PREFIX)}
     keys = {name.removeprefix(RECIPE_PREFIX): text for name, text in recipe.items()}
-    return replace(_check(asked, names, values), recipe=keys)
+    return replace(_check(requested, names, values), recipe=keys)
 
 
 def options_of_request(fields: Mapping[str, Any]) -> Options:
     """Return the options among the fields of an API request; raises InvalidOption."""
-    asked = {name: fields.get(name) for name in _NAMES}
-    options = _check(asked, {name: name for name in _NAMES}, fields.get("metadata"))
+    requested = {name: fields.get(name) for name in _NAMES}
+    options = _check(requested, {name: name for name in _NAMES}, fields.get("metadata"))
     expiry = _check_expiry(fields.get("output_expires_after"))
     return replace(options, output_expires_seconds=expiry)
 
 
 def check_url(value: object, param: str) -> str:
-    """Return an https url; raises InvalidOption.
+    """Return an https URL; raises InvalidOption.
 
-    Only its words are looked at; whether a host's addresses may be dialled is seen when it is.
+    This checks only the text; the host's addresses are checked when it is dialled.
     """
     problem = _problem_of_url(value)
     if problem is not None or not isinstance(value, str):
-        # The url itself is never shown: a presigned one is a secret.
-        raise InvalidOption(f"`{param}` must be an https url; {problem}.", param=param)
+        # The URL itself is never shown: a presigned one is a secret.
+        raise InvalidOption(f"`{param}` must be an https URL: {problem}.", param=param)
     return value
 
 
 def _check_name(input_file_id: object) -> str:
     if not isinstance(input_file_id, str) or not _is_name(input_file_id):
-        raise invalid_input_file("must be the id of a file, or s3:// with bucket and key")
+        raise invalid_input_file("must be a file ID, or s3:// with a bucket and a key")
     return input_file_id
 
 
 def _is_name(text: str) -> bool:
-    """Say whether S3 and the table could have something of this name."""
+    """Say whether S3 or the table could contain such a name."""
     try:
         return 0 < len(text.encode()) <= _MAX_NAME_BYTES
     except UnicodeEncodeError:  # a lone surrogate
@@ -260,23 +260,28 @@ def _check_idempotency_key(key: object) -> str | None:
 
 
 def invalid_input_file(words: str) -> InvalidOption:
-    """Return the refusal of an `input_file_id`."""
+    """Return the error for an `input_file_id`."""
     return InvalidOption(f"`input_file_id` {words}.", param="input_file_id")
 
 
-def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object) -> Options:
-    window = DEFAULT_WINDOW if asked["completion_window"] is None else asked["completion_window"]
+def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: object) -> Options:
+    window = (
+        DEFAULT_WINDOW if requested["completion_window"] is None else requested["completion_window"]
+    )
     window_seconds(window, param=names["completion_window"])
     urls: dict[str, Any] = {
-        name: None if asked[name] is None else check_url(asked[name], names[name]) for name in _URLS
+        name: None if requested[name] is None else check_url(requested[name], names[name])
+        for name in _URLS
     }
     return Options(
         completion_window=window,
         **urls,
-        on_invalid_line=_check_choice(asked["on_invalid_line"], names["on_invalid_line"]),
+        on_invalid_line=_check_choice(requested["on_invalid_line"], names["on_invalid_line"]),
         metadata=_check_metadata(metadata),
-        max_cost=_check_cost(asked["max_cost"], names["max_cost"]),
-        strict_parameters=_check_boolean(asked["strict_parameters"], names["strict_parameters"]),
+        max_cost=_check_cost(requested["max_cost"], names["max_cost"]),
+        strict_parameters=_check_boolean(
+            requested["strict_parameters"], names["strict_parameters"]
+        ),
     )
 
 
@@ -285,7 +290,7 @@ def _check_cost(value: Any, param: str) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value <= _MAX_COST:
-        words = f"`{param}` must be a number above 0, up to {_MAX_COST:,}; got {excerpt(value)}."
+        words = f"`{param}` must be above 0 and at most {_MAX_COST:,}; got {excerpt(value)}."
         raise InvalidOption(words, param=param)
     return float(value)
 
@@ -306,24 +311,24 @@ def _check_boolean(value: object, param: str) -> bool:
 
 def _problem_of_url(value: object) -> str | None:
     if not isinstance(value, str):
-        return "this one is no string"
+        return "it is not a string"
     if len(value) > MAX_URL_CHARS:
-        return f"this one has {len(value):,} characters, and the limit is {MAX_URL_CHARS:,}"
+        return f"it has {len(value):,} characters, and the limit is {MAX_URL_CHARS:,}"
     if not _URL_CHARS.fullmatch(value):
-        return "spaces, backslashes and what is not ASCII must be percent-encoded"
+        return "spaces, backslashes and non-ASCII characters must be percent-encoded"
     try:
         parts = urlsplit(value)
         host, port = parts.hostname, parts.port
     except ValueError:
-        return "this one cannot be read"
+        return "it is not a valid URL"
     if parts.scheme != "https":
-        return "this one does not begin with https://"
+        return "it must start with https://"
     if "@" in parts.netloc:
-        return "a user name or password in it is not accepted"
+        return "it must not contain a user name or password"
     if not host or port == 0:
-        return "this one names no host"
+        return "it has no host"
     if is_internal_host(host):
-        return "the host of this one is not public"
+        return "its host is not public"
     return None
 
 
@@ -338,7 +343,7 @@ def _check_expiry(policy: object) -> int | None:
     seconds = policy.get("seconds")
     if type(seconds) is not int or not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         raise InvalidOption(
-            f"`{param}.seconds` must be a number from {MIN_EXPIRY_SECONDS:,} to "
+            f"`{param}.seconds` must be an integer between {MIN_EXPIRY_SECONDS:,} and "
             f"{MAX_EXPIRY_SECONDS:,}; got {excerpt(seconds)}.",
             param=f"{param}.seconds",
         )
@@ -351,12 +356,14 @@ def _check_metadata(metadata: object) -> dict[str, str]:
     if not isinstance(metadata, Mapping):
         raise _bad_metadata("must be an object of strings")
     if len(metadata) > MAX_METADATA_PAIRS:
-        raise _bad_metadata(f"has {len(metadata)} pairs; the limit is {MAX_METADATA_PAIRS}")
+        raise _bad_metadata(
+            f"has {len(metadata)} key-value pairs; the limit is {MAX_METADATA_PAIRS}"
+        )
     for name, value in metadata.items():
         if not (_is_text(name) and _is_text(value)):
-            raise _bad_metadata(f"must hold strings only; see {excerpt(name)}")
+            raise _bad_metadata(f"must contain only strings; see {excerpt(name)}")
         if not name:
-            raise _bad_metadata("has an empty key")  # which DynamoDB does not take
+            raise _bad_metadata("has an empty key")  # DynamoDB does not allow it
         if len(name) > MAX_METADATA_KEY_CHARS:
             raise _bad_metadata(
                 f"has a key of {len(name)} characters; the limit is {MAX_METADATA_KEY_CHARS}"
@@ -374,7 +381,7 @@ def _bad_metadata(words: str) -> InvalidOption:
 
 
 def _is_text(value: object) -> bool:
-    """Say whether it is a string that can be stored: a lone surrogate cannot."""
+    """Say whether a value is a string that can be stored, without lone surrogates."""
     try:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -382,7 +389,7 @@ def _is_text(value: object) -> bool:
 
 
 def _decode(text: str) -> str:
-    """Return what an RFC 2047 value means; one that is broken is taken as it stands."""
+    """Return the text of an RFC 2047 value; an invalid one is returned unchanged."""
     try:
         return str(make_header(decode_header(text)))
     except (MessageError, LookupError, UnicodeError, ValueError):

@@ -14,7 +14,7 @@ _last_ns = 0
 
 
 def creation_ns() -> int:
-    """Return the Unix time in nanoseconds, later than any that this process has returned."""
+    """Return the Unix time in nanoseconds, later than any other that this process has returned."""
     global _last_ns  # noqa: PLW0603 - the clock of a process
     with _lock:
         _last_ns = max(time.time_ns(), _last_ns + 1)
@@ -22,9 +22,9 @@ def creation_ns() -> int:
 
 
 def creation_key(item: Batch | File) -> str:
-    """Return a text that sorts by creation: by `created_at`, then by the nanoseconds since then.
+    """Return a text that sorts by creation: by `created_at`, then by nanoseconds within the second.
 
-    Items of earlier versions have no nanoseconds: they come first in their second, by id.
+    Items of earlier versions have no nanoseconds: they sort first in their second, by ID.
     """
     if item.created_ns is None:
         return f"{item.created_at:012}#{item.id}"

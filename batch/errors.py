@@ -1,22 +1,22 @@
-"""Errors of batch values; each `code` is what the API, a Batch or a log line shows."""
+"""Errors of batch values; the API, a Batch or a log line shows each `code`."""
 
 from __future__ import annotations
 
 
 class HandlerError(Exception):
-    """Something that ends one operation; the message is for the user or the operator."""
+    """An error that ends one operation; the message is for the user or the operator."""
 
     code: str = "handler_error"
 
 
 class InvalidMove(HandlerError):
-    """A status that cannot follow the one a batch has."""
+    """A status that cannot follow the batch's current one."""
 
     code = "invalid_move"
 
 
 class InvalidOption(HandlerError):
-    """A parameter of a batch that cannot be; `param` names it."""
+    """An invalid parameter of a batch; `param` is its name."""
 
     code = "invalid_option"
 
@@ -27,17 +27,17 @@ class InvalidOption(HandlerError):
 
 
 class KeyReused(InvalidOption):
-    """An idempotency key that has made another batch than the one that is asked for."""
+    """An idempotency key that already belongs to another batch."""
 
     code = "idempotency_key_reused"
 
 
 class BadPart(HandlerError):
-    """Bytes under `work/` that are no part of ours."""
+    """Bytes under `work/` that are not a valid part."""
 
     code = "bad_part"
 
 
 def excerpt(value: object) -> str:
-    """Return what a client sent as a message may show it: short, and always printable."""
+    """Return a client's value for an error message: short and always printable."""
     return ascii(value)[:80]

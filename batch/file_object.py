@@ -1,4 +1,4 @@
-"""A file as OpenAI's clients know it, and what they may say of one they upload."""
+"""OpenAI's File object, and the parameters of an upload."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .model import File
 
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255
-# Control, format (what turns a line round or joins letters), surrogate, private and unassigned
-# characters, and ends of lines and paragraphs.
+# Control, format (such as direction marks and joiners), surrogate, private and unassigned
+# characters, and line and paragraph separators.
 _UNSEEN_KINDS: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# Letters and marks without a shape of their own (Unicode's Default_Ignorable_Code_Point),
+# Letters and marks without a visible shape (Unicode's Default_Ignorable_Code_Point),
 # and Braille's blank.
 _UNSEEN: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -27,7 +27,7 @@ _UNSEEN: Final = re.compile(
 
 
 class InvalidPurpose(InvalidOption):
-    """A file that would be for nothing that is done here."""
+    """An unsupported purpose of a file."""
 
     code = "invalid_purpose"
 
@@ -47,7 +47,7 @@ class FileObject(BaseModel):
 
 
 class FileDeleted(BaseModel):
-    """The word that a file is gone."""
+    """Confirmation that a file is deleted."""
 
     id: str
     object: Literal["file"] = "file"
@@ -55,7 +55,7 @@ class FileDeleted(BaseModel):
 
 
 class ExpiresAfter(BaseModel):
-    """Expiry of a file: seconds after it was made."""
+    """Expiry of a file, in seconds after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS)]
@@ -74,25 +74,25 @@ def file_object(file: File) -> FileObject:
 
 
 def check_purpose(purpose: str) -> str:
-    """Return the purpose of a file to be; raises InvalidPurpose for what batches do not read."""
+    """Return the purpose of a new file; raises InvalidPurpose for an unsupported one."""
     if purpose != BATCH:
         raise InvalidPurpose(
-            f"`purpose` must be `{BATCH}`: files are the inputs of batches here.", param="purpose"
+            f"`purpose` must be `{BATCH}`: only batch input files are supported.", param="purpose"
         )
     return purpose
 
 
 def display_name(filename: str | None) -> str:
-    """Return a name that can be shown, of whatever a client has called its file."""
+    """Return a printable name for a client's file name."""
     name = (filename or "").replace("\\", "/").rpartition("/")[2]
     seen = "".join(char for char in name if unicodedata.category(char) not in _UNSEEN_KINDS)
     return _UNSEEN.sub("", seen).strip()[:_MAX_NAME_LENGTH].rstrip() or "upload"
 
 
 def content_disposition(filename: str) -> str:
-    """Return the header by which a browser keeps a file under its name (RFC 6266).
+    """Return the header that makes browsers save a file under its name (RFC 6266).
 
-    What is dropped into the bucket has any name, and so have its results.
+    Files in the bucket may have any name, and so may their results.
     """
     filename = display_name(filename)
     plain = re.sub(r"[^A-Za-z0-9._ -]", "_", filename)

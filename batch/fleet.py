@@ -1,6 +1,6 @@
 """Values of a fleet: its plan, its workers, their ends, and the circuit breaker.
 
-A fleet is the workers of one model. A launcher starts them, they exit when idle, and a crash loop
+A fleet is all workers of one model. A launcher starts them, they exit when idle, and a crash loop
 opens the circuit breaker. No I/O.
 """
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from .weekly_hours import number_at
 
-# The code of a breaker opened by a refusal of AWS that only we can fix.
+# The breaker's code after a refusal by AWS that only an operator can fix.
 START_REFUSED = "start_refused"
 
 LauncherKind = Literal["ecs", "sagemaker", "kubernetes", "processes"]
@@ -24,11 +24,11 @@ LauncherKind = Literal["ecs", "sagemaker", "kubernetes", "processes"]
 class FleetPlan:
     """Deployment settings of a model's workers.
 
-    `release` names what new workers are started as: another one closes the breaker, and takes the
-    place of workers of the one before. Between one and `max_workers` are started so that what is
-    open is done in `target_seconds`, or by the end of its window; from its start to its first rows
-    a worker takes about `start_seconds`. In `min_workers_hours` (`WeeklyHours`) `min_workers` are
-    kept also without work. `means` are the launcher's own.
+    `release` identifies how new workers are started: a new release closes the breaker and replaces
+    the workers of the old one. Between one and `max_workers` are started, so that open work is
+    finished within `target_seconds` or by the end of its window. A worker takes about
+    `start_seconds` from its start to its first rows. In `min_workers_hours` (`WeeklyHours`) at
+    least `min_workers` are kept even without work. `means` are specific to the launcher.
     """
 
     model: str
@@ -42,7 +42,7 @@ class FleetPlan:
     means: dict[str, Any] = field(default_factory=dict)
 
     def min_workers_at(self, now: float) -> int:
-        """Return how many workers are kept at a time (Unix seconds), also without work."""
+        """Return the minimum number of workers at a time (Unix seconds), even without work."""
         return number_at(self.min_workers, self.min_workers_hours, now)
 
 
@@ -50,10 +50,10 @@ class FleetPlan:
 class OpenWork:
     """Open work of one running batch, and its present rates over all its workers.
 
-    Rows are those without a result, shards those that a worker has (`num_running` of them) or must
-    get. It began at `since`, and no row is run any more from `expires_at` (Unix seconds) on.
-    `tokens_left`, read and written, are foretold by what its rows have taken so far, 0 before the
-    first; `expected_work` is left of what intake expected (`ExpectedTokens.work`).
+    `num_rows` counts rows without a result; shards are those that a worker has (`num_running`) or
+    must get. The batch began at `since`, and no row runs from `expires_at` (Unix seconds) on.
+    `tokens_left`, read and written, are extrapolated from finished rows, and 0 before the first;
+    `expected_work` is the rest of intake's estimate (`ExpectedTokens.work`).
     """
 
     batch_id: str
@@ -70,9 +70,9 @@ class OpenWork:
 
 
 class WorkerStatus(StrEnum):
-    """A starting worker may still wait for its machine; a stopping one takes no more work.
+    """Status of a worker: a starting one may still wait for its machine.
 
-    One that hangs runs, but has not shown for a while that it is alive.
+    A stopping one gets no more work, and a hanging one has not reported for a while.
     """
 
     STARTING = "starting"
@@ -83,7 +83,7 @@ class WorkerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker as its launcher knows it; `started_at` is Unix seconds."""
+    """One worker as reported by its launcher; `started_at` is Unix seconds."""
 
     id: str
     release: str
@@ -92,9 +92,9 @@ class Worker:
 
 
 class EndKind(StrEnum):
-    """Reason of a worker's end: idle or asked to; by itself; its machine; or no capacity.
+    """Reason of a worker's end: idle or stopped; by itself; its machine; or no capacity.
 
-    Of a start: `REFUSED` until something of ours is fixed, or `NOT_STARTED` for an unknown reason.
+    For a start: `REFUSED` needs a fix by the operator, and `NOT_STARTED` has an unknown reason.
     """
 
     CLEAN = "good"
@@ -107,9 +107,9 @@ class EndKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """The end of a worker, as its launcher tells it. `reason` is a sentence for people.
+    """The end of a worker as reported by its launcher; `reason` is a sentence for people.
 
-    `last_words` is the last that its log says, where that is known.
+    `last_words` is the last line of its log, if known.
     """
 
     model: str
@@ -135,7 +135,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class WaitingReason:
-    """Reason, shown to users, why open lines are not run, since when, and what helps."""
+    """Reason, shown to users, why open lines do not run, since when, and what to do."""
 
     code: str
     message: str
@@ -144,7 +144,7 @@ class WaitingReason:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A worker that was asked for: launchers list it a while later."""
+    """A requested worker; launchers list it with a delay."""
 
     worker: str
     release: str
@@ -155,15 +155,15 @@ class Launch:
 class FleetState:
     """Stored state of a fleet; changed as a whole, by `FleetStore.change`.
 
-    `last_number` is that of the last worker that was asked for: no number comes twice, so that no
-    start is done twice. `ends` are the recent bad ones and those of starts that came to nothing,
-    the last of these for `refusal`. No start before `not_before`, which a want of machines sets.
+    `last_number` is the number of the last requested worker: numbers are never reused, so that no
+    start happens twice. `ends` lists recent failures of workers and of starts, and `refusal` is the
+    last failed start. No worker starts before `not_before`, which a lack of machines sets.
     """
 
     last_number: int = 0
     launches: tuple[Launch, ...] = ()
     ends: tuple[WorkerEnd, ...] = ()
-    # The table calls it `brake`.
+    # The circuit breaker's stored name.
     breaker: Annotated[CircuitBreaker | None, Field(alias="brake")] = None
     not_before: int = 0
     refusal: str | None = None
@@ -171,11 +171,11 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRate:
-    """Rates that workers of a model measured lately: of one worker, a second at full load.
+    """Rates that workers of a model measured recently: per worker and second, at full load.
 
-    It has `num_gpus`, 0 where nobody has told. Tokens are those read and those written, work is
-    what intake expected of them. `rows_at` (Unix seconds) is when a row of this model was last made
-    durable, by any of them.
+    The worker has `num_gpus`, 0 if unknown. Tokens are those read and written, work is intake's
+    estimate for them. `rows_at` (Unix seconds) is when any worker last made a row of this model
+    durable.
     """
 
     rows_at: int = 0

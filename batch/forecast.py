@@ -1,6 +1,6 @@
-"""Forecast of a batch in progress, by the tokens that its lines were expected to take.
+"""Forecast of a running batch, from the tokens that its lines are expected to take.
 
-Long lines may all come at the end, where a rate of rows would foretell too early an end.
+If all long lines are at the end, a rate of rows would give too early an end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .model import Batch, Progress
 
 
 def tokens_left(batch: Batch, done: Progress) -> ExpectedTokens:
-    """Return the tokens that are left, by what those of finished rows came to."""
+    """Return the remaining tokens, extrapolated from finished rows."""
     left = batch.expected - done.expected
     return ExpectedTokens(
         _scaled(left.input, done.prompt_tokens, done.expected.input),
@@ -21,16 +21,16 @@ def tokens_left(batch: Batch, done: Progress) -> ExpectedTokens:
 
 
 def share_done(batch: Batch, done: Progress) -> float:
-    """Return the share of a batch's work that is done; by rows where no tokens are known."""
+    """Return the finished share of a batch's work; by rows if no tokens are known."""
     if work := _work_done(done):
         return work / (work + tokens_left(batch, done).work)
     return done.num_rows / max(1, batch.num_rows)
 
 
 def batch_seconds_left(batch: Batch, done: Progress, seconds: float) -> float | None:
-    """Return when the rest of the rows would be there at the present rate, after so many seconds.
+    """Return the seconds until all rows are finished, after this many seconds of running.
 
-    None while nobody can know, and once all are there.
+    Returns None while unknown, and once all rows are finished.
     """
     share, share_per_second = share_done(batch, done), done.rows_per_second / max(1, batch.num_rows)
     if work := _work_done(done):
@@ -40,9 +40,9 @@ def batch_seconds_left(batch: Batch, done: Progress, seconds: float) -> float | 
 
 
 def estimate_gpu_seconds(batch: Batch, done: Progress, rate: WorkerRate) -> float | None:
-    """Return the GPU seconds that the whole batch will have taken; None while nobody can know.
+    """Return the estimated GPU seconds of the whole batch; None while unknown.
 
-    Its own rows tell it, or before them what its model's workers have measured.
+    The estimate uses the batch's own rows, or before them the rate of its model's workers.
     """
     share = share_done(batch, done)
     if share >= TELLING_SHARE and done.gpu_seconds:
@@ -53,7 +53,7 @@ def estimate_gpu_seconds(batch: Batch, done: Progress, rate: WorkerRate) -> floa
 
 
 def _work_done(done: Progress) -> float:
-    """Return what finished rows have cost in tokens; 0 where nothing was expected of them."""
+    """Return the cost of finished rows in tokens; 0 if nothing was expected of them."""
     return work_of(done.prompt_tokens, done.completion_tokens) if done.expected.work else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Intake progress of a file: phases and the work units left, shared by many runs. No I/O."""
+"""Intake progress of a file: phases and remaining work units, shared by many runs. No I/O."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .file.formats import FileFormat
 from .shard_cutter import ShardLimits
 
 RANGE_BYTES = 256 * 2**20
-# So many ranges at most has a file: those of a longer one are longer.
+# Maximum number of ranges in a file: longer files have longer ranges.
 _MAX_RANGES = 4096
-# What lines take does not depend on their bytes alone: of so many that are no requests, or blank, a
-# run may have some minutes.
+# The time for lines does not depend on their bytes alone: this number of invalid or blank lines
+# may take a run some minutes.
 MAX_LINES = 2**23
 
 
 class Phase(StrEnum):
-    """Ranges are scanned, some of them again; then ids are searched and shards recorded at once.
+    """Phases of intake: scan the ranges, scan some again, search the IDs, record the shards.
 
-    Those last two are one phase, which is called by the first.
+    The last two are one phase, which `SEARCH` starts.
     """
 
     SCAN = "scan"
@@ -31,9 +31,9 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """A piece of work that one run does: the `number`th (from 0) of its phase.
+    """A unit of work for one run: the `number`th (from 0) of its phase.
 
-    A range that has very many lines is scanned in parts, one behind the other.
+    A range with very many lines is scanned in parts, one after another.
     """
 
     phase: Phase
@@ -42,18 +42,18 @@ class WorkUnit:
 
     @classmethod
     def named(cls, name: str) -> WorkUnit:
-        """Return the unit of a name; raises ValueError."""
+        """Parse the name of a unit; raises ValueError."""
         phase, *numbers = name.split("-")
         return cls(Phase(phase), *map(int, numbers))
 
     def __str__(self) -> str:
-        """Return its name, by which messages and objects know it."""
+        """Return its name in messages and object keys."""
         name = f"{self.phase}-{self.number}"
         return f"{name}-{self.part}" if self.part else name
 
     @property
     def rest(self) -> WorkUnit:
-        """Return the unit that goes on where this one has stopped."""
+        """Return the unit for the rest of this one's range."""
         return replace(self, part=self.part + 1)
 
 
@@ -61,10 +61,10 @@ class WorkUnit:
 class IntakeProgress:
     """Intake progress of one file: the settings of all runs, and the units `left` of its phase.
 
-    `limits` and `range_bytes` are those it was begun with: another version of the deployment may
-    have others; so it is with `max_lines`, after which a scan stops. `is_rung` once somebody has
-    rung for all units of the phase. `model` is the file's where ranges are scanned again for it.
-    From `expires` on the table forgets it.
+    `limits`, `range_bytes` and `max_lines` (where a scan stops) are those of its start, because
+    another version of the deployment may have others. `is_rung` is set once messages for all units
+    of the phase are sent. `model` is the file's model when ranges are scanned again for it.
+    From `expires` on the table may delete it.
     """
 
     form: FileFormat
@@ -81,17 +81,17 @@ class IntakeProgress:
     def in_phase(
         self, phase: Phase, units: Iterable[WorkUnit], model: str | None = None
     ) -> IntakeProgress:
-        """Return the beginning of a phase."""
+        """Return the start of a phase."""
         left = frozenset(map(str, units))
         return replace(self, phase=phase, left=left, is_rung=False, model=model or self.model)
 
     @property
     def num_ranges(self) -> int:
-        """Return into how many ranges the file is divided, at least one."""
+        """Return the number of ranges of the file, at least one."""
         return max(1, -(-self.num_bytes // self.range_bytes))
 
     def range_of(self, number: int) -> tuple[int, int]:
-        """Return the first byte of a range, and the one behind it."""
+        """Return the first byte of a range, and the one after its end."""
         start = number * self.range_bytes
         return start, min(start + self.range_bytes, self.num_bytes)
 
@@ -99,7 +99,7 @@ class IntakeProgress:
 def new_progress(
     form: FileFormat, limits: ShardLimits, num_bytes: int, range_bytes: int, expires: int | None
 ) -> IntakeProgress:
-    """Return the beginning with a file of so many bytes, its ranges still to be scanned."""
+    """Return the progress of a new file, with all its ranges still to be scanned."""
     reading = IntakeProgress(
         form,
         limits.for_file(num_bytes),

@@ -1,4 +1,4 @@
-"""The values of the domain: a batch, its shards, and what they have cost so far."""
+"""Domain values: a batch, its shards and its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_COST_REACHED = "max_cost_reached"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object to read, pinned: `version_id` where the bucket keeps versions, the ETag always."""
+    """A pinned object to read: by ETag, and by `version_id` if the bucket keeps versions."""
 
     bucket: str
     key: str
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """One entry of a Batch's `errors`; `line` counts from 1 with blank lines."""
+    """One entry of a Batch's `errors`; `line` counts from 1, including blank lines."""
 
     code: str
     message: str
@@ -44,12 +44,12 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a batch, beside its lines.
+    """Options of a batch.
 
-    No line is begun once its GPU time has come to `max_cost`, in the deployment's currency.
-    Its result files are forgotten `output_expires_seconds` after they were made, if that is set.
-    With `strict_parameters` a file with unknown parameters is refused. `recipe` has the keys of a
-    table's recipe that stood in the user metadata of an upload, as text.
+    No line starts once the GPU time has cost `max_cost`, in the deployment's currency.
+    Result files expire `output_expires_seconds` after their creation, if that is set.
+    With `strict_parameters` a file with unknown parameters is rejected. `recipe` has the keys of a
+    table's recipe from the user metadata of an upload, as text.
     """
 
     completion_window: str = "24h"
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Object keys of a batch's results, all in its own bucket; `table_key` where it was a table."""
+    """Object keys of a batch's results, all in its own bucket; `table_key` is set for tables."""
 
     output_key: str
     error_key: str
@@ -76,12 +76,12 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rows, what they cost, and time, as absolute counts: of a shard, or summed over shards.
+    """Rows, usage and time as absolute counts, for one shard or summed over several.
 
-    Rows are durable ones only, and expected tokens what intake expected of them. Those that were
-    `reused` are among the completed ones, and cost neither tokens nor time. The rates are
-    recent ones, of tokens the generated ones unless they are named otherwise; a sum adds them up.
-    `truncated` rows are completed ones whose answer was cut off at its token limit.
+    Only durable rows count, and expected tokens are intake's estimate for them. `reused` rows are
+    among the completed ones and cost no tokens or time. The rates are recent ones, of generated
+    tokens unless named otherwise; a sum adds them up.
+    `truncated` rows are completed ones whose answer reached its token limit.
     """
 
     completed: int = 0
@@ -106,28 +106,28 @@ class Progress:
         return sum_of((self, other))
 
     def since(self, earlier: Progress) -> Progress:
-        """Return what has been added since, field by field and never less than nothing."""
+        """Return the difference to an earlier progress, field by field and never negative."""
         both = zip(_counts_of(self), _counts_of(earlier), strict=True)
         return Progress(*(max(type(now)(0), now - then) for now, then in both)).without_rates
 
     @property
     def rates(self) -> Rates:
-        """The rates alone, to three places."""
+        """The rates alone, rounded to three places."""
         return Rates(*(round(getattr(self, name), 3) for name in Rates._fields))
 
     @property
     def without_rates(self) -> Progress:
-        """The same counts of what nobody runs: without rates."""
+        """The same counts without rates, for work that no worker runs."""
         return replace(self, **Rates()._asdict())
 
     @property
     def expected(self) -> ExpectedTokens:
-        """Tokens that intake expected of these rows."""
+        """Tokens that intake expects for these rows."""
         return ExpectedTokens(self.expected_input_tokens, self.expected_output_tokens)
 
     @property
     def num_rows(self) -> int:
-        """Rows that are durable, good or bad."""
+        """Number of durable rows, successes and failures."""
         return self.completed + self.failed
 
 
@@ -137,7 +137,7 @@ _counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
 
 
 def sum_of(progresses: Iterable[Progress]) -> Progress:
-    """Return the sum, field by field, also of thousands; of none nothing."""
+    """Return the sum, field by field, of any number of values; zeros for none."""
     return Progress(*map(sum, zip(*map(_counts_of, progresses), strict=True)))
 
 
@@ -153,8 +153,8 @@ class EngineInfo:
 class Conversion:
     """Conversion of an input to plain JSONL, by the multipart upload `upload`.
 
-    `num_vain` is how many runs, one after another, have come no further. `recipe` has the keys of a
-    table's recipe, as JSON.
+    `num_vain` counts consecutive runs without progress. `recipe` has the keys of a table's recipe,
+    as JSON.
     """
 
     form: FileFormat
@@ -165,7 +165,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class WebhookTry:
-    """One try to tell a webhook: the status of the answer, where there was one, or the error."""
+    """One attempt to call a webhook: the HTTP status of the response, if any, or the error."""
 
     at: int
     status_code: int | None = None
@@ -174,7 +174,7 @@ class WebhookTry:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Reason that no shard of a batch is begun before `until`, and since when (Unix seconds)."""
+    """Reason why no shard of a batch starts before `until`, and since when (Unix seconds)."""
 
     code: str
     message: str
@@ -184,22 +184,22 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One file being run. Changed by `moved` and by conditional writes only.
+    """One file being run; changed only by `moved` and conditional writes.
 
     Times are Unix seconds, except `created_ns`, which orders the batches of one second.
-    `outcome` is what `finalizing` ends in. `conversion` is how far a file that is no plain JSONL is
-    made plain; `failing_since` is when the first message died since intake came further, `failures`
-    how many of its runs raised an exception of their own. `source` is the JSONL that shards are
-    ranges of: the input, or what was made of the input, which is then `original`. `predecessor` is
-    the batch of the same name that this one replaced: its output is published first. So many runs
-    have begun to make its table, `table_tries`. Deliveries to urls are `delivered` or `failed`,
-    after so many tries. `queued_lines` count against the tenant's limit until the end, of which a
-    webhook at `webhook_host` is told then: its next try is due at `webhook_due`. `turn` is the
-    Lambda run that has the batch, `turn_until` when the newest one had ended or must have;
-    `ended_at` is the end that was chosen. `seen` is what the reaper saw, and `seen_at` since when
-    that is so. From `expires` on the table forgets it, long after `expires_at`; None means never,
-    here and in what belongs to a batch. Clients see its tombstone alone from `erasing_at` on, and
-    at `erased_at` there is nothing else.
+    `outcome` is the status after `finalizing`. `conversion` is the progress of converting a file to
+    plain JSONL. `failing_since` is the first dead-lettered message since intake last progressed,
+    and `failures` counts its failed runs. `source` is the JSONL that shards are ranges of: the
+    input, or the converted input, whose source is then `original`. `predecessor` is the batch of
+    the same name that this one replaced; its output is published first. `table_tries` counts the
+    runs that have started to write its table. Deliveries to URLs are `delivered` or `failed`, after
+    a number of tries. `queued_lines` count against the tenant's limit until the end. The end is
+    reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`. `turn` is the
+    Lambda run that owns the batch, and `turn_until` when the newest one ended or must end;
+    `ended_at` is the chosen end. `seen` is what the reaper saw, and `seen_at` since when
+    it is unchanged. From `expires` on the table may delete it, long after `expires_at`; None means
+    never, also for everything that belongs to a batch. From `erasing_at` on clients see only its
+    tombstone, and at `erased_at` nothing else is left.
     """
 
     id: str
@@ -266,25 +266,25 @@ class Batch:
 
     @property
     def is_terminal(self) -> bool:
-        """Say whether the batch has come to its end."""
+        """Say whether the batch has reached a final status."""
         return self.status in TERMINAL
 
     @property
     def has_cost_all(self) -> bool:
-        """Say whether it winds up because it has cost all that it may."""
+        """Say whether it is winding up because it has reached its cost limit."""
         return any(error.code == MAX_COST_REACHED for error in self.errors)
 
     @property
     def tombstone(self) -> Batch:
-        """Return what remains of a batch that is erased: ids, times and counts, no client's words.
+        """Return the remains of an erased batch: IDs, times and counts, none of the client's text.
 
-        Neither its options nor its errors, and no name of a file.
+        It has no options, no errors and no file names.
         """
         window = self.options.completion_window
-        kept = {name: getattr(self, name) for name in _KEPT}
+        retained = {name: getattr(self, name) for name in _KEPT}
         nothing = Source(self.source.bucket, "", "", 0)
         return Batch(
-            **kept,
+            **retained,
             source=nothing,
             input_file_id="",
             options=Options(completion_window=window),
@@ -292,19 +292,19 @@ class Batch:
         )
 
     def pause_at(self, now: float) -> Pause | None:
-        """Return the reason that no shard of it is begun now, None where they are."""
+        """Return the reason why no shard of it starts now; None if shards do start."""
         return self.pause if self.pause is not None and now < self.pause.until else None
 
     @property
     def input(self) -> Source:
-        """Return what was uploaded."""
+        """Return the uploaded input."""
         return self.original or self.source
 
     @property
     def is_table_due(self) -> bool:
-        """Say whether its rows have been published and are yet to be made a table.
+        """Say whether its rows are published and still need to be written as a table.
 
-        Those of a batch that was cancelled never are.
+        Cancelled batches never get a table.
         """
         has_rows = self.output_file_id is not None or self.error_file_id is not None
         is_missing = self.outputs.table_key is not None and self.table_file_id is None
@@ -312,17 +312,17 @@ class Batch:
 
     @property
     def winds_up_since(self) -> int | None:
-        """Since when it has been finalizing or cancelling, None before."""
+        """The time since which it is finalizing or cancelling; None before that."""
         return self.finalizing_at or self.cancelling_at
 
     def moved(self, status: Status, now: int) -> Batch:
-        """Return the batch in another status; raises InvalidMove when it cannot be."""
+        """Return the batch in another status; raises InvalidMove for an invalid transition."""
         check_move(self.status, status)
         changes: dict[str, Any] = {"status": status, f"{status}_at": now}
         return replace(self, **changes)
 
 
-# Of what is erased.
+# The fields that an erased batch keeps.
 _KEPT = (
     *("id", "tenant", "status", "endpoint", "model", "engine", "expires", "announced", "outcome"),
     *(
@@ -340,7 +340,7 @@ _KEPT = (
 
 
 class ShardStatus(StrEnum):
-    """`done` shards are sealed and never change; the lease says whether a pending one is run."""
+    """`done` shards are sealed and never change; the lease says whether a pending one runs."""
 
     PENDING = "pending"
     DONE = "done"
@@ -350,11 +350,11 @@ class ShardStatus(StrEnum):
 class Shard:
     """A contiguous range of lines, bytes `start` to `end` (exclusive) of the input.
 
-    `first_line` is the number of the line at `start`, blank ones counted; `num_rows` of the lines
-    are not blank, of which so many tokens are `expected`. `attempts` counts claims since rows were
-    last made durable. `suspects` are groups of lines that ran when an engine died, `quarantined`
-    those that killed it once more alone. `output_sizes` and `error_sizes` are the bytes of the
-    segments sealed under `fence`. `abandoned` is why the rest of the lines is given up.
+    `first_line` is the number of the line at `start`, including blank lines. `num_rows` counts the
+    lines that are not blank, and `expected` has their tokens. `attempts` counts claims since rows
+    were last made durable. `suspects` are groups of lines that ran when an engine died,
+    `quarantined` those that killed it again alone. `output_sizes` and `error_sizes` are the sizes
+    of the segments sealed under `fence`. `abandoned` is why the remaining lines were given up.
     """
 
     batch_id: str
@@ -378,17 +378,16 @@ class Shard:
     expected: ExpectedTokens = NO_TOKENS
 
     def is_leased(self, now: float) -> bool:
-        """Say whether somebody has the right to run it."""
+        """Say whether a worker holds its lease."""
         return self.owner is not None and self.lease_until >= now
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """An object that clients know by an id of OpenAI's Files API.
+    """An object with an ID of OpenAI's Files API.
 
-    `version_id` is that of the object, where the bucket keeps versions: a later one of the key is
-    another file. From `expires` on there is no such file. `created_ns` orders the files of one
-    second.
+    `version_id` is the object's version if the bucket keeps versions: a later version of the key is
+    another file. The file expires at `expires`. `created_ns` orders the files of one second.
     """
 
     id: str
@@ -405,12 +404,12 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file in the making, which ends as the file `file_id` or not at all.
+    """A file that is still being uploaded; it becomes the file `file_id`, or is cancelled.
 
-    Its bytes come by one of two ways: as small parts through the API, of which `digest` tells which
-    were chosen, or to urls at which S3 takes them; `multipart_id` is S3's own upload. After
-    `expires_at` it takes nothing any more, and from `expires` on the table forgets it. The file
-    goes `file_seconds` after it was made, if that was said.
+    Its bytes arrive in one of two ways: as small parts through the API, with `digest` identifying
+    the chosen ones, or at presigned URLs of S3; `multipart_id` is S3's own upload. It accepts no
+    parts after `expires_at`, and from `expires` on the table may delete it. The file expires
+    `file_seconds` after its creation, if that is set.
     """
 
     id: str

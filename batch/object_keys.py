@@ -1,4 +1,4 @@
-"""Object keys, all built here: no part of a request ever becomes a path as it stands."""
+"""Object keys, all built here: no part of a request is ever used in a path unescaped."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ _TABLE = ".table"
 MAX_KEY_BYTES = 1024
 TENANT: Final = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 _TENANT: Final = re.compile(TENANT, re.ASCII)
-_TENANT_HINT = "A tenant's name is a letter or digit and up to 63 more, or any of . _ @ -."
+_TENANT_HINT = (
+    "A tenant's name has 1 to 64 letters, digits or . _ @ -, and starts with a letter or digit."
+)
 
 
 def check_tenant(name: str) -> str:
-    """Return the name of a tenant, which stands in its keys; raises InvalidOption."""
+    """Return a tenant's name, which its keys contain; raises InvalidOption."""
     if _TENANT.fullmatch(name) is None:
         raise InvalidOption(_TENANT_HINT, param="tenant")
     return name
 
 
 def batch_id_of_drop(bucket: str, key: str, sequencer: str) -> str:
-    """Return the id of the batch that one upload makes: the same for a repeated event."""
+    """Return the ID of the batch that an upload creates: the same for a repeated event."""
     return f"batch_{_digest('drop', bucket, key, sequencer)}"
 
 
 def batch_id_of_request(tenant: str, idempotency_key: str) -> str:
-    """Return the id of the batch that one API request makes: the same when it is repeated."""
+    """Return the ID of the batch that an API request creates: the same for a repeated request."""
     return f"batch_{_digest('api', tenant, idempotency_key)}"
 
 
 def outputs_of_drop(key: str) -> Outputs | None:
-    """Return where the results of `input/<name>` go, or None for a key that is under no `input/`.
+    """Return the keys of the results of `input/<name>`, or None for a key outside `input/`.
 
-    Of `x.jsonl` they begin with `x`, of everything else with its whole name, such as `x.jsonl.gz`,
-    so that files that differ in their form alone have results of their own. Results whose names
-    would be longer than S3's 1,024 bytes have one made up: such a file is refused.
+    For `x.jsonl` they start with `x`, for other files with the whole name, such as `x.jsonl.gz`,
+    so that files that differ only in their format have separate results. If a result's name
+    would exceed S3's 1,024 bytes, a made-up name replaces it, and the file is refused.
     """
     name = key.removeprefix(INPUT_PREFIX)
     if name in {"", key}:
@@ -59,27 +61,27 @@ def outputs_of_drop(key: str) -> Outputs | None:
 
 
 def tenant_of_drop(key: str) -> str:
-    """Return the tenant that owns `input/<tenant>/…`, where folders name tenants.
+    """Return the tenant that owns `input/<tenant>/…`, if folders name tenants.
 
-    An upload in no folder, or in one that can be no tenant's name, is DROP_TENANT's.
+    DROP_TENANT owns uploads outside a folder, or in a folder that cannot be a tenant's name.
     """
     folder, slash, _ = key.removeprefix(INPUT_PREFIX).partition("/")
     return folder if slash and _TENANT.fullmatch(folder) else DROP_TENANT
 
 
 def invalid_tenant_reason(key: str) -> str | None:
-    """Return why the folder of an upload names no tenant, or None if it is in none or names one."""
+    """Return why an upload's folder is not a tenant's name; None if it is, or without a folder."""
     folder, slash, _ = key.removeprefix(INPUT_PREFIX).partition("/")
     if not slash or _TENANT.fullmatch(folder):
         return None
     return (
-        f"The first folder below {INPUT_PREFIX} is the tenant, and {folder[:100]!r} can be none's "
-        f"name. {_TENANT_HINT}"
+        f"The first folder under {INPUT_PREFIX} must be a tenant's name, and {folder[:100]!r} is "
+        f"not one. {_TENANT_HINT}"
     )
 
 
 def is_folder(key: str, num_bytes: int) -> bool:
-    """Say whether an object is but the mark of a folder, as consoles make them."""
+    """Say whether an object is an empty folder marker created by a console."""
     return key.endswith("/") and num_bytes == 0
 
 
@@ -88,77 +90,77 @@ def invalid_key_reason(key: str) -> str | None:
     outputs = _outputs_of_name(key.removeprefix(INPUT_PREFIX))
     if _is_too_long(outputs):
         room = MAX_KEY_BYTES - len(f"{_OUTPUT_PREFIX}{ERRORS_SUFFIX}")
-        return f"The name is too long for those of its results: {room} bytes are the most."
+        return f"The name is too long for the names of its results: the limit is {room} bytes."
     if outputs.output_key.endswith(ERRORS_SUFFIX):
         return (
-            f"The results would be named as the errors of another file, {ERRORS_SUFFIX}: give the "
-            "upload another name."
+            f"The results would have the name of another file's errors, {ERRORS_SUFFIX}: rename "
+            "the upload."
         )
     return None
 
 
 def results_name(outputs: Outputs) -> str:
-    """Return what uploads have in common whose results are the same objects: a key for the newest.
+    """Return the common name of uploads with the same result objects: a key for the newest one.
 
-    It is that of `input/<path>.jsonl`, the same that `input/<path>` has.
+    It is the key of `input/<path>.jsonl`, which `input/<path>` shares.
     """
     return f"{INPUT_PREFIX}{outputs.output_key.removeprefix(_OUTPUT_PREFIX)}"
 
 
 def is_drop(outputs: Outputs) -> bool:
-    """Say whether results are those of an upload to the bucket, and of no API request."""
+    """Say whether results belong to an upload to the bucket, not to an API request."""
     return outputs.output_key.startswith(_OUTPUT_PREFIX)
 
 
 def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
-    """Return where the results of a batch go that the API made."""
+    """Return the keys of the results of an API batch."""
     return _outputs(f"{_files_prefix(tenant)}{batch_id}")
 
 
 def recipe_key(key: str) -> str:
-    """Return the key of the recipe beside a table: its own with another ending."""
+    """Return the key of a table's recipe, which is next to it with another suffix."""
     folder, slash, name = key.rpartition("/")
     stem = name.removesuffix(".gz")
     return f"{folder}{slash}{stem.rpartition('.')[0] or stem}{RECIPE_SUFFIX}"
 
 
 def is_recipe_key(key: str) -> bool:
-    """Say whether an upload is a recipe, which is no file of requests."""
+    """Say whether an upload is a recipe rather than a file of requests."""
     return key.endswith(RECIPE_SUFFIX)
 
 
 def table_key(outputs: Outputs, form: str) -> str:
-    """Return where a table of a batch's rows goes: named as the input if that has its suffix.
+    """Return the key of a batch's output table: its name is the input's if that has the suffix.
 
-    No other upload's results have that name; raises InvalidOption for an input that has one of
-    these already, or a name too long.
+    No other upload's results have that name. Raises InvalidOption for an input that has such a
+    name already, or a name that is too long.
     """
     stem = outputs.output_key.removesuffix(_SUFFIX)
     suffix = ".ndjson" if form == "jsonl" else f".{form}"
     if stem.lower().endswith(f"{_TABLE}{suffix}"):
         raise InvalidOption(
-            f"The table would be named as that of another file, {_TABLE}{suffix}: give the upload "
-            "another name.",
+            f"The table would have the name of another file's table, {_TABLE}{suffix}: rename the "
+            "upload.",
             param="key",
         )
     key = stem if stem.lower().endswith(suffix) else f"{stem}{_TABLE}{suffix}"
     if len(key.encode()) > MAX_KEY_BYTES:
-        raise InvalidOption("The name is too long for that of its table.", param="key")
+        raise InvalidOption("The name is too long for the name of its table.", param="key")
     return key
 
 
 def file_key(tenant: str, file_id: str) -> str:
-    """Return where a file lies that a tenant has uploaded by the API."""
+    """Return the key of a file that a tenant uploaded through the API."""
     return f"{_files_prefix(tenant)}{file_id}"
 
 
 def _files_prefix(tenant: str) -> str:
-    """Return the prefix of all that the API makes for a tenant, and for no other."""
+    """Return the prefix of everything that the API creates for a tenant."""
     return f"files/{check_tenant(tenant)}/"
 
 
 def upload_prefix(upload_id: str) -> str:
-    """Return the prefix of the small parts of an upload; what follows it is the part's id."""
+    """Return the prefix of an upload's small parts; the part's ID follows it."""
     return f"work/uploads/{upload_id}/"
 
 
@@ -168,42 +170,42 @@ def parity_prefix(model: str) -> str:
 
 
 def results_prefix(tenant: str) -> str:
-    """Return the prefix of all results that are kept for a tenant's later batches."""
+    """Return the prefix of the results that a tenant's later batches can reuse."""
     return f"results/{check_tenant(tenant)}/"
 
 
 def work_prefix(batch_id: str) -> str:
-    """Return the prefix of everything in flight of a batch."""
+    """Return the prefix of a batch's work in progress."""
     return f"work/{batch_id}/"
 
 
 def converted_key(batch_id: str) -> str:
-    """Return where the lines of a batch lie whose input is no plain JSONL."""
+    """Return the key of the converted JSONL of a batch whose input is in another format."""
     return f"{work_prefix(batch_id)}input.jsonl"
 
 
 def intake_key(batch_id: str, name: str) -> str:
-    """Return where a unit of intake leaves what it has found, for the runs that come after it."""
+    """Return the key where a unit of intake stores its findings for later runs."""
     return f"{work_prefix(batch_id)}intake/{name}"
 
 
 def ids_key(batch_id: str, name: str) -> str:
-    """Return where a unit of intake leaves the custom ids that it has seen."""
+    """Return the key where a unit of intake stores the custom IDs that it has seen."""
     return f"{intake_key(batch_id, name)}.ids"
 
 
 def shard_prefix(batch_id: str, shard: int) -> str:
-    """Return the prefix of everything in flight of a shard."""
+    """Return the prefix of a shard's work in progress."""
     return f"{work_prefix(batch_id)}{shard:07}/"
 
 
 def part_prefix(batch_id: str, shard: int) -> str:
-    """Return the prefix of the parts of a shard; they list in the order of fence and number."""
+    """Return the prefix of a shard's parts; they list in the order of fence and number."""
     return f"{shard_prefix(batch_id, shard)}part-"
 
 
 def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
-    """Return the key of a part: the `number`th (from 0) that the owner with this fence wrote."""
+    """Return the key of a part: the `number`th (from 0) written by the owner with this fence."""
     return f"{part_prefix(batch_id, shard)}{fence:06}-{number:06}"
 
 
@@ -213,27 +215,27 @@ def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -
 
 
 def seal_key(batch_id: str, shard: int, fence: int) -> str:
-    """Return the key of what tells which rows the sealed segments have."""
+    """Return the key of the index of the rows in the sealed segments."""
     return f"{shard_prefix(batch_id, shard)}rows-{fence:06}"
 
 
 def fill_key(batch_id: str, shard: int, fence: int) -> str:
-    """Return the key of the rows of lines that were never run; it lists as no part."""
+    """Return the key of the rows of lines that never ran; it is not listed as a part."""
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
 def joined_prefix(batch_id: str, kind: str) -> str:
-    """Return the prefix of the objects that many segments of a kind become on their way to one."""
+    """Return the prefix of the intermediate objects when many segments of a kind are joined."""
     return f"{work_prefix(batch_id)}joined/{kind}-"
 
 
 def event_id(batch_id: str, status: str) -> str:
-    """Return the id of the event that a batch has come to a status: the same however often told."""
+    """Return the ID of the event that a batch has reached a status: the same for each delivery."""
     return f"evt_{_digest('event', batch_id, status)}"
 
 
 def result_file_id(batch_id: str, kind: str) -> str:
-    """Return the id under which clients find a batch's `output`, `error` or `table` object."""
+    """Return the file ID of a batch's `output`, `error` or `table` object."""
     return f"file-{_digest('result', batch_id, kind)}"
 
 

@@ -1,4 +1,4 @@
-"""Lists of objects, a page at a time, as OpenAI's clients page through them."""
+"""Pages of lists, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-# Of the objects of one page: Lambda takes 6 MB, and what it takes may be base64.
+# Limit for the objects of one page: Lambda allows 6 MB, which may be base64.
 MAX_BYTES: Final = 4_000_000
 
 
 class Listed(Protocol):
-    """Whatever has an id."""
+    """Any object with an ID."""
 
     id: str
 
@@ -24,7 +24,7 @@ ListedItem = TypeVar("ListedItem", bound=Listed)
 
 
 class Page(BaseModel, Generic[Item]):
-    """One page of a list. An empty one is the last: clients would ask for ever after another."""
+    """One page of a list; an empty one must be the last, or clients would never stop."""
 
     object: Literal["list"] = "list"
     data: list[Item]
@@ -34,16 +34,16 @@ class Page(BaseModel, Generic[Item]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the name that the OpenAPI document has for pages of a kind."""
+        """Return the name of a page type in the OpenAPI document."""
         return f"{params[0].__name__}Page"
 
 
 def make_page(
     kind: type[ListedItem], data: Sequence[ListedItem], *, has_more: bool
 ) -> Page[ListedItem]:
-    """Return a page of objects that have an id; `has_more` counts only where there are any.
+    """Return a page of objects with IDs; `has_more` counts only for a page with objects.
 
-    Objects for which an answer has no room are left to the next page.
+    Objects that do not fit in the response are left to the next page.
     """
     fitting = _fitting(data)
     ids = [fitting[0].id, fitting[-1].id] if fitting else [None, None]
@@ -56,7 +56,7 @@ def make_page(
 
 
 def _fitting(data: Sequence[ListedItem]) -> list[ListedItem]:
-    """Return the first of the objects, at least one, that one answer can hold."""
+    """Return the first objects that fit in one response, at least one."""
     sizes = accumulate(len(to_json(item)) for item in data)
     num_fitting = sum(size <= MAX_BYTES for size in sizes)
     return list(data[: max(1, num_fitting)])

@@ -1,7 +1,7 @@
-"""Parts and segments: how finished rows of a shard become durable, and how they are put in order.
+"""Parts and segments: how finished rows of a shard become durable and ordered.
 
-A part is one object: a line of JSON that lists its rows, then the rows. Parts of one shard may
-overlap when an owner that had lost its lease wrote late; the first in the order of keys counts.
+A part is one object: a line of JSON that lists its rows, then the rows. Parts of a shard may
+overlap if an owner wrote after losing its lease; the first one in key order counts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .file.rows import is_truncated, print_malformed, print_not_run
 from .model import Progress
 
 SEGMENT_BYTES = 16 * 2**20
-# What S3 copies as one part of a larger object.
+# S3's minimum for copying an object as one part of a larger one.
 MIN_COPIED_BYTES = 5 * 2**20
-# What S3 takes of one upload.
+# S3's limit for one upload.
 MAX_PARTS = 10_000
 _Count = Annotated[int, Field(ge=0)]
 
 
 class FinishedRow(NamedTuple):
-    """The row of one line, newline included, and what it cost: nothing where it was reused.
+    """The row of one line, newline included, and its usage: zero if it was reused.
 
-    What was `expected` of it is not kept in a part: a shard knows that of all its lines.
+    Expected tokens are not stored in parts: the shard has their sum.
     """
 
     line: int
@@ -66,9 +66,9 @@ class RowPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows of one kind that become one object: slices of parts, and line and bytes of each row.
+    """Rows of one kind that become one object: slices of parts, and each row's line and size.
 
-    Both are in the order of lines.
+    Both are in line order.
     """
 
     slices: tuple[Slice, ...]
@@ -82,18 +82,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """All rows of a shard in order: successes and the others apart."""
+    """All rows of a shard in order, with successes and failures in separate segments."""
 
     output: tuple[Segment, ...]
     errors: tuple[Segment, ...]
 
 
 class _Head(BaseModel):
-    """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
+    """A part's first line: line, size, a 1 for success and three token counts for each row.
 
-    `audio` has line and seconds of those rows for which some was heard, `reasoning` line and tokens
-    of those for which the model thought; `reused` has the lines that were not run, `truncated`
-    those whose answer was cut off at its token limit.
+    `audio` has the line and seconds of transcribed rows, `reasoning` the line and tokens of rows
+    with reasoning; `reused` lists the lines that did not run, `truncated` those whose answer
+    reached its token limit.
     """
 
     model_config = ConfigDict(strict=True)
@@ -107,51 +107,51 @@ class _Head(BaseModel):
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
-    """Return the object that holds these rows, in the order of their lines."""
+    """Return a part with these rows, in line order."""
     ordered = sorted(rows, key=lambda row: row.line)
     listed = [
         [row.line, len(row.row), int(row.is_success), *astuple(row.usage)[:3]] for row in ordered
     ]
-    heard = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
+    audio = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
     thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
     thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
     reused = [row.line for row in ordered if row.is_reused]
     truncated = [row.line for row in ordered if is_truncated(row.row)]
-    lists = {"audio": heard, "reasoning": thought, "reused": reused, "truncated": truncated}
+    lists = {"audio": audio, "reasoning": thought, "reused": reused, "truncated": truncated}
     some = {name: lines for name, lines in lists.items() if lines}
     head = to_json({"format": 1, "rows": listed, **some})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
 
 
 def decode_index(data: bytes) -> tuple[RowPlace, ...]:
-    """Return where each row stands in a part; raises BadPart when it is none."""
+    """Return the place of each row in a part; raises BadPart for other bytes."""
     head, newline, _ = data.partition(b"\n")
     return decode_head(head + newline, len(data))
 
 
 def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
-    """Return the same by a part's first line, newline included, and the bytes of the whole."""
+    """Return the same from a part's first line, newline included, and the size of the part."""
     try:
-        told = _Head.model_validate_json(head)
+        parsed = _Head.model_validate_json(head)
     except ValidationError as exc:
-        raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
+        raise BadPart(f"not a valid part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
-    heard, thought = dict(told.audio), dict(told.reasoning)
-    reused, truncated = frozenset(told.reused), frozenset(told.truncated)
+    audio, thought = dict(parsed.audio), dict(parsed.reasoning)
+    reused, truncated = frozenset(parsed.reused), frozenset(parsed.truncated)
     places = []
-    for line, size, is_success, prompt, cached, completion in told.rows:
-        usage = Usage(prompt, cached, completion, heard.get(line, 0.0), thought.get(line, 0))
+    for line, size, is_success, prompt, cached, completion in parsed.rows:
+        usage = Usage(prompt, cached, completion, audio.get(line, 0.0), thought.get(line, 0))
         end = position + size
         marks = line in reused, line in truncated
         places.append(RowPlace(line, position, end, bool(is_success), usage, *marks))
         position = end
     if position != num_bytes:
-        raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
+        raise BadPart(f"the part has {num_bytes:,} bytes, but its rows end at {position:,}")
     return tuple(places)
 
 
 class SealIndex(BaseModel):
-    """Of each segment of a seal, line and bytes of its rows: what tells whose row stands where."""
+    """The lines and sizes of the rows in each segment of a seal: an index of all rows."""
 
     model_config = ConfigDict(strict=True)
 
@@ -161,7 +161,7 @@ class SealIndex(BaseModel):
 
 
 def encode_seal(seal: Seal) -> bytes:
-    """Return the object that tells which rows a seal has."""
+    """Return the stored index of a seal's rows."""
     rows = {
         kind: [segment.rows for segment in segments]
         for kind, segments in (("output", seal.output), ("errors", seal.errors))
@@ -170,11 +170,11 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(data: bytes) -> SealIndex:
-    """Return what `encode_seal` was given; raises BadPart for anything else."""
+    """Parse the bytes of `encode_seal`; raises BadPart for other bytes."""
     try:
         return SealIndex.model_validate_json(data)
     except ValidationError as exc:
-        raise BadPart(f"this tells of no rows: {exc.errors()[0]['msg']}") from exc
+        raise BadPart(f"not a valid index of rows: {exc.errors()[0]['msg']}") from exc
 
 
 class PartIndex:
@@ -188,7 +188,7 @@ class PartIndex:
         self._usage = Usage()
 
     def add(self, key: str, places: Iterable[RowPlace]) -> None:
-        """Take the rows of one part; a line that has a row already keeps it."""
+        """Add the rows of one part; a line keeps the row that it already has."""
         for place in places:
             if place.line not in self._places:
                 self._places[place.line] = (key, place)
@@ -209,7 +209,7 @@ class PartIndex:
         return frozenset(self._places)
 
     def progress(self) -> Progress:
-        """Return the sums over the rows; time and rate are not known here."""
+        """Return the sums over the rows, without time and rates."""
         failed = len(self._places) - self._completed
         return Progress(
             self._completed,
@@ -220,7 +220,7 @@ class PartIndex:
         )
 
     def computed(self) -> dict[str, list[RowPlace]]:
-        """Return the places of successes that were computed for this shard, by part."""
+        """Return the places of successes that this shard computed, by part."""
         places: dict[str, list[RowPlace]] = defaultdict(list)
         for key, place in self._places.values():
             if place.is_success and not place.is_reused:
@@ -228,23 +228,23 @@ class PartIndex:
         return places
 
     def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
-        """Return the segments that hold all rows, each of about `segment_bytes` but the last.
+        """Return the segments of all rows, of about `segment_bytes` each except the last.
 
-        A last one that S3 would not copy is part of the one before it.
+        A last segment that is too small for S3 to copy is joined to the previous one.
         """
         ordered = [self._places[line] for line in sorted(self._places)]
         return Seal(
-            _cut([found for found in ordered if found[1].is_success], segment_bytes),
-            _cut([found for found in ordered if not found[1].is_success], segment_bytes),
+            _cut([row for row in ordered if row[1].is_success], segment_bytes),
+            _cut([row for row in ordered if not row[1].is_success], segment_bytes),
         )
 
 
-def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
+def _cut(entries: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     slices: list[Slice] = []
     rows: list[tuple[int, int]] = []
     num_bytes = 0
-    for key, place in found:
+    for key, place in entries:
         last = slices[-1] if slices else None
         if last is not None and last.key == key and last.end == place.start:
             slices[-1] = Slice(key, last.start, place.end)
@@ -263,12 +263,12 @@ def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Seg
     return tuple(segments)
 
 
-EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."
+EXPIRED_MESSAGE = "The batch's completion window ended before this line ran."
 
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """Reason in the row of a line that was not run, and whether it counts as failed."""
+    """Reason in the row of a line that did not run, and whether it counts as failed."""
 
     code: str
     message: str
@@ -277,12 +277,12 @@ class NotRun:
 
 EXPIRED = NotRun("batch_expired", EXPIRED_MESSAGE, is_failure=False)
 OVER_COST = NotRun(
-    "batch_expired", "The batch came to its `max_cost` before this line was run.", is_failure=False
+    "batch_expired", "The batch reached its `max_cost` before this line ran.", is_failure=False
 )
 
 
 def row_not_run(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
-    """Return a line's row and whether it is a failure; a line that is no request is one."""
+    """Return the row of a line that did not run, and whether it failed, as an invalid line does."""
     is_failure = reason.is_failure
     try:
         line = parse_line(raw)

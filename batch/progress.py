@@ -1,7 +1,7 @@
-"""Progress of a batch: sums over its finished shards, and its live shards.
+"""Progress of a batch: the sum over its finished shards, and its live shards.
 
-A shard is live from its first claim to its commit. To look at a batch takes as long as it has live
-shards, however many there are beside them.
+A shard is live from its first claim to its commit. Reading a batch's progress takes time in
+proportion to its live shards, not to all shards.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .model import Batch, Progress, sum_of
 
 @dataclass(frozen=True, slots=True)
 class LiveShard:
-    """A shard that was begun and is not done; nobody has it once `lease_until` has passed.
+    """A shard that has started and is not done; it has no owner once `lease_until` has passed.
 
-    No worker runs one any more that is given up.
+    No worker runs a shard that was given up.
     """
 
     number: int
@@ -28,7 +28,7 @@ class LiveShard:
     is_given_up: bool = False
 
     def is_leased(self, now: float) -> bool:
-        """Say whether somebody has the right to run it."""
+        """Say whether a worker holds its lease."""
         return self.lease_until >= now
 
 
@@ -41,11 +41,11 @@ class ShardProgress:
     live: tuple[LiveShard, ...]
 
     def leased(self, now: float) -> list[LiveShard]:
-        """Return the shards that somebody has the right to run."""
+        """Return the shards whose lease a worker holds."""
         return [shard for shard in self.live if shard.is_leased(now)]
 
     def failing(self, now: float, max_attempts: int) -> list[LiveShard]:
-        """Return the shards that are given up, or that nobody has after so many claims."""
+        """Return the shards that were given up, or have no owner after this number of claims."""
         return [
             shard
             for shard in self.live
@@ -53,9 +53,9 @@ class ShardProgress:
         ]
 
     def progress(self, now: float) -> Progress:
-        """Return the sum over all shards: its counts never fall while a batch runs.
+        """Return the sum over all shards; its counts never decrease while a batch runs.
 
-        Rates are summed over those shards that somebody has the right to run.
+        Rates are summed over the shards whose lease a worker holds.
         """
         counts = self.done + sum_of(shard.progress for shard in self.live)
         running = sum_of(shard.progress for shard in self.leased(now))
@@ -68,7 +68,7 @@ _FINE_SECONDS, _COARSE_SECONDS = 60, 900
 
 @dataclass(frozen=True, slots=True)
 class HistoryBucket:
-    """Rows that became durable from `start` (Unix seconds) on; `tokens` are generated ones."""
+    """Rows that became durable from `start` (Unix seconds) on; `tokens` counts generated ones."""
 
     start: int
     seconds: int
@@ -80,7 +80,7 @@ class HistoryBucket:
 
 
 def history_bucket(batch: Batch, now: float) -> tuple[int, int]:
-    """Return the start and the seconds of the bucket in which something happens now."""
+    """Return the start and the length in seconds of the current history bucket."""
     is_young = now < (batch.in_progress_at or batch.created_at) + YOUNG_SECONDS
     seconds = _FINE_SECONDS if is_young else _COARSE_SECONDS
     return int(now) // seconds * seconds, seconds

@@ -1,6 +1,6 @@
-"""Result cache: replies of earlier runs by what decides them, in a SQLite database in a folder.
+"""Result cache: replies of earlier runs, by what determines them, in a folder's SQLite database.
 
-Whatever is wrong with the database, a run goes on without it: errors are raised as `CacheError`.
+A run continues without a broken cache: all errors are raised as `CacheError`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .result_key import (
 
 FILE_NAME: Final = "results.sqlite"
 _MAX_AGE_SECONDS: Final = 90 * 24 * 3600
-_MAX_TIME: Final = 253_402_300_799  # of the year 9999
+_MAX_TIME: Final = 253_402_300_799  # in the year 9999
 _DAY_SECONDS: Final = 24 * 3600
 _BUSY_SECONDS: Final = 10.0
 _DAMAGED_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -74,9 +74,9 @@ class Totals(NamedTuple):
 class ResultCache:
     """Results of one scope in a folder's database, used by one thread at a time.
 
-    `num_damaged` counts results that were found and whose bytes are not those that were written;
-    they are treated as not found. When it is closed, results that were not used for 90 days are
-    removed, and those that were used longest ago while all take more than `max_bytes`.
+    `num_damaged` counts results whose bytes are not the ones that were written; they are treated
+    as missing. Closing it removes results that were not used for 90 days, and the least recently
+    used ones while the total exceeds `max_bytes`.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class ResultCache:
 
     @classmethod
     def open(cls, folder: Path, scope: Scope, max_bytes: int = MAX_BYTES) -> Self:
-        """Open the cache of a folder, which is made where it is not there."""
+        """Open the cache of a folder, and create it if it is missing."""
         return cls(folder, open_database(folder), scope, max_bytes)
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
-        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        """Return the JSON of a reply, adapted to the line of a digest and this creation time."""
         key = self._in_scope(key)
         if (new := self._new.get(key)) is not None:
             return new.reply_for(digest, created)
@@ -106,7 +106,7 @@ class ResultCache:
                 found = self._database.execute(
                     "SELECT id, used, record FROM results WHERE key = ?", (key,)
                 ).fetchone()
-        except CacheDamaged:  # other pages may be whole
+        except CacheDamaged:  # other pages may be intact
             self.num_damaged += 1
             return None
         if found is None:
@@ -122,13 +122,13 @@ class ResultCache:
         return kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
-        """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""
+        """Add the reply to a line of a digest; it is written with later ones, or by `flush`."""
         self._new[self._in_scope(key)] = Kept(digest, created, body)
         if len(self._new) >= _ROWS_A_WRITE:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added, and which results were used."""
+        """Write the added results, and the time of use of the results found."""
         new, self._new = self._new, {}
         found, self._found = self._found, []
         with _raising(self._folder), self._database:
@@ -145,7 +145,7 @@ class ResultCache:
         return blake2b(key, digest_size=KEY_BYTES, key=self._scope.digest).digest()
 
     def close(self) -> None:
-        """Write what was added, remove what is too old or too much, and close the database."""
+        """Write the added results, remove old and excess ones, and close the database."""
         with closing(self._database):
             self.flush()
             with _raising(self._folder):
@@ -156,13 +156,13 @@ class ResultCache:
 def open_database(folder: Path) -> sqlite3.Connection:
     """Return the database of a folder; raises CacheError if it is damaged or not a result cache.
 
-    Results of an earlier version, which are never found, are removed.
+    Results of an earlier version can never be found, so they are removed.
     """
     path = folder / FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise CacheError(f"{folder} cannot be made ({exc.strerror})") from exc
+        raise CacheError(f"cannot create the folder {folder} ({exc.strerror})") from exc
     with ExitStack() as stack, _raising(folder):
         database = stack.enter_context(
             closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False))
@@ -179,7 +179,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
             database.execute(f"PRAGMA user_version = {VERSION}")
             stack.pop_all()
             return database
-    raise CacheError(f"{path} is of another version of tidemill")
+    raise CacheError(f"{path} was written by another version of Tidemill: use another folder")
 
 
 def _check_tables(database: sqlite3.Connection, path: Path) -> None:
@@ -191,7 +191,7 @@ def _check_tables(database: sqlite3.Connection, path: Path) -> None:
         others.append(_TABLE)
     if others:
         raise CacheError(
-            f"{path} is another program's database, with the table {others[0]!r}: name another "
+            f"{path} is another program's database, with the table {others[0]!r}: use another "
             "folder"
         )
 
@@ -202,7 +202,7 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def _remove_older(database: sqlite3.Connection) -> None:
-    """Remove the table of an earlier version, unless another run has replaced it by now."""
+    """Remove the table of an earlier version, unless another run has already replaced it."""
     with database:
         database.execute("BEGIN IMMEDIATE")
         if _version(database) < VERSION:
@@ -218,19 +218,19 @@ def delete_database(folder: Path) -> None:
 
 
 def list_totals(database: sqlite3.Connection) -> list[Totals]:
-    """Return the totals of each model, the one that was used last first.
+    """Return the totals of each model, most recently used first.
 
     Columns of damaged results are cast to their types.
     """
     with _raising():
-        found = database.execute(_TOTALS, (_MAX_TIME,))
-        return [Totals(*row) for row in found]
+        rows = database.execute(_TOTALS, (_MAX_TIME,))
+        return [Totals(*row) for row in rows]
 
 
 def remove_results(
     database: sqlite3.Connection, *, model: str | None = None, before: int | None = None
 ) -> int:
-    """Remove results of a model, or of all, last used before a time; return how many."""
+    """Remove the results of one or all models last used before a time; return their number."""
     with _raising(), database:
         removed = database.execute(
             "DELETE FROM results WHERE (:before IS NULL OR used < :before)"
@@ -250,7 +250,7 @@ def check_whole(database: sqlite3.Connection) -> None:
 
 
 def trim(database: sqlite3.Connection, max_bytes: int) -> None:
-    """Remove the results that were used longest ago until all take no more than `max_bytes`."""
+    """Remove the least recently used results until the total is at most `max_bytes`."""
     with _raising():
         while _num_bytes(database) > max_bytes:
             with database:
@@ -265,7 +265,7 @@ def trim(database: sqlite3.Connection, max_bytes: int) -> None:
 
 
 def _num_bytes(database: sqlite3.Connection) -> int:
-    """Return what a database takes, but for pages that are free."""
+    """Return the size of a database without free pages."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
     return int((pages - free) * size)
@@ -282,12 +282,12 @@ def _day(now: float) -> int:
 
 @contextmanager
 def _raising(folder: Path | None = None) -> Iterator[None]:
-    """Raise what a database raises, however it is damaged, as CacheError."""
+    """Raise every error of a database, however it is damaged, as CacheError."""
     try:
         yield
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        words = f"the result cache cannot be used: {exc}"
+        words = f"cannot use the result cache: {exc}"
         if code not in _DAMAGED_CODES:
             raise CacheError(words) from exc
         raise _damaged(words, folder) from exc
@@ -298,4 +298,4 @@ def _raising(folder: Path | None = None) -> Iterator[None]:
 def _damaged(words: str, folder: Path | None) -> CacheDamaged:
     if folder is None:
         return CacheDamaged(words)
-    return CacheDamaged(f"{words} (`tidemill cache remove {quote(str(folder))}` deletes it)")
+    return CacheDamaged(f"{words}; delete it with `tidemill cache remove {quote(str(folder))}`")

@@ -1,4 +1,4 @@
-"""The two results of a batch, output and errors: which fields, objects and segments are whose."""
+"""The two kinds of results of a batch, output and errors: their fields, objects and segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .object_keys import result_file_id, segment_key
 
 
 class SealedSegment(NamedTuple):
-    """One object of rows that stay as they are."""
+    """One sealed object of rows."""
 
     key: str
     num_bytes: int
@@ -18,27 +18,27 @@ class SealedSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResultKind:
-    """`name` begins the names of a batch's fields, `segments` the keys of its segments."""
+    """`name` is the prefix of the batch's fields, and `segments` of the keys of its segments."""
 
     name: Literal["output", "error"]
     segments: Literal["output", "errors"]
 
     def key_of(self, batch: Batch) -> str:
-        """Return the key of the object that the batch's rows of this kind become."""
+        """Return the key of the batch's result object of this kind."""
         key: str = getattr(batch.outputs, f"{self.name}_key")
         return key
 
     def url_of(self, batch: Batch) -> str | None:
-        """Return where the client wants the object to be put, if anywhere."""
+        """Return the client's URL for the object, if any."""
         url: str | None = getattr(batch.options, f"{self.name}_url")
         return url
 
     def file_id_of(self, batch: Batch) -> str:
-        """Return the id under which clients find the object."""
+        """Return the object's file ID."""
         return result_file_id(batch.id, self.name)
 
     def field(self, batch: Batch, name: str) -> Any:
-        """Return the field of the batch that has this name behind the kind's own."""
+        """Return the field of the batch whose name is the kind's name and this suffix."""
         return getattr(batch, f"{self.name}_{name}")
 
     def fields(self, **values: object) -> dict[str, object]:
@@ -46,11 +46,11 @@ class ResultKind:
         return {f"{self.name}_{name}": value for name, value in values.items()}
 
     def sizes_of(self, shard: Shard) -> tuple[int, ...]:
-        """Return the bytes of each segment of this kind that the shard has."""
+        """Return the size of each of the shard's segments of this kind."""
         return shard.output_sizes if self.name == "output" else shard.error_sizes
 
     def segments_of(self, shard: Shard) -> list[SealedSegment]:
-        """Return the shard's segments of this kind in the order of lines."""
+        """Return the shard's segments of this kind in line order."""
         return [
             self.segment(shard.batch_id, shard.number, shard.fence, number, size)
             for number, size in enumerate(self.sizes_of(shard))

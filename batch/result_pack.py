@@ -1,6 +1,6 @@
-"""Result pack: kept replies as one object that is never changed, behind an index sorted by key.
+"""Result pack: stored replies as one immutable object, after an index sorted by key.
 
-The index has 32 bytes for each reply: its key, its start and size, and a checksum of these. Each
+The index has 32 bytes per reply: its key, start and size, and a checksum of these. Each
 reply is a record with a checksum of its key and itself. The name of the object contains the number
 of replies, so that the index can be read alone.
 """
@@ -34,26 +34,26 @@ class Entry(NamedTuple):
 
 
 class PackName(NamedTuple):
-    """What the name of a pack tells."""
+    """The parts of a pack's name."""
 
     model: str
     num_results: int
 
 
 def scope_folder(scope: Scope) -> str:
-    """Return the folder of the packs of one scope, of this version alone."""
+    """Return the folder of the packs of one scope, for this version only."""
     return f"{quote(scope.model, safe='')[-_MAX_MODEL_CHARS:]}/{VERSION}-{scope.digest.hex()}/"
 
 
 def pack_name(scope: Scope, source: str, num_results: int) -> str:
-    """Return the name of a pack below the prefix of a store; `source` is unique in it."""
+    """Return the name of a pack under the prefix of a store; `source` is unique in it."""
     return f"{scope_folder(scope)}{source}.{num_results}.tidemill"
 
 
 def parse_pack_name(name: str) -> PackName | None:
-    """Return what the name of a pack tells; None for any other object's."""
-    found = _NAME.fullmatch(name)
-    return found and PackName(unquote(found["model"]), int(found["num_results"]))
+    """Parse the name of a pack; returns None for other objects."""
+    match = _NAME.fullmatch(name)
+    return match and PackName(unquote(match["model"]), int(match["num_results"]))
 
 
 def encode_pack(replies: Mapping[bytes, Kept]) -> bytes:
@@ -73,7 +73,7 @@ def index_size(num_results: int) -> int:
 
 
 def decode_index(index: bytes) -> Iterator[Entry]:
-    """Yield the entries of an index, without those that are damaged or cut off."""
+    """Yield the entries of an index, without damaged or truncated ones."""
     whole = len(index) - len(index) % _ENTRY.size
     entries = _ENTRY.iter_unpack(memoryview(index)[:whole])
     for place, (key, start, size, checksum) in enumerate(entries):

@@ -1,4 +1,4 @@
-"""Finished rows of a batch as clients list them, by the lines that they are of."""
+"""Finished rows of a batch as clients list them, by line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .model import Batch
 
 GONE_CODE: Final = "work_deleted"
 MAX_LISTED_ROWS: Final = 1000
-# Beyond the lines that any file can have.
+# More than the number of lines in any file.
 MAX_LINE: Final = 2**53
 
 
 class ResultRow(BaseModel):
-    """The row of a line, as it stands in the output or error file."""
+    """The row of a line, identical to the output or error file."""
 
     line: int
     id: str | None = None
@@ -26,9 +26,9 @@ class ResultRow(BaseModel):
 
 
 class ResultsObject(BaseModel):
-    """Finished rows in the order of their lines, of which some may not be there yet.
+    """Finished rows in line order; some may still be missing.
 
-    Up to `complete_through` every line has its row here or before, or has none and never will.
+    Up to `complete_through` every line has its row on this or an earlier page, or never gets one.
     """
 
     object: Literal["list"] = "list"
@@ -43,9 +43,9 @@ def result_row(line: int, row: bytes) -> ResultRow:
 
 
 def rows_deleted_message(batch: Batch) -> str:
-    """Return where to find the rows of a batch that can no longer be listed."""
+    """Return the error for a batch whose rows can no longer be listed, with its files."""
     files = {"output": batch.output_file_id, "error": batch.error_file_id}
     named = " and ".join(f"{name} file {file_id}" for name, file_id in files.items() if file_id)
-    return f"The rows of batch {batch.id} are no longer kept one by one: " + (
+    return f"The rows of batch {batch.id} can no longer be listed: " + (
         f"they are in its {named}." if named else "it has no files either."
     )

@@ -1,4 +1,4 @@
-"""Cutting a file into shards, at line boundaries and by limits on lines and bytes."""
+"""Cutting a file into shards at line boundaries, limited by lines and bytes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from .model import Shard
 
 MAX_SHARD_LINES = 4096
 MAX_SHARD_BYTES = 16 * 2**20
-# From this size of a file on its shards have more lines, and no more than so many times as many:
-# then rows of 330 bytes come to what S3 copies as one part, and there are some thousand shards.
+# Above this file size shards have more lines, up to this factor: then rows of 330 bytes reach the
+# size that S3 copies as one part, and a file has about a thousand shards.
 _LARGE_FILE_BYTES = 16 * 2**30
 _MAX_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    """A shard ends before it would pass either limit; one line alone may pass the second.
+    """Limits of a shard, which ends before it would exceed one; a single line may exceed bytes.
 
-    Blank lines count for the first, or a shard of them could be as long as the file.
+    Blank lines count for the first limit, because a shard of them could be as long as the file.
     """
 
     max_lines: int = MAX_SHARD_LINES
     max_bytes: int = MAX_SHARD_BYTES
 
     def for_file(self, num_bytes: int) -> ShardLimits:
-        """Return the limits for a file of so many bytes: a large one has longer shards."""
+        """Return the limits for a file of this size: large files have longer shards."""
         growth = min(max(1, num_bytes / _LARGE_FILE_BYTES), _MAX_GROWTH)
         return replace(self, max_lines=int(self.max_lines * growth))
 
 
 @dataclass(slots=True)
 class ShardCutter:
-    """Takes the lines of a file one after another and tells when a shard is full.
+    """Takes the lines of a file one after another, and returns each shard that is full.
 
-    Its fields are all that it knows, so that another run can go on where it stood.
+    Its fields are its whole state, so that another run can continue from them.
     """
 
     batch_id: str
@@ -46,7 +46,7 @@ class ShardCutter:
     num_rows: int = 0
 
     def add(self, line: int, start: int, end: int) -> Shard | None:
-        """Take the line in bytes `start` to `end`; return the shard that ended before it."""
+        """Add the line in bytes `start` to `end`; return the shard that ended before it, if any."""
         is_full = self.num_rows > 0 and (
             line - self.first_line >= self.limits.max_lines
             or end - self.start > self.limits.max_bytes
@@ -59,7 +59,7 @@ class ShardCutter:
         return shard
 
     def finish(self) -> Shard | None:
-        """Return the last shard, or None when every line is in one already."""
+        """Return the last shard, or None if every line is already in one."""
         return self._close() if self.num_rows else None
 
     def _close(self) -> Shard:

@@ -1,6 +1,6 @@
-"""The eight statuses of a batch and their only moves.
+"""The eight statuses of a batch and their transitions.
 
-`finalizing → failed` is ours (docs/adr/0005): the input of a running batch has gone or changed.
+`finalizing → failed` is an addition (docs/adr/0005): a running batch's input is gone or changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOVES: Final[dict[Status, frozenset[Status]]] = {
     Status.CANCELLED: frozenset(),
 }
 TERMINAL: Final = frozenset(status for status, following in MOVES.items() if not following)
-# How far along the way a status is: no move leads to a lower or equal one.
+# Rank of each status: every transition leads to a higher rank.
 RANK: Final[dict[Status, int]] = {
     Status.VALIDATING: 0,
     Status.IN_PROGRESS: 1,
@@ -53,6 +53,6 @@ def sources_of(status: Status) -> tuple[Status, ...]:
 
 
 def check_move(source: Status, target: Status) -> None:
-    """Raise InvalidMove unless a batch may go from `source` to `target`."""
+    """Raise InvalidMove unless a batch may move from `source` to `target`."""
     if target not in MOVES[source]:
         raise InvalidMove(f"a batch that is {source} cannot become {target}")

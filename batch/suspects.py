@@ -1,8 +1,8 @@
 """Suspects: requests that an engine had when it died, and the bisection of those that kill engines.
 
-Suspects run apart: one group at a time, with nothing else in their engine. A group that runs to its
-end is cleared. One in which the engine dies again is halved (bisected). A request that was its own
-group is quarantined. Workers, `tidemill run` and `tidemill serve` share this policy.
+Suspects run separately: one group at a time, alone in their engine. A group that runs to its
+end is cleared. If the engine dies again, the group is halved (bisected). A request alone in its
+group is then quarantined. Workers, `tidemill run` and `tidemill serve` share this policy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-KILLED_MESSAGE = "The engine died each time that it ran this request: it was not run again."
+KILLED_MESSAGE = "The engine crashed each time it ran this request, so it was not run again."
 
 T = TypeVar("T")
 Groups = tuple[tuple[int, ...], ...]
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 
 
 def halves(requests: Sequence[T]) -> tuple[tuple[T, ...], ...]:
-    """Return the requests as two groups, or as one when there is only one request."""
+    """Split requests into two groups; a single request stays in one group."""
     middle = len(requests) // 2
     return tuple(tuple(half) for half in (requests[:middle], requests[middle:]) if half)
 
@@ -39,7 +39,7 @@ class Suspects:
     def __init__(self, groups: Iterable[Iterable[int]] = ()) -> None:
         each = map(tuple, groups)
         self._groups: deque[tuple[int, ...]] = deque(group for group in each if group)
-        # The group on trial: its size, its requests that wait, and those that an engine has.
+        # The group on trial: its size, its waiting requests, and those in an engine.
         self._group_size = 0
         self._queue: deque[int] = deque()
         self._running: set[int] = set()
@@ -71,7 +71,7 @@ class Suspects:
 
     @property
     def groups(self) -> Groups:
-        """Groups that are not cleared; of the one on trial, the requests that are not finished."""
+        """Groups that are not cleared; the one on trial has only its unfinished requests."""
         on_trial = (self._unfinished(),) if self.is_on_trial else ()
         return (*on_trial, *self._groups)
 
@@ -80,7 +80,7 @@ class Suspects:
         return number in self._running
 
     def pop(self) -> int | None:
-        """Hand out the next suspect; None while no other of the group on trial waits."""
+        """Hand out the next suspect; None if the group on trial has no other waiting request."""
         if self.has_waiting_group:
             self._queue = deque(self._groups.popleft())
             self._group_size = len(self._queue)
@@ -97,17 +97,17 @@ class Suspects:
         return is_known
 
     def add(self, group: Iterable[int]) -> None:
-        """Add a group that waits for its trial behind all others."""
+        """Add a group that waits for its trial after all others."""
         if added := tuple(group):
             self._groups.append(added)
 
     def drop(self, number: int) -> None:
-        """Remove a request that waits for the trial of its group."""
+        """Remove a request whose group waits for its trial."""
         groups = (tuple(one for one in group if one != number) for group in self._groups)
         self._groups = deque(group for group in groups if group)
 
     def acquit(self) -> None:
-        """Let the group on trial wait again as it was: its machine was to blame for the death."""
+        """Return the group on trial to the queue unchanged, if its machine caused the death."""
         group = self._unfinished()
         self._queue, self._running = deque(), set()
         if group:
@@ -121,7 +121,7 @@ class Suspects:
         return Verdict(tuple(groups), quarantined)
 
     def convict(self, lost: Collection[int]) -> tuple[int, ...]:
-        """Carry out the verdict after such a death; return the quarantined requests."""
+        """Apply the verdict after such a death; return the quarantined requests."""
         groups, quarantined = self._judge(lost)
         if self._is_trial_of(lost):
             self._queue, self._running = deque(), set()
@@ -143,5 +143,5 @@ class Suspects:
         return any(number in self._running for number in lost)
 
     def _unfinished(self) -> tuple[int, ...]:
-        """Return the requests of the group on trial that are not finished."""
+        """Return the unfinished requests of the group on trial."""
         return tuple(sorted([*self._running, *self._queue]))

@@ -1,4 +1,4 @@
-"""An upload as OpenAI's clients know it, with what ours need to go on with one."""
+"""An upload as OpenAI's clients see it, and how ours can resume one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .file_object import BATCH, ExpiresAfter, FileObject
 from .model import File, Upload
 from .parts import MAX_PARTS
 
-MAX_UPLOAD_BYTES: Final = 5 * 2**40  # S3's own limit of one object
+MAX_UPLOAD_BYTES: Final = 5 * 2**40  # S3's limit for one object
 MAX_URLS: Final = 100
-# In the metadata of the object that an upload becomes.
+# Key in the metadata of the object that an upload becomes.
 UPLOAD_ID: Final = "upload-id"
 _MIN_PART_BYTES: Final = 8 * 2**20
 _MIB: Final = 2**20
 
 
 class UploadRequest(BaseModel):
-    """Body of `POST /v1/uploads`; `mime_type` is unused here."""
+    """Body of `POST /v1/uploads`; `mime_type` is ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -34,7 +34,7 @@ class UploadRequest(BaseModel):
 
 
 class UrlsRequest(BaseModel):
-    """Parts, from 1 on, that a client is about to send."""
+    """Numbers of the parts that a client is about to send, from 1 on."""
 
     model_config = ConfigDict(strict=True)
 
@@ -44,7 +44,7 @@ class UrlsRequest(BaseModel):
 
 
 class CompleteRequest(BaseModel):
-    """The parts in their order, none for those that were sent to urls; `md5` is hexadecimal."""
+    """The part IDs in order, empty if parts were sent to URLs; `md5` is hexadecimal."""
 
     model_config = ConfigDict(strict=True)
 
@@ -53,7 +53,7 @@ class CompleteRequest(BaseModel):
 
 
 class UploadProgress(BaseModel):
-    """Parts sent to urls that S3 has, each of `part_bytes` but the last."""
+    """Parts that S3 has received by URL, each of `part_bytes` except the last."""
 
     part_bytes: int
     uploaded: list[int]
@@ -75,7 +75,7 @@ class UploadObject(BaseModel):
 
 
 class UploadPartObject(BaseModel):
-    """A small part that is kept."""
+    """A received small part."""
 
     id: str
     object: Literal["upload.part"] = "upload.part"
@@ -92,7 +92,7 @@ class PartUrl(BaseModel):
 
 
 class PartUrls(BaseModel):
-    """Urls of parts, in the order in which they were asked for."""
+    """URLs of parts, in the order of the request."""
 
     object: Literal["list"] = "list"
     part_bytes: int
@@ -100,7 +100,7 @@ class PartUrls(BaseModel):
 
 
 class UploadRefused(InvalidOption):
-    """A request that an upload cannot meet as it stands; `code` says why."""
+    """A request that conflicts with the state of an upload; `code` says why."""
 
     def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -108,13 +108,13 @@ class UploadRefused(InvalidOption):
 
 
 def part_bytes_of(num_bytes: int) -> int:
-    """Return the size of the parts of such a file: whole MiB, and no more parts than S3 takes."""
+    """Return the part size for a file: whole MiB, and within S3's limit on parts."""
     at_least = -(-num_bytes // MAX_PARTS)
     return max(_MIN_PART_BYTES, -(-at_least // _MIB) * _MIB)
 
 
 def size_of_part(num_bytes: int, number: int) -> int:
-    """Return the bytes of a part; less than 1 for one behind the end."""
+    """Return the bytes of a part; less than 1 for a part after the end."""
     part_bytes = part_bytes_of(num_bytes)
     return min(part_bytes, num_bytes - (number - 1) * part_bytes)
 
@@ -140,7 +140,7 @@ def upload_object(
 def file_of_upload(
     upload: Upload, key: str, now: int, *, kept_until: int | None, version_id: str | None = None
 ) -> File:
-    """Return the file that an upload becomes; it goes at `kept_until` or when its client said."""
+    """Return the file that an upload becomes; it expires at `kept_until` or earlier on request."""
     return File(
         id=upload.file_id,
         tenant=upload.tenant,
@@ -156,60 +156,62 @@ def file_of_upload(
 
 
 def check_pending(upload: Upload, now: float) -> None:
-    """Raise UploadRefused for an upload that takes nothing any more."""
+    """Raise UploadRefused for an upload that accepts no more parts."""
     if upload.status != "pending":
-        raise UploadRefused(f"The upload is {upload.status}.", code=f"upload_{upload.status}")
+        raise UploadRefused(
+            f"The upload is already {upload.status}.", code=f"upload_{upload.status}"
+        )
     if upload.expires_at <= now:
-        raise UploadRefused("The upload has expired: begin a new one.", code="upload_expired")
+        raise UploadRefused("The upload has expired: create a new one.", code="upload_expired")
 
 
 def parse_part_number(typed: str) -> int:
-    """Return the number of a part in an address; raises UploadRefused for what can be none."""
+    """Return the part number in a URL; raises UploadRefused for an invalid one."""
     if not (typed.isascii() and typed.isdigit() and len(typed) <= len(str(MAX_PARTS))):
         raise _no_part(typed[:100])
     return int(typed)
 
 
 def check_numbers(upload: Upload, numbers: Sequence[int]) -> None:
-    """Raise UploadRefused for the number of a part that the file does not have."""
+    """Raise UploadRefused for a part number that the file does not have."""
     for number in numbers:
         if number < 1 or size_of_part(upload.num_bytes, number) < 1:
             raise _no_part(number)
 
 
 def sizes_of_parts(upload: Upload, part_ids: Sequence[str], sizes: Mapping[str, int]) -> list[int]:
-    """Return the sizes of the named parts, of all that are there.
+    """Return the sizes of the listed parts, out of all uploaded ones.
 
-    Raises UploadRefused unless each is there, is named once, and all together have the file's size.
+    Raises UploadRefused unless each part exists, is listed once, and the total is the file's size.
     """
     if len(set(part_ids)) < len(part_ids):
-        raise _bad_parts("names a part twice")
+        raise _bad_parts("lists a part twice")
     for part_id in part_ids:
         if part_id not in sizes:
-            raise _bad_parts(f"names a part that this upload has not: {part_id[:100]}")
-    found = [sizes[part_id] for part_id in part_ids]
-    if sum(found) != upload.num_bytes:
+            raise _bad_parts(f"lists an unknown part: {part_id[:100]}")
+    part_sizes = [sizes[part_id] for part_id in part_ids]
+    if sum(part_sizes) != upload.num_bytes:
         raise UploadRefused(
-            f"The parts have {sum(found):,} bytes, and the upload was to have "
+            f"The parts have {sum(part_sizes):,} bytes, but the upload was created with "
             f"{upload.num_bytes:,}.",
             param="part_ids",
             code="wrong_bytes",
         )
-    return found
+    return part_sizes
 
 
 def check_sent_to_urls(upload: Upload) -> None:
-    """Raise UploadRefused unless parts were sent to urls, so that none needs to be named."""
+    """Raise UploadRefused unless parts were sent to URLs, so that no IDs are needed."""
     if upload.way != "urls":
         raise UploadRefused(
-            "`part_ids` names no part, and no part was sent to a url.",
+            "`part_ids` is empty, and no part was sent to a URL.",
             param="part_ids",
             code="wrong_bytes",
         )
 
 
 def check_uploaded(upload: Upload, sizes: Mapping[int, int]) -> None:
-    """Raise UploadRefused unless each numbered part is there, whole; `sizes` are by number."""
+    """Raise UploadRefused unless all numbered parts are complete; `sizes` are by number."""
     number, missing = 1, []
     while (size := size_of_part(upload.num_bytes, number)) > 0:
         if sizes.get(number, 0) != size:
@@ -218,24 +220,24 @@ def check_uploaded(upload: Upload, sizes: Mapping[int, int]) -> None:
     if missing:
         named = ", ".join(map(str, missing[:10])) + ("…" if len(missing) > 10 else "")
         raise UploadRefused(
-            f"{len(missing):,} of the file's {number - 1:,} parts are not there: {named}.",
+            f"{len(missing):,} of the file's {number - 1:,} parts are missing: {named}.",
             code="missing_parts",
         )
 
 
 def parts_mismatch() -> UploadRefused:
-    """Return the refusal of parts of another kind, or in another order, than were begun with."""
+    """Return the error for other parts, or another order, than the first completion had."""
     return UploadRefused(
-        "The upload is being completed from other parts, or its parts go to urls.",
+        "The upload is being completed with other parts, or its parts were sent to URLs.",
         param="part_ids",
         code="other_parts",
     )
 
 
 def wrong_md5() -> UploadRefused:
-    """Return the refusal of bytes that are not those that were meant."""
+    """Return the error for bytes with another MD5."""
     return UploadRefused(
-        "The bytes have another `md5`: the upload is cancelled, begin a new one.",
+        "The bytes do not match `md5`: the upload was cancelled, create a new one.",
         param="md5",
         code="md5_mismatch",
     )

@@ -1,7 +1,7 @@
 """Validation of a file: each of its lines, and the file as a whole.
 
-No I/O, and all that is known of the lines so far stands in `Findings`, so that another run can go
-on with it.
+It does no I/O. `Findings` has everything known about the lines so far, so that another run can
+continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from .model import BatchError, OnInvalidLine
 NOT_JSON = "invalid_json_line"
 UNKNOWN_PARAMETER = "unknown_parameter"
 
-_MORE_NAMES = "`aliases` in the deployment's configuration give a model more names."
 _MAX_SHOWN_CHARS = 100
 
 _MAX_CACHED_CHARS = 256
@@ -37,9 +36,9 @@ _route_of_short = lru_cache(maxsize=64)(known_route)
 class Findings:
     """Findings of the lines so far: rows to come, the file's model, and errors.
 
-    `model` and `endpoint` are those of the first line that has one which is served. `errors` are
-    the first ones; all are counted. Tokens are `expected` of all lines that have a body. `unknown`
-    parameters are no errors: lines run without them.
+    `model` and `endpoint` come from the first line with a served one. `errors` has the first ones;
+    all are counted. `expected` sums the tokens of all lines with a body. `unknown` parameters are
+    not errors: lines run without them.
     """
 
     num_rows: int = 0
@@ -52,11 +51,11 @@ class Findings:
 
 
 class LineChecker:
-    """Looks at the lines of a file one after another and writes down what it finds.
+    """Checks the lines of a file one after another and adds to the findings.
 
-    `models` are those that are served, by each name that lines may use, None where nobody knows;
-    `endpoint` is what every line must be for, if that matters; `add_id` is told the custom id of
-    each line that has one.
+    `models` are the served ones by each name that lines may use, None if unknown; `endpoint` is the
+    one that every line must have, if any; `add_id` gets each custom ID with its line. `more_names`
+    is a sentence for the error of an unknown model, with the way to give a model more names.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class LineChecker:
         models: Mapping[str, str] | None,
         endpoint: str | None,
         add_id: Callable[[str, int], None],
+        more_names: str = "",
     ) -> None:
         self._findings = findings
         self._models = models
@@ -73,9 +73,10 @@ class LineChecker:
         self._only_model = all_models.pop() if len(all_models) == 1 else None
         self._endpoint = endpoint
         self._add_id = add_id
+        self._more_names = more_names
 
     def check(self, raw: RawLine) -> Line | None:
-        """Look at the next line that is not blank; return what it asks for if nothing is wrong."""
+        """Check the next line that is not blank; return its request if it is valid."""
         self._findings.num_rows += 1
         good: Line | None = None
         try:
@@ -99,7 +100,7 @@ class LineChecker:
         return good
 
     def _check_url(self, line: Line) -> None:
-        # What a cache holds stays: a url may be as long as a line.
+        # Long URLs are not cached: one may be as long as a line.
         is_short = len(line.url) <= _MAX_CACHED_CHARS
         try:
             route = _route_of_short(line.url) if is_short else known_route(line.url)
@@ -108,35 +109,36 @@ class LineChecker:
         if self._findings.endpoint is None:
             self._findings.endpoint = route.name
         if self._endpoint not in {None, route.name}:
-            message = f"`url` is {_quoted(line.url)}, but the batch is for {self._endpoint}"
+            message = f"`url` is {_quoted(line.url)}, but the batch's endpoint is {self._endpoint}"
             raise _wrong(line, "url_mismatch", "url", message)
 
     def _check_model(self, line: Line) -> None:
-        asked = line.body.get("model")
-        if asked is None and self._only_model is not None:
-            asked = self._only_model
-        elif asked is None and self._models is None:
-            return  # right, if only one is served
-        elif not isinstance(asked, str):
-            words = "is missing" if asked is None else "must be a string"
+        name = line.body.get("model")
+        if name is None and self._only_model is not None:
+            name = self._only_model
+        elif name is None and self._models is None:
+            return  # valid if only one model is served
+        elif not isinstance(name, str):
+            words = "is required" if name is None else "must be a string"
             message = f"`model` {words}. {self._served()}"
             raise _wrong(line, "missing_required_parameter", "body.model", message)
-        model = asked if self._models is None else model_of(asked, self._models)
+        model = name if self._models is None else model_of(name, self._models)
         if model is None:
-            error = ModelNotFound(printable(asked, _MAX_SHOWN_CHARS), sorted(self._models or ()))
-            raise _wrong(line, error.code, "body.model", f"{error.message} {_MORE_NAMES}")
+            error = ModelNotFound(printable(name, _MAX_SHOWN_CHARS), sorted(self._models or ()))
+            message = f"{error.message} {self._more_names}".rstrip()
+            raise _wrong(line, error.code, "body.model", message)
         if self._findings.model is None:
             self._findings.model = model
         if model != self._findings.model:
             message = (
-                f"the model is {_quoted(model)}, but the file began with "
-                f"{_quoted(self._findings.model)}: make a file for each model"
+                f"the model is {_quoted(model)}, but earlier lines use "
+                f"{_quoted(self._findings.model)}: make one file per model"
             )
             raise _wrong(line, "model_mismatch", "body.model", message)
 
     def _served(self) -> str:
         if self._models is None:
-            return "Name one that is served."
+            return "Use the name of a served model."
         return f"Served: {', '.join(own_names(sorted(self._models))) or 'none'}."
 
     def _note(self, error: LineError) -> None:
@@ -151,7 +153,7 @@ class LineChecker:
 class Verdict:
     """Validation result of a whole file: `num_errors` errors, of which some are listed.
 
-    Errors come in the order of lines; when they are not all listed, the last entry says so.
+    Errors are in line order; if some are not listed, the last entry has their number.
     """
 
     num_errors: int = 0
@@ -167,14 +169,14 @@ def judge(
     strict_parameters: bool = False,
     unit: str = "line",
 ) -> Verdict:
-    """Return what a file comes to whose lines, each a `unit` of it, have all been looked at.
+    """Return the verdict on a file whose lines, each called a `unit`, have all been checked.
 
-    `mistake` is what its beginning looks like, told when no line is a request. With `skip` only
-    repeated ids count, unless there is no line that a model could run. With `strict_parameters`
-    each unknown parameter is an error.
+    `mistake` describes its beginning, and is the error if no line is a request. With `skip` only
+    repeated IDs count, unless no line has a served model. With `strict_parameters` each unknown
+    parameter is an error.
     """
     if findings.num_rows == 0:
-        return refuse("empty_file", "The file has no lines: write one request a line.")
+        return refuse("empty_file", "The file has no lines: write one request per line.")
     if findings.endpoint is None and mistake is not None:
         return refuse(NOT_JSON, mistake, findings.num_errors)
     if on_invalid_line == "fail" or findings.model is None:
@@ -184,7 +186,7 @@ def judge(
     listed += [
         BatchError(
             "duplicate_custom_id",
-            f"`custom_id` is that of {unit} {repeated.first_line:,} too",
+            f"`custom_id` is already used in {unit} {repeated.first_line:,}",
             "custom_id",
             repeated.line,
         )
@@ -205,13 +207,13 @@ def judge(
         num_errors += len(unknown)
     listed = sorted(listed, key=lambda error: error.line or 0)[:MAX_LISTED_ERRORS]
     if num_errors > len(listed):
-        message = f"There are {num_errors - len(listed):,} more errors."
+        message = f"{num_errors - len(listed):,} more errors are not listed."
         listed.append(BatchError("more_errors", message))
     return Verdict(num_errors, tuple(listed))
 
 
 def refuse(code: str, message: str, num_errors: int = 1) -> Verdict:
-    """Return the verdict on a file that is wrong as a whole."""
+    """Return the verdict on a file that is invalid as a whole."""
     return Verdict(num_errors, (BatchError(code, message),))
 
 

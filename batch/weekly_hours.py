@@ -1,4 +1,4 @@
-"""Hours of the week in UTC, such as `Mon-Fri 07:00-18:00, Sat 08:00-12:00`. No I/O, no clock."""
+"""Weekly hours in UTC, such as `Mon-Fri 07:00-18:00, Sat 08:00-12:00`. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _EPOCH_MINUTE = 3 * _MINUTES_OF_DAY
 
 @dataclass(frozen=True, slots=True)
 class WeeklyHours:
-    """Spans of the week, each from a minute of it to another; the latter may lie in the next."""
+    """Spans of the week, each from one minute of it to another, which may be in the next week."""
 
     spans: tuple[tuple[int, int], ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read spans with commas between them, without days on every day; empty is always.
+        """Parse comma-separated spans; one without days is for every day, and empty text is always.
 
-        Hours that end before they begin end on the next day. Raises ValueError.
+        A span that ends before it begins ends on the next day. Raises ValueError.
         """
         spans: list[tuple[int, int]] = []
         for part in text.split(",") if text else ["00:00-24:00"]:
-            found = _SPAN.fullmatch(part.strip())
-            if found is None:
-                raise ValueError(f"{part.strip()!r} is no span such as Mon-Fri 07:00-18:00")
-            first, last, *times = found.groups()
+            match = _SPAN.fullmatch(part.strip())
+            if match is None:
+                raise ValueError(f"{part.strip()!r} is not a span such as Mon-Fri 07:00-18:00")
+            first, last, *times = match.groups()
             begin, end = (int(hour) * 60 + int(minute) for hour, minute in (times[:2], times[2:]))
             if begin >= end:
                 end += _MINUTES_OF_DAY
@@ -44,12 +44,12 @@ class WeeklyHours:
         return cls(tuple(spans))
 
     def covers(self, at: float) -> bool:
-        """Say whether a time (Unix seconds) lies in one of the spans."""
+        """Say whether a time (Unix seconds) is in one of the spans."""
         minute = (int(at // 60) + _EPOCH_MINUTE) % _MINUTES_OF_WEEK
         moments = (minute, minute + _MINUTES_OF_WEEK)
         return any(begin <= moment < end for begin, end in self.spans for moment in moments)
 
 
 def number_at(number: int, hours: str, now: float) -> int:
-    """Return a number that holds in these hours, and 0 outside of them."""
+    """Return a number during these hours, and 0 outside of them."""
     return number if number and WeeklyHours.parse(hours).covers(now) else 0

@@ -1,1 +1,1 @@
-"""HTTP client and SSRF guard for the hosts of client URLs, tracing, and retries."""
+"""HTTP client and SSRF guard for client URLs, tracing, and retries."""

@@ -1,4 +1,4 @@
-"""Retry: delays between attempts, and the loop that makes the attempts and gives up."""
+"""Retry: delays between attempts, and the retry loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E = TypeVar("E", bound=Exception)
 def exponential_delay(
     number: int, first: float, *, factor: float = 2.0, most: float = math.inf
 ) -> float:
-    """Return the seconds before retry `number`, which counts from 0: at most `most`."""
+    """Return the seconds before retry `number`, counted from 0: at most `most`."""
     try:
         return min(most, first * factor**number)
     except OverflowError:
@@ -32,7 +32,7 @@ def exponential_delays(
 
 
 def with_jitter(delay: float) -> float:
-    """Return half to one and a half of a delay, so that colliding callers do not collide again."""
+    """Return 0.5 to 1.5 times a delay, so that colliding callers do not collide again."""
     return delay * random.uniform(0.5, 1.5)  # noqa: S311
 
 
@@ -63,8 +63,8 @@ def retry(
 ) -> T:
     """Return the result of `attempt`, repeated after each delay while it fails with `errors`.
 
-    Raises the error that is not retryable or has no delay left. `notify` gets each other error and
-    the delay after it.
+    Raises an error that is not retryable, or the last one when no delay is left. `notify` gets each
+    other error and the delay after it.
     """
     left = iter(delays)
     while True:

@@ -1,7 +1,7 @@
-"""Fetches a client's url: checks each host on the way, and dials the addresses that were checked.
+"""Fetches a client's URL: checks each host, and dials only the addresses that were checked.
 
-A host that answers late, badly or not at all is asked again a few times; one that says no is not.
-No proxy is asked, since it would find the addresses itself.
+A host that answers late, badly or not at all is retried a few times; a refusal is final. Proxies
+are not used, because a proxy would resolve the addresses itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MAX_TEXT_CHARS = 200
 
 
 class FetchFailed(Exception):
-    """Nothing came, or nothing that may be taken; the words say why and do not hold the url.
+    """The fetch failed or its result is not allowed; the message does not contain the URL.
 
-    `is_retryable` where the same request may be answered otherwise later.
+    `is_retryable` means that the same request may succeed later.
     """
 
     def __init__(self, message: str, *, is_retryable: bool = False) -> None:
@@ -49,24 +49,21 @@ class FetchFailed(Exception):
 
 
 class ByteBudget:
-    """Bytes that several fetches may bring together, counted while they come."""
+    """Limit of the bytes of several fetches together, counted as they arrive."""
 
     def __init__(self, max_bytes: float = math.inf) -> None:
         self._max_bytes = self._bytes_left = max_bytes
         self._lock = Lock()
 
     def acquire(self, num_bytes: int) -> None:
-        """Count bytes that are about to be held; raises `FetchFailed` where they are too many."""
+        """Count bytes that are about to be held; raises `FetchFailed` above the limit."""
         with self._lock:
             if num_bytes > self._bytes_left:
-                raise FetchFailed(
-                    f"it and what else the request names are larger than {self._max_bytes:,} bytes"
-                    " together"
-                )
+                raise FetchFailed(f"all downloads of the request exceed {self._max_bytes:,} bytes")
             self._bytes_left -= num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Count bytes no longer: their fetch has failed."""
+        """Stop counting the bytes of a failed fetch."""
         with self._lock:
             self._bytes_left += num_bytes
 
@@ -75,8 +72,8 @@ class ByteBudget:
 class FetchLimits:
     """Limits of a fetch: bytes, redirects, retries, timeouts and allowed hosts.
 
-    `whole_seconds` are for one try with all its redirects, `stall_seconds` for each step of it and
-    for the next byte. `allowed_hosts` None is any that is public; each redirect is held to them.
+    `whole_seconds` limits one try with all its redirects, `stall_seconds` each step of it and the
+    wait for the next byte. `allowed_hosts` also limits redirects; None allows any public host.
     """
 
     max_bytes: int = 25 * 2**20
@@ -89,7 +86,7 @@ class FetchLimits:
 
 
 class Fetcher:
-    """Fetches in threads of its own, `max_at_once` of them; who waits may be cancelled."""
+    """Fetches in up to `max_at_once` threads; a waiting caller may be cancelled."""
 
     def __init__(
         self, limits: FetchLimits, network: Network | None = None, *, max_at_once: int = 16
@@ -102,9 +99,9 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(max_at_once, "tidemill-fetch")
 
     async def fetch(self, url: str, allowance: ByteBudget | None = None) -> bytes:
-        """Return what an http or https url names; raises `FetchFailed`.
+        """Return the content of an http or https URL; raises `FetchFailed`.
 
-        What comes is taken from the `allowance`.
+        The bytes count against the `allowance`.
         """
         allowance = allowance or ByteBudget()
         delays = exponential_delays(self._limits.first_delay_seconds, factor=_DELAY_FACTOR)
@@ -139,7 +136,7 @@ class Fetcher:
             except (OSError, HTTPException, ValueError) as exc:
                 raise _failure(exc, url) from exc
             if target.scheme == "https":
-                schemes = ("https",)  # what was asked for in secret stays so
+                schemes = ("https",)  # never downgrade an encrypted request
         raise FetchFailed(f"it redirects more than {self._limits.max_redirects} times")
 
     def _target(self, url: str, schemes: tuple[Scheme, ...]) -> Target:
@@ -152,16 +149,16 @@ class Fetcher:
             raise FetchFailed("its host was not found", is_retryable=True) from exc
 
     def _read(self, answer: HTTPResponse, allowance: ByteBudget) -> bytes:
-        """Return an answer's body; raises `FetchFailed` unless it is one, and whole."""
+        """Return a response's body; raises `FetchFailed` unless it is complete."""
         status, max_bytes = answer.status, self._limits.max_bytes
         if status != 200:
             is_retryable = status >= 500 or status in _MAY_CHANGE
-            raise FetchFailed(f"its host answers {status}", is_retryable=is_retryable)
+            raise FetchFailed(f"its host returned HTTP {status}", is_retryable=is_retryable)
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
-            raise FetchFailed("its host sends it compressed, which was not asked for")
-        told = answer.length  # None where the host does not say
-        _check_length(told or 0, told, max_bytes)
+            raise FetchFailed("its host sent it compressed, although that was not requested")
+        length = answer.length  # None without a Content-Length header
+        _check_length(length or 0, length, max_bytes)
         data = bytearray()
         try:
             while chunk := answer.read(_CHUNK_BYTES):
@@ -169,23 +166,23 @@ class Fetcher:
                 data += chunk
                 if len(data) > max_bytes:
                     break
-            _check_length(len(data), told, max_bytes)
+            _check_length(len(data), length, max_bytes)
         except BaseException:
             allowance.release(len(data))
             raise
         return bytes(data)
 
 
-def _check_length(num_bytes: int, told: int | None, max_bytes: int) -> None:
-    """Raise `FetchFailed` where more came than may, or less than was told."""
+def _check_length(num_bytes: int, length: int | None, max_bytes: int) -> None:
+    """Raise `FetchFailed` for more bytes than allowed, or fewer than `length`."""
     if num_bytes > max_bytes:
         raise FetchFailed(f"it is larger than {max_bytes:,} bytes")
-    if told is not None and num_bytes < told:
-        raise FetchFailed(f"of {told:,} bytes only {num_bytes:,} came", is_retryable=True)
+    if length is not None and num_bytes < length:
+        raise FetchFailed(f"only {num_bytes:,} of {length:,} bytes arrived", is_retryable=True)
 
 
 class _Thread:
-    """A fetch in its thread: the connection that it waits for can be broken from another."""
+    """A fetch in its thread; another thread can break its connection."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -193,24 +190,24 @@ class _Thread:
         self._is_over = False
 
     def hold(self, connected: socket.socket | None) -> None:
-        """Take note of what is waited for; raises OSError when nobody waits any more."""
+        """Record the socket in use; raises OSError once the fetch has been cancelled."""
         with self._lock:
             self._connected = connected
             if self._is_over:
-                raise ConnectionAbortedError("nobody waits for it any more")
+                raise ConnectionAbortedError("the fetch was cancelled")
 
     def break_off(self) -> None:
-        """End what is waited for, and what would be waited for next."""
+        """Cancel the fetch: break its connection and any later one."""
         with self._lock:
             self._is_over = True
             if self._connected is not None:
-                with suppress(OSError):  # closed meanwhile
+                with suppress(OSError):  # it has just been closed
                     socket.socket.shutdown(self._connected, socket.SHUT_RDWR)
 
 
 @contextmanager
 def _answer(network: Network, target: Target, thread: _Thread) -> Iterator[HTTPResponse]:
-    """Yield the answer of a target's first address that is there, within the network's time."""
+    """Yield the response of a target's first reachable address, within the network's time limit."""
     left, until = network.clock(), monotonic() + network.whole_seconds
     for address in target.addresses:
         thread.hold(None)
@@ -224,7 +221,7 @@ def _answer(network: Network, target: Target, thread: _Thread) -> Iterator[HTTPR
                 if address == target.addresses[-1]:
                     raise
                 continue
-            connected = connection.sock  # the connection lets go of it when it has answered
+            connected = connection.sock  # the connection drops it after the response
             thread.hold(connected)
             with deadline(max(MIN_SECONDS, until - monotonic()), connected):
                 connection.request("GET", target.path, headers=_HEADERS)
@@ -237,9 +234,9 @@ def _failure(exc: Exception, url: str) -> FetchFailed:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return FetchFailed("the certificate of its host is not trusted")
     if isinstance(exc, TimeoutError):
-        return FetchFailed("its host is too slow", is_retryable=True)
+        return FetchFailed("its host timed out", is_retryable=True)
     words = redact_url(f"{type(exc).__name__}: {exc}", url)[:_MAX_TEXT_CHARS]
     return FetchFailed(
-        f"its host does not answer as it should ({words})",
+        f"the download failed ({words})",
         is_retryable=not isinstance(exc, ValueError),
     )

@@ -1,6 +1,6 @@
-"""Opening of tracing, where the environment names an endpoint of OTLP for spans.
+"""Opens tracing if the environment names an OTLP endpoint for spans.
 
-OpenTelemetry's own variables are read and nothing else; without an endpoint nothing is imported.
+Only OpenTelemetry's own variables are read; without an endpoint nothing is imported.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ _CAPTURES: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 def open_tracing(
     warn: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Tracing | None:
-    """Open the tracing that the environment asks for; None without. What fails is a warning."""
-    if not is_asked(environment):
+    """Open the tracing that the environment requests, if any; a failure is only a warning."""
+    if not is_requested(environment):
         return None
     named = next(name for name in _ENDPOINTS if environment.get(name))
     try:
         from .otlp_tracing import open_otlp
     except ImportError as exc:
-        warn(f"{named} is set, but {exc.name} is not installed (extra `otel`): there are no spans")
+        warn(
+            f"{named} is set, but {exc.name} is not installed, so no spans are sent: install the "
+            "`otel` extra"
+        )
         return None
     captures = environment.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "")
     sample = Sample(_share(environment))
     try:
         return open_otlp(warn, sample, captures_content=captures.strip().lower() in _CAPTURES)
     except Exception as exc:  # noqa: BLE001 - work does not depend on it
-        warn(f"{named} is set, but spans cannot be sent ({exc}): there are none")
+        warn(f"{named} is set, but tracing cannot start, so no spans are sent: {exc}")
         return None
 
 
-def is_asked(environment: Mapping[str, str]) -> bool:
-    """Say whether the environment asks for spans."""
+def is_requested(environment: Mapping[str, str]) -> bool:
+    """Say whether the environment requests spans."""
     is_off = (
         environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
         or environment.get("OTEL_TRACES_EXPORTER", "").lower() == "none"
@@ -48,7 +51,7 @@ def is_asked(environment: Mapping[str, str]) -> bool:
 
 
 def _share(environment: Mapping[str, str]) -> float:
-    """Return the share of requests that OTEL_TRACES_SAMPLER_ARG says; all for what is none."""
+    """Return the share of requests in OTEL_TRACES_SAMPLER_ARG; 1.0 for an invalid value."""
     try:
         share = float(environment.get("OTEL_TRACES_SAMPLER_ARG") or 1.0)
     except ValueError:

@@ -1,6 +1,6 @@
-"""OTLP tracing: spans by OpenTelemetry's SDK, sent by a thread that nothing waits for.
+"""OTLP tracing: spans of OpenTelemetry's SDK, sent by a background thread.
 
-The tracer is our own: whoever imports this package has the global one for themselves.
+The tracer is private: programs that import this package keep the global one for themselves.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _EXPORTER_LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter
 
 
 def open_otlp(warn: Warn, sample: Sample, *, captures_content: bool) -> OtlpTracing:
-    """Open tracing to the endpoint of the environment; raises where a variable is invalid."""
+    """Open tracing to the endpoint of the environment; raises if a variable is invalid."""
     exporter = QuietExporter(OTLPSpanExporter(), warn)
     return OtlpTracing(exporter, sample, captures_content=captures_content)
 
 
 class OtlpTracing:
-    """Spans of one process, given to an exporter; see `tracing.Tracing`."""
+    """Spans of one process, sent to an exporter; see `tracing.Tracing`."""
 
     def __init__(
         self, exporter: SpanExporter, sample: Sample, *, captures_content: bool = False
@@ -65,7 +65,7 @@ class OtlpTracing:
         self.tracer = self._provider.get_tracer("tidemill")
 
     def start(self, name: str, attributes: Attributes, *, trace: str | None = None) -> OtlpSpan:
-        """Start a span; those of one `trace` are below its root, whoever starts them."""
+        """Start a span; all spans of one `trace` are children of its root."""
         context = None
         if trace is not None:
             root = SpanContext(*_ids_of(trace), is_remote=True, trace_flags=TraceFlags(1))
@@ -79,7 +79,7 @@ class OtlpTracing:
         span.end()
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, within a short timeout."""
         closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -96,13 +96,13 @@ class OtlpSpan:
         self.captures_content = tracing.captures_content
 
     def takes(self, *, is_success: bool) -> bool:
-        """Say whether the next request is of the sample."""
+        """Say whether the next request is in the sample."""
         return self._tracing.sample.takes(is_success=is_success)
 
     def add_request(
         self, name: str, started_ns: int, attributes: Attributes, error_type: str | None
     ) -> None:
-        """Add the span of a request that ends now. The model is in this process, or a child's."""
+        """Add the span of a request that ends now; the model is in this process or a child."""
         span = self._tracing.tracer.start_span(
             name,
             set_span_in_context(self._span),
@@ -119,7 +119,7 @@ class OtlpSpan:
 
 
 class QuietExporter(SpanExporter):
-    """Exporter that warns once where spans cannot be sent, and then leaves them for a while."""
+    """Exporter that warns once when spans cannot be sent, and then pauses for a while."""
 
     def __init__(
         self, exporter: SpanExporter, warn: Warn, clock: Callable[[], float] = time.monotonic
@@ -133,7 +133,7 @@ class QuietExporter(SpanExporter):
         logging.getLogger(_EXPORTER_LOGGER).addFilter(self._quiet)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans; those of a pause are dropped."""
+        """Send spans; drops them during a pause."""
         if self._paused_until is not None and self._clock() < self._paused_until:
             return SpanExportResult.FAILURE
         with self._quiet:
@@ -150,14 +150,14 @@ class QuietExporter(SpanExporter):
         logging.getLogger(_EXPORTER_LOGGER).removeFilter(self._quiet)
 
     def give_up(self) -> None:
-        """Say that spans are lost, if that was not said."""
+        """Warn once that spans are lost."""
         if not self._has_warned:
             self._has_warned = True
-            self._warn("spans cannot be sent to the endpoint of OTLP: some are lost")
+            self._warn("spans cannot be sent to the OTLP endpoint: some are lost")
 
 
 class _Quiet(logging.Filter):
-    """Filter that drops what the thread within it says; others' exporters are heard."""
+    """Log filter that drops the records of threads inside it, not those of other exporters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,18 +170,18 @@ class _Quiet(logging.Filter):
         self._threads.discard(threading.get_ident())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is kept."""
+        """Say whether to log a record."""
         return record.thread not in self._threads
 
 
 class _Ids(RandomIdGenerator):
-    """Ids of spans: random, but for the root of a trace that others join."""
+    """Span ids: random, except for the root of a trace that other processes join."""
 
     def __init__(self) -> None:
         self.next_root: tuple[int, int] | None = None
 
     def generate_trace_id(self) -> int:
-        """Return the id of the next root's trace, which is asked for first."""
+        """Return the trace id of the next root; the SDK calls this before `generate_span_id`."""
         return super().generate_trace_id() if self.next_root is None else self.next_root[0]
 
     def generate_span_id(self) -> int:
@@ -197,7 +197,7 @@ def _ids_of(trace: str) -> tuple[int, int]:
 
 
 def _end(span: Span, error_type: str | None) -> None:
-    """End a span; why it failed may quote a request, and is not told."""
+    """End a span without the error message, which may quote a request."""
     if error_type is not None:
         span.set_attribute("error.type", error_type)
         span.set_status(StatusCode.ERROR)
@@ -205,7 +205,7 @@ def _end(span: Span, error_type: str | None) -> None:
 
 
 def _resource() -> Resource:
-    """Return who the spans are of, in the environment's words where it has some."""
+    """Return the resource of the spans, named by the environment or else `tidemill`."""
     named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     is_named = named or bool(os.environ.get("OTEL_SERVICE_NAME"))
     return Resource.create({} if is_named else {SERVICE_NAME: "tidemill"})

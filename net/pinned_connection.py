@@ -14,7 +14,7 @@ from time import monotonic
 
 from .ssrf_guard import PORTS, Resolve, Target, resolve
 
-# A socket without any time left would not wait at all.
+# A socket with a timeout of 0 would not wait at all.
 MIN_SECONDS = 0.01
 
 
@@ -22,9 +22,8 @@ MIN_SECONDS = 0.01
 class Network:
     """Network settings: the resolver, the dialler, the TLS context and the timeouts.
 
-    After `stall_seconds` without any progress a transfer is given up, and so are a handshake and an
-    answer that take longer than that: one byte at a time is progress too. `whole_seconds` is for
-    all steps of a request together.
+    A transfer fails after `stall_seconds` without progress, as do a handshake and a response that
+    take longer; a single byte is progress. `whole_seconds` limits all steps of a request together.
     """
 
     resolve: Resolve = resolve
@@ -34,19 +33,19 @@ class Network:
     whole_seconds: float = math.inf
 
     def clock(self) -> Callable[[], float]:
-        """Return what tells, from now on, how long the next step of a request may take."""
+        """Return a function that returns the timeout of a request's next step; it starts now."""
         until = monotonic() + self.whole_seconds
         return lambda: max(MIN_SECONDS, min(self.stall_seconds, until - monotonic()))
 
 
 class PinnedConnection(HTTPConnection):
-    """Dials an address that was checked before; Host, SNI and certificate are the host's."""
+    """Dials an address that was already checked; Host, SNI and certificate are the host's."""
 
     def __init__(
         self, target: Target, address: str, network: Network, left: Callable[[], float]
     ) -> None:
         super().__init__(target.host, target.port)
-        self.default_port = PORTS[target.scheme]  # which is not named to the host
+        self.default_port = PORTS[target.scheme]  # left out of the Host header
         self._is_secure = target.scheme == "https"
         self._place = (address, target.port)
         self._network, self._left = network, left
@@ -70,12 +69,12 @@ class PinnedConnection(HTTPConnection):
 
 @contextmanager
 def deadline(seconds: float, connected: socket.socket) -> Iterator[None]:
-    """Break the connection after a while; raises TimeoutError then."""
+    """Break the connection after some seconds, and raise TimeoutError."""
     is_over = Event()
 
     def shut() -> None:
         is_over.set()
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # it has just been closed
             socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     timer = Timer(seconds, shut)
@@ -89,4 +88,4 @@ def deadline(seconds: float, connected: socket.socket) -> Iterator[None]:
     finally:
         timer.cancel()
     if is_over.is_set():
-        raise TimeoutError(f"not done after {seconds:g} s")
+        raise TimeoutError(f"timed out after {seconds:g} s")

@@ -1,7 +1,7 @@
-"""Public addresses: the only ones dialled on behalf of a client. No name is resolved here.
+"""Public addresses: the only ones dialled on behalf of a client; nothing here resolves names.
 
-`ipaddress.is_global` alone is not enough: it holds for the metadata address behind NAT64, for
-multicast, for site-local addresses and for 168.63.129.16, at which Azure's machines reach the host.
+`ipaddress.is_global` alone is not enough: it is true for the metadata address behind NAT64,
+multicast, site-local addresses, and 168.63.129.16, where Azure's machines reach their host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DENIED = tuple(
         "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
     ).split()
 )
-_UNICAST = ip_network("2000::/3")  # all that has been handed out of IPv6
+_UNICAST = ip_network("2000::/3")  # the allocated part of IPv6
 
 
 def is_public_address(address: str) -> bool:
@@ -38,9 +38,9 @@ def is_public_address(address: str) -> bool:
 
 
 def is_internal_host(host: str) -> bool:
-    """Say whether a host's own words tell that it is not public; any other has to be resolved.
+    """Say whether a host is visibly not public; any other host has to be resolved.
 
-    Addresses count in every form that a resolver takes: `127.1`, `0x7f000001`, `2130706433`.
+    Addresses count in every form that resolvers accept: `127.1`, `0x7f000001`, `2130706433`.
     """
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):

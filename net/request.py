@@ -22,17 +22,17 @@ class Response(NamedTuple):
 
     @property
     def is_success(self) -> bool:
-        """Say whether what was sent has been taken."""
+        """Say whether the server accepted the request."""
         return 200 <= self.status < 300
 
     @property
     def is_retryable(self) -> bool:
-        """Say whether the same request may be answered otherwise later."""
+        """Say whether the same request may succeed later."""
         return self.status >= 500 or self.status in {408, 429}
 
 
 class Request(NamedTuple):
-    """Request to send; `headers` hold the length of a body that is no bytes."""
+    """Request to send; the `headers` of a streamed body contain its length."""
 
     method: str
     headers: dict[str, str]
@@ -42,15 +42,15 @@ class Request(NamedTuple):
 def put_stream(
     network: Network, target: Target, address: str, body: Iterable[bytes], num_bytes: int
 ) -> Response:
-    """Return the answer to a PUT of `num_bytes`; raises OSError or HTTPException without one."""
+    """Return the response to a PUT of `num_bytes`; raises OSError or HTTPException without one."""
     headers = {"Content-Length": str(num_bytes), "Content-Type": "application/x-ndjson"}
     return send(network, target, address, Request("PUT", headers, body))
 
 
 def send(network: Network, target: Target, address: str, request: Request) -> Response:
-    """Return the answer to a request; raises OSError or HTTPException without one.
+    """Return the response to a request; raises OSError or HTTPException without one.
 
-    A redirect is an answer like any other. An answer whose words do not come has none.
+    Redirects are not followed. A response whose body does not arrive has empty text.
     """
     left = network.clock()
     connection = PinnedConnection(target, address, network, left)
@@ -67,7 +67,7 @@ def send(network: Network, target: Target, address: str, request: Request) -> Re
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as exc:
             if connection.sock is None:
                 raise
-            # A server that refuses before it has read all may have said why.
+            # A server that refuses before it has read everything may have sent a reason.
             broken = exc
         return _answer(connection, left)
     except (HTTPException, OSError):
@@ -79,18 +79,18 @@ def send(network: Network, target: Target, address: str, request: Request) -> Re
 
 
 def _in_time(body: Iterable[bytes], left: Callable[[], float]) -> Iterator[bytes]:
-    """Yield the body while there is time; raises TimeoutError then."""
+    """Yield the body until the time is up, then raise TimeoutError."""
     for chunk in body:
         if left() <= MIN_SECONDS:
-            raise TimeoutError("it takes the bytes too slowly")
+            raise TimeoutError("it reads the upload too slowly")
         yield chunk
 
 
 def _answer(connection: HTTPConnection, left: Callable[[], float]) -> Response:
-    connected, text = connection.sock, b""  # the connection lets go of it when it has answered
+    connected, text = connection.sock, b""  # the connection drops it after the response
     with deadline(left(), connected):
         response = connection.getresponse()
-    # What the status says counts without its words.
+    # The status counts even without its text.
     with suppress(HTTPException, OSError), deadline(left(), connected):
         text = response.read(_MAX_TEXT_BYTES)
     return Response(response.status, text.decode(errors="replace"))

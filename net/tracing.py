@@ -1,4 +1,4 @@
-"""Tracing: spans of work, and of a sample of its requests."""
+"""Tracing: spans of work and of a sample of its requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
 
 MAX_PER_SECOND: Final = 5.0
-"""Spans of successful requests at most in a second, and of failed ones."""
+"""Limit of spans per second: of successful requests, and separately of failed ones."""
 
 
 class WorkSpan(Protocol):
@@ -18,10 +18,10 @@ class WorkSpan(Protocol):
 
     @property
     def captures_content(self) -> bool:
-        """Say whether spans of requests have their messages."""
+        """Say whether spans of requests contain their messages."""
 
     def takes(self, *, is_success: bool) -> bool:
-        """Say whether the next request is of the sample."""
+        """Say whether the next request is in the sample."""
 
     def add_request(
         self, name: str, started_ns: int, attributes: Attributes, error_type: str | None
@@ -36,17 +36,17 @@ class Tracing(Protocol):
     """Spans of one process."""
 
     def start(self, name: str, attributes: Attributes, *, trace: str | None = None) -> WorkSpan:
-        """Start a span; those of one `trace` are below its root, whoever starts them."""
+        """Start a span; all spans of one `trace` are children of its root."""
 
     def add_root(self, trace: str, name: str, started_ns: int, attributes: Attributes) -> None:
         """Add the root of a `trace`, which ends now."""
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, within a short timeout."""
 
 
 class Sample:
-    """Sample of requests: a share of them, and so many a second at most; failures count apart."""
+    """Sample of requests: a share of them, up to a rate per second; failures count separately."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Sample:
         self._clock = clock
         self._left = {True: max_per_second, False: max_per_second}
         self._taken_at = dict.fromkeys(self._left, clock())
-        self._carry = 1.0 - share if share else 0.0  # the first one is taken
+        self._carry = 1.0 - share if share else 0.0  # the first one is in the sample
 
     def takes(self, *, is_success: bool) -> bool:
-        """Say whether the next request is taken."""
+        """Say whether the next request is in the sample."""
         self._carry += self._share
         if self._carry < 1.0:
             return False

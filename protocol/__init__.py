@@ -1,5 +1,4 @@
 """The OpenAI wire types: bodies, their validation and their errors. Needs pydantic only.
 
-The fields of bodies are defined here and nowhere else; `batch/file` reads and prints the JSON of
-lines and rows.
+Bodies' fields are defined only here; `batch/file` reads and prints the JSON of lines and rows.
 """

@@ -1,6 +1,6 @@
 """Audio requests: bodies of transcriptions and translations, their languages and formats.
 
-A line cannot carry a file: `file_url` is a URL that is fetched, or a data URL.
+A line cannot contain a file: `file_url` is a URL to fetch, or a data URL.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def code_of(language: str) -> str | None:
 
 FILE_URL = "file_url"
 FILE = "file"
-"""Field with the bytes of a fetched recording; a line must not have it."""
+"""Field with the bytes of a fetched audio file; a line must not have it."""
 
 _MAX_PROMPT_CHARS = 20_000
 _RECORDING = "a recording"
@@ -76,7 +76,7 @@ def inline_recording(url: str) -> bytes | None:
 
 
 def too_large(max_bytes: int) -> RequestError:
-    """Return the error for a recording above the size limit."""
+    """Return the error for an audio file above the size limit."""
     return _refused(urls.too_large(_RECORDING, max_bytes))
 
 
@@ -94,7 +94,9 @@ def _refused(why: str) -> RequestError:
 def _language(called: str) -> str:
     code = code_of(called)
     if code is None:
-        raise ValueError("must be a language's ISO code, such as 'en', or its English name")
+        raise ValueError(
+            "must be an ISO language code, such as 'en', or the language's English name"
+        )
     return code
 
 
@@ -113,8 +115,8 @@ class _SpeechRequest(SamplingFields):
     def _no_file(cls, body: Any) -> Any:
         if isinstance(body, dict) and body.get(FILE) is not None:
             raise RequestError(
-                "`file` cannot be sent in a line: name the recording by `file_url`, an http:// or"
-                " https:// url or a base64 data URL.",
+                "`file` is not supported in a line: use `file_url` with an http:// or https:// URL"
+                " or a base64 data URL.",
                 param=FILE,
             )
         return body
@@ -123,7 +125,7 @@ class _SpeechRequest(SamplingFields):
 class TranscriptionRequest(_SpeechRequest):
     """The body of a request to `/v1/audio/transcriptions`."""
 
-    # Forms and vLLM call it by the second name.
+    # Forms and vLLM use the second name.
     timestamp_granularities: (
         Annotated[list[Granularity], Field(fail_fast=True), BeforeValidator(listed)] | None
     ) = Field(
@@ -133,10 +135,10 @@ class TranscriptionRequest(_SpeechRequest):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse timestamps that the response format cannot hold."""
+        """Refuse timestamps that the response format does not contain."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise RequestError(
-                '`timestamp_granularities` needs `response_format` "verbose_json".',
+                '`timestamp_granularities` requires `response_format` to be "verbose_json".',
                 param="timestamp_granularities",
             )
         return self

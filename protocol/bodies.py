@@ -1,4 +1,4 @@
-"""Response bodies: common fields, an id derived from the line alone, usage and errors."""
+"""Response bodies: common fields, an ID derived from the line, usage and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import RequestError
 
 
 def response_id(prefix: str, request_id: str) -> str:
-    """Return the id of a response body, the same in every run of the same line."""
+    """Return the ID of a response body, the same in every run of the same line."""
     return f"{prefix}-{request_id.removeprefix('req_')}"
 
 
@@ -19,9 +19,9 @@ def usage_body(
     reasoning_tokens: int | None = None,
     cached_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return the usage object of a row; `reasoning_tokens` None is for a model that does not think.
+    """Return the usage object of a row; `reasoning_tokens` is None for a model without reasoning.
 
-    `cached_tokens` are listed where that is asked for alone: they depend on other requests.
+    `cached_tokens` are listed only on request, because they depend on other requests.
     """
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,

@@ -1,4 +1,4 @@
-"""Failures of callbacks of an event loop, which asyncio logs and then forgets."""
+"""Failures of event loop callbacks, which asyncio only logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def callback_failures(note: Callable[[BaseException], object]) -> Iterator[None]
     """Pass the exceptions of callbacks of the running loop to `note` while entered.
 
     A callback that fails may have been the only one to handle a request's end, so its owner must
-    not wait for that any more.
+    stop waiting for that.
     """
     loop = asyncio.get_running_loop()
 

@@ -14,7 +14,7 @@ from .messages import Message
 from .tools import ToolFields
 
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""Response fields with reasoning: vLLM's name, and its old name, which is SGLang's."""
+"""Response fields with reasoning: vLLM's name, and its old name, which SGLang uses."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -28,9 +28,9 @@ _RESERVED_TEMPLATE_NAMES = frozenset(
 
 def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return template variables; ValueError if one is reserved for the request or the renderer."""
-    taken = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
-    if taken:
-        raise ValueError(f"must not set `{taken[0]}`, which the request sets itself")
+    forbidden = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
+    if forbidden:
+        raise ValueError(f"must not set `{forbidden[0]}`, which is reserved")
     return kwargs
 
 
@@ -58,30 +58,32 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     def _agree(self) -> Self:
         """Refuse parameters that contradict each other."""
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+            raise RequestError(
+                "`top_logprobs` requires `logprobs` to be true.", param="top_logprobs"
+            )
         if self.logprob_token_ids and not self.logprobs:
             raise RequestError(
-                "`logprob_token_ids` needs `logprobs` to be true.", param="logprob_token_ids"
+                "`logprob_token_ids` requires `logprobs` to be true.", param="logprob_token_ids"
             )
         if self.logprob_start_len is not None and self.prompt_logprobs is None:
             raise RequestError(
-                "`logprob_start_len` needs `prompt_logprobs`.", param="logprob_start_len"
+                "`logprob_start_len` requires `prompt_logprobs`.", param="logprob_start_len"
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
-                "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"
-                " on with the last message, the other opens a new one.",
+                "`continue_final_message` and `add_generation_prompt` cannot both be true: one"
+                " continues the last message, the other starts a new one.",
                 param="continue_final_message",
             )
         if self.continue_final_message and self.messages[-1].content is None:
             raise RequestError(
-                "`continue_final_message` needs a last message with content.",
+                "`continue_final_message` requires a last message with content.",
                 param="continue_final_message",
             )
-        asked = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(asked) > 1:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise RequestError(
-                "`max_tokens` and `max_completion_tokens` differ; send one of them.",
+                "`max_tokens` and `max_completion_tokens` differ: send only one of them.",
                 param="max_completion_tokens",
             )
         return self
@@ -102,10 +104,10 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
 def message_body(
     content: str, *, reasoning: str | None, calls: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    """Return an assistant's message; `calls` are ids, names and arguments.
+    """Return an assistant's message; `calls` are IDs, names and arguments.
 
-    Content is null if there are only calls or reasoning. `reasoning` None is for a model that does
-    not reason, or if the request excludes reasoning: the field is then null, as vLLM's always is,
+    Content is null if there are only calls or reasoning. `reasoning` is None for a model without
+    reasoning, or if the request excludes it: the field is then null, as vLLM's always is,
     and its old name is left out.
     """
     is_silent = not content and bool(calls or reasoning)
@@ -127,9 +129,9 @@ def message_body(
 
 def chat_choice(
     index: int,
-    said: dict[str, Any],
+    message: dict[str, Any],
     *,
-    said_as: Literal["message", "delta"] = "message",
+    as_field: Literal["message", "delta"] = "message",
     logprobs: dict[str, Any] | None,
     finish_reason: str | None,
     stop_reason: int | str | None,
@@ -137,11 +139,11 @@ def chat_choice(
 ) -> dict[str, Any]:
     """Return one choice of a chat completion, or of a chunk, which has a delta.
 
-    `warnings` is an extension of ours.
+    `warnings` is an extension to OpenAI's API.
     """
     choice = {
         "index": index,
-        said_as: said,
+        as_field: message,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,

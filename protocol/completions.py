@@ -26,23 +26,23 @@ class CompletionRequest(ConstrainedRequest):
         """Refuse parameters that contradict each other."""
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise RequestError(
-                "`max_tokens` must be at least 1; 0 scores the prompt, with `echo` or"
+                "`max_tokens` must be at least 1; 0 scores the prompt and requires `echo` or"
                 " `prompt_logprobs`.",
                 param="max_tokens",
             )
         if self.logprob_token_ids and self.logprobs is None:
             raise RequestError(
-                "`logprob_token_ids` needs `logprobs`, at least 0.", param="logprob_token_ids"
+                "`logprob_token_ids` requires `logprobs` of at least 0.", param="logprob_token_ids"
             )
         if self.logprob_start_len is not None and self.num_prompt_logprobs is None:
             raise RequestError(
-                "`logprob_start_len` needs `prompt_logprobs`, or `echo` with `logprobs`.",
+                "`logprob_start_len` requires `prompt_logprobs`, or `echo` with `logprobs`.",
                 param="logprob_start_len",
             )
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES_IN_ALL:
             raise RequestError(
-                f"{len(self.prompt)} prompts times `n` must not be above {MAX_CHOICES_IN_ALL}"
-                " choices; use more lines.",
+                f"{len(self.prompt)} prompts times `n` must not exceed {MAX_CHOICES_IN_ALL}"
+                " choices: split the request.",
                 param="n",
             )
         return self
@@ -50,10 +50,10 @@ class CompletionRequest(ConstrainedRequest):
     @property
     def num_prompt_logprobs(self) -> int | None:
         """Number of alternatives that each prompt token needs, for `echo` and `prompt_logprobs`."""
-        asked = [] if self.prompt_logprobs is None else [self.prompt_logprobs]
+        counts = [] if self.prompt_logprobs is None else [self.prompt_logprobs]
         if self.echo and self.logprobs is not None:
-            asked.append(self.logprobs)
-        return -1 if -1 in asked else max(asked, default=None)
+            counts.append(self.logprobs)
+        return -1 if -1 in counts else max(counts, default=None)
 
 
 def completion_choice(

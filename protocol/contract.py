@@ -44,10 +44,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one request: HTTP status, body (`{"error": …}` when it failed), tokens.
+    """The reply to one request: HTTP status, body (`{"error": …}` if it failed), token usage.
 
     `bare_message` is set for the two failures that vLLM's dialect prints as a plain string
-    (stream mode and an unknown url). One that `is_long` is serialised in a thread, one that
+    (stream mode and an unknown URL). A reply that `is_long` is serialised in a thread, and one that
     `is_reused` was computed for an earlier request.
     """
 
@@ -66,7 +66,7 @@ class EngineInfo:
     `max_num_seqs` is the maximum number of sequences in a step. `num_gpus` is 0 on a CPU. `notes`
     are sentences for the operator. `adapters` are the names of LoRA adapters, `endpoints` those of
     the supported routes, `load_seconds` the time of each phase of the start, by name.
-    `model_digest` is that of the model's files by samples, None where they cannot be read.
+    `model_digest` is a digest of samples of the model's files, None if they cannot be read.
     """
 
     model: str
@@ -87,10 +87,10 @@ class EngineStats:
     """Sequences running and waiting, KV cache usage, and totals since the start.
 
     `layers` increases within a step, which may take minutes on a CPU. `failures` are steps that
-    failed for a reason other than memory, recovered or not. `prompt_tokens` and `cached_tokens` are
-    of finished sequences; `prefilled_tokens` are all that steps computed but for decodes, and
-    `attended_tokens` those that decodes attended to. Of `draft_tokens` (speculative decoding)
-    `accepted_tokens` were right.
+    failed for a reason other than memory, recovered or not. `prompt_tokens` and `cached_tokens`
+    count finished sequences; `prefilled_tokens` are all computed tokens except those of decodes,
+    and `attended_tokens` those that decodes attended to. `draft_tokens` are those of speculative
+    decoding, of which `accepted_tokens` were accepted.
     """
 
     running: int = 0
@@ -116,7 +116,7 @@ class Responder(Protocol):
         """Answer one request; never raises for a fault of the request.
 
         Raises `EngineError` if the engine has failed for good. `request_id` also keys the
-        randomness of a request that names no seed. `created` (seconds since the epoch) is the time
+        randomness of a request without a seed. `created` (seconds since the epoch) is the time
         in the reply and in templates that use it.
         """
 
@@ -154,13 +154,13 @@ class Online(Served, Protocol):
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer one request as `respond` does, streamed if its body asks for that.
+        """Answer one request as `respond` does, streamed if its body requests a stream.
 
         An error of the request is a `Reply` even if it requests a stream.
         """
 
 
 class EngineError(Exception):
-    """The engine cannot be built or cannot go on; the message is for the user."""
+    """The engine cannot be built or has failed for good; the message is for the user."""
 
     code: str = "engine_error"

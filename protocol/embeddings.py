@@ -17,7 +17,7 @@ from .prompts import Prompts
 class PoolingRequest(BaseModel):
     """Fields of embedding and scoring requests; unknown fields are ignored.
 
-    A text longer than `truncate_prompt_tokens`, special tokens counted, is cut to it; -1 stands for
+    A text longer than `truncate_prompt_tokens`, including special tokens, is truncated; -1 means
     the model's maximum. `normalize` is the older name of a vector's `use_activation`.
     """
 
@@ -57,23 +57,24 @@ class EmbeddingRequest(PoolingRequest):
         if self.input is None and self.messages is None:
             raise RequestError("`input` is required.", param="input")
         if self.input is not None and self.messages is not None:
-            raise RequestError("`input` and `messages` exclude each other.", param="messages")
+            raise RequestError("`input` and `messages` cannot be used together.", param="messages")
         has_texts = self.input is not None and isinstance(self.input[0], str)
         if self.prompt_name is not None and not has_texts:
             raise RequestError(
-                "`prompt_name` is for texts: neither messages nor token ids get a prompt.",
+                "`prompt_name` is only supported for text `input`, not for messages or token IDs.",
                 param="prompt_name",
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
-                "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"
-                " on with the last message, the other opens a new one.",
+                "`continue_final_message` and `add_generation_prompt` cannot both be true: one"
+                " continues the last message, the other starts a new one.",
                 param="continue_final_message",
             )
-        asked = {self.normalize, self.use_activation} - {None}
-        if len(asked) > 1:
+        values = {self.normalize, self.use_activation} - {None}
+        if len(values) > 1:
             raise RequestError(
-                "`normalize` and `use_activation` differ; send one of them.", param="normalize"
+                "`normalize` and `use_activation` differ: send only one of them.",
+                param="normalize",
             )
         return self
 

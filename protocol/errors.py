@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ProtocolError(Exception):
-    """Input that breaks the contract; `code` is in the row and in the API's response."""
+    """Input that violates the contract; `code` is in the row and in the API's response."""
 
     code: str = "protocol_error"
 
@@ -35,7 +35,7 @@ class RequestError(ProtocolError):
 
 
 class ModelNotFound(RequestError):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
 
     def __init__(self, model: str, served_names: Sequence[str]) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""Fetched URLs: the one list of what an engine fetches from the web for a body.
+"""Fetched URLs: the single list of everything that an engine fetches from the web for a body.
 
-Endpoints fetch what is listed here, and results of bodies with a fetched URL are never reused.
+Endpoints fetch only these URLs, and results of bodies with a fetched URL are never reused.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _INPUT_PREFIX: Final = "input_"
 
 
 def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return the URLs of a body, valid or not, by their place in it; data URLs are left out.
+    """Return the URLs of a body, valid or not, by their path; data URLs are left out.
 
-    They are the recording (`file_url`) and the media of message parts: `image_url` and every other
-    type of that form, as an object or as the URL itself.
+    They are the audio file (`file_url`) and the media of message parts: `image_url` and all other
+    types of the same form, as an object or as the URL itself.
     """
     return {place: url for place, url in _media_urls(body) if not is_inline(url)}
 
@@ -37,7 +37,7 @@ def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _url_of(part: object) -> str | None:
-    """Return the URL of a message part: its field that has the name of its type."""
+    """Return the URL of a message part: its field with the name of its type."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return None

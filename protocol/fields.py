@@ -1,8 +1,8 @@
 """Sampling and generation parameters that chat and text completions share, and their types.
 
 Every field may be null, which is the same as leaving it out. Types are strict: `"5"` is not a
-number and `1` is not a boolean; only `16.0` is accepted as 16, since spreadsheets and data frames
-write whole numbers so.
+number and `1` is not a boolean; only `16.0` is accepted as 16, because spreadsheets and data
+frames write integers that way.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def fault(places: tuple[int | str, ...], message: str, value: object) -> Validat
 
 
 def few_fields(value: object) -> object:
-    """Return a value, or raise ValueError for an object with far more fields than any has.
+    """Return a value, or raise ValueError for an object with far more fields than any model has.
 
-    Each field that a model forbids takes a kilobyte of its error.
+    Each forbidden field takes a kilobyte of the error.
     """
     if isinstance(value, dict) and len(value) > _MAX_FIELDS:
         raise ValueError(f"must not have more than {_MAX_FIELDS} fields")
@@ -72,14 +72,14 @@ def few_fields(value: object) -> object:
 
 
 def listed(value: object) -> object:
-    """Return a string as a list of one, and anything else unchanged."""
+    """Return a string as a list of one; other values are unchanged."""
     return [value] if isinstance(value, str) else value
 
 
 def _token_id(key: object) -> int:
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_DIGITS:
         return int(key)
-    raise ValueError("must be a token id written in decimal digits")
+    raise ValueError("must be a token ID in decimal digits")
 
 
 def _in_slices(value: object, validate: ValidatorFunctionWrapHandler) -> dict[int, float]:
@@ -94,12 +94,12 @@ def _in_slices(value: object, validate: ValidatorFunctionWrapHandler) -> dict[in
 
 def _cut(value: int) -> int:
     if value == 0:
-        raise ValueError("must be -1, for as long as the model takes, or at least 1")
+        raise ValueError("must be at least 1, or -1 for the model's maximum")
     return value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-# Of a request; how many there may be, an engine says. -1 is the whole vocabulary.
+# Number of log-probabilities in a request; the engine sets the limit. -1 is the whole vocabulary.
 NumLogprobs = Annotated[Whole, Field(ge=-1)]
 Count = Annotated[Whole, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -129,7 +129,7 @@ Side = Literal["left", "right"]
 class RepetitionDetection(BaseModel):
     """Repetition detection, as in vLLM; a `max_pattern_size` of 0 disables it.
 
-    It ends an output that ends in `min_count` copies of one pattern of `min_pattern_size` to
+    It ends an output whose end has `min_count` copies of one pattern of `min_pattern_size` to
     `max_pattern_size` tokens.
     """
 
@@ -197,7 +197,7 @@ class GenerationRequest(SamplingFields):
 
     echo: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
-    # SGLang's.
+    # SGLang's name.
     logprob_start_len: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None

@@ -1,4 +1,4 @@
-"""GGUF files among the names of a model's files: what an engine loads and a worker fetches."""
+"""GGUF files among a model's files: the ones that an engine loads and a worker fetches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Final
 
 SUFFIX: Final = ".gguf"
-# Images' projectors, which are next to a text model.
+# Image projectors, which are next to a text model.
 _PROJECTOR: Final = "mmproj"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 def gguf_names(names: Iterable[str]) -> list[str]:
-    """Return the names of GGUF files in order, without projectors of images."""
+    """Return the names of GGUF files in order, without image projectors."""
     return sorted(
         name
         for name in names
@@ -22,5 +22,5 @@ def gguf_names(names: Iterable[str]) -> list[str]:
 
 
 def is_part(name: str) -> bool:
-    """Say whether a GGUF file is one of a split model's by its name."""
+    """Say whether a GGUF file is a part of a split model, by its name."""
     return bool(_PART.search(name))

@@ -1,11 +1,11 @@
-"""Backpressure: limits on what is in flight, for coroutines and for threads.
+"""Backpressure: limits on requests in flight, for coroutines and for threads.
 
-A request that exceeds what is left waits. A single request above the whole limit is admitted alone,
-so that it can run at all.
+A request above the remaining limit waits. A single request above the whole limit is admitted
+alone, so that it can run at all.
 
-Three other limits share none of this. `server.admission` and `server.request_bodies` refuse instead
-of waiting. `sdk.in_flight` orders the answers of threads' futures, and may exceed its limit of
-bytes by one request.
+Three other limits are separate. `server.admission` and `server.request_bodies` refuse instead of
+waiting. `sdk.in_flight` orders the answers of threads' futures, and may exceed its byte limit by
+one request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InFlightLimiter:
         try:
             await admitted
         except asyncio.CancelledError:
-            if admitted.cancelled():  # it held nothing, but others may be waiting behind it
+            if admitted.cancelled():  # it held nothing, but other items may be waiting behind it
                 self._admit_waiters()
             else:
                 self.release(num_bytes)
@@ -79,7 +79,7 @@ class InFlightLimiter:
         self.release_bytes(num_bytes)
 
     def release_bytes(self, num_bytes: int) -> None:
-        """Release bytes alone; a negative number adds bytes, without waiting for room."""
+        """Release only bytes; a negative number adds bytes, without waiting for room."""
         self._num_bytes -= num_bytes
         self._admit_waiters()
 
@@ -111,7 +111,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, num_bytes: int) -> Iterator[Reservation]:
-        """Block until `num_bytes` are free, and reserve them until left."""
+        """Block until `num_bytes` are free, and reserve them while entered."""
         wanted, ticket = min(num_bytes, self._max_bytes), object()
         with self._changed:
             self._waiters.append(ticket)

@@ -1,7 +1,7 @@
-"""JSON bodies: parsed within limits; values are counted before any is allocated.
+"""JSON bodies, parsed within limits; values are counted before any is allocated.
 
-A byte of JSON can become thirty of memory: 36 MB of `[[],[],…]` are a gigabyte of lists. No request
-that a model can answer needs more than `MAX_VALUES`, with keys, or `MAX_CONTAINERS`.
+A byte of JSON can take thirty bytes of memory: 36 MB of `[[],[],…]` are a gigabyte of lists. No
+valid request needs more than `MAX_VALUES`, including keys, or `MAX_CONTAINERS`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic_core import from_json
 from .json_slices import load_in_slices
 
 MAX_VALUES = 2**21
-"""2,048 prompts of a thousand token ids each; about 130 MB once parsed."""
+"""Enough for 2,048 prompts of a thousand token IDs each; about 130 MB once parsed."""
 
 MAX_CONTAINERS = 2**16
-"""Lists and objects, which cost most; about 15 MB. Garbage collections look at each of them."""
+"""Lists and objects cost most: about 15 MB. Every garbage collection visits each of them."""
 
 _LARGE_BYTES = 2**20  # above this, JSON is parsed in slices
-_CHUNK_BYTES = 2**18  # a few milliseconds, in which no other thread runs
+_CHUNK_BYTES = 2**18  # a few milliseconds, during which no other thread runs
 _CONTAINER_BYTES, _VALUE_BYTES = 72, 40
 _STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING = re.compile(rb'"' + _STRING_REST + rb'"', re.DOTALL)
@@ -31,7 +31,7 @@ _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"' + _STRING_REST + rb'")*+', re.DOTALL
 
 
 class TooManyValues(ValueError):
-    """JSON that would take far more memory than its bytes; the message follows "it"."""
+    """JSON that would need far more memory than its bytes; the message follows "it"."""
 
 
 def load_json(
@@ -43,7 +43,7 @@ def load_json(
 ) -> Any:
     """Return parsed JSON; raises ValueError if it is invalid, `TooManyValues` above the limits.
 
-    With `in_slices` the event loop of another thread turns while large JSON is parsed.
+    With `in_slices` another thread's event loop keeps running while large JSON is parsed.
     """
     check_values(data)
     if in_slices and len(data) > _LARGE_BYTES:
@@ -52,7 +52,7 @@ def load_json(
 
 
 def check_values(data: bytes) -> None:
-    """Raise `TooManyValues` for JSON with more values than any request has; nothing is parsed."""
+    """Raise `TooManyValues` for JSON with more values than any request has, without parsing it."""
     if len(data) <= MAX_CONTAINERS:
         return
     if all(_is_allowed(marks) for marks in _sums(_marks_anywhere(data))):
@@ -65,9 +65,9 @@ def check_values(data: bytes) -> None:
 
 
 def unfolded_bytes(data: bytes) -> int:
-    """Return an estimate of the memory of parsed JSON, without its strings, in bytes."""
+    """Return an estimate of the memory of parsed JSON without its strings, in bytes."""
     marks = _total(_marks_anywhere(data))
-    if marks.num_bytes > len(data):  # else marks within strings make no difference
+    if marks.num_bytes > len(data):  # otherwise marks within strings make no difference
         marks = _total(_marks_outside_strings(data))
     return marks.num_bytes
 
@@ -133,5 +133,5 @@ def _is_allowed(marks: _Marks) -> bool:
     return marks.containers <= MAX_CONTAINERS and marks.all < MAX_VALUES
 
 
-def _end_of(found: re.Match[bytes] | None, position: int) -> int:
-    return position if found is None else found.end()
+def _end_of(match: re.Match[bytes] | None, position: int) -> int:
+    return position if match is None else match.end()

@@ -1,6 +1,6 @@
-"""JSON of large values, printed in parts, so that other threads run between two parts.
+"""JSON of large values, printed in parts, so that other threads run between the parts.
 
-`to_json` holds the interpreter's lock until all is printed: half a second for 50 MB.
+`to_json` holds the GIL until everything is printed: half a second for 50 MB.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def print_json(value: object, **options: Any) -> bytes:
 
 
 def has_more_values(value: object, most: int) -> bool:
-    """Say whether a value holds more than `most` values; counts no further."""
+    """Say whether a value contains more than `most` values, without counting further."""
     return _count(value, most) > most
 
 
 def discard(value: object, depth: int = 5) -> None:
-    """Empty a value from the inside, so that freeing it never holds the lock for long."""
+    """Empty a value from the inside, so that freeing it never holds the GIL for long."""
     if not isinstance(value, _CONTAINERS):
         return
     if depth:
@@ -38,7 +38,7 @@ def _parts(value: object, options: dict[str, Any]) -> Iterator[bytes]:
     """Yield JSON in parts of up to `_PART_VALUES` values each."""
     if isinstance(value, dict) and value and has_more_values(value, _PART_VALUES):
         for number, (key, inside) in enumerate(value.items()):
-            # A key is printed as in an object, which makes a string of any key.
+            # A key is printed inside an object, which converts any key to a string.
             head = to_json({key: None}, **options).removesuffix(b"null}")
             yield b"," + head[1:] if number else head
             yield from _parts(inside, options)
@@ -68,7 +68,7 @@ def _groups(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _count(value: object, most: int) -> int:
-    """Return how many values there are in a value, itself included; stops above `most`.
+    """Return the number of values in a value, including itself; stops above `most`.
 
     Containers in a list whose first item is not a container count as one value each.
     """

@@ -1,8 +1,8 @@
-"""Large JSON, parsed in slices, so that other threads run between two slices.
+"""Large JSON, parsed in slices, so that other threads run between the slices.
 
-`from_json` holds the interpreter's lock from the first byte to the last: 35 MB take up to half a
-second, in which no event loop of the process turns. Values, errors and duplicate keys are those of
-`from_json`; every value is still parsed by it, in slices of up to `_SLICE_BYTES`.
+`from_json` holds the GIL from the first byte to the last: 35 MB take up to half a second, during
+which no event loop of the process runs. Values, errors and duplicate keys are the same as
+`from_json`'s; it still parses every value, in slices of up to `_SLICE_BYTES`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 _SLICE_BYTES = 2**18  # a few milliseconds
 _MAX_SCALAR_BYTES = 2**16
 _MAX_DEPTH = 200  # as in `from_json`
-_PAUSE_SECONDS = 1e-4  # long enough that a thread that waits for the lock gets it
+_PAUSE_SECONDS = 1e-4  # long enough for a waiting thread to get the GIL
 
 _HEX = rb"[0-9a-fA-F]{4}"
 _PAIR = rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -48,7 +48,7 @@ class Slices(NamedTuple):
         return value
 
     def _value(self, position: int, depth: int) -> tuple[Any, int]:
-        """Return the value at a position, and where it ends."""
+        """Return the value at a position, and the end of the value."""
         data, position = self.data, self._skip_space(position)
         first = data[position : position + 1]
         if first == b'"':
@@ -65,7 +65,7 @@ class Slices(NamedTuple):
         return self._parsed(b"", position, max(end, position + 1), b""), end
 
     def _container(self, position: int, depth: int) -> tuple[list[Any] | dict[str, Any], int]:
-        """Return the list or object that opens at a position, and where it ends."""
+        """Return the list or object that opens at a position, and its end."""
         opening = self.data[position : position + 1]
         closing = b"}" if opening == b"{" else b"]"
         holder: Any = {} if opening == b"{" else []
@@ -76,8 +76,8 @@ class Slices(NamedTuple):
             position = self._skip_space(position)
             if self.data[position : position + 1] == b",":
                 self._fail("expected value", position)
-            found = _FLAT_ITEMS.match(self.data, position, position + _SLICE_BYTES)
-            if (end := _end(found, position)) > position:
+            match = _FLAT_ITEMS.match(self.data, position, position + _SLICE_BYTES)
+            if (end := _end(match, position)) > position:
                 part = self._parsed(opening, position, end - 1, closing)
                 holder.update(part) if opening == b"{" else holder.extend(part)
                 position = end
@@ -106,13 +106,13 @@ class Slices(NamedTuple):
         return key, position + 1
 
     def _string(self, position: int) -> tuple[str, int]:
-        """Return the string whose content begins at a position, and where it ends."""
+        """Return the string whose content begins at a position, and its end."""
         data, pieces = self.data, list[str]()
         while data[position : position + 1] != b'"':
             end = self._end_of_piece(position)
             while end > position and data[end : end + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1  # a character of several bytes is not cut
-            if end == position:  # neither an escape nor a character: its parser says why
+            if end == position:  # neither an escape nor a character: its parser reports the reason
                 end = min(len(data), position + 12)
             pieces.append(self._parsed(b'"', position, end, b'"'))
             position = end
@@ -121,7 +121,7 @@ class Slices(NamedTuple):
         return "".join(pieces), position + 1
 
     def _end_of_piece(self, position: int) -> int:
-        """Return where a piece of a string ends: before the quote, or between two escapes."""
+        """Return the end of a piece of a string: before the quote, or between two escapes."""
         stop = position + _SLICE_BYTES
         quote = self.data.find(b'"', position, stop)
         if self.data.find(b"\\", position, stop if quote < 0 else quote) < 0:
@@ -163,5 +163,5 @@ def load_in_slices(data: bytes, **options: Any) -> Any:
     return Slices(data, options).load()
 
 
-def _end(found: re.Match[bytes] | None, position: int) -> int:
-    return position if found is None else found.end()
+def _end(match: re.Match[bytes] | None, position: int) -> int:
+    return position if match is None else match.end()

@@ -13,13 +13,13 @@ from .tools import ToolCall
 
 def _served_role(role: str) -> str:
     if role == "function":
-        raise ValueError("must be 'tool' where it answers a call: 'function' is the older form")
+        raise ValueError("must be 'tool' for a tool's result: 'function' is deprecated")
     return role
 
 
 def _absent(value: object) -> object:
     if value not in (None, [], {}):
-        raise ValueError("is not supported: leave it out")
+        raise ValueError("is not supported: remove it")
     return value
 
 
@@ -45,11 +45,11 @@ class Message(BaseModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        """Refuse a message that lacks a field which its role requires."""
+        """Refuse a message that lacks a required field of its role."""
         if self.tool_calls and self.role != "assistant":
-            raise fault(("tool_calls",), "must be an assistant's", self.tool_calls)
+            raise fault(("tool_calls",), "is only allowed in assistant messages", self.tool_calls)
         if self.role == "tool" and self.tool_call_id is None:
-            raise fault(("tool_call_id",), "must name the call that is answered", None)
+            raise fault(("tool_call_id",), "is required: it is the ID of the answered call", None)
         has_thought = self.role == "assistant" and self.thought
         if self.content is None and not self.tool_calls and not has_thought:
             raise fault(("content",), "is required", None)
@@ -63,7 +63,7 @@ class Message(BaseModel):
         return next(filter(None, given), given[0] if given else None)
 
     def texts(self) -> list[str]:
-        """Return the texts of the parts; content that is a string is one part."""
+        """Return the texts of the parts; a string is one part."""
         if self.content is None:
             return []
         if isinstance(self.content, str):

@@ -1,4 +1,4 @@
-"""Multipart forms: a streaming parser that keeps fields as text and passes on a file's bytes."""
+"""Multipart forms: a streaming parser that stores fields as text and passes on a file's bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Part:
 
 
 class FormReader:
-    """Reads one form, of which the field `file_field` may be of any size.
+    """Reads one form, whose field `file_field` may be of any size.
 
     Fields may be in any order, with or without a filename. A field named `…[]` is a list. An
     incomplete or malformed form raises `RequestError`, and so does any other field sent twice.
@@ -68,7 +68,7 @@ class FormReader:
         try:
             self._parser.write(chunk)
         except FormParserError as exc:
-            raise _refused(f"it cannot be read: {str(exc)[:200]}") from exc
+            raise _refused(f"it is malformed: {str(exc)[:200]}") from exc
         arrived = b"".join(self._arrived)
         self._arrived.clear()
         return arrived
@@ -78,9 +78,9 @@ class FormReader:
         try:
             self._parser.finalize()
         except FormParserError as exc:
-            raise _refused(f"it cannot be read: {str(exc)[:200]}") from exc
+            raise _refused(f"it is malformed: {str(exc)[:200]}") from exc
         if not self._is_whole:
-            raise _refused("it ends before its last boundary")
+            raise _refused("it ends before the closing boundary")
 
     def _callbacks(self) -> MultipartCallbacks:
         return {
@@ -128,11 +128,11 @@ class FormReader:
         part.name = _decode_name(options[b"name"])
         if part.name in self._names and not part.name.endswith(_LIST):
             raise RequestError(
-                f"`{part.name}` comes more than once.", param=part.name, code="duplicate_field"
+                f"`{part.name}` is sent more than once.", param=part.name, code="duplicate_field"
             )
         self._names.add(part.name)
         if part.headers.get(b"content-transfer-encoding", b"").lower() not in _PLAIN_ENCODINGS:
-            raise _refused(f"`{part.name}` has a Content-Transfer-Encoding: send it as it is")
+            raise _refused(f"`{part.name}` has a Content-Transfer-Encoding: send it unencoded")
         if part.name == self._file_field and b"filename" in options:
             self.filename = _decode_name(options[b"filename"])
 
@@ -150,7 +150,7 @@ class FormReader:
         try:
             text = self._part.text.decode()
         except UnicodeDecodeError as exc:
-            raise _refused(f"`{self._part.name}` is no UTF-8") from exc
+            raise _refused(f"`{self._part.name}` is not UTF-8") from exc
         if self._part.name.endswith(_LIST):
             self.lists.setdefault(self._part.name, []).append(text)
         else:
@@ -161,10 +161,10 @@ class FormReader:
 
 
 def values(form: FormReader, texts: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a form as a JSON body, by the naming of OpenAI's clients.
+    """Return the fields of a form as a JSON body, by the naming conventions of OpenAI's clients.
 
     `name[]` is a list and `name[key]` an object. A field that is not in `texts` is parsed if it is
-    valid JSON; an empty one is left out, as by FastAPI. Raises `RequestError` for a field in
+    valid JSON; an empty one is left out, as FastAPI does. Raises `RequestError` for a field in
     two conflicting forms.
     """
     body: dict[str, Any] = {}
@@ -188,7 +188,7 @@ def _put(body: dict[str, Any], name: str, value: object) -> None:
         if not isinstance(holder, dict):
             break
     if not isinstance(holder, dict) or last in holder:
-        raise RequestError(f"`{top}` comes in two ways.", param=top, code="duplicate_field")
+        raise RequestError(f"`{top}` is sent in two forms.", param=top, code="duplicate_field")
     holder[last] = value
 
 
@@ -207,9 +207,9 @@ def _boundary_of(content_type: str) -> bytes:
     if kind != b"multipart/form-data":
         raise RequestError("The body must be multipart/form-data.", code="unsupported_content_type")
     boundary = options.get(b"boundary", b"")
-    # RFC 2046; the parser itself would accept more.
+    # RFC 2046; the parser itself accepts more.
     if not 0 < len(boundary) <= 70 or boundary.endswith(b" "):
-        raise _refused("its Content-Type names no boundary")
+        raise _refused("its Content-Type has no valid boundary")
     return boundary
 
 
@@ -222,4 +222,4 @@ def _decode_name(name: bytes) -> str:
 
 
 def _refused(words: str) -> RequestError:
-    return RequestError(f"The body is no whole form: {words}.", code="invalid_multipart")
+    return RequestError(f"The body is not a complete form: {words}.", code="invalid_multipart")

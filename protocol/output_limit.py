@@ -1,4 +1,4 @@
-"""Output limit: the most tokens that the answers of one body may have."""
+"""Output limit: the maximum number of tokens in all answers of one body."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 UNTOLD_TOKENS: Final = 512
-"""Expected of a body that names no most, while nothing is known of its answers."""
+"""Estimate for a body without a limit, while nothing is known about its answers."""
 
 _WRITING: Final = frozenset({"messages", "prompt", "file"})
 
 
 def max_output_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of all answers of a body together; None where it names no most.
+    """Return the maximum number of tokens in all answers of a body; None without a limit.
 
-    0 where nothing is written, as for vectors and scores.
+    It is 0 for vectors and scores, which have no output.
     """
     if _WRITING.isdisjoint(body):
         return 0

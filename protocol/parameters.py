@@ -1,7 +1,7 @@
 """Parameter names: the known ones of each endpoint, and the unknown ones of a body.
 
-A request with an unknown parameter runs without it, as with OpenAI and vLLM, so that a misspelt
-name changes results in silence: it is counted and reported.
+A request with an unknown parameter runs without it, as with OpenAI and vLLM. Because a misspelt
+name would silently change results, it is counted and reported.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WITHOUT_EFFECT = (
     *("prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "rid"),
     *("guided_decoding_backend", "stream", "stream_options"),
 )
-"""Parameters of other servers that change no row, beside those that requests have as fields."""
+"""Other servers' parameters that change no row, in addition to the fields of requests."""
 
-# Accepted with a neutral value, or where another server has them: nobody is led to them.
+# Accepted with a neutral value, or supported only by other servers, so never suggested.
 _UNSUGGESTED = (
     *("best_of", "file", "add_special_tokens", "stream_include_usage"),
     *("stream_continuous_usage_stats", "guided_decoding_backend"),
@@ -38,7 +38,7 @@ _MIN_LIKENESS = 0.7
 
 @dataclass(frozen=True, slots=True)
 class EndpointParameters:
-    """Known parameters of an endpoint; `nested` are those of objects, by the objects' paths.
+    """Known parameters of an endpoint; `nested` has those of objects by the objects' paths.
 
     Objects that are not in `nested` may have any keys, such as `chat_template_kwargs`. `flat` are
     the parameters without the objects.
@@ -57,7 +57,7 @@ class EndpointParameters:
         unknown = [name for name in body if name not in self.names]
         for path, names in self.nested.items():
             value = _at(body, path)
-            # A structural tag has fields of its own.
+            # A structural tag has its own fields.
             if isinstance(value, dict) and value.get("type") != "structural_tag":
                 unknown += [f"{path}.{name}" for name in value if name not in names]
         return unknown
@@ -73,14 +73,14 @@ class EndpointParameters:
 
 def find_parameters(url: str) -> EndpointParameters | None:
     """Return the parameters of a URL's endpoint; None for an unknown URL."""
-    # What a cache holds stays: a url may be as long as a line.
+    # Long URLs are not cached: one may be as long as a line.
     return _of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _of_url(url)
 
 
 def unknown_parameters(url: str, body: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names in a body that are no parameters of its URL; none for an unknown URL."""
-    found = find_parameters(url)
-    return found.unknown_in(body) if found else ()
+    """Return the names in a body that are not parameters of its URL; none for an unknown URL."""
+    endpoint = find_parameters(url)
+    return endpoint.unknown_in(body) if endpoint else ()
 
 
 def _of_url(url: str) -> EndpointParameters | None:
@@ -93,7 +93,7 @@ _of_short_url = lru_cache(maxsize=64)(_of_url)
 
 @cache
 def _of_route(route: Route) -> EndpointParameters:
-    # A late import: the models take a tenth of a second, for processes that may see no body.
+    # A late import: loading the models takes 0.1 s, which some processes never need.
     from .constraints.request import ConstrainedRequest, JsonSchemaFormat, ResponseFormat
     from .requests import neutral_values, request_types
 
@@ -117,7 +117,7 @@ def _of_route(route: Route) -> EndpointParameters:
 
 
 def _names_of(kind: type[BaseModel]) -> list[str]:
-    """Return the names that a model's fields have in JSON, all of each."""
+    """Return all JSON names of a model's fields."""
     from pydantic import AliasChoices
 
     names = []
@@ -129,7 +129,7 @@ def _names_of(kind: type[BaseModel]) -> list[str]:
 
 
 def _at(body: Mapping[str, Any], path: str) -> object:
-    """Return the value at a dotted path; None where there is none."""
+    """Return the value at a dotted path; None if there is none."""
     value: object = body
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -137,5 +137,5 @@ def _at(body: Mapping[str, Any], path: str) -> object:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    found = get_close_matches(name.lower(), known, n=1, cutoff=_MIN_LIKENESS)
-    return found[0] if found else None
+    matches = get_close_matches(name.lower(), known, n=1, cutoff=_MIN_LIKENESS)
+    return matches[0] if matches else None

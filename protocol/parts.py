@@ -23,7 +23,7 @@ IMAGE = "an image"
 
 def _unserved_type(part_type: str) -> str:
     del part_type
-    raise ValueError("must be 'text' or 'image_url': parts of other types are not supported")
+    raise ValueError("must be 'text' or 'image_url': other types are not supported")
 
 
 def _image_url(url: str) -> str:
@@ -41,10 +41,10 @@ def _form_of_content(value: object) -> str | None:
 
 
 def _form_of_part(value: object) -> str:
-    said = value.get("type") if isinstance(value, dict) else None
-    if said == IMAGE_URL:
+    part_type = value.get("type") if isinstance(value, dict) else None
+    if part_type == IMAGE_URL:
         return "<image>"
-    return "<other>" if isinstance(said, str) and said != "text" else "<text>"
+    return "<other>" if isinstance(part_type, str) and part_type != "text" else "<text>"
 
 
 class TextPart(BaseModel):

@@ -1,6 +1,6 @@
-"""Prompt key: a request's prompt as bytes, which begin alike where what a template renders does.
+"""Prompt key: a request's prompt as bytes that share a prefix if the rendered prompts do.
 
-Equal requests have equal results where these are determined.
+Equal requests have equal results if these are deterministic.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PROMPTS = (*PROMPT_FIELDS, "file")
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """Return JSON of all that a body's prompt is rendered from, in the order of the rendering."""
+    """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
     names = [name for name in PROMPTS if name in body]
-    # What is rendered before the conversation comes before it here.
+    # Fields that are rendered before the conversation come before it.
     return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
 
 
 def is_determined(body: Mapping[str, Any]) -> bool:
-    """Say whether text that is generated for a body is the same each time: greedy, or by a seed."""
+    """Say whether a body's generated text is deterministic: greedy, or with a seed."""
     return body.get("temperature") == 0 or body.get("seed") is not None

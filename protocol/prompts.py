@@ -1,4 +1,4 @@
-"""Prompts: text or token ids, one or many, in any of the four forms of OpenAI's API."""
+"""Prompts: text or token IDs, one or many, in any of the four forms of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fields import MAX_CHOICES, Count, Text, encodable, fault
 MAX_PROMPTS = 2_048
 _SLICE_ITEMS = 100_000
 
-# Fields with lists of about one sequence per item, of all endpoints.
+# Fields of all endpoints with a list of about one sequence per item.
 _LISTS = (
     "prompt",
     "input",
@@ -26,10 +26,10 @@ _LISTS = (
     "items",
 )
 
-_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
+_FORMS = "must be a string, a list of strings, a list of token IDs or a list of such lists"
 
-_FORMS_OF_ITEM = "must be a string, a token id or a list of token ids"
-_ITEMS: dict[type, str] = {str: "a string", int: "a token id", list: "a list of token ids"}
+_FORMS_OF_ITEM = "must be a string, a token ID or a list of token IDs"
+_ITEMS: dict[type, str] = {str: "a string", int: "a token ID", list: "a list of token IDs"}
 
 Prompt = str | list[int]
 
@@ -39,12 +39,12 @@ def _prompts(value: object) -> list[Prompt]:
     if isinstance(value, str):
         return [_checked(value)]
     if not isinstance(value, list):
-        # Of the two, pydantic takes only ValueError for a fault of the input.
+        # Of the two, pydantic only handles ValueError as invalid input.
         raise ValueError(_FORMS)  # noqa: TRY004
     if _are_all(value, int):
         return [value]
     if len(value) > MAX_PROMPTS:
-        raise ValueError(f"must not hold more than {MAX_PROMPTS:,} of them; use more lines")
+        raise ValueError(f"must not have more than {MAX_PROMPTS:,} prompts: split the request")
     if not value:
         raise ValueError("must not be empty")
     first = type(value[0])
@@ -71,12 +71,12 @@ def _same(items: Sequence[object], kind: type, *places: int) -> None:
     if _are_all(items, kind):
         return
     index = next(index for index, item in enumerate(items) if type(item) is not kind)
-    told = f"must be {_ITEMS[kind]}{', as the first item is' if index else ''}"
-    raise fault((*places, index), told, items[index])
+    message = f"must be {_ITEMS[kind]}{', like the first item' if index else ''}"
+    raise fault((*places, index), message, items[index])
 
 
 def _are_all(items: Sequence[object], kind: type) -> bool:
-    """Say whether there are items, all of this type; other threads run between two slices."""
+    """Say whether there are items, all of this type; other threads run between the slices."""
     slices = range(0, len(items), _SLICE_ITEMS)
     return bool(items) and all(
         set(map(type, items[start : start + _SLICE_ITEMS])) == {kind} for start in slices
@@ -100,7 +100,7 @@ def _prompt(value: object) -> Prompt:
     """Return one prompt."""
     prompts = _prompts(value)
     if len(prompts) > 1:
-        raise ValueError("must be one string or one list of token ids")
+        raise ValueError("must be one string or one list of token IDs")
     return prompts[0]
 
 

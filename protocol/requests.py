@@ -1,6 +1,6 @@
-"""Request validation, as far as it needs no model: parameters, body and the errors for both.
+"""Request validation that needs no model: parameters, body and the errors for both.
 
-An engine responds with these errors; a check of a file before the engine is loaded predicts them.
+An engine responds with these errors; a file check before loading the engine predicts them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROMPT_FIELDS = (
     *("messages", "prompt", "input"),
     *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
 )
-"""Fields of bodies that hold what the model reads, recordings apart."""
+"""Body fields that contain the model's input, except audio."""
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -76,7 +76,7 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
 
 
 def request_types(route: Route) -> tuple[type[BaseModel], ...]:
-    """Return the types that a body of an endpoint may be parsed as."""
+    """Return the types that an endpoint's body may be parsed as."""
     return (ScoreRequest, RerankRequest) if route is SCORE else (_REQUESTS[route.name],)
 
 
@@ -88,16 +88,16 @@ def neutral_values(kind: type[BaseModel]) -> NeutralValues:
 def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
     """Return a body parsed as a request of its endpoint.
 
-    Raises `RequestError` for a parameter that is not served, or a body that is not valid.
+    Raises `RequestError` for an unsupported parameter or an invalid body.
     """
     refuse_unsupported(body, neutral_values(kind))
     return parse(kind, body)
 
 
 def read_score(body: Mapping[str, Any]) -> ScoreRequest | RerankRequest:
-    """Return a body at `/score` parsed: as a score request, or with a `query` as a rerank request.
+    """Return a body at `/score`, parsed as a score request, or with a `query` as a rerank request.
 
-    The clients of openai-batch send rankings there.
+    The clients of openai-batch send rerank requests there.
     """
     if "query" in body:
         return read_body(RerankRequest, body)
@@ -110,9 +110,9 @@ def check_request(
     served_names: Sequence[str] | None,
     endpoints: Sequence[str] = ENDPOINTS,
 ) -> BaseModel:
-    """Return a request; raises the `RequestError` that an engine of these names would respond with.
+    """Return a request; raises the `RequestError` that an engine with these names would return.
 
-    Checks are in the engine's order: the url, `stream`, `model` (unless `served_names` is None),
+    Checks are in the engine's order: the URL, `stream`, `model` (unless `served_names` is None),
     the rest of the body.
     """
     route = served_route(url, endpoints)

@@ -1,6 +1,6 @@
-"""Routes: URLs of the endpoints, independent of the model that is served.
+"""Routes: URLs of the endpoints, independent of the served model.
 
-A URL of a known endpoint that the model does not support gets another error than an unknown URL.
+A known endpoint that the model does not support and an unknown URL have different errors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MAX_URL_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """URLs of an endpoint: those listed, or all that end in the suffix.
+    """URLs of an endpoint: a fixed list, or all URLs with the suffix.
 
-    `name` is the URL in messages and docs, `needs` the kind of model that the endpoint requires.
+    `name` is the URL in messages and docs, `needs` the kind of model that it requires.
     """
 
     name: str
@@ -33,9 +33,9 @@ class Route:
         return url in self.exact or (self.suffix is not None and url.endswith(self.suffix))
 
 
-_WRITES = "a model that writes text"
-_SCORES = "a reranker, or a model that gives vectors"
-_HEARS = "a model that writes down speech"
+_WRITES = "a text generation model"
+_SCORES = "a reranker or an embedding model"
+_HEARS = "a speech recognition model"
 
 CHAT_COMPLETIONS = Route(
     "/v1/chat/completions", _WRITES, exact=frozenset({"/v1/chat/completions", "/chat/completions"})
@@ -45,7 +45,7 @@ COMPLETIONS = Route(
 )
 EMBEDDINGS = Route(
     "/v1/embeddings",
-    "a model that gives vectors",
+    "an embedding model",
     exact=frozenset({"/v1/embeddings", "/embeddings"}),
 )
 GENERATIVE_SCORING = Route(
@@ -114,19 +114,19 @@ def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
 
 
 def not_served(url: str, endpoints: Collection[str]) -> RequestError:
-    """Return the error for a URL of none of `endpoints`: unknown, or of other models only."""
+    """Return the error for a URL outside `endpoints`: unknown, or of other models only."""
     shown = printable(url, _MAX_URL_CHARS)
     served = ", ".join(endpoints)
     route = find_route(url)
     if route is not None:
         return RequestError(
-            f"Model does not support endpoint: {shown}. It takes {route.needs}; this one serves "
-            f"{served}.",
+            f"Model does not support endpoint: {shown}. It requires {route.needs}; this model "
+            f"supports {served}.",
             param="url",
             code="endpoint_not_supported",
         )
     return RequestError(
-        f"The url {shown} is not supported. Supported endpoints: {served}.",
+        f"The URL {shown} is not supported. Supported endpoints: {served}.",
         param="url",
         code=UNKNOWN_URL,
     )

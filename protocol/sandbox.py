@@ -1,10 +1,10 @@
-"""Jinja sandbox for chat templates, in which no rendering runs without end.
+"""Jinja sandbox for chat templates with a bound on every rendering.
 
-Jinja's own sandbox keeps a template from the interpreter, but lets it nest loops, call macros of
-macros and double a text without limit. Here each iteration of a loop and each call is a step, and
-so is each kibibyte of text; a rendering has a limited number of steps. Steps, not seconds: a line
-renders alike on any machine, or fails alike. Results whose length follows from the arguments are
-measured before they are made (`template_sizes`).
+Jinja's own sandbox isolates the interpreter, but lets a template nest loops, call macros of
+macros and double a text without limit. Here each loop iteration and each call is a step, and so is
+each kibibyte of text; a rendering has a limited number of steps. They are steps, not seconds, so
+that a line renders or fails alike on any machine. Results whose length follows from the arguments
+are measured before they are created (`template_sizes`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_ITEMS = 2**21
 _MAX_FIELD_CHARS = 256
 _MAX_POWER_BITS = 4096
 _MAX_PRODUCT_BITS = 2**16
-# Filters whose results may be of any length, and that no template of a model needs.
+# Filters with results of any length that no model's template needs.
 _REMOVED = ("pprint", "urlize", "xmlattr")
 _REMOVED_METHODS = frozenset({"encode", "maketrans", "to_bytes", "translate"})
 
@@ -61,7 +61,7 @@ class _StepsLeft(threading.local):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates and renders them; any number of threads may render, each by itself."""
+    """Compiles templates and renders them; several threads may render at the same time."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -89,7 +89,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.globals["raise_exception"] = _raise_exception
         del self.globals["lipsum"]  # makes any amount of text in one step
-        # Jinja's own give a template a class, and names that Python keeps to itself.
+        # Jinja's own ones give a template a class, and Python's internal names.
         self.globals["dict"] = _new_dict
         self.globals["namespace"] = _Names
         self._left = _StepsLeft()
@@ -110,7 +110,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Say whether a template may read an attribute: not a method without a measure."""
+        """Say whether a template may read an attribute: not a method without a size limit."""
         return attr not in _REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
@@ -163,19 +163,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return lambda names: form.vformat(text, (), names)
 
     def spend(self, steps: int) -> None:
-        """Subtract steps from those that the rendering has left."""
+        """Subtract steps from the rendering's remaining ones."""
         left = self._left
         left.steps -= steps
         if left.steps < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
 
     def charge_turn(self, steps: int) -> bool:
-        """Charge a turn of a loop, and return True for a loop that has a condition."""
+        """Charge a loop iteration, and return True for a loop with a condition."""
         self.spend(steps)
         return True
 
     def charge_operand(self, value: Any) -> Any:
-        """Return an argument of a filter, once the steps to read it are spent."""
+        """Return a filter's argument after charging the steps to read it."""
         if isinstance(value, str):
             self.spend(len(value) // _CHARS_READ_PER_STEP)
         elif isinstance(value, (list, tuple, dict, range)):
@@ -183,7 +183,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def charge_whole(self, value: Any) -> Any:
-        """Return a value, once the steps to read it with all that is in it are spent."""
+        """Return a value after charging the steps to read it with its contents."""
         if isinstance(value, (list, tuple, dict)):
             weight = weight_of(value, MAX_TEXT_CHARS)
             _check_size(weight)
@@ -191,7 +191,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.charge_operand(value)
 
     def charge_copy(self, value: Any) -> Any:
-        """Return a part of a value, once the steps to copy it are spent."""
+        """Return a part of a value after charging the steps to copy it."""
         if isinstance(value, str):
             _check_size(len(value))
             self.spend(len(value) // CHARS_PER_STEP)
@@ -201,7 +201,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def charge_result(self, value: Any) -> Any:
-        """Return a template's value, once its size is charged, with all that is in it."""
+        """Return a template's value after charging its size, including its contents."""
         if type(value) is str and len(value) < CHARS_PER_STEP:
             return value
         if isinstance(value, (list, tuple, dict)):
@@ -211,13 +211,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _format(self, text: Any, /, *args: Any, **names: Any) -> str:
         """Return `text % args`, as Jinja's filter `format` does."""
         if args and names:
-            raise TemplateError("`format` takes arguments with names, or without, not both")
+            raise TemplateError("`format` takes named or positional arguments, not both")
         values = names or args
         _check_size(formatted(str(text), values, MAX_TEXT_CHARS))
         return str(text) % values
 
     def _join(self, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
-        """Return the texts of a list with a text between them, as Jinja's filter `join` does."""
+        """Return the joined texts of a list, as Jinja's filter `join` does."""
         separator, size, texts = str(d), 0, []
         read = None if attribute is None else make_attrgetter(self, attribute)
         for number, item in enumerate(value):
@@ -229,7 +229,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Formatter(SandboxedFormatter):
-    """Formats the fields of a text, each once its size is charged."""
+    """Formats the fields of a text, and charges the size of each first."""
 
     _env: Sandbox
 
@@ -240,7 +240,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _Names(Namespace):
-    """A template's `namespace(…)`, whose names do not begin with an underscore."""
+    """A template's `namespace(…)`, whose names must not begin with an underscore."""
 
     def __init__(*args: Any, **names: Any) -> None:  # a name may be `self`
         self, *given = args
@@ -258,7 +258,7 @@ class _Names(Namespace):
 
 
 def strftime_at(created: int) -> Callable[[str], str]:
-    """Return `strftime_now` of a rendering: the date is that of `created`, not of today."""
+    """Return a rendering's `strftime_now`: its date is that of `created`, not today's."""
     now = datetime.fromtimestamp(created, UTC)
 
     def strftime(form: str) -> str:
@@ -269,7 +269,7 @@ def strftime_at(created: int) -> Callable[[str], str]:
 
 
 def _measured(function: Callable[..., Any], size: Size) -> Callable[..., Any]:
-    """Return a filter that refuses arguments which give a result that is too long."""
+    """Return a filter that refuses arguments with a result that is too long."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -288,7 +288,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _given(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a template gives by name; Jinja adds names of its own."""
+    """Return a template's named arguments, without those that Jinja adds."""
     return {name: value for name, value in names.items() if name[:1] != "_"}
 
 
@@ -322,7 +322,7 @@ def _check_items(number: int) -> None:
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no name like {name!r}")
+        raise SecurityError(f"a namespace does not support the name {name!r}")
 
 
 def _new_dict(*args: Any, **items: Any) -> dict[Any, Any]:

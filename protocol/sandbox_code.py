@@ -1,4 +1,4 @@
-"""Code of templates with the counting of `sandbox` put in."""
+"""Compilation of templates with the counting of `sandbox`."""
 
 # ruff: noqa: N802 - a visitor's methods are named after Jinja's nodes
 
@@ -17,7 +17,7 @@ _FEW = 4
 # Filters that compare the items of a list with each other.
 _COMPARING = frozenset({"groupby", "max", "min", "sort", "unique"})
 _COMPARING_TESTS = frozenset({"eq", "equalto", "ne", "in", "lt", "le", "gt", "ge"})
-# Names of filters that no template can write; their code is called directly.
+# Filter names that no template can contain; their code is called directly.
 TURN, READ, COMPARED, MADE, COPIED = "a turn", "a read", "a comparison", "a result", "a copy"
 _OWN = frozenset({TURN, READ, COMPARED, MADE, COPIED})
 
@@ -28,14 +28,14 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the block's body in a scope of its own."""
+        """Return the block's body in a separate scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
 
 
 class CountingCode(CodeGenerator):
-    """Compiles a template with the counting put in."""
+    """Compiles a template with counting calls."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         """Write the code of a template."""
@@ -43,12 +43,12 @@ class CountingCode(CodeGenerator):
 
 
 class _Counting(NodeTransformer):
-    """Puts a call into each loop, and around each expression that may make a text larger."""
+    """Inserts a call into each loop, and around each expression that may lengthen a text."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        turn = _asked_of(TURN, nodes.Const(1))
-        if node.test is not None:  # a turn without the body
+        turn = _call_filter(TURN, nodes.Const(1))
+        if node.test is not None:  # an iteration without the body
             node.test = nodes.And(turn, node.test)
         if node.recursive:
             _charge_texts(node)
@@ -59,7 +59,7 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         if len(node.nodes) > _FEW:
             node.nodes = [_charged(COPIED, operand) for operand in node.nodes]
-        return _asked_of(COPIED, node)
+        return _call_filter(COPIED, node)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         return self._visit_container(node, node.items)
@@ -73,15 +73,15 @@ class _Counting(NodeTransformer):
     def _visit_container(self, node: nodes.Expr, values: Sequence[nodes.Expr]) -> nodes.Node:
         self.generic_visit(node)
         is_plain = all(isinstance(value, nodes.Const) for value in values)
-        return node if is_plain else _asked_of(COMPARED, node)
+        return node if is_plain else _call_filter(COMPARED, node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         is_copy = isinstance(node.arg, nodes.Slice) and node.ctx == "load"
-        return _asked_of(COPIED, node) if is_copy else node
+        return _call_filter(COPIED, node) if is_copy else node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        """Charge what is compared, unless one side is a constant and ends the comparison."""
+        """Charge the compared values, unless one side is a constant that bounds the comparison."""
         self.generic_visit(node)
         others = [operand.expr for operand in node.ops]
         is_short = any(isinstance(each, nodes.Const) for each in (node.expr, *others[:1]))
@@ -106,7 +106,7 @@ class _Counting(NodeTransformer):
         node.args = [_charged(READ, value) for value in node.args]
         for pair in node.kwargs:
             pair.value = _charged(READ, pair.value)
-        return _asked_of(MADE, node)
+        return _call_filter(MADE, node)
 
     def visit_Block(self, node: nodes.Block) -> nodes.Node:
         return self._visit_block(node)
@@ -128,7 +128,7 @@ class _Counting(NodeTransformer):
         else:
             assert isinstance(target, nodes.Name)
             value = nodes.Name(target.name, "load")
-        paid = nodes.ExprStmt(_asked_of(MADE, value)).set_lineno(node.lineno)
+        paid = nodes.ExprStmt(_call_filter(MADE, value)).set_lineno(node.lineno)
         return [self._visit_all_but_filter(node), paid]
 
     def _visit_all_but_filter(self, node: nodes.FilterBlock | nodes.AssignBlock) -> nodes.Node:
@@ -145,14 +145,14 @@ class _Counting(NodeTransformer):
         return node
 
 
-def _asked_of(name: str, value: nodes.Expr) -> nodes.Filter:
+def _call_filter(name: str, value: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(value, name, [], [], None, None)
 
 
 def _charged(name: str, value: nodes.Expr) -> nodes.Expr:
-    """Return a value that is charged where it may be long."""
+    """Return a value that is charged if it may be long."""
     is_charged = isinstance(value, nodes.Filter) and value.name in _OWN
-    return value if is_charged or isinstance(value, nodes.Const) else _asked_of(name, value)
+    return value if is_charged or isinstance(value, nodes.Const) else _call_filter(name, value)
 
 
 def _charge_texts(block: nodes.Node) -> None:
@@ -166,4 +166,4 @@ def _charged_text(value: nodes.Expr) -> nodes.Expr:
     if isinstance(value, nodes.TemplateData) and len(value.data) < CHARS_PER_STEP:
         return value
     is_charged = isinstance(value, nodes.Filter) and value.name in _OWN
-    return value if is_charged else _asked_of(COPIED, value)
+    return value if is_charged else _call_filter(COPIED, value)

@@ -27,7 +27,7 @@ _SIDES = (
 def _text(value: object) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        # Of the two, pydantic takes only ValueError for a fault of the input.
+        # Of the two, pydantic only handles ValueError as invalid input.
         raise ValueError(_FORM)  # noqa: TRY004
     if not text:
         raise ValueError("must not be empty")
@@ -42,7 +42,7 @@ def _texts(value: object) -> list[str]:
     if not value:
         raise ValueError("must not be empty")
     if len(value) > MAX_TEXTS:
-        raise ValueError(f"must not hold more than {MAX_TEXTS:,} texts; use more lines")
+        raise ValueError(f"must not have more than {MAX_TEXTS:,} texts: split the request")
     texts = []
     for index, item in enumerate(value):
         try:
@@ -85,16 +85,16 @@ class ScoreRequest(ScoringRequest):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse a body without two sides, or with sides of incompatible lengths."""
-        told = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
-        if told not in map(set, _SIDES):
+        given = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
+        if given not in map(set, _SIDES):
             ways = ", ".join(f"`{first}` and `{second}`" for first, second in _SIDES)
-            raise RequestError(f"A score needs two sides: {ways}.", param="text_1")
+            raise RequestError(f"A score requires two sides: {ways}.", param="text_1")
         firsts, seconds = self.sides
         if len(firsts) not in (1, len(seconds)):
             first, second = self.names
             raise RequestError(
-                f"`{first}` holds {len(firsts)} texts and `{second}` {len(seconds)}: one is scored"
-                " against each of many, or as many against as many.",
+                f"`{first}` has {len(firsts)} texts and `{second}` has {len(seconds)}: the first"
+                " must have one text, or both the same number.",
                 param=first,
             )
         return self
@@ -134,11 +134,11 @@ class RerankRequest(ScoringRequest):
 
 
 class GenerativeScoringRequest(BaseModel):
-    """The body of a request to `/v1/generative_scoring`, as vLLM and SGLang have it.
+    """The body of a request to `/v1/generative_scoring`, as in vLLM and SGLang.
 
-    Each of the `items` is put behind the `query` (before it with `item_first`), and the tokens
-    `label_token_ids` are scored in the place behind both: among themselves, or among all tokens
-    without `apply_softmax`. Special tokens are added to the query alone.
+    Each of the `items` follows the `query` (or precedes it with `item_first`), and the tokens
+    `label_token_ids` are scored as the next token: among themselves, or among all tokens
+    without `apply_softmax`. Special tokens are added only to the query.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -183,7 +183,7 @@ def generative_scoring_body(
 ) -> dict[str, Any]:
     """Return the response body: the score of each item's first label, then those of all labels.
 
-    vLLM has the former, SGLang the latter.
+    vLLM returns the former, SGLang the latter.
     """
     firsts = [of_item[0] for of_item in scores]
     body = score_body(body_id, created=created, model=model, scores=firsts, num_tokens=0)

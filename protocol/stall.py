@@ -1,4 +1,4 @@
-"""Stall: an engine that has requests and makes no progress, by one definition for all commands."""
+"""Stall: an engine with requests and without progress, defined once for all commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Hashable
 from typing import Final
 
 STALL_SECONDS: Final = 600.0
-"""Default of `--stall-seconds`. The longest silence of a healthy engine is shorter: 300 s in which
-ranks wait for one that compiles kernels, or three attempts of a minute to fetch a recording."""
+"""Default of `--stall-seconds`. A healthy engine is silent for less: 300 s in which ranks wait for
+one that compiles kernels, or three attempts of a minute each to fetch an audio file."""
 
 START_SECONDS: Final = 3600.0
-"""Default limit for loading a model. Workers have their own, as their weights are fetched first."""
+"""Default limit for loading a model. Workers have another one, because they fetch weights first."""
 
 SLOW_LOOP_FACTOR: Final = 5
-"""A blocked event loop in a live process is slow, not dead: it has this many times as long."""
+"""Factor of the limit for a blocked event loop in a live process, which is slow but not dead."""
 
 BEAT_SECONDS: Final = 0.25
 """Interval of the heartbeat of an engine process."""
@@ -24,9 +24,9 @@ _MAX_TICK_SECONDS: Final = 1.0
 
 
 class StallClock:
-    """Decides when an engine has stalled, from what is observed at each tick.
+    """Decides when an engine has stalled, from the observations at each tick.
 
-    Ticks are counted, and no clock is read: an engine is not to blame for the time in which its
+    It counts ticks instead of reading a clock: an engine is not to blame for the time in which its
     observer was stopped or busy.
     """
 
@@ -39,10 +39,10 @@ class StallClock:
         self._work: Hashable = None
 
     def note_tick(self, num_requests: int, work: Hashable, *, beats: int, turns: int) -> str | None:
-        """Count one tick and return why the engine counts as stalled, or None.
+        """Count one tick; return the reason if the engine has stalled, else None.
 
-        `work` differs after any progress: a row, a part of a stream, a step, or a layer of a step.
-        `beats` grow while the process of the engine lives, `turns` while its event loop runs.
+        `work` changes with any progress: a row, a part of a stream, a step, or a layer of a step.
+        `beats` increases while the engine's process is alive, `turns` while its event loop runs.
         """
         tick = self.tick_seconds
         self._since_beat = 0.0 if beats != self._beats else self._since_beat + tick

@@ -22,7 +22,7 @@ _OPTIONS = "stream_options"
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Token usage in a stream: the total at its end, or also the running total in each chunk."""
+    """Token usage in a stream: the total at its end, and optionally a running total per chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -34,7 +34,7 @@ def is_stream(body: Mapping[str, Any]) -> bool:
 
 
 def refuse_stream(body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for a body that requests a stream, or whose `stream` is no boolean."""
+    """Raise `RequestError` for a body that requests a stream, or has an invalid `stream`."""
     if is_stream(body):
         raise RequestError(STREAM_MODE, param="stream", code=STREAM_NOT_SUPPORTED)
     _refuse_other(body, "false")
@@ -61,20 +61,20 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
 def no_stream(url: str) -> RequestError:
     """Return the error for a stream at a URL that does not support streaming."""
     return RequestError(
-        f"{url} answers all at once: leave `stream` out or send false.",
+        f"{url} does not support streaming: remove `stream` or set it to false.",
         param="stream",
         code=STREAM_NOT_SUPPORTED,
     )
 
 
-def _options(given: Mapping[str, Any], prefix: str, holder: str = "") -> StreamOptions:
+def _options(fields: Mapping[str, Any], prefix: str, holder: str = "") -> StreamOptions:
     """Return the options in an object at the path `holder`, with a prefix of their names."""
     names = (f"{prefix}include_usage", f"{prefix}continuous_usage_stats")
-    return StreamOptions(*(_option(given, name, f"{holder}{name}") for name in names))
+    return StreamOptions(*(_option(fields, name, f"{holder}{name}") for name in names))
 
 
-def _option(given: Mapping[str, Any], name: str, param: str) -> bool:
-    value = given.get(name)
+def _option(options: Mapping[str, Any], name: str, param: str) -> bool:
+    value = options.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
     raise RequestError(f"`{param}` must be true or false; got {short_repr(value)}.", param=param)

@@ -1,7 +1,7 @@
-"""Template sizes: the length of a result of a filter, method or operator, before it is made.
+"""Template sizes: the length of a filter's, method's or operator's result, before it is created.
 
-Each function takes the arguments of the filter or method that it is named for. Arguments of another
-type give 0: the filter itself refuses them.
+Each function takes the arguments of the filter or method in its name. Arguments of another type
+give 0: the filter itself refuses them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORD_CHARS = 40
 _MAX_WEIGHT = 2**26
 _MAX_DIGITS = 400
 _MAX_INDENT = 64
-# A conversion of `%`: its width and its precision.
+# A `%` conversion: its width and its precision.
 _CONVERSION = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 _NUMBER = re.compile(r"\d+")
 
@@ -25,9 +25,9 @@ Size = Callable[..., float]
 
 
 def weight_of(value: Any, limit: float) -> float:
-    """Return the length of a value with all that is in it, or more than `limit`.
+    """Return the length of a value with all its contents, or more than `limit`.
 
-    A value that is in a list twice counts twice, as it is printed and compared twice.
+    A value that is in a list twice counts twice, because it is printed and compared twice.
     """
     total, left = 0.0, [value]
     while left and total <= limit:
@@ -46,14 +46,14 @@ def weight_of(value: Any, limit: float) -> float:
 
 
 def formatted(text: str, values: Any, limit: float) -> float:
-    """Return the most characters of `text % values`."""
-    found = _CONVERSION.findall(text)
-    widths = [width for pair in found for width in pair if width]
+    """Return the maximum number of characters of `text % values`."""
+    conversions = _CONVERSION.findall(text)
+    widths = [width for pair in conversions for width in pair if width]
     given = [int(width) for width in widths if width != "*"]
     stars = [abs(value) for value in _as_tuple(values) if isinstance(value, int)]
     size = len(text) + sum(given) + widths.count("*") * max(stars, default=0)
-    # A name may stand in a text more than once.
-    times = len(found) if isinstance(values, dict) else 1
+    # A name may be in a text more than once.
+    times = len(conversions) if isinstance(values, dict) else 1
     return size + times * weight_of(values, limit)
 
 
@@ -96,7 +96,7 @@ def _indent(value: Any, width: Any = 4, *_: Any, **__: Any) -> float:
 
 
 def _words(value: Any, *_: Any) -> float:
-    """Return what a text takes that is taken apart by words."""
+    """Return the size of a text that is split into words."""
     return len(value) * _WORD_CHARS if isinstance(value, str) else 0
 
 
@@ -140,7 +140,7 @@ def _tojson(_: Any, *args: Any, **names: Any) -> float:
 
 
 def _items(value: Any, *_: Any, **__: Any) -> float:
-    """Return what a text takes as a list of its characters."""
+    """Return the size of a text as a list of its characters."""
     return len(value) * _ITEM_CHARS if isinstance(value, str) else 0
 
 

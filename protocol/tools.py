@@ -30,7 +30,7 @@ ToolName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS, patter
 
 def _of_function(kind: str) -> str:
     if kind != "function":
-        raise ValueError("must be 'function': there are no tools of other types here")
+        raise ValueError("must be 'function': other tool types are not supported")
     return kind
 
 
@@ -40,14 +40,14 @@ _FunctionType = Annotated[str, AfterValidator(_of_function)]
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        raise ValueError("must be the schema of an object: arguments have names")
+        raise ValueError('must be a schema with "type": "object", because arguments have names')
     return schema
 
 
 class Function(BaseModel):
-    """Function that a model may call; other fields are passed to the template unchanged.
+    """Function that a model may call; unknown fields are passed to the template unchanged.
 
-    `parameters` is the JSON schema of its arguments; without one there are no arguments. With
+    `parameters` is the JSON schema of its arguments; without it there are no arguments. With
     `strict` the arguments always follow the schema.
     """
 
@@ -68,16 +68,16 @@ class Tool(BaseModel):
     function: Function
 
     def arguments_schema(self) -> dict[str, Any]:
-        """Return the enforced schema of its arguments: all of it if it is `strict`.
+        """Return the enforced schema of its arguments: the whole schema if it is `strict`.
 
         Otherwise a schema that cannot be enforced is replaced by any object.
         """
-        said = self.function.parameters
-        if said is None:
+        parameters = self.function.parameters
+        if parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         rules = SchemaRules(is_strict=bool(self.function.strict))
         try:
-            schema = served_schema(said, "tools", rules)
+            schema = served_schema(parameters, "tools", rules)
         except RequestError:
             schema = {}
         if schema.get("properties") == {} and schema.keys() <= {"$schema", "type", "properties"}:
@@ -85,7 +85,7 @@ class Tool(BaseModel):
         return {**schema, "type": "object"}
 
     def as_template_reads(self) -> dict[str, Any]:
-        """Return the tool as the request has it, as plain JSON."""
+        """Return the tool from the request, as plain JSON."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -98,7 +98,7 @@ class _Named(BaseModel):
 
 
 class NamedToolChoice(BaseModel):
-    """Tool choice of one function that must be called."""
+    """Tool choice of one function, which must be called."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -107,7 +107,7 @@ class NamedToolChoice(BaseModel):
 
 
 def _with_function(tool: object) -> object:
-    """Return a named tool in the form of chats; in that of responses it has its name itself."""
+    """Return a named tool in the chat form; the responses form has the name directly."""
     if isinstance(tool, dict) and "function" not in tool and "name" in tool:
         return {"type": tool.get("type"), "function": {"name": tool["name"]}}
     return tool
@@ -126,7 +126,7 @@ class AllowedTools(BaseModel):
 
 
 def _with_allowed_tools(choice: object) -> object:
-    """Return a choice in the form of chats; in that of responses it has the mode itself."""
+    """Return a choice in the chat form; the responses form has the mode directly."""
     if isinstance(choice, dict) and "allowed_tools" not in choice and "tools" in choice:
         return {**choice, "allowed_tools": choice}
     return choice
@@ -183,8 +183,7 @@ class ToolFields(BaseModel):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise RequestError(
-                    f"`tools.{place}.function.name` must not be that of another tool; got"
-                    f" '{name}' twice.",
+                    f"`tools.{place}.function.name` must be unique; got '{name}' twice.",
                     param=f"tools.{place}.function.name",
                 )
         choice = self.tool_choice
@@ -192,7 +191,7 @@ class ToolFields(BaseModel):
             return self
         if not names:
             raise RequestError(
-                "`tool_choice` is for requests with `tools`, and there are none.",
+                "`tool_choice` requires `tools`.",
                 param="tool_choice",
             )
         chosen = {"": choice} if isinstance(choice, NamedToolChoice) else {}
@@ -203,7 +202,7 @@ class ToolFields(BaseModel):
             if one.function.name not in names:
                 param = f"tool_choice{path}.function.name"
                 raise RequestError(
-                    f"`{param}` must be that of one of the `tools`; got '{one.function.name}'.",
+                    f"`{param}` must be the name of one of the `tools`; got '{one.function.name}'.",
                     param=param,
                 )
         return self
@@ -234,10 +233,10 @@ class ToolFields(BaseModel):
 
 
 def _object_of(arguments: object) -> object:
-    """Return the arguments of an earlier call as an object; an empty text stands for none.
+    """Return the arguments of an earlier call as an object; an empty text means no arguments.
 
-    Models write texts that are not JSON objects, such as those cut off by a token limit: such a
-    text stays as it is.
+    Models may write texts that are not JSON objects, for example if a token limit truncates them:
+    such a text stays unchanged.
     """
     if isinstance(arguments, str):
         try:
@@ -251,7 +250,7 @@ def _object_of(arguments: object) -> object:
 
 
 class CalledFunction(BaseModel):
-    """A function call; its arguments are an object, or a text that is not one of an object."""
+    """A function call; its arguments are an object, or a text that is not a JSON object."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -1,8 +1,8 @@
-"""Unsupported parameters: those of other servers that would change the result.
+"""Unsupported parameters of other servers that would change the result.
 
-Ignoring one of them would give a wrong answer that looks right, so each is refused by name unless
-its value is neutral. Fields that are in neither this table nor a request's model
-are unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, …): accepted.
+Ignoring one of them would give a plausible but wrong answer, so each is refused by name unless
+its value is neutral. Parameters that are in neither this table nor a request's model are
+unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, …): accepted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 
 _LISTS = ("keywords", "languages", "include", "known_speaker_names", "known_speaker_references")
 
-# OpenAI's and vLLM's parameters of transcriptions; lists also by their names in forms.
+# OpenAI's and vLLM's transcription parameters; lists are also listed by their form names.
 TRANSCRIPTION: NeutralValues = MappingProxyType(
     {
         **{f"{name}{ending}": ([],) for name in _LISTS for ending in ("", "[]")},
@@ -120,10 +120,10 @@ TRANSLATION: NeutralValues = MappingProxyType(
 
 
 def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
-    """Raise a `RequestError` that names a parameter of the body that is not served yet, if any.
+    """Raise a `RequestError` with the name of the body's first unsupported parameter, if any.
 
-    `neutral` has the values of each that change nothing: they pass, and so does null. `best_of`
-    passes when it equals `n`.
+    `neutral` has the values of each that change nothing: they are allowed, and so is null.
+    `best_of` is allowed if it equals `n`.
     """
     for name in sorted(body.keys() & neutral.keys()):
         value = body[name]
@@ -139,7 +139,7 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERAT
 
 def _unsupported(name: str, value: object, allowed: str) -> RequestError:
     return RequestError(
-        f"`{name}` is not supported: leave it out or send {allowed}; got {short_repr(value)}.",
+        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
         param=name,
         code="unsupported_parameter",
     )

@@ -16,8 +16,8 @@ _PIECE_CHARS = 2**18
 
 _DATA = "data:"
 _DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
-_DATA_FORM = "must be `data:<type>;base64,<data>`, if it is a data URL"
-_FORMS = "must be an http:// or https:// url, or a base64 data URL"
+_DATA_FORM = "must have the form `data:<type>;base64,<data>` for a data URL"
+_FORMS = "must be an http:// or https:// URL, or a base64 data URL"
 
 
 def is_inline(url: str) -> bool:
@@ -36,25 +36,25 @@ def inline_bytes(url: str, what: str) -> bytes | None:
     head = _DATA_URL.match(url)
     if head is None:
         raise ValueError(_DATA_FORM)
-    # Four characters stand for three bytes.
+    # Four characters encode three bytes.
     if (len(url) - head.end()) * 3 // 4 > MAX_INLINE_BYTES + 2:
         raise ValueError(too_large(what, MAX_INLINE_BYTES))
     try:
         return _decoded(url, head.end())
     except (NotBase64, ValueError):
-        raise ValueError("holds no base64 behind its `base64,`") from None
+        raise ValueError("has no valid base64 after `base64,`") from None
 
 
 def _decoded(text: str, start: int) -> bytes:
-    """Return base64 text decoded from `start` on, whitespace ignored.
+    """Return decoded base64 text from `start` on, ignoring whitespace.
 
-    It is decoded in pieces, so that the GIL is held for no longer than one of them.
+    It is decoded in pieces, so that the GIL is held for one piece at a time.
     """
     pieces, rest, is_padded = list[bytes](), "", False
     for at in range(start, len(text), _PIECE_CHARS):
         rest += "".join(text[at : at + _PIECE_CHARS].split())
         if is_padded and rest:
-            raise ValueError("nothing may follow what pads the end")
+            raise ValueError("there is text after the padding")
         whole = len(rest) - len(rest) % 4
         is_padded = is_padded or rest[:whole].endswith("=")
         pieces.append(a2b_base64(rest[:whole], strict_mode=True))
@@ -66,7 +66,7 @@ def _decoded(text: str, start: int) -> bytes:
 
 def too_large(what: str, max_bytes: int) -> str:
     """Return the message for data above its size limit."""
-    return f"names {what} that is larger than {max_bytes:,} bytes"
+    return f"refers to {what} larger than {max_bytes:,} bytes"
 
 
 def checked_url(url: str, what: str) -> str:

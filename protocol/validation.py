@@ -58,7 +58,7 @@ def _request_error(faults: list[dict[str, Any]]) -> RequestError:
         message += f"; got {short_repr(first['input'])}"
     others = sorted({_dotted(fault) for fault in faults[1:]} - {param})
     if others:
-        message += f" (also at fault: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
+        message += f" (also invalid: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
     return RequestError(f"{message}.", param=param)
 
 
@@ -77,10 +77,10 @@ def _predicate(fault: Mapping[str, Any]) -> str:
         case "too_short" | "string_too_short":
             return "must not be empty"
         case "too_long" | "string_too_long":
-            # Behind a validator of ours pydantic no longer knows that it measures a string.
+            # After one of our validators pydantic no longer knows that it measures a string.
             limit = f"{fault['ctx']['max_length']:,}"
             if isinstance(fault["input"], str):
                 return f"must not be longer than {limit} characters"
-            return f"must not hold more than {limit} items"
+            return f"must not have more than {limit} items"
     message = str(fault["msg"]).removeprefix("Value error, ")
     return message.replace("Input should ", "must ", 1)

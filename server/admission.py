@@ -23,8 +23,8 @@ _WEIGHT = 0.1  # of the newest interval, in the moving average
 class AdmissionControl:
     """Counts requests in flight: `max_running` run, and up to `max_waiting` more may queue.
 
-    A request weighs as many sequences as it asks for, but at most half of the bound, so that the
-    largest request is admitted too and never blocks all others.
+    A request weighs as many sequences as it requests, but at most half of the bound, so that the
+    largest request is still admitted and never blocks all others.
     """
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
@@ -108,7 +108,7 @@ async def watch_engine(
             try:
                 engine.stats()
             except EngineError as exc:
-                logger.error("the engine cannot go on: %s", exc)  # noqa: TRY400 - no fault of ours
+                logger.error("the engine has failed: %s", exc)  # noqa: TRY400 - the cause is known
                 admission.mark_engine_lost()
                 return
             await asyncio.sleep(seconds)

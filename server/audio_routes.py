@@ -22,7 +22,7 @@ from .inference_routes import InferenceRoute
 from .request_bodies import check_content_type, header, media_type, parse_object
 
 _FORM, _JSON = "multipart/form-data", "application/json"
-# These form fields stay text, however they look; others are parsed.
+# These form fields are always text; the values of others are parsed.
 _TEXTS = frozenset({"model", "file_url", "language", "to_language", "prompt", "response_format"})
 _PLAIN = frozenset({"text", "srt", "vtt"})
 
@@ -70,10 +70,10 @@ async def _read_form(reader: FormReader, data: bytes) -> dict[str, Any]:
 
 
 def _body_of_form(reader: FormReader, data: bytes) -> dict[str, Any]:
-    """Return the JSON body that a form stands for; raises `RequestError`."""
+    """Return a form as a JSON body; raises `RequestError`."""
     recording = reader.read(data)
     reader.end()
     body = values(reader, _TEXTS)
     if reader.has_file == (FILE_URL in body):
-        raise RequestError(f"Send `{FILE}`, the recording, or a `{FILE_URL}`.", param=FILE)
+        raise RequestError(f"An audio `{FILE}` or a `{FILE_URL}` is required.", param=FILE)
     return body | {FILE: recording} if reader.has_file else body

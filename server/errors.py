@@ -38,7 +38,7 @@ class Refused(RequestError):
 def too_large(max_bytes: int) -> Refused:
     """Return the 413 for a body above the limit."""
     return Refused(
-        f"The body is larger than {max_bytes:,} bytes.",
+        f"The request body is larger than the limit of {max_bytes:,} bytes.",
         status_code=413,
         code="body_too_large",
     )
@@ -47,7 +47,7 @@ def too_large(max_bytes: int) -> Refused:
 def busy(seconds: int) -> Refused:
     """Return the 429 for a full queue."""
     return Refused(
-        f"Too many requests are waiting: try again in {seconds} s.",
+        f"Too many requests are queued: try again in {seconds} s.",
         status_code=429,
         code="queue_full",
         type="rate_limit_error",
@@ -58,7 +58,7 @@ def busy(seconds: int) -> Refused:
 def stopping(seconds: int) -> Refused:
     """Return the 503 for requests during graceful shutdown."""
     return Refused(
-        "The server is being stopped: it takes no new requests.",
+        "The server is shutting down and accepts no new requests.",
         status_code=503,
         code="stopping",
         type="server_error",
@@ -84,7 +84,7 @@ def error_response(error: RequestError) -> Response:
 async def reply_response(reply: Reply) -> Response:
     """Return the response for an engine reply; a long one is printed in a thread, in parts.
 
-    Its body is empty afterwards: a client that reads slowly holds the printed bytes alone.
+    Its body is empty afterwards: a slow client keeps only the printed bytes in memory.
     """
     if not reply.is_long:
         return json_response(reply.body, reply.status_code)
@@ -108,9 +108,9 @@ async def handle_http_exception(request: Request, exc: Exception) -> Response:
     """Exception handler for unknown paths and methods."""
     assert isinstance(exc, HTTPException)
     path = printable(request.url.path, 200)
-    words, code = f"There is no {path} here.", "unknown_url"
+    words, code = f"The path {path} was not found.", "unknown_url"
     if exc.status_code == 405:
-        words, code = f"{path} does not take {request.method}.", "method_not_allowed"
+        words, code = f"{path} does not support {request.method}.", "method_not_allowed"
     return error_response(
         Refused(words, status_code=exc.status_code, code=code, headers=exc.headers)
     )
@@ -123,8 +123,8 @@ async def handle_internal_error(_: Request, exc: Exception) -> Response:
 
 def internal_error(exc: Exception) -> RequestError:
     """Return the error that a client sees for an internal failure."""
-    words: dict[str, Any] = {"message": "Something went wrong on our side.", "code": "internal"}
+    words: dict[str, Any] = {"message": "Internal server error.", "code": "internal"}
     if isinstance(exc, EngineError):
-        words = {"message": "The engine cannot go on.", "code": exc.code}
+        words = {"message": "The engine has failed: restart the server.", "code": exc.code}
     status_code = 503 if isinstance(exc, EngineError) else 500
     return RequestError(**words, status_code=status_code, type="server_error")

@@ -28,8 +28,8 @@ def sdk_example(url: str, model: str, endpoints: Sequence[str], key: str) -> lis
     call = "models.list()"
     for endpoint, (method, fields, answer) in _CALLS.items():
         if endpoint in endpoints:
-            given = {"model": model, **fields}
-            words = ", ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
+            arguments = {"model": model, **fields}
+            words = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
             call = f"{method}({words}).{answer}"
             break
     return [
@@ -42,18 +42,18 @@ def sdk_example(url: str, model: str, endpoints: Sequence[str], key: str) -> lis
 def guide_text(url: str, model: str, endpoints: Sequence[str], key: str) -> str:
     """Return the page that a browser sees at the server's address."""
     lines = [
-        f"Tidemill serves {model} here, with the API of OpenAI at {url}/v1",
+        f"Tidemill serves {model} with an OpenAI-compatible API at {url}/v1",
         "",
         *sdk_example(url, model, endpoints, key),
         "",
-        "A file of requests, from a shell:",
+        "Run a file of requests from a shell:",
         "",
         f"export TIDEMILL_BASE_URL={url}{'' if key == NO_KEY else f' TIDEMILL_API_KEY={key}'}",
         "tidemill submit requests.jsonl --wait",
         "",
         f"Requests: {', '.join(f'POST {name}' for name in endpoints)}" if endpoints else "",
         "Files and batches: /v1/files, /v1/uploads, /v1/batches",
-        "The server: GET /v1/models, /health, /version, /metrics",
+        "Server information: GET /v1/models, /health, /version, /metrics",
         "",
     ]
     return "\n".join(lines)

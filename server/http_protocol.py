@@ -20,9 +20,10 @@ from tidemill.protocol.errors import RequestError
 from .settings import ServerSettings
 
 MAX_HEAD_BYTES = 64 * 2**10
-# Lingering close: after a response that was sent before the whole request had arrived, the rest is
-# discarded for this long, and this long without a byte. Closing with unread bytes would reset the
-# connection, and a client that reads only after it has sent everything would lose the response.
+# Lingering close: when a response is sent before the whole request has arrived, the rest of the
+# request is discarded, up to the first limit in all and the second one without a byte. Closing with
+# unread bytes would reset the connection, and a client that sends everything before it reads would
+# lose the response.
 _LINGER_SECONDS: Final = 30.0
 _LINGER_IDLE_SECONDS: Final = 5.0
 
@@ -38,9 +39,9 @@ class Connection(HttpToolsProtocol):
         self._idle_bytes = 0  # since the last byte of a body, or the last headers
         self._is_in_message = False
         self._linger_ends: float | None = None
-        self._is_closing = False  # as soon as the whole request has arrived
+        self._is_closing = False  # closes once the whole request has arrived
         self._is_refused = False  # bad HTTP: nothing more is parsed
-        self._unanswered: list[RequestResponseCycle] = []  # more than one where they are pipelined
+        self._unanswered: list[RequestResponseCycle] = []  # more than one if pipelined
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header timeout."""
@@ -56,7 +57,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse on; refuses headers that are too long."""
+        """Parse more bytes; refuses headers that are too long."""
         if self._linger_ends is not None:
             self._wait_for_rest(self._linger_ends)
         elif not self._is_in_message and self._timer is None:
@@ -66,7 +67,7 @@ class Connection(HttpToolsProtocol):
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too long.")
+            self.send_400_response("The request's headers are too long.")
 
     def on_headers_complete(self) -> None:
         """Start a request; refuses protocol upgrades."""
@@ -75,10 +76,10 @@ class Connection(HttpToolsProtocol):
         self._is_in_message, self._idle_bytes = True, 0
         self._wait(None)
         if self.parser.should_upgrade():
-            raise ValueError("this server speaks HTTP/1.1 alone")
+            raise ValueError("this server supports only HTTP/1.1")
         super().on_headers_complete()
         answers = _LingeringTransport(self.transport, self.close_after_request)
-        # It has all of a transport that a response needs.
+        # It implements the part of a transport that a response needs.
         self.cycle.transport = answers  # type: ignore[assignment]
         waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
         self._unanswered = [*waiting, self.cycle]
@@ -137,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _cancel_requests(self) -> None:
-        """Cancel all requests of a client that reads no response any more."""
+        """Cancel all requests of a client that no longer reads responses."""
         self.pipeline.clear()
         for cycle in self._unanswered:
             cycle.disconnected = True

@@ -35,11 +35,11 @@ _ReplyTask = asyncio.Task[Reply | StreamedReply]
 
 _GENERATION = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING)
 _OTHERS = (EMBEDDINGS, TOKENIZE, DETOKENIZE)
-# Lines may have any URL that ends in `/score` or `/rerank`.
+# In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 PATHS = (*(url for route in (*_GENERATION, *_OTHERS) for url in sorted(route.exact)), *_SCORES)
-"""URLs with JSON bodies, as lines have them; some clients use an address without `/v1`."""
+"""URLs with JSON bodies, as in batch files; some clients use a base URL without `/v1`."""
 
 
 def routes(context: ServerContext) -> list[Route]:
@@ -48,7 +48,7 @@ def routes(context: ServerContext) -> list[Route]:
 
 
 class InferenceRoute:
-    """ASGI endpoint that answers one JSON request by the engine's reply."""
+    """ASGI endpoint that answers one JSON request with the engine's reply."""
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
@@ -68,7 +68,7 @@ class InferenceRoute:
         *,
         to_response: Callable[[Reply], Awaitable[Response]] = reply_response,
     ) -> None:
-        """Send the engine's reply to a body at a url; `to_response` prints a whole reply."""
+        """Send the engine's reply to a body for a URL; `to_response` formats a whole reply."""
         with self.context.admission.admit(num_sequences(body)):
             coroutine = self.context.engine.answer(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
@@ -92,7 +92,7 @@ class InferenceRoute:
             await stream_response(
                 stream, MEDIA_TYPE, receive, send, comment_seconds=comment_seconds
             )
-            task.result()  # raises here what would have been raised before the headers
+            task.result()  # raises an error that came before the headers
         return None
 
     async def _events(self, task: _ReplyTask, started: float) -> AsyncGenerator[bytes, None]:

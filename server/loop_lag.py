@@ -54,7 +54,7 @@ class LoopLag:
         for bound, count in zip((*map(str, BUCKETS), "+Inf"), self._counts, strict=True):
             num += count
             buckets.append((bound, float(num)))
-        words = "How much later than it wished a task of the event loop was woken."
+        words = "Delay between a task's wake-up time and the event loop waking it."
         return [HistogramMetricFamily(NAME, words, buckets=buckets, sum_value=self._sum)]
 
     async def _measure(self) -> None:

@@ -22,7 +22,7 @@ from .loop_lag import LoopLag
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-# `_created` series are of no use, and would double the output.
+# Nothing uses the `_created` series, which would double the output.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -38,26 +38,26 @@ class ServerMetrics:
         self._registry.register(_CurrentValues(engine, admission, self.loop_lag))
         self.requests = Counter(
             "tidemill_requests",
-            "Requests that were answered, by route and status.",
+            "Answered requests, by route and status.",
             ["route", "status"],
             registry=self._registry,
         )
         self.seconds = Histogram(
             "tidemill_request_seconds",
-            "From a request's headers to the end of its answer.",
+            "Time from a request's headers to the end of its response.",
             ["route"],
             registry=self._registry,
             buckets=_SECONDS,
         )
         self.first_chunk = Histogram(
             "tidemill_time_to_first_token_seconds",
-            "From a request's headers to the first chunk of its stream.",
+            "Time from a request's headers to the first chunk of its stream.",
             registry=self._registry,
             buckets=_SECONDS,
         )
         self.between_chunks = Histogram(
             "tidemill_inter_token_seconds",
-            "Between two chunks of a stream.",
+            "Time between two chunks of a stream.",
             registry=self._registry,
             buckets=_BETWEEN_SECONDS,
         )
@@ -68,7 +68,7 @@ class ServerMetrics:
 
 
 class _CurrentValues:
-    """Collector of current values: of the engine, admission control and the event loop."""
+    """Collector of current values of the engine, admission control and the event loop."""
 
     def __init__(self, engine: Served, admission: AdmissionControl, loop_lag: LoopLag) -> None:
         self._engine = engine
@@ -83,11 +83,11 @@ class _CurrentValues:
         """Yield every metric at its current value."""
         admission = self._admission
         yield GaugeMetricFamily(
-            "tidemill_requests_inside", "Requests that run or wait.", admission.num_in_flight
+            "tidemill_requests_inside", "Running and waiting requests.", admission.num_in_flight
         )
         yield CounterMetricFamily(
             "tidemill_requests_turned_away",
-            "Requests for which there was no room in the queue.",
+            "Requests rejected because the queue was full.",
             admission.num_refused,
         )
         yield from self._loop_lag.collect()
@@ -97,15 +97,15 @@ class _CurrentValues:
 def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
     """Yield the counters and gauges of an engine."""
     for name, words, value in (
-        ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
-        ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
-        ("output_tokens", "Tokens generated.", stats.output_tokens),
-        ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
+        ("prompt_tokens", "Prompt tokens, including cached ones.", stats.prompt_tokens),
+        ("cached_tokens", "Prompt tokens found in the KV cache.", stats.cached_tokens),
+        ("output_tokens", "Generated tokens.", stats.output_tokens),
+        ("preemptions", "Sequences preempted for lack of KV pages.", stats.preemptions),
     ):
         yield CounterMetricFamily(f"tidemill_{name}", words, value)
     for name, words, share in (
-        ("running_sequences", "Sequences that run.", float(stats.running)),
-        ("waiting_sequences", "Sequences waiting for their turn.", float(stats.waiting)),
-        ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
+        ("running_sequences", "Running sequences.", float(stats.running)),
+        ("waiting_sequences", "Waiting sequences.", float(stats.waiting)),
+        ("kv_cache_usage_ratio", "KV cache usage, from 0 to 1.", stats.kv_cache_usage),
     ):
         yield GaugeMetricFamily(f"tidemill_{name}", words, share)

@@ -57,7 +57,7 @@ class ServerMiddleware:
         except asyncio.CancelledError:
             if not self._admission.is_closed:
                 raise
-            if not status:  # the drain timeout cancelled it before its body had arrived
+            if not status:  # the drain timeout cancelled it before its body arrived
                 await error_response(stopping(1))(scope, receive, send_and_record)
         except EngineError:  # the client has its 503 already
             self._admission.mark_engine_lost()
@@ -83,9 +83,9 @@ class ApiKeys:
         """Say whether a header holds a valid key; takes constant time."""
         if not self._digests:
             return True
-        given = authorization or ""
-        is_bearer = given[: len(_BEARER)].lower() == _BEARER
-        digest = _digest(given[len(_BEARER) :].strip())
+        value = authorization or ""
+        is_bearer = value[: len(_BEARER)].lower() == _BEARER
+        digest = _digest(value[len(_BEARER) :].strip())
         matches = [hmac.compare_digest(digest, each) for each in self._digests]
         return is_bearer and any(matches)
 
@@ -96,7 +96,7 @@ def _digest(key: str) -> bytes:
 
 def _no_key() -> Refused:
     return Refused(
-        "No key, or one that this server does not know: send `Authorization: Bearer KEY`.",
+        "Missing or incorrect API key: send `Authorization: Bearer KEY`.",
         status_code=401,
         code="invalid_api_key",
         type="authentication_error",

@@ -1,7 +1,7 @@
 """Origin check: a server without keys refuses cross-site requests and DNS rebinding.
 
-A browser posts for any page, also to the machine it runs on, and names the page in `Origin`. A page
-whose DNS name is pointed at this machine is same-origin to the browser; `Host` has that name.
+A browser lets any page post to the machine it runs on, and names the page in `Origin`. If a page's
+DNS name is pointed at this machine, the browser considers it same-origin; `Host` has that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .settings import ServerSettings
 
 _ANY = "*"
 _MAX_SHOWN_CHARS = 200
-# The public DNS has no names below these, and none without a dot.
+# The public DNS has no names under these, and none without a dot.
 _PRIVATE = (".localhost", ".local", ".internal")
 
 
@@ -47,20 +47,20 @@ class OriginCheck:
         host, origin = _host_name(header(scope, b"host") or ""), header(scope, b"origin")
         if self._checks_hosts and not self._is_own_host(host):
             return _error(
-                f"This server is not known as {_printable(host)}: name it by --allowed-hosts, or"
-                " let in only who has a key, by --api-key.",
+                f"The host {_printable(host)} is not allowed: add it with --allowed-hosts, or"
+                " require a key with --api-key.",
                 "host_not_allowed",
             )
         if origin is not None and not self._is_allowed_origin(origin.lower(), host):
             return _error(
-                f"Pages of {_printable(origin)} may not ask this server: name them by"
-                " --allowed-origins, or let in only who has a key, by --api-key.",
+                f"The origin {_printable(origin)} is not allowed: add it with"
+                " --allowed-origins, or require a key with --api-key.",
                 "origin_not_allowed",
             )
         return None
 
     def _is_own_host(self, host: str) -> bool:
-        """Say whether a host name cannot be one that a stranger points here."""
+        """Say whether a host name cannot be a stranger's that points here."""
         is_private = "." not in host or host.endswith(_PRIVATE)
         return is_private or _is_address(host) or _is_in(host, self._hosts)
 
@@ -69,7 +69,7 @@ class OriginCheck:
         if _is_in(origin, self._origins):
             return True
         page = _host_of(origin)
-        if not page:  # `null`: a file, or a frame that hides whose it is
+        if not page:  # `null`: a file, or a sandboxed frame
             return False
         return _is_loopback(page) or (page == host and self._is_own_host(host))
 

@@ -23,12 +23,12 @@ _ValueT = TypeVar("_ValueT")
 
 
 class BodyReader:
-    """Reads bodies of up to `max_bytes` within `seconds`, `max_held_bytes` of them at once.
+    """Reads bodies of up to `max_bytes` within `seconds`, and holds `max_held_bytes` in all.
 
-    Short bodies have `reserved_bytes` more: long ones that arrive slowly do not keep them out.
+    Short bodies have `reserved_bytes` more, so slow uploads of long bodies do not block them.
 
     A body counts until its response is sent, together with the memory of its parsed values. So
-    memory stays bounded under a thousand slow uploads, and under a full queue.
+    memory stays bounded under a thousand slow uploads and under a full queue.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BodyReader:
         """Yield the parsed body of a request; it counts as held until this is left.
 
         Raises `Refused` for a body that is too large, too slow or over the limit of held bytes,
-        `ClientDisconnected` when it breaks off, and what `parse` raises.
+        `ClientDisconnected` when the upload breaks off, and the exceptions of `parse`.
         """
         if (length := header(scope, b"content-length")) and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)
@@ -78,7 +78,7 @@ class BodyReader:
     def read_object(
         self, scope: Scope, receive: Receive
     ) -> AbstractAsyncContextManager[dict[str, Any]]:
-        """Yield the body as a JSON object; raises as `read`, and `RequestError` if it is none."""
+        """Yield the body as a JSON object; raises as `read`, or `RequestError` for other JSON."""
         check_content_type(scope, "application/json")
         return self.read(scope, receive, parse_object)
 
@@ -104,7 +104,7 @@ class BodyReader:
             raise busy(1)
 
     def _limit(self, num_bytes: int) -> int:
-        """Return how many bytes may be held, as a body of this size sees it."""
+        """Return the limit of held bytes for a body of this size."""
         is_long = num_bytes > _LONG_BYTES
         return self._max_held_bytes + (0 if is_long else self._reserved_bytes)
 
@@ -123,7 +123,9 @@ async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
 def body_timeout(seconds: float) -> Refused:
     """Return the 408 for a body that did not arrive in time."""
     return Refused(
-        f"The body did not come within {seconds:g} s.", status_code=408, code="body_timeout"
+        f"The request body did not arrive within {seconds:g} s.",
+        status_code=408,
+        code="body_timeout",
     )
 
 
@@ -143,25 +145,25 @@ async def parse_object(data: bytes) -> dict[str, Any]:
 
 
 async def _run(function: Callable[[bytes], _ValueT], data: bytes) -> _ValueT:
-    """Apply a function to bytes, in a thread when they are many."""
+    """Apply a function to bytes, in a thread if there are many."""
     if len(data) > _LONG_BYTES:
         return await asyncio.to_thread(function, data)
     return function(data)
 
 
 def check_content_type(scope: Scope, *wanted: str) -> None:
-    """Raise `Refused` (415) for another content type or an encoded body; none is fine."""
+    """Raise `Refused` (415) for another content type or an encoded body; it may be missing."""
     packed = (header(scope, b"content-encoding") or "identity").strip().lower()
     if packed != "identity":
         raise Refused(
-            f"The body must not be packed, and Content-Encoding is {packed[:100]}: send it plain.",
+            f"Content-Encoding {packed[:100]} is not supported: send the body uncompressed.",
             status_code=415,
             code="unsupported_media_type",
         )
-    given = media_type(scope)
-    if given and given not in wanted:
+    content_type = media_type(scope)
+    if content_type and content_type not in wanted:
         raise Refused(
-            f"The body must be {' or '.join(wanted)}, not {given[:100]}.",
+            f"Content-Type must be {' or '.join(wanted)}, not {content_type[:100]}.",
             status_code=415,
             code="unsupported_media_type",
         )

@@ -31,7 +31,7 @@ _LINES = ("application/jsonlines", "application/x-ndjson", "application/jsonl")
 _MAX_PAYLOAD_MB = 25  # SageMaker's limit for a payload
 _MOST_AT_ONCE = 64
 
-# The endpoint of a body without a url, by the field that only its requests have.
+# The endpoint of a body without a URL, by the field that only its requests have.
 _URLS = {
     "messages": urls.CHAT_COMPLETIONS,
     "prompt": urls.COMPLETIONS,
@@ -70,8 +70,8 @@ class Invocations(InferenceRoute):
         """Read a request or lines, run them on the engine and send the reply or rows."""
         check_content_type(scope, _JSON, *_LINES)
         if media_type(scope) not in _LINES:
-            async with self.context.body_reader.read(scope, receive, parse_object) as asked:
-                await self.answer(*_parse_request(asked), scope, receive, send)
+            async with self.context.body_reader.read(scope, receive, parse_object) as body:
+                await self.answer(*_parse_request(body), scope, receive, send)
             return
         async with self.context.body_reader.read(scope, receive, _lines) as lines:
             with self.context.admission.admit():
@@ -84,7 +84,7 @@ async def _lines(data: bytes) -> Iterator[RawLine]:
 
 
 def _parse_request(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the url and body of a request, given outright or as in a line of a batch file."""
+    """Return the URL and body of a request, from a bare body or a line of a batch file."""
     url, inner = body.get("url"), body.get("body")
     if isinstance(url, str) and isinstance(inner, dict):
         return url, inner
@@ -92,8 +92,8 @@ def _parse_request(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if field in body:
             return route.name, body
     raise RequestError(
-        f"What is asked for? Send a body with one of {', '.join(_URLS)}, or an object with `url`"
-        " and `body`.",
+        f"The body matches no endpoint: it needs one of {', '.join(_URLS)}, or both `url` and"
+        " `body`.",
         code="missing_required_parameter",
     )
 
@@ -106,7 +106,7 @@ async def _rows(lines: Iterator[RawLine], context: ServerContext) -> AsyncGenera
     try:
         while has_more or running:
             if has_more and len(running) <= most // 2:
-                # In a thread: millions of blank lines may stand before the next.
+                # In a thread: millions of blank lines may precede the next request.
                 some = await asyncio.to_thread(list, islice(lines, most - len(running)))
                 has_more = bool(some)
                 for raw in some:

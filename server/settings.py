@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_BODY_BYTES = 36 * 2**20
-"""Room for 25 MiB of audio in base64 and the rest of its JSON, as for a line of a file."""
+"""Room for 25 MiB of audio in base64 and the rest of its JSON, as in a line of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

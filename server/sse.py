@@ -30,7 +30,7 @@ async def stream_response(
     *,
     comment_seconds: float | None = None,
 ) -> None:
-    """Send a response chunk by chunk, each as soon as it is there.
+    """Send a response chunk by chunk, without buffering.
 
     After `comment_seconds` of silence an SSE comment is sent, so that proxies keep the connection.
     Raises `ClientDisconnected`, with `chunks` closed, when the client disconnects.
@@ -112,7 +112,7 @@ def format_event(chunk: object, *, is_long: bool = False) -> bytes:
 
 
 def _is_long(chunk: dict[str, Any]) -> bool:
-    """Say whether a chunk has more log-probabilities than are printed in a millisecond."""
+    """Say whether a chunk has too many log-probabilities to print within a millisecond."""
     return any(
         (choice.get("logprobs") or choice.get("prompt_logprobs"))
         and has_more_values(choice, _SHORT_VALUES)

@@ -41,7 +41,7 @@ def make_server(
     on_listening: Callable[[str], None],
     lifespan: Lifespan = nullcontext,
 ) -> Server:
-    """Return a server that runs until a signal comes and the requests in flight have finished.
+    """Return a server that runs until a signal arrives and the requests in flight have finished.
 
     `on_listening` is called with the bound address; `lifespan` is entered while it serves.
     """
@@ -57,7 +57,7 @@ def make_server(
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # malformed requests are not worth a log line
+        log_level="error",  # malformed requests need no log line
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(settings.keep_alive_seconds),
@@ -109,7 +109,8 @@ def _check_certificate(certificate: Path, key: Path) -> None:
         )  # a locked key fails instead of prompting
     except ssl.SSLError as exc:
         raise CertificateRefused(
-            f"{certificate} and {key} are no certificate and its key, both in PEM and not locked"
+            f"{certificate} and {key} are not a certificate and its private key: both must be PEM,"
+            " and the key must not be encrypted"
         ) from exc
     except OSError as exc:
         raise CertificateRefused(f"{exc.filename} cannot be read: {exc.strerror}") from exc
@@ -118,15 +119,15 @@ def _check_certificate(certificate: Path, key: Path) -> None:
 def _check_socket(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise NotADirectoryError(f"{folder} is no folder that can be written to")
+        raise NotADirectoryError(f"{folder} is not a writable folder")
     if path.exists() and not path.is_socket():
-        raise FileExistsError("there is a file of that name, which is no socket")
-    with socket.socket(socket.AF_UNIX) as asking:
+        raise FileExistsError(f"{path} exists and is not a socket")
+    with socket.socket(socket.AF_UNIX) as client:
         try:
-            asking.connect(str(path))
+            client.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return  # a stale socket, or none
-    raise FileExistsError("another server listens there")
+    raise FileExistsError("another server is listening there")
 
 
 class Server(uvicorn.Server):
@@ -177,7 +178,7 @@ class Server(uvicorn.Server):
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
                 await self._admission.wait_until_empty()
-        # Uploads and downloads pass no admission control: they get the time that is left.
+        # Uploads and downloads bypass admission control: they get the remaining time.
         self.config.timeout_graceful_shutdown = max(1, math.ceil(ends - clock()))
         self.should_exit = True
 

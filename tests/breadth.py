@@ -1,4 +1,4 @@
-"""Cases that only `make test-all` runs: for each test, one in how many cases `make test` keeps.
+"""Cases that only `make test-all` runs: for each test, the share of cases that `make test` keeps.
 
 The kept case proves the behaviour; the others prove it for more families, shapes, dtypes, modes or
 seeds. 0 keeps none: a cheaper test covers the behaviour.
@@ -128,7 +128,7 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
         "test_no_call_of_the_parser_gets_more_than_a_slice": 4,
     },
     "tests/test_wheel.py": {
-        "test_it_runs_beside_modules_of_the_same_names": 0,
+        "test_it_runs_next_to_modules_of_the_same_names": 0,
     },
 }
 

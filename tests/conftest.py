@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share, and how tests are shared among processes."""
+"""Shared fixtures, and the distribution of tests over processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidemill import demo
 from tidemill.engine.storage import disk_cache
 from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 
-# A busy machine is no reason to fail.
+# A busy machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "quick", settings.get_profile("patient"), max_examples=20, stateful_step_count=20
@@ -36,15 +36,15 @@ settings.register_profile(
 )
 settings.load_profile("quick")
 
-# Engines of tests run tiny models, several at once: second threads would spin in each other's way.
+# Engines of tests run tiny models, several at once: extra threads would compete with each other.
 os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 # Commands without `--model` run the small model: nothing is downloaded.
 os.environ["TIDEMILL_DEMO_MODEL"] = str(demo.MODEL_PATH)
-# Kernels are interpreted where no GPU is; Triton looks when it is imported, by whomever.
+# Kernels are interpreted without a GPU; Triton reads this when it is first imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-# Engines that tests start as processes share a cache, new in each run: most are of the demo model.
-# In this process it is off, where a hit would hide what a test patches.
+# Engines that tests start as processes share a cache, new in each run: most use the demo model.
+# In this process it is off, because a hit would hide what a test patches.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ[CACHE_VARIABLE] = tempfile.mkdtemp(prefix="tidemill-cache-")
     atexit.register(shutil.rmtree, os.environ[CACHE_VARIABLE], ignore_errors=True)
@@ -52,22 +52,22 @@ SHARED_CACHE = Path(os.environ[CACHE_VARIABLE])
 _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
 
-# A shell's background job ignores Ctrl-C, and so would all that tests of it start.
+# A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# After pytest, which would bring the tests of each emulator together.
+# After pytest's own grouping, which would bring the tests of each emulator together.
 @pytest.hookimpl(trylast=True)
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name bytes by how many they are: those of gzip hold the time, and processes compare names."""
+    """Name bytes by their length: gzip contains the time, and processes compare names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from what collecting imports: it lives to the end of the process.
+    """Exclude imported objects from garbage collection: they live to the end of the process.
 
-    A search through its million objects takes half a second, a dozen times in each process.
+    Searching its million objects takes half a second, a dozen times in each process.
     """
     gc.disable()
     try:
@@ -77,23 +77,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# Behind pytest-randomly, which shuffles modules, and the tests within each.
+# After pytest-randomly, which shuffles modules, and the tests within each.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Leave breadth to `make test-all`, and let the groups that take longest begin first."""
+    """Leave breadth to `make test-all`, and start the slowest groups first."""
     mark_breadth(items)
     yield
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
-    """Share groups among the processes, not tests: see tests/groups.py."""
+    """Distribute groups of tests instead of single tests: see tests/groups.py."""
     return GroupScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
 def _unchanged_process() -> Iterator[None]:
-    """Fail a test that leaves the process other than it was: the next test would depend on it."""
+    """Fail a test that changes the process: the next test would depend on it."""
     state = ProcessState()
     yield
     if changes := state.changes():
@@ -104,7 +104,7 @@ def _unchanged_process() -> Iterator[None]:
 def start_emulator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str], Emulator]]:
-    """Return a function that gives the emulator of a name, started when it is first asked for."""
+    """Return a function that returns an emulator by name, started at the first use."""
     with ExitStack() as stack:
 
         @cache
@@ -116,7 +116,7 @@ def start_emulator(
 
 @pytest.fixture(scope="session")
 def ministack(start_emulator: Callable[[str], Emulator]) -> Emulator:
-    """MiniStack, for tests of the whole: it sends events from the bucket to the queue."""
+    """MiniStack, for end-to-end tests: it sends events from the bucket to the queue."""
     return start_emulator("ministack")
 
 
@@ -133,19 +133,19 @@ def each_emulator(
     params=[NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])],
 )
 def emulator(request: pytest.FixtureRequest, start_emulator: Callable[[str], Emulator]) -> Emulator:
-    """One emulator for logic above the adapters; `make test-all` has it on each."""
+    """One emulator for logic above the adapters; `make test-all` runs it on each."""
     return start_emulator(request.param)
 
 
 @pytest.fixture(scope="session")
 def another_ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A second MiniStack, which knows nothing of the first."""
+    """A second MiniStack, independent of the first."""
     with running("ministack", tmp_path_factory.mktemp("another-ministack")) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def store(another_ministack: Emulator) -> Iterator[StrictStore]:
-    """An S3-compatible store beside AWS, with a bucket."""
+    """An S3-compatible store next to AWS, with a bucket."""
     with strict_store(another_ministack) as store:
         yield store

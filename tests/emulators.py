@@ -1,4 +1,4 @@
-"""The emulators that adapters are tested on: no single one is trusted."""
+"""The emulators that adapters are tested on; no single one is trusted."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tidemill.handler.settings import read_settings
 
 MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
-# A client takes longer to make than most of its calls. Who listens to its events stops in the end.
+# A client takes longer to create than most of its calls. Event listeners are removed at the end.
 _clients: dict[tuple[str, str, str], Any] = {}
-# A third one where Docker or an account of LocalStack exists.
+# A third one if Docker or a LocalStack account exists.
 NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))
 
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """A server that answers as AWS does."""
+    """A server that emulates AWS."""
 
     name: str
     endpoint_url: str
 
     def client(self, service: str, config: Config | None = None) -> Any:
-        """Return a boto3 client of it, as `sync.Aws` takes them; all of one config are one."""
+        """Return a boto3 client for it, as `sync.Aws` does; equal configs share a client."""
         config = config or Config(**client_options(service))
         key = (self.endpoint_url, service, repr(config._user_provided_options))
         if key not in _clients:
@@ -58,7 +58,7 @@ class Emulator:
         return environment_for(self.endpoint_url)
 
     def create(self, *models: str, **visibility: int) -> Resources:
-        """Return a deployment of its own, for one test."""
+        """Return a separate deployment for one test."""
         prefix = f"tidemill-{uuid4().hex[:10]}"
         return create_resources(
             self.endpoint_url, prefix=prefix, models=models or (MODEL,), **visibility
@@ -66,13 +66,13 @@ class Emulator:
 
 
 def deployment_of(resources: Resources, **settings: str) -> Deployment:
-    """Return the makers of operations on these resources."""
+    """Return the factories of operations on these resources."""
     more = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
     return Deployment(read_settings(resources.environment | more))
 
 
 def active_ids(table: Table) -> Operation[list[str]]:
-    """Return the ids of all batches that stand in the list of active ones."""
+    """Return the IDs of all batches in the list of active ones."""
     found: list[str] = []
     after = None
     while True:
@@ -84,7 +84,7 @@ def active_ids(table: Table) -> Operation[list[str]]:
 
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Emulator]:
-    """Run the emulator of this name, or find the one that `AWS_ENDPOINT_URL` names."""
+    """Run the emulator of this name, or use the one in `AWS_ENDPOINT_URL`."""
     with ExitStack() as stack:
         if name == "localstack":
             url = os.environ["AWS_ENDPOINT_URL"]
@@ -94,7 +94,7 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
             )
         address = urlsplit(url)
         services = dict.fromkeys(SERVICES, address.port)
-        # Asks each service whether it is up.
+        # Wait until each service is up.
         stack.enter_context(
             RunningSession(address.hostname, services=services, region_name="us-east-1")
         )
@@ -102,7 +102,7 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
 
 
 def count_messages(sqs: Any, url: str) -> int:
-    """Return how many messages a queue has, those in flight too."""
+    """Return the number of messages in a queue, including those in flight."""
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
     return sum(int(found[name]) for name in names)

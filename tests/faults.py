@@ -1,8 +1,8 @@
-"""Faults: every call that a piece of work makes in given folders of the source fails in turn.
+"""Faults: every call that a piece of work makes in given source folders fails in turn.
 
-A first run of the work lists its calls, those of C functions among them. Each is then made to raise
-once in a process of its own, before it has done anything or after all, and the process ends as an
-interrupted program does: what was in its memory is gone.
+A first run of the work lists its calls, including C functions. Each is then made to raise once in a
+separate process, before or after its work, and the process exits as an interrupted program does:
+its memory is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AFTER_AWAIT: Final = (2, 3)
 
 
 class Call(NamedTuple):
-    """A function that is called: by its file and name, and whether its start or its end fails."""
+    """A called function: its file and name, and whether its start or its end fails."""
 
     file: str
     function: str
@@ -64,9 +64,9 @@ class Fault(NamedTuple):
 def run_profiled(
     work: Callable[[], int], folders: Sequence[str], fault: Fault | None = None
 ) -> tuple[int, Counter[Call]]:
-    """Do work, and return its status and its calls in files of these folders; raise a fault in it.
+    """Run work, and return its status and its calls in files of these folders; raise a fault in it.
 
-    Threads that it starts count, too.
+    Threads that it starts are included.
     """
     with profiled(folders, fault) as counts:
         return work(), counts
@@ -74,7 +74,7 @@ def run_profiled(
 
 @contextmanager
 def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Counter[Call]]:
-    """Count the calls in files of these folders while entered, and raise a fault at one."""
+    """Count the calls in files of these folders while entered, and raise a fault in one of them."""
     paths = tuple(str(ROOT / folder) for folder in folders)
     calls: dict[tuple[CodeType, str, str], Call | None] = {}
     codes: dict[CodeType, str | None] = {}
@@ -111,7 +111,7 @@ def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Cou
 
 
 def _is_await(frame: FrameType, event: str) -> bool:
-    """Say whether an event is no start or end of a call, but of a wait within it."""
+    """Say whether an event is a wait within a call instead of its start or end."""
     code, place = frame.f_code.co_code, frame.f_lasti
     if event == "return":
         return code[place] == _YIELD
@@ -119,7 +119,7 @@ def _is_await(frame: FrameType, event: str) -> bool:
 
 
 def faults_of(counts: Counter[Call], *, one_in: int = 1) -> Iterator[Fault]:
-    """Yield faults at the first, a middle and the last of each call's numbers, or some of them.
+    """Yield faults at the first, a middle and the last of each call's numbers, or at some of them.
 
     The exceptions take turns.
     """
@@ -132,9 +132,9 @@ def faults_of(counts: Counter[Call], *, one_in: int = 1) -> Iterator[Fault]:
 
 
 def in_process(work: Callable[[], int], stderr: Path) -> int:
-    """Return the exit status of work in a process of its own; HANGS where it does not end."""
+    """Return the exit status of work in a separate process; HANGS if it does not end."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
         pid = os.fork()
     if pid == 0:
         status = 98

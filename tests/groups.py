@@ -1,10 +1,10 @@
-"""Which tests run in one process when they are shared among several, and which begin first.
+"""Groups of tests that share a process, and the groups that start first.
 
-A file is a group of its own unless it stands here beside others, with which it shares something
-that is dear to make: a deployment, synthesised stacks. Named first is what takes longest, so that
-no process is left alone with it in the end; the seconds in `make test`'s log say when that changes.
+A file is a separate group unless it is listed here with others that share something expensive with
+it: a deployment, synthesised stacks. The slowest groups come first, so that no process is left
+alone with one at the end; the seconds in `make test`'s log show when that changes.
 
-xdist's own marks of groups do nothing with pytest 9.2, see pytest-dev/pytest-xdist#1386.
+xdist's own group marks have no effect with pytest 9.2, see pytest-dev/pytest-xdist#1386.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GroupScheduling(LoadScopeScheduling):
 
 
 def place_of(nodeid: str) -> int:
-    """Return where a test's group stands among all, those that nobody named behind them."""
+    """Return the rank of a test's group; unlisted ones come last."""
     file = _file_of(nodeid)
     return next((_PLACES[each] for each in (file, *file.parents) if each in _PLACES), len(GROUPS))
 

@@ -1,4 +1,4 @@
-"""Parameters of which `make test` takes some: the others are marked `long`."""
+"""Parameters of which `make test` runs only some: the others are marked `long`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def one_in(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return values as parameters, all but the first of each so many marked `long`.
+    """Return values as parameters, with all but one in `count` marked `long`.
 
-    For what another test proves of every one of them, and is met here another way.
+    Use it if another test proves each of them, and this one meets them another way.
     """
     return [
         pytest.param(value, marks=[pytest.mark.long] if place % count else [])

@@ -1,4 +1,4 @@
-"""Lists names that stand for two things in a package, and docstrings that open with a question.
+"""Lists ambiguous names of a package, and docstrings that start with a question word.
 
 python -m tests.names [engine handler …]
 """
@@ -17,9 +17,9 @@ PACKAGES = (
     *("net", "protocol", "batch", "engine", "engine_process", "handler", "server", "offline"),
     *("sdk", "cli", "infra", "localstack", "demo", "bench", "tools"),
 )
-# A docstring opens with the field's noun or a verb.
+# A docstring starts with the field's noun or a verb.
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Which|How|Where|When|Whether|Why)\b")
-# Verbs that say nothing of what is done.
+# Verbs that do not describe an action.
 VAGUE = frozenset({"begin", "begun", "look", "of", "shown", "take", "taken", "tell", "told"})
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -33,7 +33,7 @@ def modules(package: str) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def questions(package: str) -> Iterator[str]:
-    """Yield the place of each public docstring that opens with a question word."""
+    """Yield the place of each public docstring that starts with a question word."""
     for path, tree in modules(package):
         for node in ast.walk(tree):
             if not isinstance(node, ast.Module | Definition):
@@ -45,7 +45,7 @@ def questions(package: str) -> Iterator[str]:
 
 
 def vague(package: str) -> Iterator[str]:
-    """Yield the place of each function whose name says nothing of what it does."""
+    """Yield the place of each function with a vague name."""
     for path, tree in modules(package):
         for node in ast.walk(tree):
             if isinstance(node, Definition) and node.name.strip("_") in VAGUE:
@@ -53,7 +53,7 @@ def vague(package: str) -> Iterator[str]:
 
 
 def shared_names(package: str) -> Iterator[str]:
-    """Yield each name of several files, or of several public classes, with where they lie."""
+    """Yield each name of several files, or of several public classes, with its places."""
     places = defaultdict(list)
     for path, tree in modules(package):
         if path.stem not in {"__init__", "__main__"}:
@@ -67,7 +67,7 @@ def shared_names(package: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the lists of the packages that are named, or of all."""
+    """Print the lists of the given packages, or of all."""
     for package in sys.argv[1:] or PACKAGES:
         for title, found in (
             ("question", list(questions(package))),

@@ -1,6 +1,6 @@
-"""Path of the newest Python of this machine that is newer than the one that runs this.
+"""Path of the newest Python on this machine that is newer than the running one.
 
-`python -m tests.newest_python` prints it, or nothing. Looks on the PATH and among pyenv's versions.
+`python -m tests.newest_python` prints it, or nothing. It searches PATH and pyenv's versions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-# The newest version that the tests have passed on; a newer one may lack wheels.
+# The newest version that the tests have passed on; newer ones may lack wheels.
 NEWEST: Final = 13
 
 
@@ -34,9 +34,9 @@ def _candidates(minor: int, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _minor_of(path: str) -> int | None:
-    """Return the minor version that an interpreter reports; None where it does not start.
+    """Return the minor version that an interpreter reports; None if it does not start.
 
-    pyenv's shims are there for each version that is installed, and fail for those not chosen.
+    pyenv has shims for every installed version, which fail for versions that are not selected.
     """
     command = [path, "-c", "import sys; print(sys.version_info.minor)"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

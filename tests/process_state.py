@@ -1,6 +1,6 @@
-"""State of the test process that a test must leave as it was, or a later test depends on the order.
+"""State of the test process that a test must restore, because later tests depend on it.
 
-Warning filters are not listed: pytest restores them after each test. A singleton is compared once
+Warning filters are not included: pytest restores them after each test. A singleton is compared once
 its module is imported; importing it in a test is not a change.
 """
 
@@ -31,12 +31,12 @@ _SIGNALS: Final = [int(each) for each in signal.Signals if each not in {9, 19}]
 _LOGGERS: Final = [
     logging.getLogger(name) for name in ("root", "tidemill", "asyncio", "boto3", "botocore")
 ]
-# Pools of the process: their first use starts them, and they never end.
+# Pools of the process: the first use starts them, and they never end.
 _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
 # Threads of a test's HTTP server, each of which ends with a connection that the client closes;
 # asyncio's, which ends with a process that a fixture ends; and the one of tqdm's bars.
 _ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-", "TMonitor")
-# How long a thread may take to notice that its test is over, on a machine busy with others.
+# Time for a thread to notice that its test is over, on a machine busy with others.
 _ENDING_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.05
 _POOL_WORKER: Final = concurrent.futures.thread._worker.__code__  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def _attribute(path: str) -> Callable[[Any], object]:
     return read
 
 
-# Of each module: the singletons that tests have reason to change.
+# The singletons of each module that tests have reason to change.
 _SINGLETONS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], object]], ...]]] = {
     "tidemill.handler.deployment": (
         ("deployment()", lambda module: module.deployment.cache_info().currsize),
@@ -83,7 +83,7 @@ _SINGLETONS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], object]], ...]]
             lambda torch: torch.are_deterministic_algorithms_enabled(),
         ),
     ),
-    # Context variables of libraries are their own: torch's compiler and notebooks leave some set.
+    # Libraries own their context variables: torch's compiler and notebooks leave some set.
     "tidemill.engine.structured_output.verify": (
         ("_until", lambda verify: verify._until.get(None)),
     ),
@@ -95,7 +95,7 @@ _SINGLETONS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], object]], ...]]
 
 
 class ProcessState:
-    """State of the process when it is made; `changes` lists what has changed since then."""
+    """State of the process at creation; `changes` lists later changes."""
 
     def __init__(self) -> None:
         self._environment = _environment()
@@ -106,10 +106,10 @@ class ProcessState:
         self._threads = set(threading.enumerate())
 
     def changes(self) -> list[str]:
-        """Return what has changed, a line each, and restore what can be restored."""
+        """Return the changes, one per line, and restore what can be restored."""
         found = [*self._changed_environment(), *self._changed_folder(), *self._changed_signals()]
         found += _difference(self._values, _values())
-        # A module that has been imported since then has no value from before.
+        # A module that was imported later has no earlier value.
         now = {name: value for name, value in _singletons().items() if name in self._singletons}
         found += _difference(self._singletons, now)
         _forget_invocation()
@@ -172,10 +172,10 @@ def _is_over(thread: threading.Thread) -> bool:
 
 
 def _forget_invocation() -> None:
-    """Forget what the last invocation of a Lambda leaves in its process, by design of libraries.
+    """Forget the state that libraries keep after a Lambda's last invocation.
 
-    Powertools' logger retains the keys of the invocation, boto3's default session the credentials
-    that the environment had.
+    Powertools' logger retains the keys of the invocation, boto3's default session the environment's
+    credentials.
     """
     if module := sys.modules.get("tidemill.handler.observability"):
         keys = module.logger.registered_formatter.log_format

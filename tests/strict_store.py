@@ -1,7 +1,7 @@
-"""S3-compatible store: an emulator behind a door that refuses what such stores refuse.
+"""S3-compatible store: an emulator behind a proxy that refuses what such stores refuse.
 
-No checksums in headers or trailers, no bucket in the host's name, no encryption by KMS, no tags;
-and it knows one key and one region only.
+It supports no checksums in headers or trailers, no bucket in the host name, no KMS encryption and
+no tags, and only one key and one region.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NOT_IMPLEMENTED = ("x-amz-server-side-encryption", "x-amz-tagging")
 
 @dataclass(frozen=True, slots=True)
 class StrictStore:
-    """A store at a host's name, with one bucket.
+    """A store at a host name, with one bucket.
 
-    It `lacks` requests whose path ends so, and notes what it has `served` and the codes by which it
-    has `refused`.
+    It `lacks` requests with these path suffixes, and records the requests it has `served` and the
+    codes of those it has `refused`.
     """
 
     emulator: Emulator
@@ -53,7 +53,7 @@ class StrictStore:
         }
 
     def write_profile(self, folder: Path, **settings: str) -> dict[str, str]:
-        """Write a profile of the store to files of AWS's, and return variables that name it."""
+        """Write a profile of the store to AWS's files, and return variables that select it."""
         config, credentials = folder / "config", folder / "credentials"
         more = "".join(f"{name} = {value}\n" for name, value in settings.items())
         config.write_text(
@@ -69,19 +69,19 @@ class StrictStore:
         }
 
     def put(self, key: str, body: bytes) -> str:
-        """Write an object behind the door, and return its url."""
+        """Write an object directly to the emulator, and return its URL."""
         self.emulator.client("s3").put_object(Bucket=self.bucket, Key=key, Body=body)
         return f"s3://{self.bucket}/{key}"
 
     def get(self, key: str) -> bytes:
-        """Read an object behind the door."""
+        """Read an object directly from the emulator."""
         found = self.emulator.client("s3").get_object(Bucket=self.bucket, Key=key)
         body: bytes = found["Body"].read()
         return body
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens for a store."""
+    """HTTP server of the proxy."""
 
     daemon_threads = True
     store: StrictStore
@@ -94,7 +94,7 @@ class _Door(BaseHTTPRequestHandler):
     server: _Server
 
     def __getattr__(self, name: str) -> Any:
-        """Answer every method."""
+        """Handle every method."""
         if name.startswith("do_"):
             return self._answer
         raise AttributeError(name)
@@ -135,16 +135,16 @@ class _Door(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def strict_store(emulator: Emulator) -> Iterator[StrictStore]:
-    """Run a store before an emulator, with a new bucket."""
+    """Run a store in front of an emulator, with a new bucket."""
     bucket = f"store-{uuid4().hex[:10]}"
     emulator.client("s3").create_bucket(Bucket=bucket)
     server = _Server(("127.0.0.1", 0), _Door)
-    # A name, as clients write the bucket in the path of an address by themselves.
+    # A host name, so that clients write the bucket into the URL's path.
     server.store = StrictStore(emulator, f"http://localhost:{server.server_port}", bucket)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -157,7 +157,7 @@ def strict_store(emulator: Emulator) -> Iterator[StrictStore]:
 
 
 def _refusal(headers: Any, port: int) -> str | None:
-    """Return the code by which a request is refused."""
+    """Return the code for refusing a request, if any."""
     names = {name.lower() for name in headers}
     if headers["Host"] != f"localhost:{port}":
         return "InvalidRequest"

@@ -1,4 +1,4 @@
-"""Breadth is named where it is."""
+"""The names in tests/breadth.py exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_name_is_that_of_a_test() -> None:
-    """A test that was renamed or moved is named as it is now."""
+    """A renamed or moved test must be renamed there too."""
     strays = [
         f"{path}::{test}"
         for path, tests in ONE_IN.items()

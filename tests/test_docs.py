@@ -1,4 +1,4 @@
-"""The docs name everything that is there: files, flags and parameters."""
+"""The docs cover all files, flags and parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from tidemill.protocol.completions import CompletionRequest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+_UNTESTED = re.compile(
+    "nobody has run it yet|(not|never)( been)?( yet)? (tested|run)", re.IGNORECASE
+)
 
 
 def flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
-    """Return every flag of one command, in all its spellings, without that for help."""
+    """Return every flag of one command, in all its spellings, except for help."""
     [commands] = [
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
     ]
@@ -32,7 +35,7 @@ def flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
     return [flag for action in actions for flag in action.option_strings if action.dest != "help"]
 
 
-def test_every_room_of_the_engine_is_explained() -> None:
+def test_every_folder_of_the_engine_is_documented() -> None:
     """Each folder of engine/ has its row in engine.md, and each file named there exists."""
     page = (DOCS / "explanation/engine.md").read_text(encoding="utf-8")
     rooms = [path.name for path in (ROOT / "engine").iterdir() if (path / "__init__.py").exists()]
@@ -44,7 +47,7 @@ def test_every_room_of_the_engine_is_explained() -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-def test_every_flag_of_the_launcher_is_explained() -> None:
+def test_every_flag_of_the_launcher_is_documented() -> None:
     """Each flag of the launcher and each key of its plans is in integrations/kubernetes.md."""
     page = (DOCS / "integrations" / "kubernetes.md").read_text(encoding="utf-8")
     section = page.partition("\n## Launcher\n")[2].partition("\n## ")[0]
@@ -58,8 +61,8 @@ def test_every_flag_of_the_launcher_is_explained() -> None:
     "request_type",
     [ChatCompletionRequest, CompletionRequest, TranscriptionRequest, TranslationRequest],
 )
-def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]) -> None:
-    """A new request parameter comes with its line in docs/reference/parameters.md."""
+def test_every_parameter_of_a_request_is_documented(request_type: type[BaseModel]) -> None:
+    """A new request parameter needs a line in docs/reference/parameters.md."""
     page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     fields = list(request_type.model_fields)
     assert "temperature" in fields
@@ -74,10 +77,10 @@ def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]
         ("Recordings", [unsupported.TRANSCRIPTION, unsupported.TRANSLATION]),
     ],
 )
-def test_every_parameter_that_is_refused_has_its_reason(
+def test_every_refused_parameter_has_its_reason(
     heading: str, tables: list[unsupported.NeutralValues]
 ) -> None:
-    """docs/reference/parameters.md names them in one table, and none that is served."""
+    """docs/reference/parameters.md lists them in one table, without supported ones."""
     page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     refused = page.partition("## Unsupported parameters")[2]
     section = refused.partition(f"### {heading}\n")[2].partition("\n#")[0]
@@ -88,19 +91,18 @@ def test_every_parameter_that_is_refused_has_its_reason(
     assert all(len(row[1]) > len("| yes |") for row in rows)
 
 
-def test_every_parameter_of_a_new_batch_is_explained() -> None:
-    """A new parameter of `POST /v1/batches`, or field of ours in a Batch, has its line."""
+def test_every_parameter_of_a_new_batch_is_documented() -> None:
+    """A new parameter of `POST /v1/batches`, or Batch field of ours, needs a line."""
     page = (DOCS / "reference/api.md").read_text(encoding="utf-8")
     fields = [*BatchRequest.model_fields, *TidemillObject.model_fields]
     assert "metadata" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
 
 
-def test_what_nobody_has_run_is_said_to_be_so() -> None:
-    """Wherever LocalStack, which needs Docker, is offered: no test of ours has been on it."""
+def test_localstack_is_marked_as_untested() -> None:
+    """No test has run on LocalStack, which needs Docker; each page that offers it must say so."""
     pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "localstack" / "compose.yaml"]
     texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
     offering = {name: text for name, text in texts.items() if "LocalStack" in text}
     assert "compose.yaml" in offering
-    honest = re.compile(r"obody\s+has\s+run\s+it\s+yet|not\s+yet\s+been\s+run")
-    assert [name for name, text in offering.items() if not honest.search(text)] == []
+    assert [name for name, text in offering.items() if not _UNTESTED.search(text)] == []

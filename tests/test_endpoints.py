@@ -1,4 +1,4 @@
-"""The tables of docs/reference/endpoints.md: each cell is asked of a model of its kind."""
+"""The tables of docs/reference/endpoints.md: each cell is tested on a model of its kind."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ Load = Callable[[str], Served]
 
 
 class Cell(NamedTuple):
-    """What becomes of a body at a url, sent to a model of one kind."""
+    """The outcome of a body at a URL, sent to a model of one kind."""
 
     url: str
     body: str
     kind: str
-    told: str
+    outcome: str
 
 
 def tables() -> Iterator[tuple[str, list[list[str]]]]:
-    """Yield each table that has a column a kind, its header first, and the heading above it."""
+    """Yield each table with a column per kind, header first, and the heading above it."""
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE):
         metadata = section.partition("\n")[0]
         rows = [
@@ -65,22 +65,22 @@ KINDS = ("chat", "vectors", "reranker", "speech")
 def cells() -> list[Cell]:
     """Return the cells of all tables of bodies."""
     return [
-        Cell(url, row[0].strip("`"), kind, told)
+        Cell(url, row[0].strip("`"), kind, outcome)
         for url, (_, *rows) in tables()
         if url in ENDPOINTS
         for row in rows
-        for kind, told in zip(KINDS, row[-4:], strict=True)
+        for kind, outcome in zip(KINDS, row[-4:], strict=True)
     ]
 
 
 def overview() -> list[Cell]:
-    """Return the cells of the table of urls; each url of a row has cells of its own."""
+    """Return the cells of the table of URLs; each URL of a row has separate cells."""
     [(_, *rows)] = [rows for metadata, rows in tables() if metadata not in ENDPOINTS]
     return [
-        Cell(url, "", kind, told)
+        Cell(url, "", kind, outcome)
         for row in rows
         for url in re.findall(r"`([^`]+)`", row[0])
-        for kind, told in zip(KINDS, row[-4:], strict=True)
+        for kind, outcome in zip(KINDS, row[-4:], strict=True)
     ]
 
 
@@ -97,7 +97,7 @@ def sound() -> str:
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
-    """Return what gives the model of a kind; all are loaded before a test looks at the process."""
+    """Return a function that loads the model of a kind; all load before process checks."""
     reranker = tmp_path_factory.mktemp("models") / "reranker"
     assemble(reranker)
     folders = {
@@ -116,48 +116,48 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
 
 
 def answer(served: Served, url: str, body: str) -> Reply:
-    """Return the reply to a body as it stands in the table."""
+    """Return the reply to a body from the table."""
     fields = json.loads(body.replace("…", sound()))
     return asyncio.run(served.respond(url, fields, "req_1", 0))
 
 
 @pytest.mark.parametrize("cell", cells(), ids=str)
 def test_a_cell_is_true(cell: Cell, load: Load) -> None:
-    """A body has what the table says: a success, a 400 that names a field, or a url unserved."""
+    """A body has the outcome of the table: a success, a 400 with a field, or an unsupported URL."""
     reply = answer(load(cell.kind), cell.url, cell.body)
     error = reply.body.get("error", {})
-    if cell.told == "yes":
+    if cell.outcome == "yes":
         assert (reply.status_code, error) == (200, {})
         assert reply.usage.prompt_tokens > 0
     else:
         assert reply.status_code == 400
-        assert (error["code"] == "endpoint_not_supported") == (cell.told == NOT_SERVED)
+        assert (error["code"] == "endpoint_not_supported") == (cell.outcome == NOT_SERVED)
         assert error["param"] is not None
 
 
-def test_every_cell_says_one_of_three_things() -> None:
-    """And there are some for each endpoint that is offered."""
-    assert {cell.told for cell in cells()} == {"yes", "400", NOT_SERVED}
+def test_every_cell_has_a_known_outcome() -> None:
+    """Each endpoint has some cells."""
+    assert {cell.outcome for cell in cells()} == {"yes", "400", NOT_SERVED}
     assert {cell.url for cell in cells()} == set(ENDPOINTS)
     assert len(cells()) > 100
 
 
-def test_a_url_is_served_where_one_of_its_bodies_is() -> None:
-    """The table of urls says no more and no less than those of bodies."""
-    served = {(cell.url, cell.kind) for cell in cells() if cell.told == "yes"}
-    told = {}
+def test_a_url_is_supported_if_one_of_its_bodies_is() -> None:
+    """The table of URLs agrees with those of bodies."""
+    served = {(cell.url, cell.kind) for cell in cells() if cell.outcome == "yes"}
+    outcome = {}
     for cell in overview():
         route = find_route(cell.url)
         assert route is not None
-        told[route.name, cell.kind] = cell.told
-        assert cell.told in {"yes", NOT_SERVED}
-    assert {where for where, what in told.items() if what == "yes"} == served
-    assert {name for name, _ in told} == set(ENDPOINTS)
+        outcome[route.name, cell.kind] = cell.outcome
+        assert cell.outcome in {"yes", NOT_SERVED}
+    assert {where for where, what in outcome.items() if what == "yes"} == served
+    assert {name for name, _ in outcome} == set(ENDPOINTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_model_answers_is_known_before_it_is_loaded(kind: str, load: Load) -> None:
-    """By its files; of one that is not on this machine nothing is known."""
+def test_a_models_endpoints_are_known_before_it_loads(kind: str, load: Load) -> None:
+    """They follow from its files; nothing is known about a model that is not on this machine."""
     info = load(kind).info()
     assert set(endpoints_of(EngineConfig(info.model)) or ()) == set(info.endpoints) & {*ENDPOINTS}
     assert endpoints_of(EngineConfig("s3://bucket/model")) is None
@@ -165,8 +165,8 @@ def test_what_a_model_answers_is_known_before_it_is_loaded(kind: str, load: Load
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_of_each_kind_has_a_line_that_it_can_run(kind: str, load: Load) -> None:
-    """By it a worker tells a machine that is broken from a line that is to blame."""
+def test_a_model_of_each_kind_has_a_canary_request(kind: str, load: Load) -> None:
+    """Workers use it to distinguish a faulty machine from a faulty line."""
     served = load(kind)
     data = canary_line(served.info().endpoints)
     assert data is not None

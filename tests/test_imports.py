@@ -1,4 +1,4 @@
-"""What each package may import, and what a start may load: the walls that other parts rely on."""
+"""Import rules: the modules that each package may import, and that a start may load."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MODEL_LIBRARIES = {
     "triton",
 }
 GROUND = {"tidemill.batch", "tidemill.net", "tidemill.protocol"}
-# Beside the standard library and the wing itself. Whoever adds a name here adds a dependency.
+# In addition to the standard library and the wing itself. A name here is a dependency.
 MAY_IMPORT = {
-    # Where an endpoint for spans is named, and imported for one alone.
+    # Only if an endpoint for spans is configured, and imported only for that.
     "net": {"opentelemetry"},
-    # Jinja is for the sandbox of templates, pyarrow for batch/table, which nothing else imports.
+    # Jinja is for the template sandbox, pyarrow only for batch/table.
     "protocol": {"jinja2", "pydantic", "pydantic_core", "python_multipart", "tidemill.net"},
     "batch": {
         "annotated_types",
@@ -75,7 +75,7 @@ MAY_IMPORT = {
         "httpx",
         "jinja2",
         "markupsafe",
-        # Where tokens are taken, and imported for one alone.
+        # Only if OIDC tokens are accepted, and imported only for that.
         "jwt",
         "prometheus_client",
         "pydantic",
@@ -89,7 +89,7 @@ MAY_IMPORT = {
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the dotted names of the modules that the file imports from outside of its wing."""
+    """Return the dotted names of the modules that a file imports from outside its wing."""
     depth = len(path.relative_to(ROOT).parts) - 1
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -103,7 +103,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def is_allowed(name: str, allowed: set[str]) -> bool:
-    """Say whether `name` is of the standard library or lies in one of the allowed packages."""
+    """Say whether `name` is in the standard library or in one of the allowed packages."""
     top = name.partition(".")[0]
     return top in sys.stdlib_module_names or any(
         name == package or name.startswith(f"{package}.") for package in allowed
@@ -138,7 +138,7 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
 
 
 def test_no_module_is_loaded_under_two_names() -> None:
-    """From within the repository `import engine` would work, too: it is tidemill.engine."""
+    """In the repository `import engine` would also work, but the module is tidemill.engine."""
     wings = {path.name for path in (ROOT / "tidemill").iterdir() if path.is_symlink()}
     folders = [*wings, "infra", "localstack", "bench", "tools", "tests", "examples"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -159,10 +159,10 @@ def test_no_module_is_loaded_under_two_names() -> None:
         ("engine_process", "pydantic_core"),
     ],
 )
-def test_the_ground_loads_no_model_library(room: str, needed: str) -> None:
-    """All of the room loads in a process that has no torch, as in a Lambda.
+def test_the_shared_packages_load_no_model_library(room: str, needed: str) -> None:
+    """All of it loads in a process without torch, as in a Lambda.
 
-    But for batch/table: pyarrow loads numpy.
+    The exception is batch/table: pyarrow loads numpy.
     """
     paths = [path for path in (ROOT / room).rglob("*.py") if path.stem != "__init__"]
     paths = [path for path in paths if path.parent != ROOT / "batch/table"]
@@ -174,14 +174,14 @@ def test_the_ground_loads_no_model_library(room: str, needed: str) -> None:
 
 
 def test_the_command_line_starts_without_a_model_library() -> None:
-    """`tidemill --help` answers at once because its main alone loads nothing heavy."""
+    """`tidemill --help` is fast because its main module loads nothing heavy."""
     loaded = modules_loaded_by("import tidemill.cli.main")
     assert "tidemill" in loaded
     assert loaded & MODEL_LIBRARIES == set()
 
 
 def test_a_program_that_runs_a_file_loads_no_command() -> None:
-    """`tidemill.run` needs the flags of `tidemill run` and no other command's."""
+    """`tidemill.run` needs the flags of `tidemill run`, but no other commands."""
     script = (
         "import sys, tidemill; tidemill.run\n"
         "found = [name for name in sys.modules if name.startswith('tidemill.cli')]\n"
@@ -193,8 +193,8 @@ def test_a_program_that_runs_a_file_loads_no_command() -> None:
     assert done.stdout == "[] {'tidemill'} Engine\n"
 
 
-def test_a_run_reads_its_files_before_torch_is_loaded() -> None:
-    """What it cannot run it says in half a second; it is loaded with the model."""
+def test_a_run_validates_its_files_before_torch_loads() -> None:
+    """Errors appear within half a second; torch loads with the model."""
     loaded = modules_loaded_by(
         "import tidemill.offline.run.job, tidemill.engine.model.endpoint_names"
     )
@@ -202,8 +202,8 @@ def test_a_run_reads_its_files_before_torch_is_loaded() -> None:
     assert loaded & {"torch", "transformers", "triton", "numba"} == set()
 
 
-def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
-    """A plain `pip install tidemill` can submit: only drops use AWS's own client."""
+def test_the_deployment_commands_need_no_cloud_library() -> None:
+    """A plain `pip install tidemill` can submit: only drops need boto3."""
     names = (
         "tidemill.cli.batches.submission",
         "tidemill.cli.batches.batch_flags",
@@ -217,7 +217,7 @@ def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
 
 
 def test_constraints_are_checked_without_a_model_library() -> None:
-    """The compiler of constraints is all that their check loads."""
+    """The check loads only the constraint compiler."""
     loaded = modules_loaded_by("import tidemill.engine.structured_output.constraint_check")
     assert "llguidance" in loaded
     assert loaded & MODEL_LIBRARIES == set()

@@ -1,4 +1,4 @@
-"""Installing: what cannot be reached ends in a sentence, any other failure in the tool's words."""
+"""Installing: an unreachable registry gives one sentence, any other failure the tool's output."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 ENVIRONMENT = {
     "PIP_CONFIG_FILE": os.devnull,
-    "PIP_INDEX_URL": NOBODY,
+    "PIP_INDEX_URL": UNREACHABLE,
     "PIP_RETRIES": "1",
-    "npm_config_registry": NOBODY,
+    "npm_config_registry": UNREACHABLE,
     "npm_config_fetch_retry_maxtimeout": "1000",
 }
-# What pip, and a make that the tests run below, would say of themselves.
+# Prefixes of variables of pip, and of a make that runs the tests.
 STRIPPED = ("PIP_", "MAKE", "MFLAGS", "GNUMAKEFLAGS")
 
 
 def words_on(folder: Path, recipe: str) -> str:
-    """Return what a recipe of ours prints that fails."""
+    """Return the output of a failing recipe."""
     taken = {name: value for name, value in os.environ.items() if not name.startswith(STRIPPED)}
     done = subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), "--eval", f"try: ; @{recipe}", "try"],
@@ -38,30 +38,30 @@ def words_on(folder: Path, recipe: str) -> str:
     return done.stderr.partition("make:")[0]
 
 
-def test_a_package_index_that_cannot_be_reached_is_a_sentence(
+def test_an_unreachable_package_index_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the cause, and where its mirror is named; below another make too."""
+    """It has the cause and the variable for a mirror, also under another make."""
     monkeypatch.setenv("MAKELEVEL", "1")
     monkeypatch.setenv("MAKEFLAGS", "n")
     assert words_on(tmp_path, f"$(call pip_install,{sys.executable},no-such-package)") == (
-        "The package index cannot be reached ([Errno 111] Connection refused): PIP_INDEX_URL names "
-        "a mirror of it, HTTPS_PROXY a proxy. What pip said is in out/pip.log.\n"
+        "The package index cannot be reached ([Errno 111] Connection refused): set PIP_INDEX_URL "
+        "to a mirror, or HTTPS_PROXY to a proxy. The output of pip is in out/pip.log.\n"
     )
 
 
-def test_an_npm_registry_that_cannot_be_reached_is_a_sentence(tmp_path: Path) -> None:
-    """With the cause, and where its mirror is named."""
+def test_an_unreachable_npm_registry_is_a_sentence(tmp_path: Path) -> None:
+    """It has the cause and the variable for a mirror."""
     for name in ("package.json", "package-lock.json"):
         shutil.copy(ROOT / "tests/node" / name, tmp_path)
     assert words_on(tmp_path, "$(call npm_ci,.)") == (
-        "The npm registry cannot be reached (ECONNREFUSED): npm_config_registry names a mirror of "
-        "it, HTTPS_PROXY a proxy. What npm said is in out/npm.log.\n"
+        "The npm registry cannot be reached (ECONNREFUSED): set npm_config_registry to a mirror, "
+        "or HTTPS_PROXY to a proxy. The output of npm is in out/npm.log.\n"
     )
 
 
-def test_any_other_failure_is_told_in_the_tools_words(tmp_path: Path) -> None:
-    """Nothing is hidden by looking for one cause."""
+def test_any_other_failure_shows_the_tools_output(tmp_path: Path) -> None:
+    """The search for one cause hides nothing."""
     assert "no-such-file.txt" in words_on(
         tmp_path, f"$(call pip_install,{sys.executable},-r no-such-file.txt)"
     )

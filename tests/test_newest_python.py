@@ -1,4 +1,4 @@
-"""The newest Python of a machine is found on the PATH and among pyenv's versions."""
+"""The newest Python of a machine is found on PATH and among pyenv's versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.newest_python import NEWEST, newest_python
 
 
 def add_python(path: Path, words: str) -> str:
-    """Write a program that prints its minor version, as an interpreter would."""
+    """Write a program that prints its minor version, as an interpreter does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{words}\n")
     path.chmod(0o755)
@@ -17,7 +17,7 @@ def add_python(path: Path, words: str) -> str:
 
 
 def test_the_newest_that_starts_is_found(tmp_path: Path) -> None:
-    """pyenv's shims do not start; a version that nobody has tried is left out."""
+    """pyenv's shims do not start; untested newer versions are skipped."""
     environment = {"PATH": str(tmp_path / "shims"), "PYENV_ROOT": str(tmp_path)}
     assert newest_python(environment) is None
     versions = tmp_path / "versions"

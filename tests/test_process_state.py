@@ -1,4 +1,4 @@
-"""Changes of the process that a test would leave to the next one are found."""
+"""Process changes that a test would leave to the next one are detected."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tidemill.engine.kernels.backends import reference_kernels
 from tidemill.handler.observability import logger
 
 
-def test_nothing_is_found_where_nothing_changed() -> None:
-    """An event loop, threads that have ended, and an idle pool leave nothing."""
+def test_an_unchanged_process_has_no_changes() -> None:
+    """An event loop, ended threads and an idle pool do not count."""
     state = ProcessState()
     asyncio.run(asyncio.sleep(0))
     thread = threading.Thread(target=int)
@@ -33,7 +33,7 @@ def test_nothing_is_found_where_nothing_changed() -> None:
 
 
 def test_environment_folder_and_signals_are_restored(tmp_path: Path) -> None:
-    """Each change is named; after that the next test starts as this one did."""
+    """Each change is listed; then the next test starts from the same state."""
     state, folder = ProcessState(), Path.cwd()
     path = os.environ.pop("PATH")
     os.environ["TIDEMILL_OTHER"] = "x"
@@ -93,10 +93,10 @@ def start_thread() -> Iterator[None]:
         (start_thread, "endless"),
     ],
 )
-def test_other_changes_are_named(
+def test_other_changes_are_listed(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[], Iterator[None]], name: str
 ) -> None:
-    """They stay: whoever made one knows how to undo it."""
+    """They stay, because only the code that made a change knows how to undo it."""
     monkeypatch.setattr(process_state, "_ENDING_SECONDS", 0.0)
     state = ProcessState()
     changing = change()
@@ -107,7 +107,7 @@ def test_other_changes_are_named(
     assert state.changes() == []
 
 
-def test_keys_of_a_lambdas_invocation_are_forgotten() -> None:
+def test_the_state_of_a_lambda_invocation_is_forgotten() -> None:
     """Powertools' logger retains them until the next invocation, which may be another test's."""
     state = ProcessState()
     logger.append_keys(correlation_id="x", function_name="api")

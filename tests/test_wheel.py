@@ -1,4 +1,4 @@
-"""Wheel and sdist: what they hold, and that the wheel runs beside modules of the same names."""
+"""Wheel and sdist: their contents, and that the wheel works next to modules of the same names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NUM_LINES = 3
-# Names of our folders, and of files that a user's own scripts may have.
+# Names of our folders, and of files that users' own scripts may have.
 HOSTILE = (
     *("engine/__init__.py", "handler/__init__.py", "net/__init__.py"),
     *("batch.py", "cli.py", "demo.py", "protocol.py", "server.py"),
@@ -46,14 +46,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(source: Path, folder: Path, *options: str) -> None:
-    """Build what lies in a folder, without a registry."""
+    """Build a folder's package, without a registry."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", folder, *options]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def venv(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that holds the wheel alone, without what it depends on."""
+    """Return an environment with only the wheel, without its dependencies."""
     folder = tmp_path_factory.mktemp("venv")
     make_venv(folder, with_pip=False, symlinks=True)
     install = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install"]
@@ -71,7 +71,7 @@ def installed(venv: Path) -> Path:
 
 
 def source_files() -> set[str]:
-    """Return the files of the packages in this checkout, as they are called once installed."""
+    """Return the files of the packages in this checkout, by their installed names."""
     top = ROOT / "tidemill"
     links = [path for path in top.iterdir() if path.is_symlink()]
     files = [path for path in top.iterdir() if path.is_file()]
@@ -80,7 +80,7 @@ def source_files() -> set[str]:
 
 
 def under(link: Path) -> list[Path]:
-    """Return the files in the folder that a link leads to."""
+    """Return the files in the folder that a link points to."""
     return [
         path
         for path in link.resolve().rglob("*")
@@ -88,8 +88,8 @@ def under(link: Path) -> list[Path]:
     ]
 
 
-def test_wheel_and_sdist_hold_every_file(built: Path, tmp_path: Path) -> None:
-    """Modules, the mark of types, weights and templates; of the sdist comes the same wheel."""
+def test_wheel_and_sdist_contain_every_file(built: Path, tmp_path: Path) -> None:
+    """They have the modules, py.typed, weights and templates; the sdist builds the same wheel."""
     [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
     names = names_in(wheel)
     files = source_files()
@@ -109,10 +109,10 @@ def names_in(wheel: Path) -> set[str]:
 
 
 def test_the_command_and_the_package_need_nothing_to_start(venv: Path, tmp_path: Path) -> None:
-    """Not even what they depend on: a broken environment can say its version."""
+    """They work without dependencies: a broken environment can print its version."""
     program = "import tidemill; print(tidemill.__file__)"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = [
+    outputs = [
         subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
         ).stdout
@@ -121,19 +121,19 @@ def test_the_command_and_the_package_need_nothing_to_start(venv: Path, tmp_path:
             [venv / "bin/python", "-c", program],
         )
     ]
-    assert said[0] == "tidemill 0.1.0\n"
-    assert said[1].startswith(str(venv))
+    assert outputs[0] == "tidemill 0.1.0\n"
+    assert outputs[1].startswith(str(venv))
 
 
 def test_it_installs_one_package(installed: Path) -> None:
-    """Beside its own metadata."""
+    """It adds only its own metadata."""
     names = {path.name for path in installed.iterdir()}
     assert names == {"tidemill", "tidemill-0.1.0.dist-info"}
     assert not [path for path in (installed / "tidemill").rglob("*") if path.is_symlink()]
 
 
-def test_it_runs_beside_modules_of_the_same_names(installed: Path, tmp_path: Path) -> None:
-    """The working folder comes first on the path, as with any `python -m`."""
+def test_it_runs_next_to_modules_of_the_same_names(installed: Path, tmp_path: Path) -> None:
+    """The working folder is first on the path, as with any `python -m`."""
     for name in HOSTILE:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

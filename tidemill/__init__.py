@@ -1,7 +1,7 @@
 """LLM batch inference in your own cloud.
 
-In a checkout its packages are links to folders of the root (docs/adr/0001). What a program imports
-is loaded when it is asked for: `import tidemill` alone loads nothing.
+In a checkout its packages are links to folders of the repository root (docs/adr/0001). Names are
+loaded on first use: `import tidemill` alone loads nothing.
 """
 
 from __future__ import annotations

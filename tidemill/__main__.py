@@ -1,4 +1,4 @@
-"""`python -m tidemill` is the command."""
+"""`python -m tidemill` runs the `tidemill` command."""
 
 from tidemill.cli.__main__ import main
 

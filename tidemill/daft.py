@@ -1,7 +1,7 @@
 """Answers in Daft; see docs/integrations/daft.md.
 
-`Provider` follows Daft's own signatures, which may change with any release: it is experimental, and
-is loaded on first use, so that such a release does not break `answer`.
+`Provider` implements Daft's own interface, which may change in any release. It is experimental and
+loaded on first use, so that such a change does not break `answer`.
 """
 
 from __future__ import annotations

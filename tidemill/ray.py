@@ -1,7 +1,7 @@
 """Tidemill on Ray Data: engines as actors over a Dataset (docs/integrations/ray.md).
 
-`build_processor` and its configuration follow Ray's own signatures, which may change with any
-release: they are experimental, and are loaded on first use, so that such a release does not break
+`build_processor` and its configuration implement Ray's own interface, which may change in any
+release. They are experimental and loaded on first use, so that such a change does not break
 `answer`.
 """
 

@@ -1,9 +1,9 @@
-"""Finds repeated custom ids in files of any length with flat memory.
+"""Finds repeated custom IDs in files of any length with constant memory.
 
-Each id costs 16 bytes of a temporary file: 10 of its hash and 6 of its line number. One more byte
-of the hash chooses the partition, so that 88 bits have to agree before two ids are taken for one.
-What several finders have saved, of the ranges of a file, is searched share by share: ids of one
-share repeat in no other.
+Each ID costs 16 bytes of a temporary file: 10 for its hash and 6 for its line number. Another hash
+byte chooses the partition, so two IDs count as equal only if 88 bits agree.
+The IDs that several finders saved for ranges of a file are searched share by share: an ID is
+always in the same share.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NUMBER_BYTES = 6
 RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
 _BLOCK_BYTES = 256 * RECORD_BYTES
 _RECORD = Struct(f"{_HASH_BYTES}s{_NUMBER_BYTES}s")
-# Of one share; in memory an id takes 140 bytes.
+# Maximum number of IDs in one share; in memory an ID takes 140 bytes.
 _MAX_SHARE_IDS = 2**22
 
 
 class Duplicate(NamedTuple):
-    """`line` repeats the custom id that `first_line` was the first to have."""
+    """`line` repeats the custom ID of `first_line`."""
 
     line: int
     first_line: int
@@ -39,33 +39,33 @@ class Duplicate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Number of lines that repeat an id, and the first of them in the order of the file."""
+    """Number of lines that repeat an ID, and the first ones in file order."""
 
     count: int = 0
     first: tuple[Duplicate, ...] = ()
 
-    def plus(self, found: Iterable[Duplicate], limit: int) -> Duplicates:
-        """Return these and others, of which the first `limit` are told."""
+    def plus(self, duplicates: Iterable[Duplicate], limit: int) -> Duplicates:
+        """Return these and others; only the first `limit` are listed."""
         count = self.count
 
         def counted() -> Iterator[Duplicate]:
             nonlocal count
-            for duplicate in found:
+            for duplicate in duplicates:
                 count += 1
                 yield duplicate
 
         first = tuple(heapq.nsmallest(limit, chain(self.first, counted())))
         return Duplicates(count, first)
 
-    def beside(self, others: Duplicates, limit: int) -> Duplicates:
-        """Return these and those of another share."""
+    def merged(self, others: Duplicates, limit: int) -> Duplicates:
+        """Return these and the ones of another share."""
         first = tuple(sorted((*self.first, *others.first))[:limit])
         return Duplicates(self.count + others.count, first)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Ids that are searched at once: of partitions `first` to `end`, or of one slice of one."""
+    """IDs that are searched together: partitions `first` to `end`, or one slice of a partition."""
 
     first: int
     end: int
@@ -74,7 +74,7 @@ class Share:
 
     @classmethod
     def nth(cls, number: int, num_shares: int) -> Share:
-        """Return the `number`th of so many shares, a power of two."""
+        """Return share `number` of `num_shares`, a power of two."""
         if num_shares <= NUM_PARTITIONS:
             step = NUM_PARTITIONS // num_shares
             return cls(number * step, (number + 1) * step)
@@ -83,23 +83,23 @@ class Share:
 
 
 def count_shares(num_ids: int) -> int:
-    """Return into how many shares so many ids are divided, that one fits in memory."""
+    """Return the number of shares for this number of IDs, so that one share fits in memory."""
     num_full = max(0, num_ids - 1) // _MAX_SHARE_IDS
     return 1 << num_full.bit_length()
 
 
 class DuplicateFinder:
-    """Takes the custom id of each line, then tells which are repeated.
+    """Collects the custom ID of each line, then finds the repeated ones.
 
-    A context manager: its temporary file, made in `folder` once the ids no longer fit in a
-    megabyte, goes when it is left.
+    A context manager: it creates a temporary file in `folder` once the IDs exceed a megabyte of
+    memory, and deletes the file on exit.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._num_blocks = 0
-        # Of each partition: the block being filled, and the numbers of those in the file.
+        # For each partition: the block being filled, and the numbers of its blocks in the file.
         self._tails = [bytearray() for _ in range(NUM_PARTITIONS)]
         self._blocks = [array("Q") for _ in range(NUM_PARTITIONS)]
 
@@ -116,7 +116,7 @@ class DuplicateFinder:
             self._file.close()
 
     def add(self, custom_id: str, line: int) -> None:
-        """Take the custom id of a line; lines come in the order of the file."""
+        """Add the custom ID of a line; lines come in file order."""
         digest = blake2b(
             custom_id.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES + 1
         ).digest()
@@ -135,7 +135,7 @@ class DuplicateFinder:
         self._num_blocks += 1
 
     def save(self, stream: IO[bytes]) -> list[int]:
-        """Write all ids, those of each partition in a row, and return how many each has."""
+        """Write all IDs by partition, and return the number of IDs in each."""
         for partition in range(NUM_PARTITIONS):
             for block in self._read_blocks(partition):
                 stream.write(block)
@@ -145,16 +145,16 @@ class DuplicateFinder:
         ]
 
     def find(self, limit: int = 100, look: Callable[[], None] = lambda: None) -> Duplicates:
-        """Return the number of lines that repeat an id, and the first `limit` of them.
+        """Return the number of lines that repeat an ID, and the first `limit` of them.
 
-        `look` is called before each partition; what it raises passes through.
+        `look` is called before each partition; its exceptions pass through.
         """
-        found = Duplicates()
+        duplicates = Duplicates()
         for partition in range(NUM_PARTITIONS):
             look()
             blocks = ((block, 0) for block in self._read_blocks(partition))
-            found = found.plus(find_repeated(blocks), limit)
-        return found
+            duplicates = duplicates.plus(find_repeated(blocks), limit)
+        return duplicates
 
     def _read_blocks(self, partition: int) -> Iterator[bytes]:
         if self._file is not None:
@@ -168,9 +168,9 @@ class DuplicateFinder:
 def find_repeated(
     pieces: Iterable[tuple[bytes, int]], slice_number: int = 0, num_slices: int = 1
 ) -> Iterator[Duplicate]:
-    """Yield the lines of one partition, or of a slice of it, that repeat an id.
+    """Yield the lines of one partition, or of a slice of it, that repeat an ID.
 
-    `pieces` are its bytes in the order of the file, each with what its line numbers are raised by.
+    `pieces` are its bytes in file order, each with the number to add to its line numbers.
     """
     first_lines: dict[bytes, int] = {}
     for piece, shift in pieces:

@@ -1,4 +1,4 @@
-"""Error kinds: messages that differ in values only are grouped and counted."""
+"""Error kinds: messages that differ only in their values are grouped and counted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 _MAX_CHARS = 300
-# Names of parameters and models make a kind; other quoted text and numbers do not.
+# Names of parameters and models are part of a kind; other quoted text and numbers are not.
 _VALUE = re.compile(r"(`[^`]*`)|'[^']*'|\"[^\"]*\"|\d[\d,.]*\d|\d")
 
 _Error = TypeVar("_Error")
 
 
 def error_kind(message: str) -> str:
-    """Return what a message has in common with those that differ from it in values only."""
+    """Return the part of a message that is the same for all values."""
     return _VALUE.sub(lambda match: match[1] or "…", message[:_MAX_CHARS])
 
 
 @dataclass(slots=True)
 class ErrorKind(Generic[_Error]):
-    """Errors of one kind; `first` are the first of them, in the order in which they were added."""
+    """Errors of one kind; `first` has the first ones, in the order of addition."""
 
     first_message: str
     first: list[_Error] = field(default_factory=list)
@@ -31,9 +31,9 @@ class ErrorKind(Generic[_Error]):
 
     @property
     def message(self) -> str:
-        """Message of the first error, marked if others differ from it in values."""
+        """Message of the first error, marked if others have other values."""
         words = self.first_message
-        return words if self.is_one_message else f"{words.rstrip('.')}, and the like"
+        return words if self.is_one_message else f"{words.rstrip('.')}, and similar ones"
 
 
 class ErrorCounter(Generic[_Error]):
@@ -46,9 +46,9 @@ class ErrorCounter(Generic[_Error]):
         self._kinds: dict[Hashable, ErrorKind[_Error]] = {}
 
     def add(self, message: str, error: _Error, group: Hashable = None) -> ErrorKind[_Error] | None:
-        """Count an error and return its kind, None for one too many.
+        """Count an error and return its kind; None above the limit of kinds.
 
-        Errors of different groups are never of one kind.
+        Errors of different groups are always of different kinds.
         """
         self.count += 1
         key = group, error_kind(message)
@@ -64,5 +64,5 @@ class ErrorCounter(Generic[_Error]):
         return kind
 
     def most_frequent(self, limit: int) -> list[ErrorKind[_Error]]:
-        """Return the most frequent kinds; of equals the one that came first."""
+        """Return the most frequent kinds; kinds with equal counts are in order of appearance."""
         return sorted(self._kinds.values(), key=lambda kind: -kind.count)[:limit]

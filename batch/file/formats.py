@@ -1,8 +1,8 @@
 """File formats: detects one by a file's first bytes, and decodes its requests to plain JSONL.
 
-Taken are JSONL, one JSON array of requests, and either of them compressed with gzip. All else is
-refused with a sentence that says what the file is and what to do. Memory stays flat, whatever is
-in a file: pieces of bytes go in, pieces of bytes come out.
+Supported are JSONL, one JSON array of requests, and either of them compressed with gzip. Other
+files are refused with a sentence that says what the file is and what to do. Memory stays bounded
+for any file: chunks of bytes go in, and chunks of bytes come out.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Literal, Protocol
 from .json_array import elements_as_lines
 from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, check_line_length
 
-# What `detect_format` wants to see of a file; less where there is no more.
+# The number of bytes that `detect_format` needs, or the whole of a shorter file.
 HEAD_BYTES = 2**16
 
 _REQUEST_NAMES = (b'"custom_id"', b'"body"')
 
 _GZIP = b"\x1f\x8b"
-_GZIP_WINDOW = 31  # zlib's word for: a gzip header, then the largest window
+_GZIP_WINDOW = 31  # zlib's code for a gzip header and the largest window
 _PACKED_BYTES = 2**14
 _UNPACKED_BYTES = 2**18
 _READ_BYTES = 2**20
-# Requests that share a long prompt unfold to a hundred times their size, gzip's most is a thousand.
-# Above the ratio may be as much as a recording of silence is in base64.
+# Requests that share a long prompt expand to a hundred times their size; gzip's maximum is a
+# thousand. An excess up to a silent recording in base64 is allowed above the ratio.
 _MAX_RATIO = 400
 _MAX_EXCESS_BYTES = 2**25
 
-_ARCHIVE = "The file is {}: unpack it, and use the JSONL file that is in it."
-_PACKED = "The file is compressed with {}: use gzip, or leave it as plain JSONL."
+_ARCHIVE = "The file is {}: extract it, and use the JSONL file inside."
+_PACKED = "The file is compressed with {}: use gzip or plain JSONL."
 _TABLE = (
-    "The file is {}: say what to ask of each row, as by `tidemill run --prompt TEMPLATE`, or by a "
-    "recipe beside it in the bucket (NAME.recipe.toml)."
+    "The file is {}: define a request for each row, with `tidemill run --prompt TEMPLATE` or with "
+    "a recipe next to it in the bucket (NAME.recipe.toml)."
 )
 _UTF_16 = "The file is UTF-16: save it as UTF-8."
 _WORKBOOK = "The file is {}: save it as CSV UTF-8."
 _DOCUMENT = "The file is {}: save its text as JSONL with one request per line, or as a table."
 _ZIP = b"PK\x03\x04"
 _ZIPPED_DOCUMENTS = (
-    # Names of entries, and the type that is the first entry of an OpenDocument.
+    # Names of entries, and the type that is the first entry of an OpenDocument file.
     (b"xl/work", _WORKBOOK.format("an Excel workbook")),
     (b"application/vnd.oasis.opendocument.spreadsheet", _WORKBOOK.format("a spreadsheet")),
     (b"word/document", _DOCUMENT.format("a Word document")),
@@ -77,9 +77,9 @@ _TAR_OFFSET, _TAR = 257, b"ustar"
 class FileFormat:
     """Format of a file of requests: gzip or not, JSON array or lines.
 
-    Those of a table are rendered by a recipe (`batch.table`). `suspicion` is what it looks like,
-    with what to do, should no line of it turn out to be a request: a file is never refused for it
-    alone.
+    A recipe (`batch.table`) renders the requests of a table. `suspicion` describes the file's
+    apparent format with advice; it becomes the error if no line is a request, and never alone
+    rejects a file.
     """
 
     is_gzip: bool = False
@@ -89,7 +89,7 @@ class FileFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether the file is JSONL as it stands."""
+        """Say whether the file is already plain JSONL."""
         return not (self.is_gzip or self.is_array or self.is_table)
 
     @property
@@ -99,7 +99,7 @@ class FileFormat:
 
     @property
     def unit(self) -> Literal["line", "element", "row"]:
-        """Return what the numbers of its requests count for whoever wrote it."""
+        """Return what the author's numbers of requests count."""
         if self.is_table:
             return "row"
         return "element" if self.is_array else "line"
@@ -112,27 +112,27 @@ def begins_with_request(text: bytes) -> bool:
 
 
 def detect_format(head: bytes) -> FileFormat:
-    """Return the form of a file that begins with `head`, of `HEAD_BYTES` if it has so many.
+    """Return the format of a file that begins with `head`, of up to `HEAD_BYTES`.
 
-    Raises FormatError for what cannot be taken.
+    Raises FormatError for an unsupported format.
     """
     if not head.startswith(_GZIP):
         return _detect_text_format(head)
     inner = next(filter(None, gunzip((head,), is_whole=False)), b"")[:HEAD_BYTES]
     if inner.startswith(_GZIP):
-        raise FormatError("The file is compressed with gzip twice: unpack it once.")
+        raise FormatError("The file is compressed with gzip twice: decompress it once.")
     form = _detect_text_format(inner)
     return FileFormat(is_gzip=True, is_array=form.is_array, suspicion=form.suspicion)
 
 
 def detect_file(file: BinaryFile) -> FileFormat:
-    """Return the form of an open file; raises FormatError for what cannot be taken."""
+    """Return the format of an open file; raises FormatError for an unsupported one."""
     file.seek(0)
     return detect_format(file.read(HEAD_BYTES))
 
 
 def detect_compression(head: bytes) -> tuple[Callable[[BinaryFile], BinaryFile], bytes]:
-    """Return what opens a text file from its start on, and the first bytes of the text.
+    """Return a function that opens a text file from its start, and the first bytes of the text.
 
     Raises FormatError for files that are neither text nor gzip.
     """
@@ -168,12 +168,12 @@ def _detect_text_format(head: bytes) -> FileFormat:
 
 
 def is_array_of_objects(text: bytes) -> bool:
-    """Say whether a text, without white space before it, is one JSON array of objects."""
+    """Say whether a text, without leading white space, is one JSON array of objects."""
     return text.startswith(b"[") and text[1:].lstrip(JSON_WHITE_SPACE)[:1] in {b"{", b"]", b""}
 
 
 def mistake_of_lines(first_line: bytes) -> str | None:
-    """Return what is wrong with lines that are JSON, but not objects, with what to do."""
+    """Return a description and advice for lines that are JSON but not objects, else None."""
     if first_line.startswith(b"{") and first_line.endswith(b","):
         if isinstance(_json_of(first_line[:-1]), dict):
             return "A comma follows each line: remove the commas, or put the lines in `[` and `]`."
@@ -181,10 +181,12 @@ def mistake_of_lines(first_line: bytes) -> str | None:
         if isinstance(_json_of(text), dict):
             return (
                 "Each line is a JSON string that contains an object: write the object itself, "
-                "without the quotes and backslashes around it."
+                "without the surrounding quotes and backslashes."
             )
     elif first_line.startswith(b"[") and isinstance(_json_of(first_line), list):
-        return "This looks like JSON arrays: write one JSON object a line, or one array of objects."
+        return (
+            "This looks like JSON arrays: write one JSON object per line, or one array of objects."
+        )
     return None
 
 
@@ -198,28 +200,30 @@ def _json_of(text: str | bytes) -> object:
 def _suspicion(text: bytes) -> str | None:
     first_line = text.split(b"\n", 1)[0].strip(JSON_WHITE_SPACE)
     if b"\0" in text:
-        return "The file has NUL bytes, so it is no text: write plain JSONL."
+        return "The file has NUL bytes, so it is not text: write plain JSONL."
     if (mistake := mistake_of_lines(first_line)) is not None:
         return mistake
     if first_line in {b"{", b'{"'} or (text.startswith(b"{") and first_line.endswith((b"{", b","))):
         return "This looks like JSON over several lines: write each object on one line."
     if text.startswith(b"["):
-        return "This looks like JSON arrays: write one JSON object a line, or one array of objects."
+        return (
+            "This looks like JSON arrays: write one JSON object per line, or one array of objects."
+        )
     if not text or text.startswith(b"{"):
         return None
     kinds = {b"\t": "tab-separated values", b",": "CSV"}
     kind = next((kind for mark, kind in kinds.items() if mark in first_line), "plain text")
     if kind == "plain text":
-        return f"This looks like {kind}: write one JSON object a line."
+        return f"This looks like {kind}: write one JSON object per line."
     return _TABLE.format(kind).replace("The file is", "This looks like")
 
 
 def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Yield the bytes of a file of this form as those of JSONL, from its start on.
+    r"""Yield the bytes of a file of this format as JSONL, from its start.
 
-    Line N is the file's line N, or element N of its array. The same file gives the same bytes, in
-    whatever pieces it comes; bytes that stand for none give empty pieces. Raises FormatError where
-    it is damaged, cut off, or has a line longer than any request.
+    Line N is the file's line N, or element N of its array. The result does not depend on the
+    chunks; bytes without output give empty chunks. Raises FormatError for a damaged or truncated
+    file, or a line longer than any request.
     """
     if form.is_gzip:
         pieces = gunzip(pieces)
@@ -227,17 +231,17 @@ def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class BinaryFile(BytesByLine, Protocol):
-    """A file on this machine; one that is open for reading bytes is one."""
+    """A binary file to read, such as an open local file."""
 
     def seek(self, position: int, /) -> int:
-        """Go to a byte of it."""
+        """Move to a byte of it."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, none only at the end."""
 
 
 def open_lines(form: FileFormat, file: BinaryFile) -> BinaryFile:
-    """Return a file of this form as a stream of JSONL from its start on; what is, as it is."""
+    """Return a file of this format as a JSONL stream from its start; plain JSONL is unchanged."""
     file.seek(0)
     if form.is_plain:
         return file
@@ -245,7 +249,7 @@ def open_lines(form: FileFormat, file: BinaryFile) -> BinaryFile:
 
 
 def array_lines(file: BinaryFile) -> BinaryFile:
-    """Return the elements of a JSON array, from a file that is at its start, as lines."""
+    """Return the elements of a JSON array, in a file at its start, as lines."""
     return io.BufferedReader(_Stream(elements_as_lines(_pieces(file))), _READ_BYTES)
 
 
@@ -254,7 +258,7 @@ def _pieces(file: BinaryFile) -> Iterator[bytes]:
 
 
 class _Stream(io.RawIOBase):
-    """Pieces of bytes as a stream that can be read once."""
+    """Chunks of bytes as a stream that can be read once."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
@@ -262,11 +266,11 @@ class _Stream(io.RawIOBase):
         self._piece = memoryview(b"")
 
     def readable(self) -> bool:
-        """Say that it is one to read from."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer with what is there, at least a byte unless all has been read."""
+        """Fill the buffer with the available bytes, at least one unless the end is reached."""
         while not self._piece:
             if (piece := next(self._pieces, None)) is None:
                 return 0
@@ -278,7 +282,7 @@ class _Stream(io.RawIOBase):
 
 
 def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what comes; raises FormatError at a line without end."""
+    """Yield the chunks; raises FormatError for an endless line."""
     number, length = 1, 0
     for piece in pieces:
         newlines = piece.count(b"\n")
@@ -289,11 +293,11 @@ def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
-    """Yield what gzip's data holds, in pieces of a bounded size; many members make one file.
+    """Yield decompressed gzip data in bounded chunks; several members make one file.
 
-    Data that holds nothing gives empty pieces, so that a reader is never away for long.
-    Raises FormatError that names the byte where damage shows, or where it is cut off if it should
-    be whole, and for a decompression bomb, wherever in the data that is.
+    Data without output gives empty chunks, so that the reader regains control regularly.
+    Raises FormatError with the byte for damaged data, for truncated data if it `is_whole`, and for
+    a decompression bomb anywhere in the data.
     """
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     offset = excess = 0
@@ -302,7 +306,7 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
         excess = max(0, excess) - _MAX_RATIO * len(packed)
         while left or not unpacker.eof:
             if unpacker.eof:
-                # Padding by zeros is allowed behind a member.
+                # Zero padding is allowed after a member.
                 if not (left := left.lstrip(b"\0")):
                     break
                 unpacker = zlib.decompressobj(_GZIP_WINDOW)
@@ -319,26 +323,27 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
         offset += len(packed)
     if is_whole and not unpacker.eof:
         raise FormatError(
-            f"The gzip data is cut off after {offset:,} bytes: is the file complete?", offset=offset
+            f"The gzip data is truncated after {offset:,} bytes: is the file complete?",
+            offset=offset,
         )
 
 
 def _bomb(offset: int) -> FormatError:
     return FormatError(
-        f"The gzip data unfolds to more than {_MAX_RATIO} times its size, from about byte "
-        f"{offset:,} on, as no file of requests does: use plain JSONL if it is one.",
+        f"The gzip data expands to more than {_MAX_RATIO} times its size, from about byte "
+        f"{offset:,} on: if it is a valid file of requests, decompress it first.",
         offset=offset,
     )
 
 
 def _unpack(unpacker: zlib._Decompress, packed: bytes, offset: int) -> tuple[bytes, bytes]:
-    """Return some of what is packed and what is left of it."""
+    """Return some decompressed bytes, and the rest of the compressed ones."""
     try:
         data = unpacker.decompress(packed, _UNPACKED_BYTES)
     except zlib.error as exc:
         reason = str(exc).rsplit(": ", 1)[-1]
         raise FormatError(
-            f"The gzip data is damaged, at byte {offset:,} or before ({reason}): pack it again.",
+            f"The gzip data is damaged at byte {offset:,} or before ({reason}): compress it again.",
             offset=offset,
         ) from exc
     return data, unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail

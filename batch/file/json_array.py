@@ -1,6 +1,6 @@
-"""One JSON array of requests as lines, an element each, in flat memory.
+"""One JSON array of requests as lines, one per element, with constant memory.
 
-Only strings and brackets are looked at: whether an element is a request, or JSON at all, is seen
+It looks only at strings and brackets: whether an element is a request, or JSON at all, shows
 when its line is parsed.
 """
 
@@ -14,13 +14,13 @@ from .lines import FormatError, check_line_length
 _BLANK = re.compile(rb"[ \t\r\n]*+")
 _STRING_REST = rb'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
 _STRING = rb'"' + _STRING_REST + rb'"'
-# How deep brackets may lie in one another to be passed over in one match: deeper ones go one by
-# one. A chat request has four; more than about eight make the match slower, not quicker.
+# Maximum nesting of brackets that one match skips: deeper ones take a match each. A chat request
+# has four levels; more than about eight make the match slower.
 _MATCHED_DEPTH = 6
 
 
 def _balanced(depth: int) -> bytes:
-    """Return a pattern of what may stand between two brackets, or before a bracket alone."""
+    """Return a pattern of the content between two brackets, or before a single bracket."""
     plain = rb'[^"{}\[\]]++|' + _STRING
     if depth == 0:
         return rb"(?:" + plain + rb")*+"
@@ -36,10 +36,10 @@ _OUTSIDE_BRACKETS = re.compile(rb'(?:[^"{}\[\],]++|' + _STRING + rb")*+", re.DOT
 
 
 def elements_as_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Yield the elements of an array, each with `\n` behind it, in pieces about as large as came.
+    r"""Yield the elements of an array, each followed by `\n`, in chunks of about the input's size.
 
-    A piece is empty where nothing but blanks came. What precedes the first `[` is dropped. Raises
-    FormatError, which names the element.
+    A chunk is empty if its input was blank. Everything before the first `[` is dropped. Raises
+    FormatError with the number of the element.
     """
     reader = _Reader()
     before = b""
@@ -55,21 +55,21 @@ def elements_as_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Reader:
-    """Takes what stands behind the `[` of an array, gives its elements as lines."""
+    """Reads an array after its `[`, and returns its elements as lines."""
 
     def __init__(self) -> None:
         self._number = 1
         self._num_bytes = 0  # of the element so far
         self._depth = 0
-        self._is_inside = False  # of an element
+        self._is_inside = False  # inside an element
         self._is_in_string = False
         self._is_after_comma = False
         self._is_after_element = False
         self._is_over = False
-        self._held = b""  # half an escape
+        self._held = b""  # an incomplete escape
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what of the elements' lines the next bytes give."""
+        """Return the part of the elements' lines that the next bytes complete."""
         data, self._held = self._held + piece, b""
         lines: list[bytes] = []
         position = 0
@@ -83,7 +83,7 @@ class _Reader:
             position = self._inside(data, position)
             self._num_bytes += position - start
             check_line_length(number, self._num_bytes, "element")
-            # None of them can stand in a string.
+            # No string can contain any of them.
             lines.append(data[start:position].replace(b"\n", b" "))
             if self._number > number:
                 lines.append(b"\n")
@@ -95,13 +95,13 @@ class _Reader:
         """Raise FormatError unless the array has ended."""
         if self._is_inside:
             raise self._error(
-                "does not end: the file is cut off, or a quote or bracket is missing in it"
+                "does not end: the file is truncated, or a quote or bracket is missing in it"
             )
         if not self._is_over:
             raise self._error("is the last one, but the array's `]` is missing", before=True)
 
     def _whole_elements(self, data: bytes, position: int, lines: list[bytes]) -> int:
-        """Take as many elements as stand whole in the data, which is nearly all of them."""
+        """Read as many complete elements as the data contains, which is nearly all of them."""
         while found := _NEXT_ELEMENT.match(data, position):
             lines.append(found[1].replace(b"\n", b" "))
             lines.append(b"\n")
@@ -110,16 +110,16 @@ class _Reader:
         return position
 
     def _between(self, data: bytes, position: int) -> int:
-        """Pass over what stands between two elements, or behind the last."""
-        found = _BLANK.match(data, position)
-        position = found.end() if found else position
+        """Skip the separator between two elements, or the end after the last."""
+        match = _BLANK.match(data, position)
+        position = match.end() if match else position
         if position == len(data):
             return position
         mark = data[position : position + 1]
         if self._is_over:
             raise self._error(
-                "is the array's last, but there is more behind its `]`: write one array alone, or "
-                "one object a line",
+                "is the array's last, but more text follows its `]`: write a single array, or one "
+                "object per line",
                 before=True,
             )
         if mark == b"]":
@@ -128,22 +128,22 @@ class _Reader:
             self._is_over, self._is_after_element = True, False
         elif self._is_after_element:
             if mark != b",":
-                raise self._error("has no comma behind it", before=True)
+                raise self._error("has no comma after it", before=True)
             self._is_after_element, self._is_after_comma = False, True
         elif mark == b",":
-            raise self._error("is empty: there is a comma too many")
+            raise self._error("is empty: remove the extra comma")
         else:
             self._is_inside, self._is_after_comma = True, False
             return position
         return position + 1
 
     def _inside(self, data: bytes, position: int) -> int:
-        """Return where what is known to be of the element ends."""
+        """Return the end of the bytes that are known to belong to the element."""
         if self._is_in_string:
             return self._inside_string(data, position)
         pattern = _INSIDE_BRACKETS if self._depth else _OUTSIDE_BRACKETS
-        found = pattern.match(data, position)
-        position = found.end() if found else position
+        match = pattern.match(data, position)
+        position = match.end() if match else position
         mark = data[position : position + 1]
         if mark == b'"':
             self._is_in_string = True
@@ -155,15 +155,15 @@ class _Reader:
             if not self._depth:
                 self._finish()
         elif mark == b"}":
-            raise self._error("has a `}` too many")
+            raise self._error("has an unmatched `}`")
         elif mark:
             self._finish()
             return position
         return position + len(mark)
 
     def _inside_string(self, data: bytes, position: int) -> int:
-        found = _INSIDE_STRING.match(data, position)
-        position = found.end() if found else position
+        match = _INSIDE_STRING.match(data, position)
+        position = match.end() if match else position
         mark = data[position : position + 1]
         if mark == b"\n":
             raise self._error("has a line break in a string: write it as \\n, or end the string")

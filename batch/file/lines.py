@@ -1,6 +1,6 @@
-"""Lines of a batch file: bytes in, one `Line` or one `LineError` out for each that is not blank.
+"""Lines of a batch file: bytes in, one `Line` or one `LineError` out for each non-blank line.
 
-Memory is bounded by the longest line allowed, never by the file.
+Memory is bounded by the longest allowed line, not by the file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.json_bodies import TooManyValues, load_json
 
-# A recording of 25 MiB in base64, and what stands around it.
+# A recording of 25 MiB in base64, and the rest of its request.
 MAX_LINE_BYTES = 36 * 2**20
-# A line above it is no request, and whoever skips one has to come to its end.
+# A longer line is not a request, but a reader that skips a line must find its end.
 MAX_SKIPPED_BYTES = 2**30
 METHOD = "POST"
 INVALID_METHOD = "invalid_method"
@@ -24,11 +24,11 @@ EXAMPLE_LINE = (
     '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
     '"body": {"messages": [{"role": "user", "content": "Hello"}]}}'
 )
-"""A request that any chat model answers, for those whose file has none."""
+"""A request that any chat model answers, as an example in error messages."""
 
 INVALID_CELL = "invalid_cell"
 ROW_ERROR = "row_error"
-"""Field of a line that stands for a row of a table that gives no request: `message`, `column`."""
+"""Field of the line of a table row that gives no request: an object of `message` and `column`."""
 
 BOM = b"\xef\xbb\xbf"
 JSON_WHITE_SPACE = b" \t\r\n"
@@ -47,10 +47,10 @@ _JSON_TYPES = {
 
 
 class LineError(ProtocolError):
-    """A line of a file that is no request at all.
+    """A line of a file that is not a valid request.
 
     `line` counts from 1 and includes blank lines; `code` is one of the batch error codes
-    (`invalid_json_line`, `missing_required_parameter`, …); `custom_id` is None when it has none.
+    (`invalid_json_line`, `missing_required_parameter`, …); `custom_id` is None if it has none.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class LineError(ProtocolError):
 
 
 class FormatError(ProtocolError):
-    """A file that cannot be read as requests; its message is a sentence for whoever made it.
+    """A file that cannot be read as requests; its message is a sentence for the file's author.
 
-    `number` is the line or element at fault, `offset` the byte of the file, where one is known.
+    `number` is the line or element at fault, `offset` the byte of the file, if known.
     """
 
     code = "invalid_json_line"
@@ -88,24 +88,24 @@ class FormatError(ProtocolError):
 
 
 def check_line_length(number: int, num_bytes: int, unit: str = "line") -> None:
-    """Raise FormatError when so many bytes of a line, or element, are more than any request's."""
+    """Raise FormatError for a line, or element, with more bytes than any request."""
     if num_bytes > MAX_SKIPPED_BYTES:
         raise endless_line(number, unit)
 
 
 def endless_line(number: int, unit: str = "line") -> FormatError:
-    """Return what is wrong with a file that has a line, or element, of such a length."""
+    """Return the error for a file with a line, or element, of such a length."""
     return FormatError(
-        f"{unit.capitalize()} {number:,} is longer than a file of requests can have.",
+        f"{unit.capitalize()} {number:,} is longer than any request may be.",
         number=number,
     )
 
 
 class BytesByLine(Protocol):
-    """A binary stream, buffered; an open file is one."""
+    """A buffered binary stream, such as an open file."""
 
     def readline(self, size: int, /) -> bytes:
-        r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
+        r"""Return the bytes up to and including the next `\n`, at most `size`; none at the end."""
 
 
 class Overlong(NamedTuple):
@@ -117,7 +117,7 @@ class Overlong(NamedTuple):
 
 
 class RawLine(NamedTuple):
-    """One line as it stands in the file, without its newline; `number` counts from 1."""
+    """One line of the file, without its newline; `number` counts from 1."""
 
     number: int
     data: bytes
@@ -125,7 +125,7 @@ class RawLine(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """24 hex digits of the line's number and bytes: its own, and the same in every run."""
+        """24 hex digits of the line's number and bytes: unique, and the same in every run."""
         if self.overlong is not None:
             return self.overlong.digest
         return _digest_of(self.number, self.data).hexdigest()
@@ -133,9 +133,9 @@ class RawLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of a file. `digest` is `RawLine.digest`: ids of rows and replies come from it.
+    """One request of a file. `digest` is `RawLine.digest`: IDs of rows and replies derive from it.
 
-    A run takes any `method`, as vLLM's does; a batch only POST, as OpenAI's does.
+    A run accepts any `method`, as vLLM does; a batch accepts only POST, as OpenAI does.
     """
 
     number: int
@@ -147,17 +147,17 @@ class Line:
 
     @property
     def request_id(self) -> str:
-        """The id that the reply's ids derive from; it holds nothing random."""
+        """The ID that the reply's IDs derive from; it contains nothing random."""
         return f"req_{self.digest}"
 
 
 def read_lines(
     stream: BytesByLine, *, max_line_bytes: int = MAX_LINE_BYTES, first_number: int = 1
 ) -> Iterator[RawLine]:
-    r"""Yield the lines that are not blank, split on `\n` only; blank ones count in the numbers.
+    r"""Yield the non-blank lines, split only on `\n`; line numbers include blank lines.
 
     A byte order mark at the start of line 1 is dropped. A line above `max_line_bytes` is skipped in
-    chunks and comes out as `overlong`, without its bytes.
+    chunks and returned as `overlong`, without its bytes.
     """
     number = first_number - 1
     while data := stream.readline(max_line_bytes + 1):
@@ -176,7 +176,7 @@ def read_lines(
 
 
 def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlong:
-    """Read to the end of a line that began with `start`, keeping its length and digest only."""
+    """Read to the end of a line that began with `start`, and keep only its length and digest."""
     digest = _digest_of(number, start)
     num_bytes = len(start)
     ended = False
@@ -195,22 +195,22 @@ def _digest_of(number: int, data: bytes) -> blake2b:
 
 
 def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
-    """Return the request that the line holds, its body unchecked.
+    """Return the request of a line, with an unchecked body.
 
-    With `in_slices` the event loop of another thread turns while a large line is parsed.
+    With `in_slices` another thread's event loop keeps running while a large line is parsed.
 
-    Raises LineError when it is not JSON, not an object, or lacks what every request has. NaN and
+    Raises LineError for a line that is not a JSON object or lacks a required field. NaN and
     infinities pass here, so that the body's own check can answer that one row with a 400.
     """
     fields = _parse_object(raw, in_slices=in_slices)
     custom_id = fields.get("custom_id")
     known_id = custom_id if isinstance(custom_id, str) else None
-    if isinstance(told := fields.get(ROW_ERROR), dict):
+    if isinstance(row_error := fields.get(ROW_ERROR), dict):
         raise LineError(
-            str(told.get("message")),
+            str(row_error.get("message")),
             line=raw.number,
             code=INVALID_CELL,
-            param=told.get("column"),
+            param=row_error.get("column"),
             custom_id=known_id,
         )
     for name, kind in (("custom_id", str), ("url", str), ("body", dict)):
@@ -236,7 +236,7 @@ def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:
             line=raw.number,
         )
     try:
-        # Files with such marks may have been joined.
+        # Several files with such marks may have been joined.
         data = raw.data.removeprefix(BOM)
         value = load_json(data, cache_strings="keys", in_slices=in_slices)
     except TooManyValues as exc:
@@ -245,8 +245,8 @@ def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:
         raise LineError(_why_not_json(raw.data, str(exc)), line=raw.number) from exc
     if not isinstance(value, dict):
         raise LineError(
-            f"not a JSON object but {_name_of(value)}: write one object a line, with `custom_id`, "
-            "`url` and `body`",
+            f"not a JSON object but {_name_of(value)}: write one object per line, with "
+            "`custom_id`, `url` and `body`",
             line=raw.number,
         )
     return value
@@ -257,7 +257,7 @@ def _bad_field(
 ) -> LineError:
     value = fields.get(name)
     if value is None:
-        message = f"`{name}` is missing: every line needs one, {kind}"
+        message = f"`{name}` is required and must be {kind}"
     else:
         message = f"`{name}` must be {kind}, not {_name_of(value)}"
     code = "invalid_url" if name == "url" and value is not None else "missing_required_parameter"
@@ -269,7 +269,7 @@ def _name_of(value: object) -> str:
 
 
 def _why_not_json(data: bytes, reason: str) -> str:
-    """Say what is wrong in the words of someone who has the file open, and what to do."""
+    """Describe the fault for someone who has the file open, and say what to do."""
     reason, column = _split_position(reason)
     if data.startswith(_UTF16_BOMS):
         return "UTF-16: save the file as UTF-8"
@@ -280,13 +280,13 @@ def _why_not_json(data: bytes, reason: str) -> str:
     except UnicodeDecodeError as exc:
         return f"not UTF-8: 0x{data[exc.start]:02x} at byte {exc.start + 1}; save the file as UTF-8"
     if "recursion limit" in reason:
-        return f"nested too deep at byte {column}: more than 200 levels"
+        return f"nested too deeply at byte {column}: the limit is 200 levels"
     if "control character" in reason:
-        return f"a bare control character at byte {column}: escape it, as in \\n or \\u0001"
+        return f"an unescaped control character at byte {column}: escape it, as in \\n or \\u0001"
     if "hex escape" in reason:
         return (
-            f"a broken \\u escape before byte {column}: it needs four hex digits, and a "
-            "surrogate (d800 to dfff) its other half beside it"
+            f"an invalid \\u escape before byte {column}: it needs four hex digits, and a "
+            "surrogate (d800 to dfff) needs its other half next to it"
         )
     if "trailing characters" in reason and (place := data.find(BOM, 1)) > 0:
         return (

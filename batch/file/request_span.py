@@ -1,6 +1,6 @@
-"""Span of a request: what its line and its row say, in the words of OpenTelemetry's conventions.
+"""Span of a request: attributes of its line and its row, by OpenTelemetry's conventions.
 
-The attributes are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/.
+The conventions are at https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidemill.protocol.json_bodies import load_json
 
 from .lines import BOM, RawLine
 
-# Parsing more would hold the event loop up; such a request has its tokens alone.
+# Parsing more would block the event loop; the span of a longer request has only its tokens.
 _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 200
 _OPERATIONS: Final = {
@@ -52,9 +52,9 @@ def trace_request(
     started_ns: int,
     with_defaults: Callable[[str, Body], Body] = _as_is,
 ) -> None:
-    """Add the span of a line that has its row, if it is of the sample.
+    """Add the span of a line that has its row, if it is in the sample.
 
-    `with_defaults` returns the body that a line was run with.
+    `with_defaults` returns the body that the line ran with.
     """
     if span.takes(is_success=is_success):
         with suppress(Exception):  # no row depends on its span
@@ -71,8 +71,8 @@ def _described(
     with_defaults: Callable[[str, Body], Body],
 ) -> tuple[str, Attributes]:
     """Return the name and the attributes of a request's span."""
-    asked = _parsed(line.data)
-    url, body = _text(asked.get("url")), _object(asked.get("body"))
+    request = _parsed(line.data)
+    url, body = _text(request.get("url")), _object(request.get("body"))
     body = with_defaults(url, body) if body else body
     reply = _object(_object(_parsed(row).get("response")).get("body"))
     operation = _operation(url)
@@ -91,7 +91,7 @@ def _described(
 
 
 def _operation(url: str) -> str:
-    """Return the name of an operation; those that the conventions do not know have their url's."""
+    """Return the name of an operation; one without a convention has the end of its URL."""
     for ending, name in _OPERATIONS.items():
         if url.endswith(ending):
             return name
@@ -99,72 +99,72 @@ def _operation(url: str) -> str:
 
 
 def _request_attributes(body: Body) -> Attributes:
-    found: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         name: body[field]
         for field, name in _NUMBERS.items()
         if isinstance(body.get(field), (int, float)) and not isinstance(body[field], bool)
     }
     if model := _text(body.get("model")):
-        found["gen_ai.request.model"] = model
+        attributes["gen_ai.request.model"] = model
     count = body.get("n")
     if isinstance(count, int) and count != 1:
-        found["gen_ai.request.choice.count"] = count
-    return found
+        attributes["gen_ai.request.choice.count"] = count
+    return attributes
 
 
 def _reply_attributes(reply: Body) -> Attributes:
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for field, name in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
         if text := _text(reply.get(field)):
-            found[name] = text
+            attributes[name] = text
     reasons = [_text(choice.get("finish_reason")) for choice in _objects(reply.get("choices"))]
     if any(reasons):
-        found["gen_ai.response.finish_reasons"] = reasons
-    return found
+        attributes["gen_ai.response.finish_reasons"] = reasons
+    return attributes
 
 
 def _usage_attributes(usage: Usage | None) -> Attributes:
     if usage is None:
         return {}
-    found = {
+    attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
     }
     if usage.cached_tokens:
-        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
     if usage.reasoning_tokens:
-        found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
-    return found
+        attributes["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return attributes
 
 
 def _error_type(row: bytes) -> str:
     """Return the code of a row's error, or its type, or the status; never its message."""
     printed = _parsed(row)
     response = _object(printed.get("response"))
-    told = _object(printed.get("error")) or _object(_object(response.get("body")).get("error"))
-    told = _object(told.get("error")) or told  # as vLLM prints it
+    error = _object(printed.get("error")) or _object(_object(response.get("body")).get("error"))
+    error = _object(error.get("error")) or error  # vLLM's dialect
     for field in ("code", "type"):
-        if text := _text(told.get(field)):
+        if text := _text(error.get(field)):
             return text
-    status = response.get("status_code", told.get("code"))
+    status = response.get("status_code", error.get("code"))
     return str(status) if isinstance(status, int) else "_OTHER"
 
 
 def _content(body: Body, reply: Body) -> Attributes:
-    """Return the messages of a request and its reply; what is no text is named alone."""
-    asked = [
+    """Return the messages of a request and its reply; of other content only the type."""
+    inputs = [
         {"role": _text(message.get("role")), "parts": [*_parts(message)]}
         for message in _objects(body.get("messages"))
     ]
     if isinstance(prompt := body.get("prompt"), str):
-        asked.append({"role": "user", "parts": [_text_part(prompt)]})
-    given = []
+        inputs.append({"role": "user", "parts": [_text_part(prompt)]})
+    outputs = []
     for choice in _objects(reply.get("choices")):
-        said = _object(choice.get("message")) or {"content": choice.get("text")}
+        message = _object(choice.get("message")) or {"content": choice.get("text")}
         reason = _text(choice.get("finish_reason"))
-        given.append({"role": "assistant", "parts": [*_parts(said)], "finish_reason": reason})
-    found = {"gen_ai.input.messages": asked, "gen_ai.output.messages": given}
-    return {name: json.dumps(said, ensure_ascii=False) for name, said in found.items() if said}
+        outputs.append({"role": "assistant", "parts": [*_parts(message)], "finish_reason": reason})
+    lists = {"gen_ai.input.messages": inputs, "gen_ai.output.messages": outputs}
+    return {name: json.dumps(each, ensure_ascii=False) for name, each in lists.items() if each}
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[Body]:
@@ -188,7 +188,7 @@ def _text_part(text: str) -> Body:
 
 
 def _parsed(data: bytes) -> Body:
-    """Return an object of JSON; an empty one for what is none, or is long."""
+    """Parse a JSON object; returns an empty one for other or long data."""
     if len(data) > _MAX_BYTES:
         return {}
     with suppress(ValueError):

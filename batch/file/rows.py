@@ -1,8 +1,8 @@
-"""Rows: the one result that each line gets, printed in either dialect and read back for a resume.
+"""Rows: the one result of each line, printed in either dialect and read back for a resume.
 
-A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null, and
-every character that a reader might end a line at is an escape. Nothing random and no clock enters
-it, so the same line and the same reply print the same bytes in any run.
+A row is one line of strict JSON in UTF-8: a number that JSON cannot represent becomes null, and
+every character that a reader might treat as a line end is escaped. It contains nothing random and
+no time, so the same line and reply print the same bytes in any run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROW_END: Final = b'},"error":null}\n'
 _TRUNCATED: Final = b'"finish_reason":"length"'
 
 SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}
-"""Escapes of the characters that end a line for other people's readers, for `str.translate`."""
+"""Escapes of the characters that other readers treat as line ends, for `str.translate`."""
 
 _SEPARATORS: Final = [
     (chr(code).encode(), text.encode()) for code, text in SEPARATOR_ESCAPES.items()
@@ -31,15 +31,15 @@ _SEPARATORS: Final = [
 
 
 class RowError(ProtocolError):
-    """Bytes that are no row of ours, or a reply that cannot be printed as one."""
+    """Bytes that are not a row, or a reply that cannot be printed as one."""
 
     code = "invalid_row"
 
 
 class RowHead(NamedTuple):
-    """Header fields of a finished row; `status_code` is None when its line was never run.
+    """Header fields of a finished row; `status_code` is None if its line never ran.
 
-    One that `is_truncated` has an answer that was cut off at its token limit.
+    If it `is_truncated`, its answer reached the token limit.
     """
 
     row_id: str
@@ -50,7 +50,7 @@ class RowHead(NamedTuple):
 
 
 def escape_separators(data: bytes) -> bytes:
-    r"""Return JSON in which U+0085, U+2028 and U+2029 are escapes, such as `\u2028`.
+    r"""Return JSON with U+0085, U+2028 and U+2029 escaped, as in `\u2028`.
 
     JSON permits them in strings, but `str.splitlines`, httpx's `iter_lines` and Node's readline end
     a line at them. All other bytes are unchanged.
@@ -63,7 +63,7 @@ def escape_separators(data: bytes) -> bytes:
 
 
 def row_id_of(digest: str) -> str:
-    """Return the id of the row of the line with this digest."""
+    """Return the ID of the row of the line with this digest."""
     return f"{_ROW_ID}{digest}"
 
 
@@ -78,9 +78,9 @@ def print_reply(
 ) -> bytes:
     """Return the row of an answered line, newline included.
 
-    `body` is `{"error": …}` unless the status is 200. With `bare_message` vLLM's dialect prints the
-    error's message alone. A row that `is_long` is printed in parts. Raises RowError for a body that
-    JSON cannot hold.
+    `body` is `{"error": …}` unless the status is 200. With `bare_message` vLLM's dialect prints
+    only the error's message. A row that `is_long` is printed in parts. Raises RowError for a body
+    that JSON cannot represent.
     """
     error: object = None
     shown: dict[str, Any] | None = body
@@ -92,7 +92,7 @@ def print_reply(
 
 
 def print_cached(line: Line, body: bytes) -> bytes:
-    """Return the row of a line whose reply was successful and is printed already."""
+    """Return the row of a line with a successful, already printed reply."""
     head = escape_separators(to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id}))
     response = b'"response":{"status_code":200,"request_id":"%s","body":' % line.request_id.encode()
     return b"%s,%s%s%s" % (head[:-1], response, escape_separators(body), _ROW_END)
@@ -100,26 +100,26 @@ def print_cached(line: Line, body: bytes) -> bytes:
 
 def reply_body(row: bytes) -> tuple[str, bytes]:
     """Return the digest of a successful row's line, and its printed reply."""
-    _, _, body = row.partition(b'"body":')  # no string has these quotes as they are
+    _, _, body = row.partition(b'"body":')  # quotes inside strings are escaped
     row_id = row.split(b'"', 4)[3].decode()
     return row_id.removeprefix(_ROW_ID), body.removesuffix(_ROW_END)
 
 
 def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:
-    """Return the row of a line that was never run, newline included."""
+    """Return the row of a line that never ran, newline included."""
     return _print(digest, custom_id, None, {"code": code, "message": message})
 
 
 def print_malformed(digest: str, error: LineError) -> bytes:
-    """Return the row of a line that is no request, newline included."""
+    """Return the row of a line that is not a request, newline included."""
     unit = "Row" if error.code == INVALID_CELL else "Line"
-    told = {
+    error_object = {
         "code": "invalid_json_line",
         "message": f"{unit} {error.line}: {error.message}",
         "param": error.param,
         "line": error.line,
     }
-    return _print(digest, error.custom_id, None, told)
+    return _print(digest, error.custom_id, None, error_object)
 
 
 def _print(
@@ -139,7 +139,7 @@ def _print(
 
 
 def parse_row_head(data: bytes) -> RowHead:
-    """Return what a printed row tells about itself; raises RowError when it is no row."""
+    """Return the header fields of a printed row; raises RowError for other bytes."""
     try:
         row = from_json(data, cache_strings="keys")
         response = row["response"]
@@ -152,12 +152,12 @@ def parse_row_head(data: bytes) -> RowHead:
                 is_truncated=has_truncated_answer(body),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RowError("this is no row of a batch output") from exc
+        raise RowError("not a row of a batch output") from exc
     return head
 
 
 def is_truncated(row: bytes) -> bool:
-    """Return whether an answer of a printed row was cut off at its token limit."""
+    """Return whether an answer of a printed row reached its token limit."""
     if _TRUNCATED not in row:  # quotes within a string are escaped, so few rows are parsed
         return False
     try:
@@ -175,11 +175,11 @@ def has_truncated_answer(body: Mapping[str, Any]) -> bool:
 
 
 def row_error_message(row: Mapping[str, Any]) -> str | None:
-    """Return the message of a row's error in either dialect, None when it is a success."""
-    response, told = row.get("response"), row.get("error")
+    """Return the message of a row's error in either dialect; None for a success."""
+    response, error = row.get("response"), row.get("error")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
-        told = told or response["body"].get("error")
-    if isinstance(told, dict):
-        inner = told.get("error")
-        told = (inner if isinstance(inner, dict) else told).get("message")
-    return None if told is None else str(told)
+        error = error or response["body"].get("error")
+    if isinstance(error, dict):
+        inner = error.get("error")
+        error = (inner if isinstance(inner, dict) else error).get("message")
+    return None if error is None else str(error)

@@ -1,4 +1,4 @@
-"""From one line of a file to its row, whatever happens on the way."""
+"""Runs one line of a file and returns its row, whatever happens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LONG_BYTES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The printed row of one line, newline included; `usage` is None when no reply came.
+    """The printed row of one line, newline included; `usage` is None without a reply.
 
-    `failure` is the message of an error row, and tokens are `expected` of a line with a body.
+    `failure` is the message of an error row, and `expected` has the tokens of a line with a body.
     """
 
     row: bytes
@@ -41,12 +41,12 @@ async def run_line(
     dialect: Dialect = "openai",
     max_row_bytes: int | None = None,
 ) -> LineResult:
-    """Return the row of a line, an error row for whatever is wrong with it or goes wrong.
+    """Return the row of a line; every failure of the line becomes an error row.
 
-    A row above `max_row_bytes` is replaced by an error row that says so. Runs in a task of its own:
-    cancelling that one is no failure of the request, any other cancellation is.
+    A row above `max_row_bytes` is replaced by an error row. It must run in its own task: cancelling
+    that task does not fail the request, but any other cancellation does.
 
-    Raises EngineError, which says that nothing can be answered any more.
+    Raises EngineError if the engine can no longer answer.
     """
     try:
         is_long = len(raw.data) > _LONG_BYTES
@@ -102,6 +102,6 @@ def _is_being_cancelled() -> bool:
 
 def _failure_of(exc: BaseException) -> InternalError:
     words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
-    # An exception may quote a lone surrogate, which no row can hold.
+    # An exception may quote a lone surrogate, which a row cannot contain.
     words = words.encode("utf-8", "replace").decode()
     return InternalError(f"The engine failed on this request: {words}")

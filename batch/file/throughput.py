@@ -1,4 +1,4 @@
-"""Throughput of a run over the last minute, and the estimated time left."""
+"""Throughput of a run over the last minute, and the estimated remaining time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 from tidemill.protocol.contract import Usage
 
 WINDOW_SECONDS = 60.0
-# Of a run that has just begun: its first rows say little, and less of when it will end.
+# The first rows of a run say little about its end.
 TELLING_SHARE = 0.02
 _MIN_SECONDS = 1.0
 _TELLING_SECONDS = 20.0
 
 
 class Rates(NamedTuple):
-    """Rows, good or bad, generated tokens, tokens of prompts and seconds of audio, each a second.
+    """Rows, generated tokens, prompt tokens and seconds of audio, each per second.
 
-    Which of them tells how fast the work goes, the work decides: who writes no tokens reads some.
+    The main one depends on the work: requests without output still read tokens.
     """
 
     rows_per_second: float = 0.0
@@ -28,14 +28,14 @@ class Rates(NamedTuple):
 
     @property
     def main_rate(self) -> str:
-        """Return the rate that tells most: `512 tokens/s`, `9,000 tokens in/s` or of audio."""
+        """Return the main rate: `512 tokens/s`, `9,000 tokens in/s` or seconds of audio."""
         return format_rate(*self[1:])
 
 
 class RateWindow:
-    """Rates over the last minute, or `window`, or since it was made: they fall while nothing comes.
+    """Rates over the last minute, or `window`, or since creation; they fall while nothing arrives.
 
-    A shard may last for seconds: the next one goes on from it, or its batch would seem to stand.
+    A shard may last only seconds: the next one continues the rates, or they would drop to zero.
     """
 
     def __init__(self, clock: Callable[[], float], window: float = WINDOW_SECONDS) -> None:
@@ -45,18 +45,18 @@ class RateWindow:
         self._gains: deque[_Gain] = deque()
 
     def add(self, num_rows: int, usage: Usage) -> None:
-        """Take rows that are finished now, and what was read and generated."""
+        """Add rows that have just finished, and their tokens."""
         self._gains.append(_Gain(self._clock(), num_rows, usage))
 
     def merge(self, other: RateWindow) -> None:
-        """Count what another run of the batch made, which has ended: its rates end with it."""
+        """Add the rates of another, ended run of the batch."""
         self._since = min(self._since, other._since)
         gains = [*self._gains, *other._gains]
         self._gains = deque(sorted(gains, key=lambda gain: gain.at))
 
     @property
     def rates(self) -> Rates:
-        """Return the rates as they are now."""
+        """Return the current rates."""
         now = self._clock()
         while self._gains and self._gains[0].at < now - self._window:
             self._gains.popleft()
@@ -68,7 +68,7 @@ class RateWindow:
 
 
 class _Gain(NamedTuple):
-    """What came at one moment."""
+    """Rows and usage that arrived at one moment."""
 
     at: float
     num_rows: int
@@ -76,7 +76,7 @@ class _Gain(NamedTuple):
 
 
 def format_rate(tokens: float, input_tokens: float, audio_seconds: float) -> str:
-    """Return one rate in words: of audio where some is heard, of what is generated, or read."""
+    """Return one rate as text: of audio if there is any, else of generated or of read tokens."""
     if audio_seconds:
         return f"{audio_seconds:,.1f} s of audio/s"
     if input_tokens and not tokens:
@@ -85,10 +85,10 @@ def format_rate(tokens: float, input_tokens: float, audio_seconds: float) -> str
 
 
 class Countdown:
-    """Time left that is estimated when a row ends, and counts down until the next one.
+    """Remaining time, estimated when a row ends and counting down until the next one.
 
-    While no row ends there is nothing new to estimate from: the time counts down, and there is none
-    once it has passed.
+    Without new rows there is no new estimate: the time counts down, and is None once it has
+    passed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -97,7 +97,7 @@ class Countdown:
         self._end: float | None = None
 
     def left(self, num_rows: int, estimate: float | None) -> float | None:
-        """Return the seconds left; `estimate` counts if rows have ended since the one before."""
+        """Return the remaining seconds; `estimate` counts if rows ended since the last call."""
         now = self._clock()
         if estimate is not None and num_rows != self._num_rows:
             self._num_rows, self._end = num_rows, now + estimate
@@ -105,11 +105,11 @@ class Countdown:
 
 
 def seconds_left(share: float, seconds: float, share_per_second: float) -> float | None:
-    """Return when all would be done at this rate, after so many seconds and this share of it.
+    """Return the remaining seconds at this rate, after these seconds and this share of the work.
 
-    None while nobody can know: at no rate, and before 2 % or 20 seconds; and once all is done.
+    None while unknown: without a rate, and before 2 % or 20 seconds; and once all is done.
     """
-    is_told = share >= TELLING_SHARE or seconds >= _TELLING_SECONDS
-    if share >= 1 or share_per_second <= 0 or not is_told:
+    is_known = share >= TELLING_SHARE or seconds >= _TELLING_SECONDS
+    if share >= 1 or share_per_second <= 0 or not is_known:
         return None
     return (1 - share) / share_per_second

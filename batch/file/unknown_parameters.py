@@ -1,4 +1,4 @@
-"""Unknown parameters of a file's lines: counted by endpoint and name, and put into sentences."""
+"""Unknown parameters of a file's lines: counted by endpoint and name, and described."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from tidemill.protocol.parameters import find_parameters
 
 MAX_NAMES: Final = 100
-"""Names that are counted; lines with others count as those of no name."""
+"""Maximum number of counted names; further ones are counted together."""
 
 MAX_LISTED: Final = 20
 
@@ -18,7 +18,7 @@ _MAX_NAME_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class UnknownParameter:
-    """A parameter that an endpoint does not know, in `count` lines.
+    """A parameter that an endpoint does not support, in `count` lines.
 
     The first of them is `first_line`; `suggestion` is the parameter that was probably meant.
     """
@@ -30,11 +30,11 @@ class UnknownParameter:
     suggestion: str | None = None
 
     def sentence(self, unit: str = "line", *, names_first: bool = True) -> str:
-        """Return a sentence about it, without its full stop."""
+        """Return a sentence about it, without the full stop."""
         lines = f"{self.count:,} {unit}{'' if self.count == 1 else 's'}"
         first = f" ({'' if self.count == 1 else 'first: '}{unit} {self.first_line:,})"
         which = f"`{self.name}` in {lines}{first if names_first else ''}"
-        words = f"{which} is no parameter of {self.url}"
+        words = f"{which} is not a parameter of {self.url}"
         return f"{words}; did you mean `{self.suggestion}`?" if self.suggestion else words
 
 
@@ -56,15 +56,15 @@ class UnknownParameters:
                 self._count(known.endpoint, _printable(name), line)
 
     def merge(self, others: UnknownParameters, shift: int = 0) -> None:
-        """Add the counts of later lines, whose numbers are `shift` too low."""
+        """Add the counts of later lines, whose numbers start after `shift`."""
         for other in others.found.values():
             self._count(other.url, other.name, other.first_line + shift, other.count)
         self.num_others += others.num_others
 
     def most_frequent(self, limit: int = MAX_LISTED) -> tuple[UnknownParameter, ...]:
-        """Return the most frequent ones with suggestions; of equals the one that came first."""
-        found = sorted(self.found.values(), key=lambda each: -each.count)[:limit]
-        return tuple(replace(each, suggestion=_suggestion(each)) for each in found)
+        """Return the most frequent ones with suggestions; equal counts keep their order."""
+        ranked = sorted(self.found.values(), key=lambda each: -each.count)[:limit]
+        return tuple(replace(each, suggestion=_suggestion(each)) for each in ranked)
 
     def _count(self, url: str, name: str, line: int, count: int = 1) -> None:
         key = f"{url} {name}"
@@ -92,7 +92,7 @@ def _suggestion(unknown: UnknownParameter) -> str | None:
 
 
 def _printable(name: str) -> str:
-    """Return a name of bounded length with escapes for what cannot be printed."""
+    """Return a name of bounded length with unprintable characters escaped."""
     shown = name[:_MAX_NAME_CHARS]
     if not shown.isprintable():
         shown = "".join(

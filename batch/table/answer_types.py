@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic_core import from_json, to_json
 
 JSON_TEXT: Final = pa.field("json", pa.string()).with_metadata({"format": "json"})
-"""Marks columns of values that have no type of their own: they are JSON."""
+"""Marks columns of values without a single Arrow type: they are stored as JSON."""
 
 _TYPES: Final = {
     "string": pa.string(),
@@ -22,7 +22,7 @@ _REF = "#/"
 
 
 def fields_of_schema(schema: Mapping[str, Any]) -> list[pa.Field]:
-    """Return a field for each property of an object's schema; JSON as text where types vary."""
+    """Return a field for each property of an object's schema; JSON text if its types vary."""
     root = _resolved(schema, schema, 0)
     properties = root.get("properties")
     if not isinstance(properties, Mapping):
@@ -31,7 +31,7 @@ def fields_of_schema(schema: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def column_of_answers(answers: Sequence[Any], field: pa.Field) -> pa.Array:
-    """Return a column of the values of one property; null where one is missing or does not fit."""
+    """Return a column of the values of one property; null if one is missing or does not fit."""
     values = [answer.get(field.name) if isinstance(answer, dict) else None for answer in answers]
     if is_json_text(field):
         texts = [None if value is None else to_json(value).decode() for value in values]
@@ -45,7 +45,7 @@ def column_of_answers(answers: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def parse_answer(text: Any) -> Any:
-    """Return the value that an answer is as JSON; None for one that is cut off."""
+    """Parse an answer as JSON; returns None for a truncated one."""
     try:
         return from_json(text) if isinstance(text, str) else None
     except ValueError:
@@ -58,7 +58,7 @@ def is_json_text(field: pa.Field) -> bool:
 
 
 def _is_nested_as(value: Any, kind: pa.DataType) -> bool:
-    """Say whether lists are where a type has them; Arrow would make one of a text."""
+    """Say whether lists are where the type has lists; Arrow would convert a text to one."""
     if value is None or not pa.types.is_nested(kind):
         return True
     if pa.types.is_list(kind):
@@ -82,7 +82,7 @@ def _field(name: str, schema: Any, root: Mapping[str, Any], depth: int) -> pa.Fi
 
 
 def _type(schema: Any, root: Mapping[str, Any], depth: int) -> pa.DataType | None:
-    """Return the type of a schema's values; None where it has to be JSON."""
+    """Return the type of a schema's values; None if they need JSON."""
     schema = _resolved(schema, root, depth)
     if depth > _MAX_DEPTH:
         return None
@@ -102,7 +102,7 @@ def _type(schema: Any, root: Mapping[str, Any], depth: int) -> pa.DataType | Non
 
 
 def _resolved(schema: Any, root: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
-    """Return a schema without references, and without null among its types."""
+    """Return a schema without references and without null among its types."""
     while isinstance(schema, Mapping) and depth <= _MAX_DEPTH:
         depth += 1
         reference, either = schema.get("$ref"), schema.get("anyOf")
@@ -120,7 +120,7 @@ def _resolved(schema: Any, root: Mapping[str, Any], depth: int) -> Mapping[str, 
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:
-    found: Any = root
+    value: Any = root
     for key in reference.removeprefix(_REF).split("/"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

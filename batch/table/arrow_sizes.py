@@ -1,6 +1,6 @@
-"""Sizes of what a compressed Arrow file unpacks to, from the headers of its messages.
+"""Decompressed sizes in a compressed Arrow file, from the headers of its messages.
 
-A header is a FlatBuffer; a compressed buffer begins with its unpacked length.
+A header is a FlatBuffer; a compressed buffer begins with its decompressed length.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pyarrow import ipc
 from .errors import TableError
 
 MAX_BATCH_BYTES: Final = 2**30
-"""Most bytes of an unpacked batch: the function that reads tables has 1,769 MiB."""
+"""Limit for a decompressed batch: the function that reads tables has 1,769 MiB of memory."""
 
 _MAX_FILE_BYTES = 2**26
 _MAGIC_BYTES = 8
 _LENGTH_BYTES = 8
 _BUFFER = struct.Struct("<qq")
-# Fields of FlatBuffers: of a message, a dictionary and a record batch.
+# Field numbers in the FlatBuffers of a message, a dictionary and a record batch.
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 
 
 def check_batches(file: Any, *, is_stream: bool) -> None:
-    """Raise TableError for a batch of a small file that unpacks to gigabytes.
+    """Raise TableError for a batch of a small file that decompresses to gigabytes.
 
-    A large file is not read twice: its batches take as much as such files do.
+    Large files are not checked, to avoid reading them twice.
     """
     if file.seek(0, io.SEEK_END) > _MAX_FILE_BYTES:
         return
@@ -38,7 +38,7 @@ def check_batches(file: Any, *, is_stream: bool) -> None:
         num_bytes = _unpacked_bytes(message)
         if num_bytes > MAX_BATCH_BYTES:
             raise TableError(
-                f"A batch of the Arrow table unpacks to {num_bytes:,} bytes, more than "
+                f"A batch of the Arrow table decompresses to {num_bytes:,} bytes, more than "
                 f"{MAX_BATCH_BYTES:,}: write it in smaller batches."
             )
 
@@ -54,7 +54,7 @@ def _messages(file: Any) -> Iterator[Any]:
 
 
 def _unpacked_bytes(message: Any) -> int:
-    """Return the unpacked bytes of a message's compressed buffers; 0 for other messages."""
+    """Return the decompressed bytes of a message's compressed buffers; 0 for other messages."""
     header, body = bytes(message.metadata), message.body
     try:
         table = _Table(header, struct.unpack_from("<I", header)[0])
@@ -86,7 +86,7 @@ class _Table:
         return self._offset(field) != 0
 
     def table(self, field: int) -> _Table:
-        """Return the table in a field; raises LookupError where there is none."""
+        """Return the table in a field; raises LookupError if it is not set."""
         return _Table(self._data, self._target(field))
 
     def buffers(self) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""Cells: Arrow columns as the values of templates, and as those of CSV and JSON.
+"""Cells: the values of Arrow columns in templates, and in CSV and JSON.
 
 A cell is a text, a number, a boolean, a decimal, a list, a struct or null, whatever its type.
-Dates and times are texts, durations and intervals texts of ISO 8601, UUIDs texts, maps lists of
+Dates and times are texts, durations and intervals ISO 8601 texts, UUIDs texts, and maps lists of
 pairs; dictionaries and runs are read as their values.
 """
 
@@ -17,38 +17,38 @@ import pyarrow as pa
 from pyarrow import compute, types
 
 UNDECODABLE: Final = "which is not supported: write its values without this encoding"
-"""Reason for a dictionary, or runs, of nested values."""
+"""Reason for a dictionary, or run-end encoding, of nested values."""
 _UNKNOWN_ZONE: Final = "and this machine does not know its time zone: convert it to UTC"
 
 _DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DAY_SECONDS: Final = 86_400
 _ZEROS: Final = r"\.0+(Z|[+-]\d{4})?$"
 _FAR_TIME: Final = "<value out of range: "
-"""Start of the text that Arrow prints for a time that is before year -32767 or after 32767."""
+"""Start of the text that Arrow prints for a time before year -32767 or after year 32767."""
 _LAST_SECOND: Final = 971_890_963_199
-"""Last second of the year 32767, of which Arrow prints a text."""
-# pyarrow has no values of these.
+"""Last second of the year 32767, the last one that Arrow prints."""
+# pyarrow has no Python values for these.
 _UNREADABLE_INTERVALS: Final = {pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME}
 _DECIMAL128_DIGITS: Final = 38
 _DECIMAL256_DIGITS: Final = 76
 
 
 class NoText(NamedTuple):
-    """A cell that a template cannot print, and a way to avoid it."""
+    """A cell that a template cannot print, with advice."""
 
     what: str
     way: str = ""
 
 
 class TypeProblem(NamedTuple):
-    """A type that cannot be used, inside of a column's type; `reason` follows the type."""
+    """An unsupported type inside a column's type; `reason` follows the type in messages."""
 
     kind: pa.DataType
     reason: str
 
 
 class _Reading(NamedTuple):
-    """Values of the cells that have no text of their own."""
+    """Values for the cells that have no text."""
 
     of_bytes: Callable[[bytes], Any]
     of_broken_text: Callable[[bytes], Any]
@@ -73,17 +73,17 @@ _FOR_OUTPUT: Final = _Reading(
 
 
 def cells_of(column: pa.Array) -> list[Any]:
-    """Return cells as templates have them; those that cannot be printed are `NoText`."""
+    """Return the cells for templates; those that cannot be printed are `NoText`."""
     return _read(column, _FOR_TEMPLATES)
 
 
 def output_cells(column: pa.Array) -> list[Any]:
-    """Return cells as CSV and JSON have them: bytes as base64, broken text with U+FFFD."""
+    """Return the cells for CSV and JSON: bytes as base64, invalid text with U+FFFD."""
     return _read(column, _FOR_OUTPUT)
 
 
 def problem_of(kind: pa.DataType) -> TypeProblem | None:
-    """Return the type, of a column or inside it, whose values cannot be read; None if all can."""
+    """Return the type, of a column or inside it, with unreadable values; None without one."""
     if isinstance(kind, pa.BaseExtensionType):
         return problem_of(kind.storage_type)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
@@ -105,14 +105,14 @@ def problem_of(kind: pa.DataType) -> TypeProblem | None:
 
 
 def children_of(kind: pa.DataType) -> list[pa.DataType]:
-    """Return the types inside of a nested type."""
+    """Return the types inside a nested type."""
     if types.is_map(kind):
         return [kind.key_type, kind.item_type]
     return [kind.field(place).type for place in range(kind.num_fields)]
 
 
 def is_interval(kind: pa.DataType) -> bool:
-    """Say whether a type is one of the three intervals of Arrow."""
+    """Say whether a type is one of Arrow's three interval types."""
     return kind.id in {*_UNREADABLE_INTERVALS, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}
 
 
@@ -124,26 +124,26 @@ def is_decodable(kind: pa.DataType) -> bool:
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of what `decoded` returns."""
+    """Return the type of `decoded`'s result."""
     return without_view(kind.value_type)
 
 
 def without_view(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values that more of Arrow's functions take."""
+    """Return the type of the same values that more Arrow functions support."""
     if types.is_string_view(kind):
         return pa.string()
     return pa.binary() if types.is_binary_view(kind) else kind
 
 
 def decoded(column: pa.Array) -> pa.Array:
-    """Return the values of a dictionary column, or of one of runs."""
+    """Return the values of a dictionary or run-end encoded column."""
     if types.is_run_end_encoded(column.type):
         return compute.run_end_decode(column)
     return column.dictionary.cast(decoded_type(column.type)).take(column.indices)
 
 
 def plain_decimal(kind: pa.DataType) -> pa.DataType | None:
-    """Return the decimal type without a negative scale; None where it has too many digits."""
+    """Return the decimal type without a negative scale; None if it has too many digits."""
     digits = kind.precision - min(0, kind.scale)
     if digits > _DECIMAL256_DIGITS:
         return None
@@ -152,12 +152,12 @@ def plain_decimal(kind: pa.DataType) -> pa.DataType | None:
 
 
 def lists_of(column: pa.Array) -> tuple[list[int | None], pa.Array]:
-    """Return the lengths of lists, None for null, and the values of all of them."""
+    """Return the lengths of lists, None for null, and the values of all lists."""
     return compute.list_value_length(column).to_pylist(), column.flatten()
 
 
 def pairs_of(column: pa.Array) -> tuple[list[int | None], pa.Array, pa.Array]:
-    """Return the lengths of maps, None for null, and the keys and items of all of them."""
+    """Return the lengths of maps, None for null, and the keys and items of all maps."""
     ends = column.offsets.to_pylist()
     first, size = ends[0], ends[-1] - ends[0]
     lengths: list[int | None] = [end - start for start, end in pairwise(ends)]
@@ -190,7 +190,7 @@ def _read(column: pa.Array, how: _Reading) -> list[Any]:
 
 
 def _as_py(column: pa.Array) -> list[Any] | None:
-    """Return values as pyarrow has them; None where a text is not UTF-8."""
+    """Return the values from pyarrow; None if a text is not UTF-8."""
     try:
         found: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
@@ -241,7 +241,7 @@ def _structs(column: pa.Array, how: _Reading) -> list[Any]:
 def _union(column: pa.Array, how: _Reading) -> list[Any]:
     if not len(column):
         return []
-    # From the buffers: `type_codes` and `offsets` are those of the column before it was sliced.
+    # From the buffers: `type_codes` and `offsets` belong to the column before it was sliced.
     rows = slice(column.offset, column.offset + len(column))
     buffers = column.buffers()
     codes = memoryview(buffers[1]).cast("b")[rows].tolist()
@@ -275,7 +275,7 @@ def _temporal(column: pa.Array, how: _Reading) -> list[Any]:
 
 
 def _times(column: pa.Array, how: _Reading) -> list[Any]:
-    """Return dates and times as text; Arrow prints those with a zone wrongly where they are far."""
+    """Return dates and times as text; Arrow prints distant ones with a time zone incorrectly."""
     texts, kind = column.cast(pa.string()), column.type
     if types.is_timestamp(kind) and kind.tz is not None:
         ends = compute.min_max(column.cast(pa.int64())).as_py()
@@ -292,7 +292,7 @@ def _times(column: pa.Array, how: _Reading) -> list[Any]:
 
 
 def _duration(count: int, digits: int) -> str:
-    """Return a duration in the format of ISO 8601, such as `P1DT2H3M4.5S`."""
+    """Return a duration in ISO 8601, such as `P1DT2H3M4.5S`."""
     seconds, fraction = divmod(abs(count), 10**digits)
     days, seconds = divmod(seconds, _DAY_SECONDS)
     hours, seconds = divmod(seconds, 3600)
@@ -308,7 +308,7 @@ def _duration(count: int, digits: int) -> str:
 
 
 def _interval(months: int, days: int, nanoseconds: int) -> str:
-    """Return months, days and a time in the format of ISO 8601; each part has its sign."""
+    """Return months, days and a time in ISO 8601; each part has its sign."""
     text = "".join(f"{number}{unit}" for number, unit in ((months, "M"), (days, "D")) if number)
     if nanoseconds or not text:
         seconds, fraction = divmod(abs(nanoseconds), 10**9)
@@ -318,7 +318,7 @@ def _interval(months: int, days: int, nanoseconds: int) -> str:
 
 
 def _is_flat(kind: pa.DataType) -> bool:
-    """Say whether a type has no type inside, and values that can be read."""
+    """Say whether a type has no inner type, and readable values."""
     if types.is_decimal(kind):
         return plain_decimal(kind) is not None
     if kind.id in _UNREADABLE_INTERVALS:
@@ -332,7 +332,7 @@ def _is_flat(kind: pa.DataType) -> bool:
 
 
 def _is_simple(kind: pa.DataType) -> bool:
-    """Say whether pyarrow's own values of a type are those of its cells, unless text is broken."""
+    """Say whether pyarrow's values of a type are the cells' values, apart from invalid text."""
     if types.is_struct(kind) or types.is_list(kind) or types.is_large_list(kind):
         return all(map(_is_simple, children_of(kind)))
     if types.is_fixed_size_list(kind):

@@ -1,4 +1,4 @@
-"""Table detection by first bytes, without what reads tables."""
+"""Table detection by first bytes, without a table reader."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def detect_table(head: bytes) -> TableFormat | None:
 
 
 def delimiter_of(header: str) -> str:
-    """Return the delimiter of a CSV by its header: the one that stands there most often."""
+    """Return the delimiter of a CSV: the most frequent one in its header."""
     return max(DELIMITERS, key=header.count)

@@ -1,4 +1,4 @@
-"""Recipe of a dropped table: the user metadata of its object, or a file beside it."""
+"""Recipe of a table in the bucket: its object's user metadata, or a file next to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_BYTES: Final = 2**16
 _TEXTS: Final = ("url", "prompt", "system", "id", "output", "vectors")
 
 
-def recipe_of_metadata(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a recipe that stand in user metadata; raises RecipeError."""
-    return {name: _value(name, text) for name, text in given.items()}
+def recipe_of_metadata(user_metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of a recipe in user metadata; raises RecipeError."""
+    return {name: _value(name, text) for name, text in user_metadata.items()}
 
 
 def recipe_of_file(data: bytes) -> dict[str, Any]:
-    """Return the keys of a recipe file; raises RecipeError for one that is none."""
+    """Return the keys of a recipe file; raises RecipeError for an invalid one."""
     if len(data) > MAX_BYTES:
         raise RecipeError(f"it is longer than {MAX_BYTES:,} bytes")
     try:
@@ -29,7 +29,7 @@ def recipe_of_file(data: bytes) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return the value of a key whose text stands in metadata: a text, names by commas, or JSON."""
+    """Return a key's value from its text in metadata: a text, comma-separated names, or JSON."""
     if name in _TEXTS:
         return text
     if name == "keep":

@@ -1,4 +1,4 @@
-"""Errors of tables and recipes; each message is a sentence for whoever made the file."""
+"""Errors of tables and recipes; each message is a sentence for the file's author."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _MAX_REASON_CHARS = 300
 
 
 class RecipeError(ProtocolError):
-    """A recipe that cannot work, or not with this table."""
+    """A recipe that is invalid, or does not fit its table."""
 
     code = "invalid_recipe"
 
 
 class TableError(ProtocolError):
-    """A table that cannot be read; the message names the row, where one is known."""
+    """A table that cannot be read; the message names the row, if known."""
 
     code = "invalid_table"
 
 
 class CellError(ProtocolError):
-    """A cell that gives no request; `column` is its column, None where several may be meant."""
+    """A cell that gives no request; `column` is its column, None if it may be one of several."""
 
     code = "invalid_cell"
 
@@ -37,15 +37,15 @@ RAISED_BY_INPUT = (
     *(ArithmeticError, LookupError, MemoryError, NotImplementedError, RecursionError),
     *(SyntaxError, SystemError, TypeError, ValueError),
 )
-"""Exceptions of Python that a hostile table, recipe or template can raise."""
+"""Python exceptions that a hostile table, recipe or template can raise."""
 
 
 def reason_of(exc: BaseException) -> str:
-    """Return the reason that an exception gives, in words that follow a colon."""
+    """Return an exception's reason, as text after a colon."""
     if isinstance(exc, (RecursionError, IndentationError)) or "nested blocks" in str(exc):
         return "it is nested too deeply"
     if isinstance(exc, MemoryError):
-        return "it takes more memory than there is"
+        return "it needs more memory than is available"
     if isinstance(exc, UnicodeDecodeError):
         return "it is not UTF-8"
     first_line = str(exc).strip().split("\n", 1)[0]
@@ -54,7 +54,7 @@ def reason_of(exc: BaseException) -> str:
 
 @contextmanager
 def in_words(make: Callable[[str], ProtocolError]) -> Iterator[None]:
-    """Raise the error that `make` returns for the reason, where hostile input makes Python fail."""
+    """Raise the error that `make` returns for the reason if hostile input makes Python fail."""
     try:
         yield
     except RAISED_BY_INPUT as exc:

@@ -1,8 +1,8 @@
-"""Sizes of what a Parquet file unpacks to, from its footer and the headers of its pages.
+"""Decompressed sizes in a Parquet file, from its footer and the headers of its pages.
 
-A page of some kilobytes may decompress to gigabytes, and a list of one row may have any number of
-values. Both are read here before Arrow reads them: Arrow has no limits, and ends the process where
-the metadata of an encrypted column is asked for.
+A page of some kilobytes may decompress to gigabytes, and a list in one row may have any number
+of values. Both are checked here before Arrow reads them: Arrow has no limits, and ends the
+process when it reads the metadata of an encrypted column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_SHIFT = 63
 class ThriftReader:
     """Reads values from bytes; raises IndexError at their end, ValueError for other data.
 
-    `place` is the first byte that was not read; `is_complete` says whether a struct has ended.
+    `place` is the first unread byte; `is_complete` says whether a struct has ended.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -35,7 +35,7 @@ class ThriftReader:
         self.is_complete = False
 
     def struct(self, depth: int = 0, into: dict[int, Any] | None = None) -> dict[int, Any]:
-        """Return the fields of a struct by their numbers, added to `into` as they are read."""
+        """Return the fields of a struct by number, added to `into` as they are read."""
         if depth > _MAX_DEPTH:
             raise ValueError("too deep")
         fields: dict[int, Any] = {} if into is None else into
@@ -93,13 +93,13 @@ class ThriftReader:
 
 
 MAX_PAGE_BYTES: Final = 2**26
-"""Most bytes of a decompressed page; writers make longer ones than 1 MiB for long texts only."""
+"""Limit for a decompressed page; writers exceed 1 MiB only for long texts."""
 
 MAX_PAGES_BYTES: Final = 2**27
-"""Most bytes of the long pages of all columns that are read at the same time."""
+"""Limit for the long pages of all columns that are read at the same time."""
 
 MAX_ROW_VALUES: Final = 2**22
-"""Most values that the lists of one row may have in one column, on average over a row group."""
+"""Limit for the values in one row's lists in one column, on average over a row group."""
 
 _MAX_FOOTER_BYTES = 2**22
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 4
@@ -111,7 +111,7 @@ _MAX_PAGES = 2**16
 
 
 class Chunk(NamedTuple):
-    """A column in a row group: its path, and what the footer says of it."""
+    """A column in a row group: its path and its entry in the footer."""
 
     path: tuple[str, ...]
     num_values: int
@@ -122,7 +122,7 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(file: Any) -> list[list[Chunk]]:
-    """Return the chunks of each row group; none for a footer that is too long, or damaged."""
+    """Return the chunks of each row group; none for a footer that is too long or damaged."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - _LENGTH_BYTES - _MAGIC_BYTES))
     num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -139,18 +139,18 @@ def read_chunks(file: Any) -> list[list[Chunk]]:
 def check_chunks(
     file: BinaryFile, chunks: Sequence[Chunk], num_rows: int, columns: Sequence[str]
 ) -> int:
-    """Return the bytes of the long pages of columns in a row group; 0 where all are short.
+    """Return the bytes of the long pages of columns in a row group; 0 if all are short.
 
-    Raises TableError for columns that take far more memory than their bytes. Pages of a large chunk
-    are read only where its footer says that it is packed tightly.
+    Raises TableError for columns that need far more memory than their bytes. Pages of a large chunk
+    are read only if its footer shows a high compression ratio.
     """
-    asked, size = set(columns), 0
+    requested, size = set(columns), 0
     for chunk in chunks:
-        if chunk.path[:1] and chunk.path[0] in asked:
+        if chunk.path[:1] and chunk.path[0] in requested:
             size += _check_chunk(file, chunk, num_rows)
     if size > MAX_PAGES_BYTES:
         raise TableError(
-            f"Columns of the table have pages of {size:,} bytes together, more than "
+            f"Columns of the table have pages of {size:,} bytes in total, more than "
             f"{MAX_PAGES_BYTES:,}: write the table with smaller pages."
         )
     return size
@@ -172,7 +172,7 @@ def _chunk(column: dict[int, Any]) -> Chunk:
 
 
 def _check_chunk(file: BinaryFile, chunk: Chunk, num_rows: int) -> int:
-    """Return the bytes of a chunk's longest page, 0 where all are short."""
+    """Return the bytes of a chunk's longest page, 0 if all are short."""
     name = ".".join(chunk.path)
     if chunk.is_encrypted:
         raise TableError(f"Column `{name}` is encrypted: write the table without encryption.")
@@ -187,13 +187,13 @@ def _check_chunk(file: BinaryFile, chunk: Chunk, num_rows: int) -> int:
     if longest > MAX_PAGE_BYTES:
         raise TableError(
             f"Column `{name}` has a page of {longest:,} bytes, more than {MAX_PAGE_BYTES:,}: write "
-            "the table with smaller pages, or its long texts to files of their own."
+            "the table with smaller pages, or move its long texts to separate files."
         )
     return longest if longest > _LONG_BYTES else 0
 
 
 def _page_sizes(file: BinaryFile, chunk: Chunk) -> Iterator[int]:
-    """Yield the unpacked bytes of a chunk's pages, as far as their headers can be read."""
+    """Yield the decompressed bytes of a chunk's pages, as far as their headers can be read."""
     start, end = chunk.start, chunk.start + chunk.packed
     for _ in range(_MAX_PAGES):
         if start >= end:
@@ -201,7 +201,7 @@ def _page_sizes(file: BinaryFile, chunk: Chunk) -> Iterator[int]:
         file.seek(start)
         reader = ThriftReader(file.read(_HEADER_BYTES))
         header: dict[int, Any] = {}
-        with suppress(ValueError, LookupError):  # long statistics, which are behind the sizes
+        with suppress(ValueError, LookupError):  # long statistics, which come after the sizes
             reader.struct(into=header)
         if not (isinstance(header.get(2), int) and isinstance(header.get(3), int)):
             return

@@ -1,4 +1,4 @@
-"""Table readers: Parquet, Arrow IPC, CSV and JSON lines as record batches of a bounded size."""
+"""Table readers: Parquet, Arrow IPC, CSV and JSON lines as record batches of bounded size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .text_reader import CsvTable, JsonTable
 
 _BATCH_BYTES = 2**24
 _MAX_BATCH_BYTES = 2**26
-# Of a column that is read on and on; else it would be read whole for the first rows of it.
+# Read buffer of a column that is read row by row; without one the whole column would be read.
 _BUFFER_BYTES = 2**22
 _MAX_BATCH_ROWS = 2**13
 _PROBED_ROWS = 16
@@ -42,20 +42,20 @@ _MAX_NAME_CHARS = 100
 
 
 class Table(Protocol):
-    """A table that can be read repeatedly; a batch holds the asked columns, in their order.
+    """A table that can be read repeatedly; a batch has the requested columns, in their order.
 
-    Raises TableError where it is damaged.
+    Raises TableError if it is damaged.
     """
 
     format: TableFormat
     schema: pa.Schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read all rows from the first on."""
+        """Read all rows from the first one on."""
 
 
 def open_table(file: BinaryFile) -> Table:
-    """Return the table in an open file, by its first bytes; raises TableError for none."""
+    """Return the table in an open file, by its first bytes; raises TableError for other files."""
     with _sentences("table"):
         return _open_table(file)
 
@@ -64,7 +64,7 @@ def _open_table(file: BinaryFile) -> Table:
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if not head:
-        raise TableError("The table is empty: it has not even names of columns.")
+        raise TableError("The table is empty: it does not even have column names.")
     if head.startswith(PARQUET):
         table: Table = ParquetTable(file)
     elif head.startswith((ARROW_FILE, ARROW_STREAM)):
@@ -86,9 +86,9 @@ def _text_table(file: BinaryFile, head: bytes) -> Table:
 
 
 class ParquetTable:
-    """A Parquet file; batches are sized by the first rows of each row group, and its dictionaries.
+    """A Parquet file; the first rows and the dictionaries of a row group determine its batch size.
 
-    A dictionary's text may stand in any number of rows, which take no room until they are read.
+    A dictionary's text may be in any number of rows, which take no memory until they are read.
     """
 
     format: TableFormat = "parquet"
@@ -112,11 +112,11 @@ class ParquetTable:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, by the file's own count."""
+        """Number of rows, from the file's metadata."""
         return int(self._file.metadata.num_rows)
 
     def group_of(self, row: int) -> tuple[int, int]:
-        """Return the row group of a row, and the first row of that group, all from 0."""
+        """Return the row group of a row and its first row, both counted from 0."""
         first = 0
         for group in range(self._file.num_row_groups):
             end = first + self._file.metadata.row_group(group).num_rows
@@ -126,7 +126,7 @@ class ParquetTable:
         return self._file.num_row_groups, first
 
     def batches(self, columns: Sequence[str], *, first_group: int = 0) -> Iterator[pa.RecordBatch]:
-        """Read the row groups one after the other."""
+        """Read the row groups one after another."""
         number, names = 1, list(columns)
         with _sentences("Parquet", lambda: number):
             for group in range(first_group, self._file.num_row_groups):
@@ -137,11 +137,11 @@ class ParquetTable:
                         number += part.num_rows
 
     def _chunks_of(self, group: int) -> Sequence[Chunk]:
-        """Return the chunks of a row group, none where they are unknown."""
+        """Return the chunks of a row group, none if they are unknown."""
         return self._chunks[group] if group < len(self._chunks) else ()
 
     def _probed_rows(self, group: int, columns: Sequence[str], first_row: int) -> int:
-        """Return how many rows make a batch of a good size, and none of more than a bounded one."""
+        """Return the number of rows for a batch of a good size, within a bound."""
         num_rows, names = _MAX_BATCH_ROWS, list(columns)
         chunks = self._chunks_of(group)
         rows_of_group = self._file.metadata.row_group(group).num_rows
@@ -150,7 +150,7 @@ class ParquetTable:
         for batch in self._dictionaries.iter_batches(num_probed, [group], columns=names):
             parts = [part.num_rows for part in row_slices(batch, first_row)]
             num_rows = _bounded_rows(batch)
-            if num_probed < _PROBED_ROWS or len(parts) > 1:  # else the probe bounds nothing
+            if num_probed < _PROBED_ROWS or len(parts) > 1:  # otherwise the probe gives no bound
                 num_rows = min([num_rows, *parts])
             break
         for batch in self._file.iter_batches(min(num_rows, num_probed), [group], columns=names):
@@ -172,7 +172,7 @@ class ArrowTable:
             self.schema = self._open().schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the batches one after the other, in slices."""
+        """Read the batches one after another, in slices."""
         number = 1
         with _sentences("Arrow", lambda: number):
             for whole in self._read(self._open()):
@@ -193,10 +193,10 @@ class ArrowTable:
 
 
 class ScannedTable:
-    """A table that another library reads, by a function that scans columns.
+    """A table that another library reads through a function that scans columns.
 
-    Extension types are read as what they are stored as. Metadata is left out: that of `datasets`
-    says which columns there are, and is wrong for a table that has more.
+    Extension types are read as their storage types. Metadata is dropped, because that of `datasets`
+    lists the columns, and is wrong for a table with more of them.
     """
 
     format: TableFormat = "parquet"
@@ -226,14 +226,14 @@ class ScannedTable:
 
 
 def read_rows(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read columns of all rows, and one where none is asked for: else no batch has rows."""
+    """Read the columns of all rows; without any column, read one, because batches need rows."""
     return table.batches(columns or table.schema.names[:1])
 
 
 def rendered(
     template: RequestTemplate, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yield the number of rows of each batch, and their lines, which are numbered on and on."""
+    """Yield the number of rows of each batch, and their lines, numbered consecutively."""
     first_number = 1
     for batch in batches:
         with _sentences("table", partial(int, first_number)):
@@ -243,7 +243,7 @@ def rendered(
 
 
 def _bounded_rows(batch: pa.RecordBatch) -> int:
-    """Return of how many rows the texts of its dictionaries never take more than is bounded."""
+    """Return the number of rows for which the texts of its dictionaries stay within a bound."""
     longest = max(map(_longest_text, batch.columns), default=0)
     return max(1, min(_MAX_BATCH_ROWS, _MAX_BATCH_BYTES // max(1, longest)))
 
@@ -273,7 +273,7 @@ def _storage_of(column: pa.Array) -> pa.Array:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise TableError where two columns have the same name."""
+    """Raise TableError if two columns have the same name."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         named = ", ".join(f"`{name[:_MAX_NAME_CHARS]}`" for name in repeated[:_MAX_NAMED])
@@ -284,16 +284,16 @@ def check_names(names: Sequence[str]) -> None:
 def _sentences(
     kind: str, row: Callable[[], int] | None = None, *, files_are_its_own: bool = False
 ) -> Iterator[None]:
-    """Raise what a damaged or hostile table raises as TableError, with the first row unread."""
+    """Raise the errors of a damaged or hostile table as TableError, with the first unread row."""
     try:
         yield
     except (pa.ArrowException, OSError, *RAISED_BY_INPUT) as exc:
         is_of_disk = not isinstance(exc, pa.ArrowException) and getattr(exc, "errno", None)
         if is_of_disk and not files_are_its_own:
-            raise  # of the disk, or the input was changed
+            raise  # an error of the disk, or the input has changed
         reason = reason_of(exc)
         where = "" if row is None else f", at row {row():,} or after it"
         form = "The table" if kind == "table" else f"The {kind} table"
         if isinstance(exc, MemoryError):
-            raise TableError(f"{form} takes more memory than there is{where}.") from exc
-        raise TableError(f"{form} is damaged or cut off{where}: {reason}.") from exc
+            raise TableError(f"{form} needs more memory than is available{where}.") from exc
+        raise TableError(f"{form} is damaged or truncated{where}: {reason}.") from exc

@@ -1,4 +1,4 @@
-"""Recipe: how rows of a table become requests, and which columns their results become."""
+"""Recipe: how to render a table's rows as requests, and its results as columns."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tidemill.protocol.routes import (
 from .errors import RecipeError, in_words
 
 TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
-"""Formats of tables, in and out."""
+"""Formats of input and output tables."""
 
 VectorType = Literal["float32", "float16", "int8"]
-"""Types of the elements of embeddings; `int8` is 127 times the value, rounded."""
+"""Element types of embeddings; `int8` is 127 times the value, rounded."""
 
 RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
-"""Keys of a recipe: its own, and the fields of bodies that hold templates."""
+"""Keys of a recipe: its own, and the body fields with templates."""
 
 MAX_DEPTH: Final = 64
-"""Depth of a recipe's values: a JSON schema takes two or three levels for each of its values."""
+"""Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
@@ -50,16 +50,16 @@ _ENDS: Final = {
     "'": re.compile(r"[^'\n]*'"),
     "#": re.compile(r"[^\n]*"),
 }
-"""Ends of a document's texts and comments, by their beginnings."""
+"""The ends of a TOML document's texts and comments, by their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a table is run.
+    """A table's recipe.
 
-    `fields` are fields of the body with a Jinja template in each string, `params` fields as they
-    are. `id` is the column of custom ids, by default the row's number; `keep` are the columns in
-    the output, by default all; `output` is its format, by default the input's.
+    `fields` are fields of the body with a Jinja template in each string, and `params` fixed fields.
+    `id` is the column of custom IDs, by default the row's number; `keep` lists the columns in the
+    output, by default all; `output` is its format, by default the input's.
     """
 
     url: str = CHAT_COMPLETIONS.name
@@ -79,11 +79,11 @@ class Recipe:
 
     @property
     def body_params(self) -> dict[str, Any]:
-        """Fields of each body that hold no template; vectors come as base64, printed quickest."""
-        given = dict(self.params)
+        """Fields of each body without a template; vectors use base64, the fastest to print."""
+        params = dict(self.params)
         if self.route is EMBEDDINGS:
-            given["encoding_format"] = "base64"
-        return given
+            params["encoding_format"] = "base64"
+        return params
 
     @property
     def num_choices(self) -> int:
@@ -94,14 +94,14 @@ class Recipe:
     @property
     def answer_schema(self) -> Mapping[str, Any]:
         """JSON schema that answers follow; empty without one."""
-        found = self.params.get("response_format")
+        value = self.params.get("response_format")
         for name in ("json_schema", "schema"):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) and self.num_choices == 1 else {}
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, Mapping) and self.num_choices == 1 else {}
 
 
 def parse_recipe(given: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a TOML document's keys; raises RecipeError for one that cannot work."""
+    """Return the recipe from a TOML document's keys; raises RecipeError for an invalid one."""
     _check_values(given)
     _check_keys(given)
     url = _text(given, "url") or CHAT_COMPLETIONS.name
@@ -123,13 +123,13 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
 
 
 def load_recipe(text: str) -> dict[str, Any]:
-    """Return the keys of a recipe file; raises RecipeError where it is no TOML."""
+    """Return the keys of a recipe file; raises RecipeError if it is not TOML."""
     _check_dots(text)
     with in_words(RecipeError):
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as exc:
-            raise RecipeError(f"it is no TOML: {exc}") from exc
+            raise RecipeError(f"it is not valid TOML: {exc}") from exc
 
 
 def print_recipe(keys: Mapping[str, Any]) -> str:
@@ -143,14 +143,14 @@ def _toml(value: Any) -> str:
         return f"{{{pairs}}}"
     if isinstance(value, list):
         return f"[{', '.join(_toml(item) for item in value)}]"
-    # Of texts and numbers JSON's words are TOML's, but for a control character of which it has two.
+    # JSON and TOML write texts and numbers alike, except for one control character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return `: did you mean …?` for a name that is not among those known.
+    """Return `: did you mean …?` for a name that is not among the known ones.
 
-    Of very many, or of a very long one, none is compared: that would take minutes.
+    Many or very long names are not compared, because that would take minutes.
     """
     if len(known) > _MAX_SUGGESTED or len(name) > _MAX_NAME_CHARS:
         return ""
@@ -160,14 +160,14 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
 
 def _check_dots(text: str) -> None:
-    """Raise RecipeError for a dotted key of many parts, whose dictionaries would take gigabytes."""
+    """Raise RecipeError for a dotted key of many parts, whose dictionaries would need gigabytes."""
     place = dots = 0
     while (found := _MARK.search(text, place)) is not None:
         mark, place = found[0], found.end()
         if mark in _ENDS:
             end = _ENDS[mark].match(text, place)
             if end is None:
-                return  # no TOML, which its parser says
+                return  # not TOML, as its parser reports
             place = end.end()
         else:
             dots = dots + 1 if mark == "." else 0
@@ -175,9 +175,9 @@ def _check_dots(text: str) -> None:
             raise _too_deep()
 
 
-def _check_values(given: Mapping[str, Any]) -> None:
-    """Raise RecipeError for values that are nested too deeply, or that JSON does not have."""
-    left: list[tuple[Any, int]] = [(given, 0)]
+def _check_values(keys: Mapping[str, Any]) -> None:
+    """Raise RecipeError for values that are nested too deeply or have no JSON equivalent."""
+    left: list[tuple[Any, int]] = [(keys, 0)]
     while left:
         value, depth = left.pop()
         if isinstance(value, (Mapping, list)):
@@ -186,44 +186,44 @@ def _check_values(given: Mapping[str, Any]) -> None:
             inner = value.values() if isinstance(value, Mapping) else value
             left += [(item, depth + 1) for item in inner]
         elif isinstance(value, (date, time)):
-            raise RecipeError("dates and times have no place in it: write them as text")
+            raise RecipeError("it contains a date or time: write it as text")
         elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
             raise RecipeError(f"it contains a number of more than {_MAX_INT_BITS} bits")
         elif isinstance(value, float) and not isfinite(value):
-            raise RecipeError(f"it contains {value}, which is not a number of JSON")
+            raise RecipeError(f"it contains {value}, which JSON does not support")
 
 
 def _too_deep() -> RecipeError:
     return RecipeError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
-def _check_keys(given: Mapping[str, Any]) -> None:
-    for key in given:
+def _check_keys(keys: Mapping[str, Any]) -> None:
+    for key in keys:
         if key not in RECIPE_KEYS:
             hint = suggestion(key, RECIPE_KEYS) or (
-                "; parameters of the request go into `params`, templates into "
+                "; put parameters of the request into `params`, and templates into "
                 f"{', '.join(PROMPT_FIELDS)}"
             )
-            raise RecipeError(f"`{key}` is no key of a recipe{hint}")
+            raise RecipeError(f"`{key}` is not a recipe key{hint}")
 
 
-def _fields(given: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the templates of the body, those of `prompt` and `system` put where the url has it."""
-    fields = {name: given[name] for name in PROMPT_FIELDS if name in given and name != "prompt"}
-    prompt, system = given.get("prompt"), given.get("system")
+def _fields(keys: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the templates of the body, with `prompt` and `system` in the URL's own fields."""
+    fields = {name: keys[name] for name in PROMPT_FIELDS if name in keys and name != "prompt"}
+    prompt, system = keys.get("prompt"), keys.get("system")
     if prompt is not None:
         fields |= _prompt_field(prompt, route)
     if system is not None:
         if "messages" not in fields:
-            raise RecipeError("`system` needs a `prompt` or `messages` beside it")
+            raise RecipeError("`system` needs a `prompt` or `messages` as well")
         fields["messages"] = [{"role": "system", "content": system}, *fields["messages"]]
-    if prompt is not None and "messages" in given:
-        raise RecipeError("`prompt` and `messages` exclude each other")
+    if prompt is not None and "messages" in keys:
+        raise RecipeError("`prompt` and `messages` cannot be used together")
     if both := sorted(fields.keys() & params.keys()):
-        raise RecipeError(f"`{both[0]}` stands both in `params` and beside it")
+        raise RecipeError(f"`{both[0]}` is both in `params` and outside of it: remove one")
     if not fields:
         raise RecipeError(
-            "it has no template: give a `prompt`, such as prompt = '{{ text }}', or `messages`"
+            "it has no template: add a `prompt`, such as prompt = '{{ text }}', or `messages`"
         )
     return fields
 
@@ -235,27 +235,27 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"prompt": prompt}
     if route is EMBEDDINGS:
         return {"input": prompt}
-    raise RecipeError(f"{route.name} has no `prompt`: give its own fields, such as `query`")
+    raise RecipeError(f"{route.name} has no `prompt`: use its own fields, such as `query`")
 
 
-def _text(given: Mapping[str, Any], name: str) -> str | None:
-    value = given.get(name)
+def _text(keys: Mapping[str, Any], name: str) -> str | None:
+    value = keys.get(name)
     if value is not None and not (isinstance(value, str) and value):
-        raise RecipeError(f"`{name}` must be a text")
+        raise RecipeError(f"`{name}` must be a string")
     return value
 
 
-def _names(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    value = given.get("keep")
+def _names(keys: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = keys.get("keep")
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise RecipeError("`keep` must be a list of columns, such as keep = ['review_id']")
+        raise RecipeError("`keep` must be a list of column names, such as keep = ['review_id']")
     return tuple(dict.fromkeys(value))
 
 
-def _choice(given: Mapping[str, Any], name: str, choices: Sequence[str]) -> Any:
-    value = given.get(name)
+def _choice(keys: Mapping[str, Any], name: str, choices: Sequence[str]) -> Any:
+    value = keys.get(name)
     if value is not None and value not in choices:
         raise RecipeError(f"`{name}` is {value!r}: it must be one of {', '.join(choices)}")
     return value

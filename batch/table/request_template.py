@@ -1,7 +1,7 @@
 """Request template: renders rows of a table as the lines of a batch file, in Jinja's sandbox.
 
-A row that gives no request is rendered as a line that says so (`batch.file.lines.ROW_ERROR`): it
-gets its error row in its place, as any malformed line does.
+A row that gives no request is rendered as a line with its error (`batch.file.lines.ROW_ERROR`).
+The line becomes an error row in its place, as any malformed line does.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _Render = Callable[[Mapping[str, Any]], Any]
 
 
 class RequestTemplate:
-    """A recipe made ready for a table of these columns; raises RecipeError for one of another.
+    """A recipe compiled for a table with these columns; raises RecipeError if they do not fit.
 
-    `columns` are those that it reads, the column of ids among them; without `has_prompt_column` all
+    `columns` are the ones that it reads, including the ID column; without `has_prompt_column` all
     requests are the same.
     """
 
@@ -94,7 +94,7 @@ class RequestTemplate:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         what = "empty" if value == "" else kind_of(value)
-        raise CellError(f"column `{self._id}` is {what}, and `id` names it", self._id)
+        raise CellError(f"the ID column `{self._id}` is {what}", self._id)
 
     def _check_column(self, name: str, where: str) -> None:
         if name not in self._all:
@@ -102,10 +102,10 @@ class RequestTemplate:
             named = ", ".join(each[:_MAX_NAME_CHARS] for each in known[:_MAX_NAMED])
             hint = suggestion(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
             shown = name[:_MAX_NAME_CHARS]
-            raise RecipeError(f"{where} names `{shown}`, which is no column of the table{hint}")
+            raise RecipeError(f"{where} names `{shown}`, which is not a column of the table{hint}")
 
     def _compile(self, value: Any, path: str) -> _Render:
-        """Return what renders a value of the body whose strings are templates."""
+        """Return a function that renders a value of the body whose strings are templates."""
         if isinstance(value, str):
             return self._compile_text(value, path)
         if isinstance(value, list):
@@ -123,7 +123,7 @@ class RequestTemplate:
                 return self._compile_template(source, where)
         except TemplateSyntaxError as exc:
             hint = syntax_hint(self._sandbox, source, self._all)
-            message = f"{where} is no Jinja: line {exc.lineno}: {exc.message}{hint}"
+            message = f"{where} is not valid Jinja: line {exc.lineno}: {exc.message}{hint}"
             raise RecipeError(message) from exc
         except TemplateError as exc:
             raise RecipeError(f"{where} cannot be compiled: {exc.message}") from exc
@@ -174,15 +174,15 @@ class RequestTemplate:
                 return render(**given)
             except CellFailed as exc:
                 error = exc.error
-                message = error.message if error.column else f"{where} fails: {error.message}"
+                message = error.message if error.column else f"{where} failed: {error.message}"
                 raise CellError(message, error.column) from exc
-            except Exception as exc:  # a template may fail in any way that Python code may
+            except Exception as exc:  # a template may fail with any Python exception
                 raise _failed(exc, cells, where) from exc
 
         return rendered
 
     def _use(self, name: str, where: str) -> bool:
-        """Say whether a name in a template is a column; raises RecipeError if it is nothing."""
+        """Say whether a name in a template is a column; raises RecipeError for an unknown name."""
         if name in self._all:
             self._used.add(name)
             return True
@@ -191,7 +191,7 @@ class RequestTemplate:
         return False
 
     def _columns_in_row(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
-        """Return the columns that a template reads of `row`; raises RecipeError for others."""
+        """Return the columns that a template reads from `row`; raises RecipeError for others."""
         cells = cells_of_row(tree)
         names = self._all if cells is None else cells
         for name in names:
@@ -201,7 +201,7 @@ class RequestTemplate:
 
 
 def _pieces(tree: nodes.Template, columns: Collection[str]) -> list[tuple[str, str | None]] | None:
-    """Return the texts and columns that a template prints; None where it does anything else."""
+    """Return the texts and columns that a template prints; None if it does anything else."""
     pieces: list[tuple[str, str | None]] = []
     for output in tree.body:
         if not isinstance(output, nodes.Output):
@@ -217,14 +217,14 @@ def _pieces(tree: nodes.Template, columns: Collection[str]) -> list[tuple[str, s
 
 
 def _value(value: Any, column: str) -> Any:
-    """Return a cell as a value of the body: lists and structs as they are, all else as text."""
+    """Return a cell as a value of the body: lists and structs unchanged, all else as text."""
     if isinstance(value, (list, dict)):
         return body_value(value, column)
     return text_of(value, column)
 
 
 def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
-    """Return the error of a template that failed; Python's own name the type of a null."""
+    """Return the error of a failed template; Python's messages would only name a null's type."""
     reason = str(exc)[:_MAX_REASON_CHARS]
     if isinstance(exc, (RecursionError, MemoryError)):
         reason = reason_of(exc)
@@ -238,11 +238,11 @@ def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
 
 
 def _error_line(custom_id: str | None, exc: Exception) -> bytes:
-    column, message = None, "a cell has text that is no Unicode"
+    column, message = None, "a cell contains text that is not valid Unicode"
     if isinstance(exc, CellError):
         column, message = exc.column, exc.message
     elif not isinstance(exc, PydanticSerializationError):
-        message = f"the row cannot be a request: {reason_of(exc)}"
+        message = f"the row cannot be converted to a request: {reason_of(exc)}"
     return _print_line({"custom_id": custom_id, ROW_ERROR: {"message": message, "column": column}})
 
 

@@ -1,4 +1,4 @@
-"""Result columns: rows of results as columns beside those that are kept of the table."""
+"""Result columns: results as columns next to the retained columns of the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .errors import RecipeError
 from .recipe import Recipe, VectorType
 
 PREFIX: Final = "output_"
-"""Put before the name of a result's column where a kept column has that name."""
+"""Prefix of a result column's name if a retained column already has it."""
 
 USAGE: Final = pa.struct(
     [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
@@ -46,10 +46,10 @@ _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 
 @dataclass(frozen=True, slots=True)
 class ResultFacts:
-    """Facts about all rows that decide the types of columns.
+    """Facts about all rows that determine the column types.
 
-    `num_floats` are those of a vector, 0 where there is none. Where a row has no vector the column
-    is a list of any length: pyarrow 25 does not read Parquet's lists of a fixed length with nulls.
+    `num_floats` is the length of a vector, 0 without vectors. If a row has no vector the column
+    is a list of any length: pyarrow 25 does not read Parquet's fixed-length lists with nulls.
     """
 
     has_reasoning: bool = False
@@ -86,17 +86,17 @@ class ResultFacts:
 
 
 def kept_columns(recipe: Recipe, schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a table that its output has, too."""
+    """Return the columns of a table that its output also has."""
     keep = recipe.keep
     return schema if keep is None else pa.schema([schema.field(name) for name in keep])
 
 
 ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
-"""Stands for rows that are not there yet, in a check of names."""
+"""Placeholder for rows that do not exist yet, to check names."""
 
 
 class ResultColumns:
-    """Columns of the results of a recipe; raises RecipeError where names cannot be told apart.
+    """Columns of a recipe's results; raises RecipeError for conflicting names.
 
     `schema` has the columns `kept` first.
     """
@@ -112,15 +112,15 @@ class ResultColumns:
             name = _free_name(field.name, taken)
             if name is None:
                 raise RecipeError(
-                    f"results need a column `{field.name}` or `{PREFIX}{field.name}`, and the "
-                    "table has both: leave one out of `keep`"
+                    f"the results need a column `{field.name}` or `{PREFIX}{field.name}`, and the "
+                    "table has both: remove one from `keep`"
                 )
             taken.add(name)
             fields.append(field.with_name(name))
         self.schema = pa.schema(fields)
 
     def batch(self, kept: Sequence[pa.Array], rows: Sequence[bytes]) -> pa.RecordBatch:
-        """Return kept columns with the columns of their results, a row each."""
+        """Return retained columns with the columns of their results, one row each."""
         vectors: list[list[bytes]] = []
         if self._facts.num_floats:
             found = [_without_vectors(row) for row in rows]
@@ -185,7 +185,7 @@ class ResultColumns:
         return columns
 
     def _choice_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
-        """Return columns of choices: lists where a request has several."""
+        """Return columns of choices: lists if a request has several."""
         number = self._recipe.num_choices
         choices = [body.get("choices") or [] if body else [] for body in bodies]
         messages = [[choice.get("message") or choice for choice in each] for each in choices]
@@ -204,7 +204,7 @@ class ResultColumns:
         return columns
 
     def _fault_of(self, body: Mapping[str, Any] | None) -> str | None:
-        """Return why the answer of a successful row is incomplete, None where it is complete."""
+        """Return why the answer of a successful row is incomplete; None if it is complete."""
         choices = (body or {}).get("choices") or []
         complete = [self._is_complete(choice) for choice in choices]
         if all(complete):
@@ -217,15 +217,15 @@ class ResultColumns:
         return f"{which} {_CUT_OFF}"
 
     def _is_complete(self, choice: Mapping[str, Any]) -> bool:
-        """Return whether an answer is an object, where a schema asks for one, or has an end."""
+        """Return whether an answer is complete: an object with a schema, else not truncated."""
         text = _text_of(choice.get("message") or choice)
         is_cut = choice.get("finish_reason") == "length"
-        if not self._answers or (text is None and not is_cut):  # a call of a tool has no text
+        if not self._answers or (text is None and not is_cut):  # a tool call has no text
             return not is_cut
         return isinstance(parse_answer(text), dict)
 
     def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
-        """Return the vectors of each row, straight from the bytes that base64 holds."""
+        """Return the vectors of each row, decoded directly from base64."""
         size = self._facts.num_floats
         if not size:
             return pa.nulls(num_rows, kind)
@@ -247,7 +247,7 @@ class ResultColumns:
 
 
 def _without_vectors(row: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a row with empty vectors, which is parsed in half the time, and their base64."""
+    """Return a row with empty vectors, which parses twice as fast, and their base64."""
     rest, *pieces = row.split(_VECTOR_START)
     if not pieces:
         return row, []

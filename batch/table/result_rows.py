@@ -1,4 +1,4 @@
-"""Result rows of a batch: put in the order of a table's rows, and made the rows of its output."""
+"""Result rows of a batch, in the order of the table's rows, and as rows of its output."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ..file.lines import LineError, RawLine, parse_line
 from ..file.rows import print_malformed, print_not_run
 from .result_columns import ResultColumns
 
-_NOT_RUN: Final = "This row was not run: its batch ended before."
+_NOT_RUN: Final = "This row did not run before the end of its batch."
 _MAX_BATCH_BYTES: Final = 2**24
 _ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)",')
 
 
 def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield the row of each line; what was not run gets one that says so.
+    """Yield the row of each line; a line that did not run gets an error row.
 
-    Each of the files has its rows in the order of the lines.
+    Each file has its rows in line order.
     """
     readers = [_RowReader(file) for file in files]
     for raw in lines:
         custom_id = _id_at_start(raw.data) or _id_of_line(raw)
-        found = next((one for one in readers if one.is_of(custom_id)), None)
-        yield _not_run(raw) if found is None else found.pop()
+        reader = next((one for one in readers if one.is_of(custom_id)), None)
+        yield _not_run(raw) if reader is None else reader.pop()
 
 
 def _id_at_start(data: bytes) -> str | None:
-    """Return the custom id where lines and rows of ours have it; None if it is to be parsed."""
-    found = _ID_AT_START.match(data)
-    return found[1].decode() if found else None
+    """Return the custom ID from its usual position in lines and rows; None if it is elsewhere."""
+    match = _ID_AT_START.match(data)
+    return match[1].decode() if match else None
 
 
 def _id_of_line(raw: RawLine) -> str | None:
@@ -53,7 +53,7 @@ def _not_run(raw: RawLine) -> bytes:
 
 
 class _RowReader:
-    """Reads rows with one row of look-ahead."""
+    """Reads rows with a look-ahead of one row."""
 
     def __init__(self, file: Iterable[bytes]) -> None:
         self._file = iter(file)
@@ -62,13 +62,13 @@ class _RowReader:
         self.pop()
 
     def is_of(self, custom_id: str | None) -> bool:
-        """Say whether the next row is that of a line."""
+        """Say whether the next row belongs to a line."""
         return bool(self._data) and self._custom_id == custom_id
 
     def pop(self) -> bytes:
         """Return the next row and advance."""
         data, self._data = self._data, next(self._file, b"")
-        # A server may be another's, and its rows have other heads than ours.
+        # Another server's rows may begin differently.
         if self._data:
             self._custom_id = _id_at_start(self._data) or from_json(self._data).get("custom_id")
         return data
@@ -77,7 +77,7 @@ class _RowReader:
 def output_batches(
     columns: ResultColumns, kept: Iterable[pa.RecordBatch], rows: Iterator[bytes]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the output of a table: kept columns, as read, beside those of a row of results each."""
+    """Yield the output of a table: retained columns as read, next to each row's results."""
     for batch in kept:
         start = 0
         while start < batch.num_rows:
@@ -88,11 +88,11 @@ def output_batches(
 
 
 def _next_rows(rows: Iterator[bytes], limit: int) -> list[bytes]:
-    """Return the next rows, of a bounded size."""
-    found, size = [], 0
+    """Return the next rows, of bounded size."""
+    chunk, size = [], 0
     for row in islice(rows, limit):
-        found.append(row)
+        chunk.append(row)
         if (size := size + len(row)) >= _MAX_BATCH_BYTES:
             break
-    assert found, "the rows are fewer than those of the table"
-    return found
+    assert chunk, "the rows are fewer than those of the table"
+    return chunk

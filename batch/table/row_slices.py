@@ -1,7 +1,7 @@
-"""Row slices: parts of a record batch whose cells take a bounded amount of memory as values.
+"""Row slices: parts of a record batch whose values need a bounded amount of memory.
 
-An Arrow batch may hold a text once that a million rows refer to, and a list of a billion values in
-no bytes. Sizes are computed from lengths, without the values.
+An Arrow batch may contain a single text that a million rows refer to, or a list of a billion
+values in no bytes. Sizes are computed from lengths, without the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VIEW_BYTES: Final = 16
 
 
 def row_slices(batch: pa.RecordBatch, first_row: int) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in slices of a bounded size; raises TableError for a row that is too large."""
+    """Yield a batch in slices of bounded size; raises TableError for a row that is too large."""
     for start in range(0, batch.num_rows, _MAX_SLICE_ROWS):
         yield from _halves(batch.slice(start, _MAX_SLICE_ROWS), first_row + start)
 
@@ -34,7 +34,7 @@ def _halves(batch: pa.RecordBatch, first_row: int) -> Iterator[pa.RecordBatch]:
         return
     if batch.num_rows == 1:
         raise TableError(
-            f"Row {first_row:,} of the table takes more than {MAX_ROW_BYTES:,} bytes: shorten it."
+            f"Row {first_row:,} of the table needs more than {MAX_ROW_BYTES:,} bytes: shorten it."
         )
     half = batch.num_rows // 2
     yield from _halves(batch.slice(0, half), first_row)
@@ -42,13 +42,13 @@ def _halves(batch: pa.RecordBatch, first_row: int) -> Iterator[pa.RecordBatch]:
 
 
 def _num_bytes(column: pa.Array) -> int:
-    """Return the bytes of a column's values, each as often as it is in a row."""
+    """Return the bytes of a column's values, counted once per row."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _num_bytes(column.storage)
     if types.is_struct(kind):
         return _VALUE_BYTES * len(column) + sum(map(_num_bytes, column.flatten()))
-    if types.is_union(kind):  # of which any number of rows may have the same value
+    if types.is_union(kind):  # any number of its rows may share a value
         fields = (column.field(place) for place in range(kind.num_fields))
         return len(column) * (_VALUE_BYTES + max(map(_longest, fields), default=0))
     if types.is_list_view(kind) or types.is_large_list_view(kind) or types.is_fixed_size_list(kind):
@@ -77,7 +77,7 @@ def _num_bytes_of_lists(column: pa.Array) -> int:
 
 
 def _longest(column: pa.Array) -> int:
-    """Return the most bytes of a value, or of all values where they are nested."""
+    """Return the maximum bytes of a value, or the sum if they are nested."""
     lengths = _text_lengths(column)
     if lengths is not None:
         return int(compute.max(lengths).as_py() or 0)

@@ -1,4 +1,4 @@
-"""Stored types: the types that an output format holds a table's columns in."""
+"""Stored types: the types of a table's columns in an output format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARQUET_DICTIONARIES: Final = (pa.string(), pa.large_string(), pa.binary(), pa.
 
 
 class NotStorable(Exception):
-    """A type that an output format does not have."""
+    """A type that an output format does not support."""
 
     def __init__(self, problem: TypeProblem) -> None:
         super().__init__(problem.reason)
@@ -39,7 +39,7 @@ class NotStorable(Exception):
 
 
 def storage_problem(kind: pa.DataType, form: TableFormat) -> TypeProblem | None:
-    """Return what keeps a format from holding columns of a type; None if it can."""
+    """Return the reason why a format does not support a column type; None if it does."""
     if form not in _OTHER_FORMATS:
         return problem_of(kind)
     try:
@@ -50,7 +50,7 @@ def storage_problem(kind: pa.DataType, form: TableFormat) -> TypeProblem | None:
 
 
 def stored_type(kind: pa.DataType, form: TableFormat) -> pa.DataType:
-    """Return the type in which Parquet or Arrow hold a type's values; raises NotStorable."""
+    """Return the type that Parquet or Arrow use for a type's values; raises NotStorable."""
     if isinstance(kind, pa.BaseExtensionType):
         plain = stored_type(kind.storage_type, form)
         return kind if plain == kind.storage_type else plain
@@ -63,7 +63,7 @@ def stored_type(kind: pa.DataType, form: TableFormat) -> pa.DataType:
     children = children_of(kind)
     stored = [stored_type(child, form) for child in children]
     if form == "parquet":
-        # Parquet's writer has not all that it needs for encodings inside of a type.
+        # Parquet's writer does not support these encodings inside another type.
         stored = [
             decoded_type(each) if types.is_dictionary(each) else without_view(each)
             for each in stored
@@ -76,14 +76,14 @@ def stored_type(kind: pa.DataType, form: TableFormat) -> pa.DataType:
 
 
 def as_stored(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column in the type that `stored_type` has given for it."""
-    given = column.type
-    if given == kind:
+    """Return a column in the type that `stored_type` returned for it."""
+    current = column.type
+    if current == kind:
         has_null = types.is_dictionary(kind) and column.dictionary.null_count
         return _encoded_again(column) if has_null else column
-    if isinstance(given, pa.BaseExtensionType):
+    if isinstance(current, pa.BaseExtensionType):
         return as_stored(column.storage, kind)
-    if types.is_dictionary(given) or types.is_run_end_encoded(given):
+    if types.is_dictionary(current) or types.is_run_end_encoded(current):
         return as_stored(decoded(column), kind)
     if types.is_struct(kind):
         fields = [
@@ -106,7 +106,7 @@ def as_stored(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _parquet_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type that Parquet has, whatever types are inside of it; raises NotStorable."""
+    """Return a Parquet type, with supported types inside; raises NotStorable."""
     if types.is_decimal(kind) and kind.scale < 0 and (plain := plain_decimal(kind)) is not None:
         return plain
     if types.is_timestamp(kind) and kind.unit == "s":
@@ -119,8 +119,8 @@ def _parquet_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _stored_encoding(kind: pa.DataType, form: TableFormat) -> pa.DataType:
-    """Return the type of a dictionary, which Parquet has for texts, or that of its values."""
-    # An Arrow file has one dictionary for each column, and batches come with their own.
+    """Return the type of a dictionary, which Parquet supports for texts, or of its values."""
+    # An Arrow file has one dictionary per column, but each batch has its own.
     if form == "parquet" and types.is_dictionary(kind) and kind.value_type in _PARQUET_DICTIONARIES:
         return kind
     if not is_decodable(kind):
@@ -129,14 +129,14 @@ def _stored_encoding(kind: pa.DataType, form: TableFormat) -> pa.DataType:
 
 
 def _encoded_again(column: pa.Array) -> pa.Array:
-    """Return a dictionary column without null in its dictionary, which Parquet refuses."""
+    """Return a dictionary column without nulls in its dictionary, which Parquet refuses."""
     again, kind = decoded(column).dictionary_encode(), column.type
     indices = again.indices.cast(kind.index_type)
     return pa.DictionaryArray.from_arrays(indices, again.dictionary, ordered=kind.ordered)
 
 
 def _with_children(kind: pa.DataType, stored: Sequence[pa.DataType]) -> pa.DataType:
-    """Return a nested type with other types inside; lists of any layout become plain ones."""
+    """Return a nested type with other inner types; lists of any layout become plain lists."""
     if types.is_map(kind):
         return pa.map_(*stored)
     fields = [kind.field(place).with_type(each) for place, each in enumerate(stored)]
@@ -155,5 +155,5 @@ def _offsets(lengths: Sequence[int | None], kind: pa.DataType) -> pa.Array:
 
 
 def _not_storable(kind: pa.DataType, form: TableFormat) -> NotStorable:
-    ways = f"choose {_OTHER_FORMATS[form]} as the output format, or leave the column out of `keep`"
+    ways = f"use {_OTHER_FORMATS[form]} as the output format, or remove the column from `keep`"
     return NotStorable(TypeProblem(kind, f"which {_NAMES[form]} does not support: {ways}"))

@@ -1,4 +1,4 @@
-"""Table check: all that is wrong with a recipe for a table, before a request is made of a row."""
+"""Table check: finds all problems of a recipe with a table before any request is rendered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stored_types import as_stored, storage_problem, stored_type
 _MAX_TYPE_CHARS: Final = 80
 
 ReadColumns = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
-"""Returns the batches of some columns of a table, from its first row on."""
+"""A function that returns the batches of some columns of a table, from its first row on."""
 
 
 def checked_template(
@@ -26,8 +26,8 @@ def checked_template(
 ) -> RequestTemplate:
     """Return the template of a recipe for a table whose results are written in a format.
 
-    The format is None where the results are not a file. Raises RecipeError for names, types and,
-    where the columns can be read, times that cannot be used.
+    The format is None if the results are not a file. Raises RecipeError for unsupported names and
+    types and, if the columns can be read, unsupported times.
     """
     template = RequestTemplate(recipe, schema.names)
     kept = kept_columns(recipe, schema)
@@ -42,7 +42,7 @@ def checked_template(
 
 
 def check_cells(template: RequestTemplate, schema: pa.Schema) -> None:
-    """Raise RecipeError for a column that a template reads whose cells have no value."""
+    """Raise RecipeError for a column in the template whose cells have no value."""
     for name in template.columns:
         kind = schema.field(name).type
         _refuse(name, kind, problem_of(kind))
@@ -58,7 +58,7 @@ def _refuse(name: str, kind: pa.DataType, problem: TypeProblem | None) -> None:
 
 
 def _check_seconds(kept: pa.Schema, read: ReadColumns) -> None:
-    """Raise RecipeError for a time in seconds that has too many milliseconds for Parquet."""
+    """Raise RecipeError for a time in seconds with too many milliseconds for Parquet."""
     fields = [field for field in kept if _has_seconds(field.type)]
     if not fields:
         return
@@ -70,8 +70,8 @@ def _check_seconds(kept: pa.Schema, read: ReadColumns) -> None:
             except pa.ArrowInvalid as exc:
                 raise RecipeError(
                     f"column `{field.name}` has a time at row {number:,} or after it that Parquet "
-                    "does not support: choose `arrow` or `jsonl` as the output format, or leave "
-                    "the column out of `keep`"
+                    "does not support: use `arrow` or `jsonl` as the output format, or remove "
+                    "the column from `keep`"
                 ) from exc
         number += batch.num_rows
 

@@ -1,7 +1,7 @@
-"""Template names: the columns that a template reads, also where Jinja has their names for itself.
+"""Template names: the columns that a template reads, including those with a name of Jinja's.
 
-A column goes before a name of Jinja's own. Where it cannot, the template is refused, and the
-message spells the column as `row['true']`.
+A column takes precedence over Jinja's own name. If it cannot, the template is refused, and the
+message shows how to write the column, as `row['true']`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _RENAMED: Final = ("self", "super")
 _OF_MACROS: Final = frozenset({"caller", "kwargs", "varargs"})
 _LOOP: Final = "loop"
 _BEFORE_NAMES: Final = (".", "|", "is", "is not")
-"""Tokens before a name that is not a value: of an attribute, a filter or a test."""
+"""Tokens before a name that is not a value: before attributes, filters and tests."""
 
 
 def check_constants(
     environment: Environment, source: str, columns: Collection[str], where: str
 ) -> None:
-    """Raise RecipeError for a constant of Jinja that is a column, too."""
+    """Raise RecipeError for a Jinja constant that is also a column."""
     names = _CONSTANTS.intersection(columns)
     if not names:
         return
@@ -40,12 +40,12 @@ def check_constants(
     before = ""
     for (kind, text), (_, after) in pairwise([*tokens, ("", "")]):
         if kind == "name" and text in names and before not in _BEFORE_NAMES and after != "=":
-            raise _reserved(text, where, columns, "is a constant of Jinja")
+            raise _reserved(text, where, columns, "is a Jinja constant")
         before = f"{before} {text}" if (before, text) == ("is", "not") else text
 
 
 def syntax_hint(environment: Environment, source: str, columns: Collection[str]) -> str:
-    """Return how to spell a column `not`, which Jinja cannot parse as a name."""
+    """Return how to write a column `not`, which Jinja cannot parse as a name."""
     try:
         tokens = [(kind, text) for _, kind, text in environment.lex(source)]
     except TemplateSyntaxError:
@@ -59,13 +59,13 @@ def rename_own(
 ) -> tuple[nodes.Template, dict[str, str]]:
     """Rename the columns whose names Jinja defines itself; return them by their new names.
 
-    Raises RecipeError for one that cannot be told from Jinja's.
+    Raises RecipeError for a name that is ambiguous.
     """
     _check_loops(tree, columns, where)
     for macro in tree.find_all((nodes.Macro, nodes.CallBlock)):
         for name in macro.find_all(nodes.Name):
             if name.name in _OF_MACROS.intersection(columns):
-                raise _reserved(name.name, where, columns, "is a name of Jinja in a macro")
+                raise _reserved(name.name, where, columns, "is Jinja's own in a macro")
     renamed = {}
     for name in tree.find_all(nodes.Name):
         if name.name in _RENAMED and name.name in columns and name.ctx == "load":
@@ -78,8 +78,8 @@ def rename_own(
 
 
 def names_in(tree: nodes.Template, columns: Collection[str]) -> dict[str, None]:
-    """Return the names that a template does not define itself; columns first."""
-    # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
+    """Return the names that a template does not define itself, columns first."""
+    # Jinja treats its own names, such as `range`, as declared; a column takes precedence.
     own = {name.name for name in tree.find_all(nodes.Name) if name.name in columns}
     assert tree.environment is not None
     names = _UndeclaredNames(tree.environment)
@@ -104,7 +104,7 @@ def cells_of_row(tree: nodes.Template) -> Sequence[str] | None:
 
 
 class _UndeclaredNames(TrackingCodeGenerator):
-    """Collects names; it computes no constant, as Jinja's own does without any limit."""
+    """Collects names without computing constants, which Jinja's generator does without limit."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -115,7 +115,7 @@ class _UndeclaredNames(TrackingCodeGenerator):
 
 
 def _check_loops(tree: nodes.Template, columns: Collection[str], where: str) -> None:
-    """Raise RecipeError for a `loop` inside of a loop that may be meant as the column."""
+    """Raise RecipeError for a `loop` inside a loop that may mean the column."""
     if _LOOP not in columns:
         return
     for block in tree.find_all(nodes.For):
@@ -123,7 +123,7 @@ def _check_loops(tree: nodes.Template, columns: Collection[str], where: str) -> 
             is_own = isinstance(parent, (nodes.Getattr, nodes.Getitem, nodes.Call))
             for child in parent.iter_child_nodes():
                 if isinstance(child, nodes.Name) and child.name == _LOOP and not is_own:
-                    raise _reserved(_LOOP, where, columns, "is Jinja's inside of a `for`")
+                    raise _reserved(_LOOP, where, columns, "is Jinja's own inside a `for`")
 
 
 def _nodes_below(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -136,4 +136,4 @@ def _reserved(name: str, where: str, columns: Collection[str], reason: str) -> R
     advice = f"write {{{{ {ROW}['{name}'] }}}} for the column"
     if ROW in columns:
         advice = "rename the column"
-    return RecipeError(f"{where} has `{name}`, which {reason}, and the table a column: {advice}")
+    return RecipeError(f"{where} has `{name}`, which {reason} and also a column: {advice}")

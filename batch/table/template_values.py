@@ -1,7 +1,7 @@
-"""Template values: the cells of a row as a template's variables, and the sandbox that prints them.
+"""Template values: the cells of a row as a template's variables, and the sandbox for printing them.
 
-Only texts, numbers, booleans and decimals are printed. Everything else, which Python would print
-in its own way, fails the row with the place of the cell.
+Only texts, numbers, booleans and decimals are printed. Any other value, which Python would print
+in its own format, fails the row with the place of the cell.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from .errors import CellError
 from .recipe import suggestion
 
 ROW: Final = "row"
-"""Variable that holds all cells of a row, for columns whose name is not a word."""
+"""Variable with all cells of a row, for columns whose name is not a word."""
 
 RESERVED: Final = frozenset(
     "true false none True False None not and or in is if else recursive".split()
 )
-"""Words of Jinja that do not name a column everywhere in a template."""
+"""Jinja keywords that a template cannot always use as a column's name."""
 
 _PRINTED: Final = (str, int, float, Decimal)
 _READ_METHODS: Final = frozenset({"get", "items", "keys", "values"})
 _KINDS: Final = {list: "a list", tuple: "a list", dict: "a struct", type(None): "null"}
 _WAYS: Final = {
-    "a list": " | join(', ') }} makes it a text",
-    "a struct": " | tojson }} makes it a text",
-    "null": " or '' }} in the template takes nulls too",
+    "a list": " | join(', ') }} converts it to text",
+    "a struct": " | tojson }} converts it to text",
+    "null": " or '' }} in the template allows nulls",
 }
 _PLAIN: Final = frozenset({str, int, bool, Decimal})
-"""Types that are never null and have nothing inside."""
+"""Types that are never null and contain no other values."""
 
 
 class CellFailed(TemplateRuntimeError):
-    """A template cannot use the value of a cell."""
+    """A cell value that a template cannot use."""
 
     def __init__(self, error: CellError) -> None:
         super().__init__(error.message)
@@ -52,7 +52,7 @@ class CellFailed(TemplateRuntimeError):
 
 
 class Path:
-    """Place of a value in a row: a column, and the fields and places inside its cell."""
+    """Place of a value in a row: a column, and the path inside its cell."""
 
     __slots__ = ("_key", "_parent")
 
@@ -73,7 +73,7 @@ class Path:
         return f"{self._parent}[{_quoted(self._key)}]"
 
     def error(self, what: str, way: str = "") -> CellError:
-        """Return the error of a template that prints this value, and a way to avoid it."""
+        """Return the error of a template that prints this value, with advice."""
         at = "" if self._parent is None else f" at `{self}`"
         if what in _WAYS:
             way = f"{{{{ {self}{_WAYS[what]}"
@@ -82,7 +82,7 @@ class Path:
 
 
 class _Unprinted:
-    """A value that raises CellFailed where a template makes a text of it."""
+    """A value that raises CellFailed when a template converts it to text."""
 
     __slots__ = ()
     path: Path | None
@@ -109,7 +109,7 @@ class List(_Unprinted, list[Any]):
 
 
 class Struct(_Unprinted, dict[str, Any]):
-    """A struct in a cell, or all cells of a row; its attributes are its fields."""
+    """A struct in a cell, or all cells of a row; its fields are attributes."""
 
     __slots__ = ("path",)
     what = "a struct"
@@ -130,7 +130,7 @@ class Unreadable(_Unprinted):
 
 
 class Null(StrictUndefined):
-    """A null cell in a template: false, left to `default`, and an error where it is printed."""
+    """A null cell in a template: false, replaced by `default`, and an error if printed."""
 
     __slots__ = ()
 
@@ -175,11 +175,11 @@ class Method:
 
     def __str__(self) -> str:
         name = self.__name__
-        raise CellFailed(CellError(f"`{name}` is a method: write {name}() to call it", None))
+        raise CellFailed(CellError(f"`{name}` is a method: use {name}() to call it", None))
 
 
 class _TextCode(CountingCode):
-    """Compiles a template so that `~` prints its operands as `{{ }}` does."""
+    """Compiles a template so that `~` prints its operands like `{{ }}`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         self.write("environment.join_text((")
@@ -190,7 +190,7 @@ class _TextCode(CountingCode):
 
 
 class TextSandbox(Sandbox):
-    """A sandbox whose variables are cells, in which only texts and numbers are printed."""
+    """A sandbox whose variables are cells; it prints only texts and numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class TextSandbox(Sandbox):
         return obj[argument] if is_field else self._no_field(obj, argument)
 
     def _no_field(self, obj: Struct, name: Any) -> Any:
-        """Return a method that reads a struct, or else an undefined value."""
+        """Return a method that reads a struct, otherwise an undefined value."""
         if name in _READ_METHODS:
             return _wrapped(super().getattr(obj, name))
         message = f"`{obj.path or ROW}` has no `{name}`{suggestion(str(name), [*obj])}"
@@ -230,14 +230,14 @@ class TextSandbox(Sandbox):
         try:
             text = self._print_json(value, *args, **names)
         except TypeError:
-            text = "NaN"  # a null or a decimal is in it
+            text = "NaN"  # it contains a null or a decimal
         if "NaN" in text or "Infinity" in text:
             text = self._print_json(_json_value(value), *args, **names)
         return text
 
 
 def variable(value: Any, path: Path) -> Any:
-    """Return a cell, or a value inside of one, as templates have it."""
+    """Return a cell, or a value inside one, for templates."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -260,7 +260,7 @@ def row_variable(cells: Mapping[str, Any], names: Sequence[str]) -> Struct:
 
 
 def text_of(value: Any, column: str) -> str:
-    """Return the text that `{{ column }}` prints of a cell; raises CellError where it has none."""
+    """Return the text that `{{ column }}` prints for a cell; raises CellError if it has none."""
     if isinstance(value, str):
         return value
     if isinstance(value, NoText):
@@ -273,7 +273,7 @@ def text_of(value: Any, column: str) -> str:
 def body_value(value: Any, column: str) -> Any:
     """Return a cell as a value of the body, without null fields, which every struct has.
 
-    Raises CellError for bytes inside of it.
+    Raises CellError for bytes inside it.
     """
     if isinstance(value, str):
         return value
@@ -287,7 +287,7 @@ def body_value(value: Any, column: str) -> Any:
 
 
 def is_null(value: Any) -> bool:
-    """Say whether a cell is null, or NaN, which is null in tables from pandas."""
+    """Say whether a cell is null, or NaN, which pandas uses for null."""
     return value is None or value != value  # noqa: PLR0124 - NaN alone differs from itself
 
 
@@ -299,7 +299,7 @@ def kind_of(value: Any) -> str:
 
 
 def spelling_of(column: str) -> str:
-    """Return a column as templates name it."""
+    """Return a column's name as written in templates."""
     is_name = column.isidentifier() and column not in RESERVED
     return column if is_name else f"{ROW}[{_quoted(column)}]"
 
@@ -324,7 +324,7 @@ def _wrapped(found: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON has it: a decimal as text; a null, NaN or infinity as null."""
+    """Return a value as JSON: a decimal as text; a null, NaN or infinity as null."""
     if isinstance(value, dict):
         return {name: _json_value(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

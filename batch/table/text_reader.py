@@ -1,6 +1,6 @@
 """Text tables: CSV, TSV and JSON lines as record batches.
 
-Cells of CSV are texts; empty ones are null.
+CSV cells are texts; empty ones are null.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_JSON_COLUMNS = 10_000
 _MAX_NAMED_CHARS = 40
 
 Unpack = Callable[[BinaryFile], BinaryFile]
-"""Returns a file from its start on, unpacked."""
+"""A function that returns a decompressed file from its start."""
 
 
 class CsvTable:
@@ -39,7 +39,7 @@ class CsvTable:
         self.format: TableFormat = "tsv" if self._delimiter == "\t" else "csv"
         names = next(self._records(), (1, []))[1]
         if not any(names):
-            raise TableError("Line 1 of the CSV must hold the names of its columns.")
+            raise TableError("Line 1 of the CSV must contain the column names.")
         self.schema = pa.schema([pa.field(name, pa.string()) for name in names])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -54,7 +54,7 @@ class CsvTable:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _rows(self, width: int) -> Iterator[list[list[str]]]:
-        """Yield the cells of some rows at a time, of a bounded size unless one row exceeds it."""
+        """Yield the cells of some rows at a time, of bounded size unless one row exceeds it."""
         records = self._records()
         next(records, None)
         some: list[list[str]] = []
@@ -62,9 +62,9 @@ class CsvTable:
         for number, (line, cells) in enumerate(records, 1):
             if len(cells) != width:
                 raise TableError(
-                    f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, and its "
-                    f"header {width:,}: a cell with a `{self._delimiter}`, a quote or a newline in "
-                    "it stands in quotes."
+                    f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, but its "
+                    f"header has {width:,}: quote cells that contain a `{self._delimiter}`, a "
+                    "quote or a newline."
                 )
             some.append(cells)
             size += self._num_bytes
@@ -75,9 +75,9 @@ class CsvTable:
             yield some
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the records, header included, each with its last line.
+        """Yield the records, including the header, each with its last line.
 
-        A blank line is a row with an empty cell in a table of one column, and no row in others.
+        A blank line is an empty cell in a table of one column, and no row in other tables.
         """
         csv.field_size_limit(MAX_LINE_BYTES)
         self._num_bytes = self._num_unread = 0
@@ -92,7 +92,7 @@ class CsvTable:
                 started = reader.line_num + 1
         except csv.Error as exc:
             raise TableError(
-                f"The CSV has a stray quote, or a cell that is too long, in the row that begins at "
+                f"The CSV has a stray quote, or a cell that is too long, in the row that starts at "
                 f"line {started:,}: {exc}."
             ) from exc
 
@@ -103,7 +103,7 @@ class CsvTable:
             self._num_unread += len(data)
             if self._num_unread > MAX_LINE_BYTES:
                 raise TableError(
-                    f"The row of the CSV that ends behind line {number:,} is longer than "
+                    f"The CSV row that ends after line {number:,} is longer than "
                     f"{MAX_LINE_BYTES:,} bytes: a quote may be missing."
                 )
             if number == 1:
@@ -120,7 +120,7 @@ class CsvTable:
 
 
 class JsonTable:
-    """JSON objects, each a `unit` of a file; the types of columns are found by reading them all."""
+    """JSON objects, each a `unit` of a file; column types are inferred from all of them."""
 
     format: TableFormat = "jsonl"
 
@@ -136,13 +136,13 @@ class JsonTable:
             if len(self._names) > _MAX_JSON_COLUMNS:
                 raise TableError(
                     f"The rows of the table have more than {_MAX_JSON_COLUMNS:,} different keys: "
-                    "write those that differ from row to row as one object in a column."
+                    "put the keys that vary into an object in one column."
                 )
-            found = [pa.field(name, _array(rows, name, first).type) for name in self._names]
-            self.schema = _unified(self.schema, pa.schema(found), first)
+            fields = [pa.field(name, _array(rows, name, first).type) for name in self._names]
+            self.schema = _unified(self.schema, pa.schema(fields), first)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read all rows; what a row lacks is null."""
+        """Read all rows; missing values are null."""
         schema = pa.schema([self.schema.field(name) for name in columns])
         for rows, first in self._rows():
             arrays = [_array(rows, field.name, first, field.type) for field in schema]
@@ -164,15 +164,15 @@ class JsonTable:
 
 
 def _json_row(raw: RawLine, place: str) -> dict[str, Any]:
-    """Return the row of a line; raises TableError, with its place, for a line without one."""
+    """Return the row of a line; raises TableError with its place for an invalid line."""
     if raw.overlong is not None:
         raise TableError(f"{place} is too long: {raw.overlong.num_bytes:,} bytes.")
     try:
         row = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
     except (ValueError, RecursionError) as exc:
-        raise TableError(f"{place} is no JSON: {reason_of(exc)}.") from exc
+        raise TableError(f"{place} is not valid JSON: {reason_of(exc)}.") from exc
     if not isinstance(row, dict):
-        raise TableError(f"{place} is no JSON object: write one object a row.")
+        raise TableError(f"{place} is not a JSON object: write one object per row.")
     return row
 
 
@@ -191,8 +191,8 @@ def _array(
         except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
             shown = repr(cell)[:_MAX_NAMED_CHARS]
             raise TableError(
-                f"Row {first + place:,} of the table has {shown} in column `{name}`, which is of "
-                "another type in the rows before it, or too large for one."
+                f"Row {first + place:,} of the table has {shown} in column `{name}`, which differs "
+                "in type from the rows before it, or is too large for one."
             ) from exc
     raise AssertionError
 

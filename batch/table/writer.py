@@ -23,13 +23,13 @@ _DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 
 
 class TableWriter(Protocol):
-    """Writes batches of one schema; `close` ends the file."""
+    """Writes batches of one schema; `close` completes the file."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch behind those before."""
+        """Write the rows of a batch after the previous ones."""
 
     def close(self) -> None:
-        """Write what is left; the file itself stays open."""
+        """Write the remaining rows; the file itself stays open."""
 
 
 def open_writer(file: IO[bytes], schema: pa.Schema, form: TableFormat) -> TableWriter:
@@ -46,11 +46,11 @@ def open_writer(file: IO[bytes], schema: pa.Schema, form: TableFormat) -> TableW
 
 
 class ParquetWriter:
-    """Parquet with zstd, in row groups of a bounded size; vectors as they are."""
+    """Parquet with zstd, in row groups of bounded size; vectors are uncompressed."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
         self._schema = schema = _stored(schema, "parquet")
-        # No two vectors have numbers in common, so dictionaries and compression only take time.
+        # Vectors have no numbers in common, so dictionaries and compression only cost time.
         vectors = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
         self._writer = pq.ParquetWriter(
             file,
@@ -64,7 +64,7 @@ class ParquetWriter:
         self._num_rows = self._num_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hold the rows until they make a row group."""
+        """Buffer the rows until they fill a row group."""
         self._held.append(_converted(batch, self._schema))
         self._num_rows += batch.num_rows
         self._num_bytes += batch.nbytes
@@ -84,7 +84,7 @@ class ParquetWriter:
 
 
 class ArrowWriter:
-    """Arrow IPC; dictionaries are written out, as a file has but one for each column."""
+    """Arrow IPC; dictionaries are decoded, because a file has only one for each column."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
         self._schema = _stored(schema, "arrow")
@@ -113,12 +113,12 @@ class CsvWriter:
         self._write(list(zip(*columns, strict=True)))
 
     def close(self) -> None:
-        """Do nothing: every row is written."""
+        """Do nothing: all rows are written."""
 
     def _write(self, rows: Sequence[Sequence[Any]]) -> None:
         text = self._text(rows, csv.QUOTE_MINIMAL)
         if "\r" in text:
-            # Python before 3.13 leaves one without quotes, and readers end the row there.
+            # Python before 3.13 leaves it unquoted, and readers would end the row there.
             text = self._text(rows, csv.QUOTE_ALL)
         self._file.write(text.encode())
 
@@ -130,7 +130,7 @@ class CsvWriter:
 
 
 class JsonWriter:
-    """JSON lines, an object for each row."""
+    """JSON lines, one object per row."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -143,7 +143,7 @@ class JsonWriter:
             self._file.write(escape_separators(data) + b"\n")
 
     def close(self) -> None:
-        """Do nothing: every row is written."""
+        """Do nothing: all rows are written."""
 
 
 def _stored(schema: pa.Schema, form: TableFormat) -> pa.Schema:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from tidemill.engine.structured_output.constraint_check import ConstraintCheck
 
 COMPILER = "llguidance"
+_MORE_NAMES = (
+    "Use one of these, or add a name: with `aliases` in a deployment's configuration, or with "
+    "`tidemill serve --served-model-name`."
+)
 _SHOWN_BYTES = 2**20
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 
@@ -181,7 +185,13 @@ def check_file(
     try:
         report.form = detect_file(file) if form is None else form
         with DuplicateFinder() as finder:
-            checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+            checker = LineChecker(
+                findings,
+                models=models,
+                endpoint=None,
+                add_id=finder.add,
+                more_names=_MORE_NAMES,
+            )
             for raw in read_lines(open_lines(report.form, _ProgressReader(file, show))):
                 if (line := checker.check(raw)) is not None:
                     report.count(line)

@@ -269,7 +269,7 @@ class ChatStream:
         shown = chat_choice(
             choice_delta.place,
             delta,
-            said_as="delta",
+            as_field="delta",
             logprobs=self._logprobs(choice_delta),
             finish_reason=None
             if finished is None

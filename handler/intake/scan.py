@@ -20,6 +20,7 @@ from tidemill.batch.validation import Findings, LineChecker
 
 from ..aws.objects.stream import LineStream, ObjectStream, Opener
 
+_MORE_NAMES = "Use one of these, or add the name to the model's `aliases` in the configuration."
 _SKIPPED_BYTES = 2**20
 
 
@@ -109,7 +110,11 @@ class Scanner:
         self, lines: LineStream, first_number: int, scanned: ScanResult, finder: DuplicateFinder
     ) -> None:
         checker = LineChecker(
-            scanned.findings, models=self.models, endpoint=self.endpoint, add_id=finder.add
+            scanned.findings,
+            models=self.models,
+            endpoint=self.endpoint,
+            add_id=finder.add,
+            more_names=_MORE_NAMES,
         )
         cutter = ShardCutter("", self.limits)
 

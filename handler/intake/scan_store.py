@@ -138,5 +138,5 @@ def merge_duplicates(
 
     whole = Duplicates()
     for share in read_each(aws, read, num_shares, look):
-        whole = whole.beside(share, MAX_LISTED_ERRORS)
+        whole = whole.merged(share, MAX_LISTED_ERRORS)
     return whole

@@ -1,1 +1,1 @@
-"""Constraints of answers: schemas, grammars, choices and tags, checked without a model."""
+"""Output constraints: schemas, grammars, choices and tags, checked without a model."""

@@ -1,7 +1,7 @@
-"""Automaton limits: constraints that would compile to too large automata are refused.
+"""Automaton limits: constraints that would compile to automata that are too large are refused.
 
 An automaton for `multipleOf: n` has about n states, and constraints joined at one place, as by
-`allOf`, multiply theirs. Compilation searches such products without a limit of its own.
+`allOf`, multiply their states. Compilation itself searches such products without a limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .sizes import (
 )
 
 MULTIPLYING = frozenset(["multipleOf", "pattern", "format", "patternProperties", "$ref"])
-"""Keywords of which a schema must have at least one to be too large."""
+"""A schema must have at least one of these keywords to be too large."""
 
 _FORMAT_CHARS = 50
 _CHOICES = ("anyOf", "oneOf")
@@ -50,9 +50,9 @@ _JSON = re.compile(r"%json\s*(?=\{)")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise `TooLarge` for a schema, as `served_schema` returns it, that is too large to compile.
+    """Raise `TooLarge` for a schema, as returned by `served_schema`, that is too large to compile.
 
-    Takes time linear in the schema, and in the members of joined objects, which are bounded.
+    The time is linear in the schema and in the members of joined objects, which are bounded.
     """
     _Schema(schema, Budget()).check()
 
@@ -60,14 +60,14 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 def check_grammar(source: str) -> None:
     """Raise `TooLarge` for a Lark grammar whose terms, or the schemas in it, are too large.
 
-    A GBNF grammar has neither: in it `&` is an ordinary character.
+    A GBNF grammar has neither, because `&` is an ordinary character in it.
     """
     budget = Budget()
-    for found in _JSON.finditer(source):
+    for match in _JSON.finditer(source):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(source, found.end())
+            schema, _ = json.JSONDecoder().raw_decode(source, match.end())
         except (ValueError, RecursionError):
-            continue  # the compiler says what is wrong with it
+            continue  # the compiler reports the error
         _Schema(schema, budget).check()
     if "&" in source and "::=" not in source:
         _check_joined_terms(source)
@@ -127,7 +127,7 @@ class _Schema:
         if id(node) not in self._sizes:
             joining = Joining(self._budget, place)
             children = self._children(node, place)
-            parts = [*self._own(node, place), *children, *self._beside(node, place)]
+            parts = [*self._own(node, place), *children, *self._joined_schemas(node, place)]
             num_schemas = 1 + sum(part.schemas for part in parts)
             size = replace(joining.joined(parts), schemas=min(num_schemas, ENDLESS))
             self._sizes[id(node)] = size
@@ -188,7 +188,7 @@ class _Schema:
             for key, size in members.items()
         }
 
-    def _beside(self, node: dict[str, Any], place: str) -> Iterator[Size]:
+    def _joined_schemas(self, node: dict[str, Any], place: str) -> Iterator[Size]:
         """Yield the sizes of subschemas of the same value: `allOf`, choices and `$ref`."""
 
         def joined(one: Any, at: str) -> Size:
@@ -200,7 +200,7 @@ class _Schema:
         if isinstance(values := node.get("allOf"), list):
             narrower = {"pattern": NARROWER.get(str(node.get("format")))}
             for i, one in enumerate(values):
-                if one != narrower:  # added for its own format, which is counted already
+                if one != narrower:  # added for its own format, which is already counted
                     yield joined(one, f"{place}/allOf/{i}")
         for name in _CHOICES:
             if isinstance(values := node.get(name), list):
@@ -215,7 +215,7 @@ class _Schema:
 
 
 def _num_states(step: float) -> int:
-    """Return about how many states the multiples of a number need: few for a round number."""
+    """Return the approximate number of states for multiples of a number: few for a round number."""
     digits = Decimal(repr(step)).normalize().as_tuple()
     coefficient = int("".join(map(str, digits.digits)) or "0")
     exponent = digits.exponent if isinstance(digits.exponent, int) else 0
@@ -224,7 +224,7 @@ def _num_states(step: float) -> int:
 
 
 def _nodes(root: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and those in it; values in it that are no schemas are passed over."""
+    """Yield a schema and its subschemas, skipping values that are not schemas."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -244,7 +244,7 @@ def _references(root: Any) -> list[str]:
 
 
 def _check_joined_terms(source: str) -> None:
-    """Raise `TooLarge` for a term that joins others by `&` beyond the bound."""
+    """Raise `TooLarge` for a term that joins others with `&` beyond the limit."""
     bodies = _bodies(source)
     sizes: dict[str, int] = {}
     for name in _ordered(bodies):
@@ -253,7 +253,7 @@ def _check_joined_terms(source: str) -> None:
         sizes[name] = min(size ** min(num_joins + 1, 64), ENDLESS)
         if num_joins > 0 and sizes[name] > MAX_PRODUCT:
             raise TooLarge(
-                f"`{name}` joins terms by `&` whose lengths multiply to more than"
+                f"`{name}` joins terms with `&` whose lengths multiply to more than"
                 f" {MAX_PRODUCT:,}: shorten them, or join fewer"
             )
 

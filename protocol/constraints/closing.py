@@ -1,8 +1,8 @@
-"""Closing of objects: for generation, an object that lists its properties has no others.
+"""Closing of objects: in generation, an object that lists its properties has no others.
 
-A model under an open object invents properties until its tokens run out. An object stays open where
-its schema opens it. As with `unevaluatedProperties`, an object has all properties that are listed
-at its place: by `allOf`, by references, and by the chosen branch of each `anyOf` and `oneOf`.
+With an open object a model invents properties until its tokens run out. An object stays open if its
+schema explicitly opens it. As with `unevaluatedProperties`, an object has all properties listed at
+its place: by `allOf`, by references, and by the chosen branch of each `anyOf` and `oneOf`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .listed_properties import (
 )
 from .schema_facts import Schema
 
-_MAX_CHARS = 2**18  # that are copied
-_MAX_PATTERNS = 16  # that are repeated at one place, as they are compared pairwise
+_MAX_CHARS = 2**18  # limit of copied characters
+_MAX_PATTERNS = 16  # limit of patterns repeated at one place, because they are compared pairwise
 _OF_PLACES = frozenset(["$defs", "definitions", "$schema", "$id", "id", "$anchor"])
 _JOINING = frozenset(["$ref", "allOf", *CHOICES])
 
@@ -55,7 +55,7 @@ def close_objects(
     """Close the objects in a schema, in place; without `resolves` no reference is followed.
 
     `places` are the JSON pointers of `unevaluatedProperties` by the identity of their schemas;
-    raises `Unclosable` for one that cannot be held.
+    raises `Unclosable` for one that cannot be enforced.
     """
     closing = _Closing(root, resolves=resolves, places=places or {})
     try:
@@ -66,7 +66,7 @@ def close_objects(
 
 
 class _Closing:
-    """Closes one schema; changes are collected first, so that all are made from the original."""
+    """Closes one schema; changes are collected first, so that all start from the original."""
 
     def __init__(self, root: Node, *, resolves: bool, places: Mapping[int, str]) -> None:
         self._resolves = resolves
@@ -89,7 +89,7 @@ class _Closing:
     def _closed(self, schema: Schema, outside: _Outside, *, is_joined: bool = False) -> Schema:
         """Return a schema whose objects have only its names and those `outside`.
 
-        `is_joined` if the same value has other schemas, too.
+        `is_joined` is set if the same value has other schemas too.
         """
         if schema is False or not allows_objects(schema):
             return schema
@@ -113,7 +113,7 @@ class _Closing:
         return self._closed_together(node, outside)
 
     def _closed_alone(self, node: Node, *, is_joined: bool) -> Node | None:
-        """Return a schema closed, if that takes no comparison of names; else None."""
+        """Return a closed schema, if that needs no comparison of names; otherwise None."""
         keywords = node.keys() - _OF_PLACES - {"type"}
         if keywords.isdisjoint(_JOINING):
             required = {("properties", name): None for name in node.get("required", ())}
@@ -136,7 +136,7 @@ class _Closing:
         return node if is_same else {**node, keyword: closed}
 
     def _closed_together(self, node: Node, outside: _Outside) -> Node:
-        """Return a closed schema: by names of its own, or in each branch of its choices."""
+        """Return a closed schema: by its own names, or in each branch of its choices."""
         own, units = self._listings.own(node), self._listings.units(node)
         known = outside.names | own.names | own.required
         for unit in units:
@@ -154,7 +154,7 @@ class _Closing:
             raise Unclosable(self._places.get(id(node), ""))
         if not splitting:
             return self._with_all_names(node, outside, own, units)
-        if len(splitting) > 1:  # a branch that is open leaves the others' names open, too
+        if len(splitting) > 1:  # an open branch leaves the others' names open too
             open_units = [unit for unit in splitting if unit.listing.may_be_open]
             splitting = open_units[:1] or splitting
         new: Node = self._open(node, {(unit.keyword, unit.place) for unit in splitting})
@@ -172,8 +172,10 @@ class _Closing:
         names = self._names([own, *(unit.listing for unit in units)], outside) | outside.names
         rest = False if outside.rest is None else outside.rest
         opened: Node = self._open(node)
-        given = node.get("patternProperties", {})
-        added = [name for kind, name in names if kind == "patternProperties" and name not in given]
+        existing = node.get("patternProperties", {})
+        added = [
+            name for kind, name in names if kind == "patternProperties" and name not in existing
+        ]
         if len(added) > _MAX_PATTERNS:
             if outside.rest is not None:
                 raise Unclosable(self._places.get(id(node), ""))
@@ -185,7 +187,7 @@ class _Closing:
         names: Names = {}
         for listing in listings:
             names |= listing.listed
-        if outside.rest is None:  # else a property that is only required is one of the rest
+        if outside.rest is None:  # otherwise a property that is only required is one of the rest
             for listing in listings:
                 names |= listing.needed
         return names
@@ -203,7 +205,7 @@ class _Closing:
         return {**new, unit.keyword: parts}
 
     def _open(self, schema: Schema, without: Collection[tuple[str, int]] = ()) -> Schema:
-        """Return a schema that is joined with others, which close it; `without` some units.
+        """Return a schema that others close, because they are joined; `without` omits some units.
 
         A reference is replaced by a copy of its target, which is closed where it is.
         """
@@ -260,19 +262,19 @@ class _Closing:
 
 
 def _with_names(node: Node, names: Names, *, rest: Schema = False) -> Node:
-    """Return an object's schema with more names, which may have any value, and all others."""
+    """Return an object's schema with more names for any value, and a schema for all others."""
     new = dict(node)
     for keyword in KINDS:
-        given = new.get(keyword, {})
-        added = [name for kind, name in names if kind == keyword and name not in given]
+        existing = new.get(keyword, {})
+        added = [name for kind, name in names if kind == keyword and name not in existing]
         if added:
-            new[keyword] = {**given, **dict.fromkeys(added, True)}
+            new[keyword] = {**existing, **dict.fromkeys(added, True)}
     new["additionalProperties"] = rest
     return new
 
 
 def _lists_any(node: Node) -> bool:
-    """Say whether a schema by itself lists properties, and says nothing of others."""
+    """Say whether a schema itself lists properties, and leaves others undefined."""
     if "additionalProperties" in node:
         return False
     if any(isinstance(value, dict) for value in [*node.get("enum", ()), node.get("const")]):

@@ -1,8 +1,8 @@
-"""Disjointness of JSON schemas: proves of `oneOf` that no value satisfies two of its schemas.
+"""Disjointness of JSON schemas: proves that no value satisfies two schemas of a `oneOf`.
 
-Then `oneOf` is equivalent to `anyOf`, which is all that a grammar can express. A pair is disjoint
+`oneOf` is then equivalent to `anyOf`, which is all that a grammar can express. A pair is disjoint
 by types, by values, by bounds, or by a required member: a discriminator. If requiring or excluding
-a member is enough to make schemas disjoint, they are narrowed by that.
+a member is enough to make schemas disjoint, they are narrowed that way.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from .schema_facts import MAX_WORK, Fact, Facts, Schema, SchemaFacts
 
-_MAX_DEPTH = 4  # members in members
+_MAX_DEPTH = 4  # nested members
 _FEW_PAIRS = 100
 _OF_PLACES = frozenset(["$defs", "definitions", "$schema", "$id", "id", "$anchor"])
 
-# Id of a schema, and the names of members that it requires and excludes.
+# ID of a schema, and the names of members that it requires and excludes.
 _Narrowing = tuple[int, tuple[str | int, ...], tuple[str | int, ...]]
 
 
@@ -41,19 +41,21 @@ class Disjointness:
 
     @property
     def is_exhausted(self) -> bool:
-        """Say whether the limit of work is reached; nothing more is proved then."""
+        """Say whether the work limit is reached; nothing more is proved after that."""
         return self._facts.is_exhausted
 
     def disjoint(self, schema: Mapping[str, Any]) -> list[Schema]:
-        """Return the schemas of a `oneOf` if all are disjoint; else raise `Overlap`.
+        """Return the schemas of a `oneOf` if all are disjoint; otherwise raise `Overlap`.
 
         If narrowing makes them disjoint, narrowed copies are returned. An optional discriminator,
         such as one with a default, is required of each; schemas that require different members
         exclude each other's.
         """
         found: list[Schema] = schema["oneOf"]
-        beside = {key: value for key, value in schema.items() if key not in {*_OF_PLACES, "oneOf"}}
-        ways = [{"allOf": [beside, way]} for way in found] if beside else found
+        siblings = {
+            key: value for key, value in schema.items() if key not in {*_OF_PLACES, "oneOf"}
+        }
+        ways = [{"allOf": [siblings, way]} for way in found] if siblings else found
         facts = [self._facts.infer(way) for way in ways]
         if len(ways) == 1 or self._discriminator(facts, is_required=True) is not None:
             return found
@@ -104,7 +106,7 @@ class Disjointness:
         return {"$ref": f"#/$defs/{self._names[id(copy)]}"}
 
     def _overlapping(self, ways: Sequence[Schema], depths: int) -> list[tuple[int, int]]:
-        """Return the pairs that are not proved disjoint; of very many, all pairs."""
+        """Return the pairs that are not proved disjoint; for very many schemas, all pairs."""
         left = list(islice(combinations(range(len(ways)), 2), MAX_WORK))
         if depths < _MAX_DEPTH and len(left) > _FEW_PAIRS:
             return left
@@ -177,13 +179,13 @@ class Disjointness:
 
     def _values_of(self, member: Schema) -> set[object] | None:
         """Return all scalars that a member can be, each with its type; None if unbounded."""
-        found: set[object] = set()
+        values: set[object] = set()
         for kind, fact in self._facts.infer(member).items():
             if fact.values is None:
                 return None
             self._facts.work += len(fact.values) // 16
-            found |= {(kind, value) for value in fact.values}
-        return found
+            values |= {(kind, value) for value in fact.values}
+        return values
 
     def _are_apart(self, one: Schema, other: Schema, depth: int) -> bool:
         """Say whether two schemas are proved disjoint by members up to `depth` levels deep."""
@@ -200,7 +202,7 @@ class Disjointness:
             self._facts.work += min(len(one.values), len(other.values)) // 16
             if one.values.isdisjoint(other.values):
                 return True
-        if _lies_above(one, other) or _lies_above(other, one):
+        if _is_above(one, other) or _is_above(other, one):
             return True
         if depth == 0:
             return False
@@ -214,12 +216,12 @@ class Disjointness:
 
 
 def _foreign(one: Fact, other: Fact) -> str | int | None:
-    """Return a member that only the other requires, preferably one that this does not list."""
+    """Return a member that only the other requires, preferably one that this one does not list."""
     names = sorted(other.required - one.required, key=lambda name: (name in one.members, str(name)))
     return next(iter(names), None)
 
 
-def _lies_above(one: Fact, other: Fact) -> bool:
+def _is_above(one: Fact, other: Fact) -> bool:
     """Say whether all numbers, lengths or counts of one are above all of the other."""
     if one.low is None or other.high is None:
         return False

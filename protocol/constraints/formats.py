@@ -1,6 +1,6 @@
-"""String formats of JSON Schema that are enforced, and patterns that make some of them stricter.
+"""String formats of JSON Schema that are enforced, and stricter patterns for some of them.
 
-Any other format is an annotation.
+All other formats are annotations.
 """
 
 from __future__ import annotations

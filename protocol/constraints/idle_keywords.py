@@ -1,4 +1,4 @@
-"""Idle keywords: keywords of a JSON schema that restrict nothing where they are."""
+"""Idle keywords: keywords of a JSON schema that have no effect in their place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IdleKeywords:
         self._assertions = assertions
 
     def find(self, schema: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keywords that restrict nothing in a schema, of those no grammar expresses."""
+        """Return the idle keywords of a schema, among those that no grammar can express."""
         idle: frozenset[str] = frozenset()
         if not _may_be("object", schema):
             idle |= _OF_OBJECTS

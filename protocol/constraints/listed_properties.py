@@ -10,34 +10,34 @@ from typing import Any, NamedTuple
 from .schema_facts import Schema, resolved
 
 MAX_NAMES = 50_000
-"""Most names that are compared for one schema."""
+"""Limit of names that are compared for one schema."""
 
 CHOICES = ("oneOf", "anyOf")
 KINDS = ("properties", "patternProperties")
 REST = "unevaluatedProperties"
 
 _MAX_DEPTH = 60
-_MAX_NODES = 200_000  # that are searched for references, some of them several times
+_MAX_NODES = 200_000  # limit of schemas searched for references, some of them several times
 _MEMBERS = frozenset(["items", "additionalItems", "additionalProperties", "prefixItems", REST])
 _NAMED = frozenset([*KINDS, "$defs", "definitions"])
 _PARTS = frozenset(["allOf", *CHOICES])
 
 Names = dict[tuple[str, str], None]
-"""Properties in their order, each by its keyword (one of `KINDS`) and its name or pattern."""
+"""Properties in order, each with its keyword (one of `KINDS`) and its name or pattern."""
 Node = dict[str, Any]
-"""JSON schema that is an object, checked for its form."""
+"""JSON schema that is an object and has the right form."""
 
 
 class TooManyNames(Exception):
-    """More names or copies than are allowed, or a longer chain of schemas of the same value."""
+    """More names or copies than allowed, or a longer chain of schemas of the same value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Properties at one place: listed `names`, `required` ones, and both of them by a choice.
+    """Properties at one place: listed `names`, `required` ones, and both kinds by a choice.
 
-    `is_open` if the schema itself allows any other or all values are known, `may_be_open` if a
-    branch does, `is_shut` if it allows no other.
+    `is_open` is set if the schema itself allows any other property or all values are known,
+    `may_be_open` if a branch does, and `is_shut` if it allows no others.
     """
 
     names: Names = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Listing:
 
     @property
     def is_settled(self) -> bool:
-        """Say whether the schema itself says what else an object may have."""
+        """Say whether the schema itself defines which other properties an object may have."""
         return self.is_open or self.is_shut
 
 
@@ -92,13 +92,13 @@ class Listings:
         self._nodes = {id(node) for node, _ in nodes}
         self._references = [node["$ref"] for node, _ in nodes if "$ref" in node]
         self._anchors = {node["$anchor"]: node for node, _ in nodes if "$anchor" in node}
-        # By identity, with the schemas to keep them alive.
+        # By identity, together with the schemas to keep them alive.
         self._listings: dict[int, tuple[Schema, Listing]] = {}
         self._num_names = 0
         self._depth = 0
 
     def target(self, reference: str) -> Schema:
-        """Return the schema that a reference leads to; True if it is none of this schema."""
+        """Return the target schema of a reference; True if it is outside this schema."""
         found = self._anchors.get(reference[1:]) or resolved(self._root, reference)
         return found if id(found) in self._nodes else True
 
@@ -196,13 +196,13 @@ class Listings:
     def leads_to_loop(self, reference: str) -> bool:
         """Say whether a reference leads to one that leads to itself.
 
-        llguidance follows no such reference where its schema is joined with others.
+        llguidance does not follow such a reference if its schema is joined with others.
         """
         return id(self.target(reference)) in self._loops
 
     @cached_property
     def _loops(self) -> frozenset[int]:
-        """Targets of references from which references lead on without end."""
+        """Targets of references that lead to an endless chain of references."""
         leads: dict[int, set[int]] = {}
         num_nodes = 0
         for reference in self._references:
@@ -237,7 +237,7 @@ def allows_objects(schema: Schema) -> bool:
 
 
 def _nodes(root: Schema) -> Iterator[tuple[Node, bool]]:
-    """Yield the objects in a schema, each once, and whether it is that of a value or definition."""
+    """Yield each object in a schema once, and whether it describes a value or a definition."""
     seen: set[int] = set()
     waiting: list[tuple[Schema, bool]] = [(root, True)]
     while waiting:

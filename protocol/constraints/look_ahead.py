@@ -1,8 +1,7 @@
 r"""Look-ahead in regular expressions, written without it: as an intersection of plain expressions.
 
 `^(?=A)B$` matches what both `^A` and `^B$` match, and `^(?!A)B$` what `^B$` matches and `^A` does
-not: both are regular languages. Such an expression is read as ECMAScript's: `\d` and `\w` are
-ASCII.
+not: both are regular languages. Such an expression is read as ECMAScript: `\d` and `\w` are ASCII.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ _CLASSES = {
 
 
 class LookAroundError(ValueError):
-    """An expression that looks around, or back, in a way that is not supported."""
+    """An expression with an unsupported look-around or back-reference."""
 
 
 @lru_cache(maxsize=1024)
 def looks_around(pattern: str) -> bool:
-    """Say whether an expression looks ahead; raises `LookAroundError` if it looks back."""
+    """Say whether an expression has look-ahead; raises `LookAroundError` for look-behind."""
     is_ahead = False
     for part in _PART.finditer(pattern):
         if part["behind"]:
             _fail("look-behind is not supported")
         if part["escape"] and part["escape"] in _BACK:
-            _fail("references to groups are not supported")
+            _fail("back-references are not supported")
         is_ahead |= part["ahead"] is not None
     return is_ahead
 
@@ -74,15 +73,15 @@ def plain_texts(pattern: str) -> tuple[str, ...]:
 
     The expression itself must match a text from end to end. Raises `LookAroundError`.
     """
-    return _written(pattern, lambda made, tree: [_Building(made).whole(tree)], Languages.text)
+    return _written(pattern, lambda graph, tree: [_Building(graph).whole(tree)], Languages.text)
 
 
 @lru_cache(maxsize=256)
 def plain_patterns(pattern: str) -> tuple[str, ...]:
     """Return anchored expressions without look-ahead, all of which must match a text.
 
-    The expression itself matches any part of a text, unless it is anchored: where that is too
-    complex, it must match at the beginning. Raises `LookAroundError`.
+    Unless it is anchored, the expression itself matches any part of a text; if that is too complex,
+    it must match at the beginning. Raises `LookAroundError`.
     """
     return _written(pattern, lambda made, tree: _Building(made).parts(tree), Languages.pattern)
 
@@ -91,7 +90,7 @@ def plain_patterns(pattern: str) -> tuple[str, ...]:
 def plain_pattern(pattern: str) -> tuple[str, ...]:
     """Return one anchored expression without look-ahead; raises `LookAroundError`."""
     return _written(
-        pattern, lambda made, tree: _Building(made).parts(tree), Languages.pattern, is_one=True
+        pattern, lambda graph, tree: _Building(graph).parts(tree), Languages.pattern, is_one=True
     )
 
 
@@ -103,14 +102,14 @@ def _written(
     is_one: bool = False,
 ) -> tuple[str, ...]:
     """Return the expressions of a pattern in the first way that is not too complex."""
-    made = Languages()
+    graph = Languages()
     reason = ""
     if len(pattern) > MAX_CHARS:
-        _fail(f"look-ahead is not supported in more than {MAX_CHARS:,} characters")
+        _fail(f"look-ahead is not supported in expressions of more than {MAX_CHARS:,} characters")
     try:
-        for parts in _ways(made, build(made, _Parser(pattern).expression()), is_one=is_one):
+        for parts in _ways(graph, build(graph, _Parser(pattern).expression()), is_one=is_one):
             try:
-                texts = [write(made, part) for part in parts]
+                texts = [write(graph, part) for part in parts]
             except TooComplex as exc:
                 reason = reason or str(exc)
                 continue
@@ -122,11 +121,11 @@ def _written(
     raise LookAroundError(f"its look-ahead {reason}")
 
 
-def _ways(made: Languages, languages: Sequence[int], *, is_one: bool) -> Iterator[Sequence[int]]:
-    """Yield ways to write one of some languages: as the parts of its intersection, or as one."""
+def _ways(graph: Languages, languages: Sequence[int], *, is_one: bool) -> Iterator[Sequence[int]]:
+    """Yield ways to write an intersection of languages: as its parts, or as one."""
     for language in languages:
         if not is_one:
-            yield made.conjuncts(language)
+            yield graph.conjuncts(language)
         yield [language]
 
 
@@ -154,7 +153,7 @@ _NO_TEXT = _Tree("sequence")
 
 
 class _Parser:
-    """Recursive descent over an expression that has a look-ahead."""
+    """Recursive descent parser of an expression with look-ahead."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -165,7 +164,7 @@ class _Parser:
         """Return the whole expression."""
         tree = self._alternatives()
         if self._place < len(self._pattern):
-            _fail("a parenthesis is closed that was not opened")
+            _fail("unmatched closing parenthesis")
         return tree
 
     def _rest(self, text: str) -> bool:
@@ -177,7 +176,7 @@ class _Parser:
     def _alternatives(self) -> _Tree:
         self._depth += 1
         if self._depth > MAX_NESTING:
-            _fail(f"more than {MAX_NESTING} groups are nested")
+            _fail(f"more than {MAX_NESTING} nested groups are not supported")
         ways = [self._sequence()]
         while self._rest("|"):
             ways.append(self._sequence())
@@ -205,7 +204,7 @@ class _Parser:
         if max(bounds[0], bounds[1] or 0) > MAX_REPEATS:
             _fail(f"more than {MAX_REPEATS:,} repetitions are not supported next to look-ahead")
         if bounds[1] is not None and bounds[0] > bounds[1]:
-            _fail("a repetition ends before it begins")
+            _fail("a repetition has a maximum below its minimum")
         if not part.looks:
             return _Tree("repeat", (part,), least=bounds[0], most=bounds[1])
         if max(bounds[0], bounds[1] or 0) > MAX_COPIES:
@@ -233,17 +232,17 @@ class _Parser:
         if self._rest("["):
             return _Tree("set", charset=self._class())
         if self._pattern[self._place] in "*+?":
-            _fail("a repetition of nothing")
+            _fail("nothing to repeat")
         return _Tree("set", charset=self._char(in_class=False))
 
     def _closed(self) -> _Tree:
         tree = self._alternatives()
         if not self._rest(")"):
-            _fail("a parenthesis is not closed")
+            _fail("missing closing parenthesis")
         return tree
 
     def _char(self, *, in_class: bool) -> CharSet:
-        """Return one character, or the class that an escape stands for."""
+        """Return one character, or the class of an escape."""
         char = self._pattern[self._place]
         if char != "\\":
             self._place += 1
@@ -265,12 +264,12 @@ class _Parser:
 
     def _class(self) -> CharSet:
         is_negated = self._rest("^")
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         if self._pattern.startswith(("]", "[:"), self._place):
             _fail("a class that begins with `]` or `[:` is not supported next to look-ahead")
         while not self._rest("]"):
             if self._place >= len(self._pattern):
-                _fail("a character class is not closed")
+                _fail("unclosed character class")
             if self._pattern.startswith(("&&", "[:"), self._place):
                 _fail("operators in a class are not supported next to look-ahead")
             first = self._char(in_class=True)
@@ -279,10 +278,10 @@ class _Parser:
                 self._place += 1
                 last = self._char(in_class=True)
                 if not _is_one(last) or last[0][0] < first[0][0]:
-                    _fail("a range in a class is not valid")
+                    _fail("invalid range in a character class")
                 first = ((first[0][0], last[0][0]),)
-            found.extend(first)
-        return without(chars(found)) if is_negated else chars(found)
+            ranges.extend(first)
+        return without(chars(ranges)) if is_negated else chars(ranges)
 
 
 def _is_one(charset: CharSet) -> bool:
@@ -306,32 +305,32 @@ class _Building:
         return self._built(tree, lambda _: self._languages.empty, is_start=True)
 
     def parts(self, tree: _Tree) -> Sequence[int]:
-        """Return the language of texts of which a part matches, and of those that begin with it."""
-        made = self._languages
-        here = self._built(tree, lambda _: made.anything, is_start=True)
-        later = self._built(tree, lambda _: made.anything, is_start=False)
-        if later == made.nothing:
+        """Return the languages of texts that contain a match, and of texts that begin with one."""
+        graph = self._languages
+        here = self._built(tree, lambda _: graph.anything, is_start=True)
+        later = self._built(tree, lambda _: graph.anything, is_start=False)
+        if later == graph.nothing:
             return [here]
         if here == later:
-            return [made.cat(made.anything, later), here]
-        further = made.cat(made.repeat(made.char_set(ALL_CHARS), 1, None), later)
-        return [made.either((here, further)), here]
+            return [graph.cat(graph.anything, later), here]
+        further = graph.cat(graph.repeat(graph.char_set(ALL_CHARS), 1, None), later)
+        return [graph.either((here, further)), here]
 
     def _built(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
         """Return the language of the rest of a text, from this part on."""
-        made = self._languages
+        graph = self._languages
         match tree.kind:
             case "start":
-                return after(_AT_START) if is_start else made.nothing
+                return after(_AT_START) if is_start else graph.nothing
             case "end":
-                return made.both((made.empty, after(is_start)))
+                return graph.both((graph.empty, after(is_start)))
             case "ahead":
-                seen = self._built(tree.parts[0], lambda _: made.anything, is_start=is_start)
+                seen = self._built(tree.parts[0], lambda _: graph.anything, is_start=is_start)
                 if tree.is_negative:
-                    seen = made.complement(seen)
-                return made.both((seen, after(is_start)))
+                    seen = graph.complement(seen)
+                return graph.both((seen, after(is_start)))
             case "either":
-                return made.either(
+                return graph.either(
                     self._built(each, after, is_start=is_start) for each in tree.parts
                 )
             case "sequence" if tree.looks:
@@ -339,34 +338,34 @@ class _Building:
             case "loop":
                 return self._loop(tree, after, is_start=is_start)
         plain = self._plain(tree)
-        if is_start and made.is_nullable(plain) and after(_AT_START) != after(_LATER):
-            if plain != made.empty:
+        if is_start and graph.is_nullable(plain) and after(_AT_START) != after(_LATER):
+            if plain != graph.empty:
                 _fail(
                     "an anchor after a part that may be empty is not supported next to look-ahead"
                 )
             return after(_AT_START)
-        return made.cat(plain, after(_LATER))
+        return graph.cat(plain, after(_LATER))
 
     def _loop(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
-        """Return the language of any number of times a part, and what follows it."""
-        made, rest = self._languages, after(_LATER)
+        """Return the language of any number of repetitions of a part, and of what follows it."""
+        graph, rest = self._languages, after(_LATER)
 
         def again(loop: int) -> int:
             return self._built(tree.parts[0], lambda _: loop, is_start=False)
 
         key = (tree, rest)
         if key not in self._loops:
-            self._loops[key] = made.loop(
-                lambda loop: made.either((rest, again(loop))), is_nullable=made.is_nullable(rest)
+            self._loops[key] = graph.loop(
+                lambda loop: graph.either((rest, again(loop))), is_nullable=graph.is_nullable(rest)
             )
         loop = self._loops[key]
         if not is_start:
             return loop
         first = self._built(tree.parts[0], lambda _: loop, is_start=True)
-        return made.either((after(_AT_START), first))
+        return graph.either((after(_AT_START), first))
 
     def _in_order(self, parts: tuple[_Tree, ...], after: _Next, *, is_start: bool) -> int:
-        """Return the language of parts that follow each other; plain neighbours are one part."""
+        """Return the language of consecutive parts; plain neighbours are one part."""
         groups = [(*group,) for _, group in groupby(parts, lambda part: part.looks)]
         units = [
             unit
@@ -382,12 +381,12 @@ class _Building:
 
     def _plain(self, tree: _Tree) -> int:
         """Return the language of a part without anchors and look-ahead."""
-        made = self._languages
+        graph = self._languages
         if tree.kind == "set":
-            return made.char_set(tree.charset)
+            return graph.char_set(tree.charset)
         parts = [self._plain(part) for part in tree.parts]
         if tree.kind == "repeat":
-            return made.repeat(parts[0], tree.least, tree.most)
+            return graph.repeat(parts[0], tree.least, tree.most)
         if tree.kind == "either":
-            return made.either(parts)
-        return made.in_order(parts)
+            return graph.either(parts)
+        return graph.in_order(parts)

@@ -1,4 +1,4 @@
-"""Regular expressions as text: sets of characters, and parts that are put together."""
+"""Regular expressions as text: sets of characters, and composition of parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 CharSet = tuple[tuple[int, int], ...]
-"""Characters as ranges of code points: sorted, apart from each other, without surrogates."""
+"""Characters as ranges of code points: sorted, not adjacent, without surrogates."""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -71,7 +71,7 @@ def either(first: Text, second: Text) -> Text:
 
 
 def repeated(part: Text, least: int, most: int | None) -> Text:
-    """Return an expression of `least` to `most` times a part; None for any number."""
+    """Return an expression of `least` to `most` times a part; `most` is None without a limit."""
     if not part.text:
         return part
     signs: Mapping[tuple[int, int | None], str] = {(0, None): "*", (1, None): "+", (0, 1): "?"}

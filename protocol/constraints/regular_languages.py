@@ -1,6 +1,6 @@
 """Regular languages with intersection and complement, and their plain regular expressions.
 
-A language is a node of an interned graph, by its number. Its derivatives (Brzozowski's) are the
+A language is a node of an interned graph, given by its number. Its Brzozowski derivatives are the
 states of an automaton, and eliminating those states gives a plain expression. States, work and the
 expression's length are bounded.
 """
@@ -110,23 +110,23 @@ class Languages:
 
     def either(self, parts: Iterable[int]) -> int:
         """Return the union of languages."""
-        found = self._flat("either", parts) - {self.nothing}
-        if self.anything in found:
+        terms = self._flat("either", parts) - {self.nothing}
+        if self.anything in terms:
             return self.anything
-        if not found:
+        if not terms:
             return self.nothing
-        return found.pop() if len(found) == 1 else self._number(_Node("either", (*sorted(found),)))
+        return terms.pop() if len(terms) == 1 else self._number(_Node("either", (*sorted(terms),)))
 
     def both(self, parts: Iterable[int]) -> int:
         """Return the intersection of languages."""
-        found = self._flat("both", parts) - {self.anything}
-        if self.nothing in found:
+        terms = self._flat("both", parts) - {self.anything}
+        if self.nothing in terms:
             return self.nothing
-        if self.empty in found:
-            return self.empty if all(map(self.is_nullable, found)) else self.nothing
-        if not found:
+        if self.empty in terms:
+            return self.empty if all(map(self.is_nullable, terms)) else self.nothing
+        if not terms:
             return self.anything
-        return found.pop() if len(found) == 1 else self._number(_Node("both", (*sorted(found),)))
+        return terms.pop() if len(terms) == 1 else self._number(_Node("both", (*sorted(terms),)))
 
     def complement(self, part: int) -> int:
         """Return the language of all other texts."""
@@ -138,7 +138,7 @@ class Languages:
         return node.parts[0] if node.kind == "not" else self._number(_Node("not", (part,)))
 
     def repeat(self, part: int, least: int, most: int | None) -> int:
-        """Return the language of `least` to `most` texts in a row; None for any number."""
+        """Return the language of `least` to `most` texts in a row; None means any number."""
         if most == 0 or part in (self.empty, self.nothing):
             return self.nothing if part == self.nothing and least else self.empty
         if (least, most) == (1, 1):
@@ -165,23 +165,23 @@ class Languages:
         return node.parts if node.kind == "both" else (language,)
 
     def _flat(self, kind: str, parts: Iterable[int]) -> set[int]:
-        found: set[int] = set()
+        operands: set[int] = set()
         for part in parts:
             node = self._nodes[part]
-            found.update(node.parts if node.kind == kind else (part,))
-        return found
+            operands.update(node.parts if node.kind == kind else (part,))
+        return operands
 
     def is_nullable(self, language: int) -> bool:
         """Say whether the empty text is in a language."""
         return self._nullable[language]
 
     def derivative(self, language: int, char: int) -> int:
-        """Return what may follow a character at the beginning of a language's texts."""
+        """Return the language of the texts that follow a first character in a language."""
         key = (language, char)
         if key not in self._derivatives:
             self._work += 1
             if self._work > MAX_WORK:
-                raise TooComplex("takes too many steps")
+                raise TooComplex("needs too many steps")
             node = self._nodes[language]
             self._derivatives[key] = (
                 self.derivative(self._loops[language], char)
@@ -219,7 +219,7 @@ class Languages:
         """
         text = self._plain(language) or _Automaton(self, language).expression()
         if text is not None and len(text.text) > MAX_CHARS:
-            raise TooComplex(f"makes an expression of more than {MAX_CHARS:,} characters")
+            raise TooComplex(f"needs an expression of more than {MAX_CHARS:,} characters")
         return None if text is None else text.text
 
     def pattern(self, language: int) -> str | None:
@@ -233,7 +233,7 @@ class Languages:
         return None if text is None else f"^(?:{text})" + ("" if is_open else "$")
 
     def in_order(self, parts: Sequence[int]) -> int:
-        """Return the language of texts that follow each other, one of each part."""
+        """Return the language of texts that follow each other, one from each part."""
         language = self.empty
         for part in reversed(parts):
             language = self.cat(part, language)
@@ -257,7 +257,7 @@ class Languages:
         return reduce(joined if node.kind == "cat" else either, texts)
 
     def classes(self, language: int) -> list[CharSet]:
-        """Return sets of characters that a language's texts do not tell apart."""
+        """Return the sets of characters that a language's texts do not distinguish."""
         charsets = {self._nodes[part].charset for part in self._reachable(language)} - {()}
         if sum(map(len, charsets)) > MAX_RANGES:
             raise TooComplex(f"has more than {MAX_RANGES:,} ranges of characters")
@@ -280,7 +280,7 @@ class Languages:
 
 
 class _Automaton:
-    """The minimal automaton of a language, without states from which no text ends."""
+    """The minimal automaton of a language, without states that cannot reach an end."""
 
     def __init__(self, languages: Languages, language: int) -> None:
         self._classes = languages.classes(language)
@@ -290,7 +290,7 @@ class _Automaton:
             targets = [languages.derivative(state, charset[0][0]) for charset in self._classes]
             steps.append([states.setdefault(target, len(states)) for target in targets])
             if len(states) > MAX_STATES:
-                raise TooComplex(f"takes more than {MAX_STATES} states")
+                raise TooComplex(f"needs more than {MAX_STATES} states")
         self._ends = [languages.is_nullable(state) for state in states]
         self._steps = steps
 
@@ -378,12 +378,12 @@ def _eliminated(edges: Mapping[tuple[int, int], Text], states: set[int]) -> Text
             del into[other][state]
         del into[state], out[state]
         if sum(len(text.text) for ways in out.values() for text in ways.values()) > 4 * MAX_CHARS:
-            raise TooComplex(f"makes an expression of more than {MAX_CHARS:,} characters")
+            raise TooComplex(f"needs an expression of more than {MAX_CHARS:,} characters")
     return out[_START][_END]
 
 
 def _cost(into: Mapping[int, Text], out: Mapping[int, Text], state: int) -> int:
-    """Return about how much text the elimination of a state adds."""
+    """Return the approximate length of text that eliminating a state adds."""
     before = [len(text.text) for one, text in into.items() if one != state]
     after = [len(text.text) for other, text in out.items() if other != state]
     loop = len(out[state].text) if state in out else 0

@@ -1,7 +1,7 @@
 """Structured outputs: the fields of OpenAI, vLLM, SGLang and llama.cpp, parsed to one value.
 
 The checks here need no model: a body has at most one constraint, its form and size are allowed,
-and its JSON schema has only what is served.
+and its JSON schema is supported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_CHOICES = 10_000
 _MAX_CACHED_CHARS = 32_768
 
 # Whitespace allowed between the tokens of a JSON text: enough for any printer's layout, and
-# bounded, so that a model cannot write whitespace without end.
+# bounded, so that a model cannot write endless whitespace.
 JSON_WHITESPACE = r" |\r?\n[ \t]{0,40}"
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "grammar", "structural_tag"]
@@ -45,7 +45,7 @@ Kind = Literal["json_schema", "regex", "choice", "lark", "grammar", "structural_
 def json_layout(whitespace: str) -> dict[str, object]:
     """Return llguidance's options for a schema whose every `oneOf` is equivalent to an `anyOf`.
 
-    The regex `whitespace` matches what may separate tokens of the JSON; "" allows nothing.
+    The regex `whitespace` matches the text between tokens of the JSON; "" allows none.
     """
     layout = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     return {**layout, "coerce_one_of": True}
@@ -56,10 +56,10 @@ class OutputConstraint:
     """Constraint on an output: its `kind`, its `source`, and the request field `param` it is from.
 
     The source of `json_schema` is a schema as JSON; of `choice` a JSON list of texts; of `lark` a
-    grammar as llguidance's Lark; of `grammar` that, or a grammar as GBNF, which other servers call
-    EBNF; of `structural_tag` a tree of formats as JSON. The regex `whitespace` matches what may
-    separate the tokens of a JSON text, "" for nothing. `sent` is a schema as it was sent, `notes`
-    name its parts that have no effect.
+    grammar in llguidance's Lark; of `grammar` that, or a grammar in GBNF, which other servers call
+    EBNF; of `structural_tag` a tree of formats as JSON. The regex `whitespace` matches the text
+    between the tokens of a JSON text, "" for none. `sent` is the schema as it was sent, `notes`
+    lists its parts that have no effect.
     """
 
     kind: Kind
@@ -77,7 +77,7 @@ class OutputConstraint:
         )
 
 
-# Fields that need a compiled automaton: constraints, tool calls held to their schemas, and stop
+# Fields that need a compiled automaton: constraints, tool calls with enforced schemas, and stop
 # regexes.
 _COMPILED = (
     "response_format",
@@ -97,7 +97,7 @@ _COMPILED = (
 
 
 def asks_for_automaton(body: Mapping[str, Any]) -> bool:
-    """Say whether a body may need a grammar that takes long to compile, even a small body."""
+    """Say whether a body may need a grammar that takes long to compile, even for a small body."""
     return any(body.get(name) is not None for name in _COMPILED)
 
 
@@ -117,7 +117,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's `response_format`; a `schema` beside `json_object` is llama.cpp's.
+    """OpenAI's `response_format`; a `schema` with `json_object` is llama.cpp's extension.
 
     Any extra fields are those of a structural tag.
     """
@@ -178,7 +178,7 @@ class ConstrainedRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _parse_constraint(self) -> Self:
-        """Parse the constraint; refuse a second one, and one that is not served."""
+        """Parse the constraint; refuse a second one or an unsupported one."""
         constraints = [
             *_from_response_format(self.response_format),
             *_from_structured_outputs(self.structured_outputs),
@@ -202,44 +202,46 @@ class ConstrainedRequest(GenerationRequest):
             # Some clients send one constraint under both its old and its new name.
             elif not self._constraint.is_same_form(found):
                 raise RequestError(
-                    f"`{self._constraint.param}` and `{found.param}` exclude each other: an output"
-                    " is held to one of them.",
+                    f"`{self._constraint.param}` and `{found.param}` cannot be used together: an"
+                    " output has only one constraint.",
                     param=found.param,
                 )
         return self
 
 
-def _from_response_format(said: ResponseFormat | None) -> Iterator[OutputConstraint]:
-    if said is None or said.type == "text":
+def _from_response_format(fields: ResponseFormat | None) -> Iterator[OutputConstraint]:
+    if fields is None or fields.type == "text":
         return
-    if said.type == "json_object":
-        schema = {"type": "object"} if said.schema_ is None else said.schema_
-        param = "response_format" if said.schema_ is None else "response_format.schema"
+    if fields.type == "json_object":
+        schema = {"type": "object"} if fields.schema_ is None else fields.schema_
+        param = "response_format" if fields.schema_ is None else "response_format.schema"
         yield from _parse_field("json_schema", schema, param)
         return
-    if said.type == "structural_tag":
-        yield from _parse_field("structural_tag", said.model_extra, "response_format")
+    if fields.type == "structural_tag":
+        yield from _parse_field("structural_tag", fields.model_extra, "response_format")
         return
     param = "response_format.json_schema"
-    if said.json_schema is None or said.json_schema.schema_ is None:
-        missing = param if said.json_schema is None else f"{param}.schema"
+    if fields.json_schema is None or fields.json_schema.schema_ is None:
+        missing = param if fields.json_schema is None else f"{param}.schema"
         raise RequestError(f"`{missing}` is required.", param=missing)
-    rules = SchemaRules(is_strict=bool(said.json_schema.strict))
-    yield from _parse_field("json_schema", said.json_schema.schema_, f"{param}.schema", rules)
+    rules = SchemaRules(is_strict=bool(fields.json_schema.strict))
+    yield from _parse_field("json_schema", fields.json_schema.schema_, f"{param}.schema", rules)
 
 
-def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputConstraint]:
-    if said is None:
+def _from_structured_outputs(fields: StructuredOutputs | None) -> Iterator[OutputConstraint]:
+    if fields is None:
         return
-    whitespace = "" if said.disable_any_whitespace else said.whitespace_pattern or JSON_WHITESPACE
-    any_object = {"type": "object"} if said.json_object else None
+    whitespace = (
+        "" if fields.disable_any_whitespace else fields.whitespace_pattern or JSON_WHITESPACE
+    )
+    any_object = {"type": "object"} if fields.json_object else None
     for kind, source, name in (
-        ("json_schema", said.json_, "json"),
-        ("regex", said.regex, "regex"),
-        ("choice", said.choice, "choice"),
-        ("grammar", said.grammar, "grammar"),
+        ("json_schema", fields.json_, "json"),
+        ("regex", fields.regex, "regex"),
+        ("choice", fields.choice, "choice"),
+        ("grammar", fields.grammar, "grammar"),
         ("json_schema", any_object, "json_object"),
-        ("structural_tag", said.structural_tag, "structural_tag"),
+        ("structural_tag", fields.structural_tag, "structural_tag"),
     ):
         for constraint in _parse_field(kind, source, f"structured_outputs.{name}"):  # type: ignore[arg-type]
             yield replace(constraint, whitespace=whitespace)
@@ -248,7 +250,7 @@ def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputC
 def _parse_field(
     kind: Kind, source: object, param: str, rules: SchemaRules | None = None
 ) -> Iterator[OutputConstraint]:
-    """Yield a field's constraint, if it has one; raises `RequestError` if it is not served."""
+    """Yield a field's constraint, if it has one; raises `RequestError` if it is not supported."""
     if source is None:
         return
     notes: tuple[str, ...] = ()
@@ -277,7 +279,7 @@ def _parse_field(
 
 def _check_regex(pattern: str, param: str) -> None:
     if has_open_escape(pattern):
-        raise RequestError(f"`{param}` ends in a backslash that escapes nothing.", param=param)
+        raise RequestError(f"`{param}` ends in an unescaped backslash.", param=param)
     _check_size(pattern, param)
     try:
         if looks_around(pattern):
@@ -291,7 +293,7 @@ def _check_regex(pattern: str, param: str) -> None:
 def _schema_text(source: object, param: str, rules: SchemaRules) -> tuple[str, tuple[str, ...]]:
     """Return the enforced schema as JSON, and notes on it.
 
-    The schema that rows of a file share is parsed once.
+    The schema that rows of a file share is parsed only once.
     """
     text: str | None
     try:
@@ -319,7 +321,7 @@ def _parsed_schema_text(
 def _check_size(text: str, param: str) -> None:
     if len(text) > MAX_SOURCE_CHARS:
         raise RequestError(
-            f"`{param}` has {len(text):,} characters; at most {MAX_SOURCE_CHARS:,} are served.",
+            f"`{param}` has {len(text):,} characters; the limit is {MAX_SOURCE_CHARS:,}.",
             param=param,
         )
 
@@ -332,7 +334,7 @@ def _value(source: object, param: str) -> object:
     try:
         return json.loads(source)
     except (ValueError, RecursionError) as exc:
-        raise RequestError(f"`{param}` is no JSON: {exc}.", param=param) from None
+        raise RequestError(f"`{param}` is not valid JSON: {exc}.", param=param) from None
 
 
 def _json(value: object, param: str) -> str:
@@ -342,13 +344,13 @@ def _json(value: object, param: str) -> str:
     except RecursionError:
         raise RequestError(f"`{param}` is nested too deeply.", param=param) from None
     except ValueError as exc:
-        raise RequestError(f"`{param}` cannot be told as JSON: {exc}.", param=param) from None
+        raise RequestError(f"`{param}` cannot be written as JSON: {exc}.", param=param) from None
     return text
 
 
 def _choices(texts: list[str], param: str) -> str:
     if not texts or "" in texts:
-        raise RequestError(f"`{param}` must hold texts, and none that is empty.", param=param)
+        raise RequestError(f"`{param}` must contain only non-empty strings.", param=param)
     if len(texts) > MAX_CHOICES:
-        raise RequestError(f"`{param}` must not hold more than {MAX_CHOICES:,}.", param=param)
+        raise RequestError(f"`{param}` must not have more than {MAX_CHOICES:,} items.", param=param)
     return _json(list(dict.fromkeys(texts)), param)

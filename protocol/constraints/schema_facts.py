@@ -14,7 +14,7 @@ from urllib.parse import unquote
 MAX_WORK = 12_000
 _MAX_DEPTH = 40
 _MAX_VALUES = 4_096  # in one set
-_MAX_POSITIONS = 16  # of arrays, whose items are compared one by one
+_MAX_POSITIONS = 16  # in arrays, whose items are compared one by one
 _FINITE = {"null": frozenset([None]), "boolean": frozenset([True, False])}
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _LIMITS = {
@@ -34,10 +34,10 @@ Schema = Any
 class Fact:
     """Facts of the values of one type.
 
-    `values` are all possible scalars, None for any. A number, length or count is from `low` to
-    `high`; the second item of each is 1 or -1 if the bound is exclusive. `required` are the names
-    (in arrays, the indices) that every value has; `members` are the schemas of members by name, and
-    `rest` is that of all others. `is_free` is set for a string that may be any text.
+    `values` are all possible scalars, None for any. A number, length or count is between `low` and
+    `high`; the second item of each is 1 or -1 if the bound is exclusive. `required` has the names
+    (in arrays, the indices) that every value has; `members` has the schemas of members by name, and
+    `rest` the schema of all others. `is_free` is set for a string that may be any text.
     """
 
     values: frozenset[Any] | None = None
@@ -54,7 +54,7 @@ class Fact:
 
 
 Facts = Mapping[str, Fact]
-"""Facts of a schema's values by type; a missing type is not allowed."""
+"""Facts of a schema's values by type; types that are missing are not allowed."""
 
 ANYTHING: Facts = {kind: Fact(values=_FINITE.get(kind)) for kind in _TYPES}
 
@@ -192,7 +192,7 @@ class SchemaFacts:
         )
 
     def _values(self, facts: Sequence[Fact], *, of_all: bool) -> frozenset[Any] | None:
-        """Return the intersection or the union of the values; sets too large are left out."""
+        """Return the intersection or the union of the values, or None if a set is too large."""
         known = {id(fact.values): fact.values for fact in facts if fact.values is not None}
         sets = [*known.values()]
         if not of_all and any(fact.values is None for fact in facts):

@@ -1,4 +1,4 @@
-"""JSON schemas: the enforceable part of one for constrained decoding; the rest is refused.
+"""JSON schemas: extracts the enforceable part for constrained decoding, and refuses the rest.
 
 The dialect is JSON Schema 2020-12, with equivalent keywords of older drafts.
 """
@@ -29,7 +29,7 @@ MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
 MAX_LOOK_AHEADS = 32
 _MAX_NOTES = 5
-_MAX_COPIED_CHARS = 2**18  # of schemas of values, one for each name
+_MAX_COPIED_CHARS = 2**18  # limit for copies of schemas of values, one for each name
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(
     ["items", "additionalProperties", "additionalItems", "unevaluatedProperties"]
@@ -50,7 +50,7 @@ _REMARKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """Schema rules: `is_strict` as OpenAI's strict mode, which refuses unknown keywords."""
+    """Schema rules: `is_strict` is OpenAI's strict mode, which refuses unknown keywords."""
 
     is_strict: bool = False
 
@@ -58,9 +58,9 @@ class SchemaRules:
 def served_schema(
     schema: object, param: str, rules: SchemaRules, notes: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the schema to enforce: all of it except annotations, its objects closed.
+    """Return the schema to enforce: without annotations, and with closed objects.
 
-    Parts that have no effect, although users may expect one, are added to `notes`.
+    `notes` gets the parts that have no effect although users may expect one.
     Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
     enforced or is invalid.
     """
@@ -70,7 +70,7 @@ def served_schema(
         notes += reading.notes
     if isinstance(served, bool):
         if not served:
-            raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
+            raise RequestError(f"`{param}` is false, which allows no value.", param=param)
         return {}
     reading.check_choices(served)
     reading.close_objects(served)
@@ -110,7 +110,7 @@ class _Reading:
         if not isinstance(schema, dict):
             raise self.error(place, f"must be an object or a boolean; got {short_repr(schema)}")
         if depth > MAX_DEPTH:
-            raise self.error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
+            raise self.error(place, f"is nested too deeply: the limit is {MAX_DEPTH} levels")
         served: dict[str, Any] = {}
         idle = frozenset() if _REFUSED.isdisjoint(schema) else _IDLE.find(schema)
         for keyword, value in schema.items():
@@ -124,12 +124,12 @@ class _Reading:
         return served
 
     def _hold(self, served: dict[str, Any], place: str) -> None:
-        """Bring keywords that depend on others into a form that can be enforced."""
+        """Convert keywords that depend on others to a form that can be enforced."""
         self.multiplies |= not MULTIPLYING.isdisjoint(served)
-        # Names that no schema lists may repeat, so that counting them is not enough.
+        # `required` may repeat listed names, so counting them is not enough.
         least = served.get("minProperties", 0)
         if least > 1 and len(set(served.get("required", ()))) < least:
-            raise self.error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
+            raise self.error(f"{place}/minProperties", "above 1 with `required` is not supported")
         if "oneOf" in served:
             self._choices.append((place, served))
         self._has_bases |= bool(place) and ("$id" in served or "id" in served)
@@ -140,7 +140,7 @@ class _Reading:
             self._hold_range(served, place)
 
     def _note_format(self, schema: Mapping[str, Any], place: str) -> None:
-        """Note a format of strings that is not enforced."""
+        """Add a note on a string format that is not enforced."""
         name = schema.get("format", "date")
         kinds = schema.get("type", "string")
         if name not in FORMATS and "string" in kinds and len(self.notes) < _MAX_NOTES:
@@ -152,40 +152,41 @@ class _Reading:
     def check_choices(self, root: dict[str, Any]) -> None:
         """Refuse a `oneOf` with overlapping schemas: a grammar can only express `anyOf`.
 
-        References are not resolved if parts of the schema have an `$id` of their own.
+        References are not resolved if parts of the schema have their own `$id`.
         """
         disjointness = Disjointness(root, resolves=not self._has_bases)
-        found = []
+        proved = []
         for place, schema in self._choices:
             try:
-                found.append((schema, disjointness.disjoint(schema)))
+                proved.append((schema, disjointness.disjoint(schema)))
             except Overlap as exc:
                 words = (
-                    f"cannot be held to, as a value may satisfy both {exc.first} and {exc.second}"
-                    " of it: give each a required property with a `const` of its own, or"
+                    f"is not supported, because a value may satisfy both {exc.first} and"
+                    f" {exc.second} of it: give each a required property with a different `const`,"
+                    " or"
                 )
                 if disjointness.is_exhausted:
-                    words = "holds more than is compared, schema by schema:"
-                helps = "write `anyOf` where any of them will do"
+                    words = "has too many schemas to compare:"
+                helps = "use `anyOf` if any match is enough"
                 raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
-        for schema, ways in found:
+        for schema, ways in proved:
             schema["oneOf"] = ways
         disjointness.fill()
 
     def close_objects(self, root: dict[str, Any]) -> None:
-        """Close the objects, which does not help to tell the schemas of a `oneOf` apart."""
+        """Close the objects, after `oneOf` has been checked without it."""
         for place in self._rests.values():
             if self._has_unevaluated_names:
-                raise self.error(place, "cannot be held to where `propertyNames` lists names")
+                raise self.error(place, "is not supported if `propertyNames` lists names")
         try:
             close_objects(root, resolves=not self._has_bases, places=self._rests)
         except Unclosable as exc:
             raise self.error(
-                exc.place, "cannot be held to with several choices, or known values, next to it"
+                exc.place, "is not supported next to several choices or known values"
             ) from None
 
     def _settle_rest(self, served: dict[str, Any], place: str) -> None:
-        """Drop an `unevaluatedProperties` that adds nothing; keep the place of any other."""
+        """Drop an `unevaluatedProperties` that has no effect; keep the place of any other."""
         rest = served.get("unevaluatedProperties")
         if rest is None:
             return
@@ -197,7 +198,7 @@ class _Reading:
             self._rests[id(served)] = f"{place}/unevaluatedProperties"
 
     def _hold_look_ahead(self, served: dict[str, Any], place: str) -> None:
-        """Write a pattern with look-ahead as plain patterns, all of which must match."""
+        """Rewrite a pattern with look-ahead as plain patterns, all of which must match."""
         if "pattern" not in served:
             return
         first, *others = self._plain(served["pattern"], f"{place}/pattern", plain_patterns)
@@ -208,7 +209,7 @@ class _Reading:
     def _plain(
         self, pattern: str, place: str, write: Callable[[str], tuple[str, ...]]
     ) -> tuple[str, ...]:
-        """Return a pattern without look-ahead, as `write` writes it."""
+        """Return a pattern without look-ahead, as written by `write`."""
         try:
             if not looks_around(pattern):
                 return (pattern,)
@@ -218,12 +219,12 @@ class _Reading:
         self._look_aheads.add(pattern)
         if len(self._look_aheads) > MAX_LOOK_AHEADS:
             raise self.error(
-                place, f"is one of more than {MAX_LOOK_AHEADS} with look-ahead: too many"
+                place, f"is one of more than {MAX_LOOK_AHEADS} patterns with look-ahead: too many"
             )
         return written
 
     def _hold_names(self, served: dict[str, Any], names: object, place: str) -> None:
-        """Express names of properties by the properties themselves, or by a pattern of names."""
+        """Express property names by the properties themselves, or by a pattern of names."""
         if isinstance(names, dict) and isinstance(names.get("$ref"), str):
             names = resolved(self._root, names["$ref"])
         found = names if isinstance(names, dict) else {}
@@ -232,7 +233,7 @@ class _Reading:
         rest = served.get("additionalProperties", True)
         self._has_unevaluated_names |= "additionalProperties" not in served
         if found.get("type", "string") != "string":
-            raise self.error(place, "is a keyword that cannot be held to")
+            raise self.error(place, "is not supported in JSON schemas")
         if keywords in ({"enum"}, {"const"}) and isinstance(values, list):
             listed = served.get("properties", {})
             known = [name for name in listed if name in values]
@@ -241,14 +242,14 @@ class _Reading:
             self._num_copied += len(json.dumps(rest)) * len(known)
             is_large = len(known) > MAX_PROPERTIES or self._num_copied > _MAX_COPIED_CHARS
             if "patternProperties" in served or is_large:
-                raise self.error(place, "cannot be held to with so many names, or patterns of them")
+                raise self.error(place, "is not supported with many names or name patterns")
         elif keywords == {"pattern"} and served.keys().isdisjoint(KINDS):
             pattern = found["pattern"]
             self._keyword("pattern", pattern, f"{place}/pattern", 0)
             plain = self._plain(pattern, f"{place}/pattern", plain_pattern)
             served["patternProperties"] = dict.fromkeys(plain, rest)
         else:
-            raise self.error(place, "is a keyword that cannot be held to")
+            raise self.error(place, "is not supported in JSON schemas")
         served["additionalProperties"] = False
 
     def _hold_range(self, served: dict[str, Any], place: str) -> None:
@@ -276,9 +277,9 @@ class _Reading:
                 raise self.error(place, f"must be {wanted}; got {short_repr(value)}")
             return self._checked(keyword, value, place)
         if keyword in _REFUSED and keyword != "propertyNames":
-            raise self.error(place, "is a keyword that cannot be held to")
+            raise self.error(place, "is not supported in JSON schemas")
         if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
-            raise self.error(place, "is an unknown keyword, which `strict` does not take")
+            raise self.error(place, "is an unknown keyword, which `strict` does not allow")
         return {}
 
     def _schemas(self, values: object, place: str, depth: int) -> list[dict[str, Any] | bool]:
@@ -292,10 +293,10 @@ class _Reading:
         if not isinstance(values, dict):
             raise self.error(place, f"must be an object of schemas; got {short_repr(values)}")
         if len(values) > MAX_PROPERTIES:
-            raise self.error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
+            raise self.error(place, f"has more than {MAX_PROPERTIES:,} items: too many")
         has_patterns = place.endswith("/patternProperties")
         if has_patterns and any(map(has_open_escape, values)):
-            raise self.error(place, "has a name that ends in a backslash, which escapes nothing")
+            raise self.error(place, "has a name that ends in an unescaped backslash")
         return {
             held: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
             for name, one in values.items()
@@ -303,7 +304,7 @@ class _Reading:
         }
 
     def _held_name(self, name: str, place: str, *, is_pattern: bool) -> tuple[str, ...]:
-        """Return a name of a member, or a pattern of names without look-ahead."""
+        """Return a member's name, or a name pattern without look-ahead."""
         if not is_pattern:
             return (name,)
         return self._plain(name, f"{place}/{_escaped(name)}", plain_pattern)
@@ -315,17 +316,19 @@ class _Reading:
         if keyword == "format" and value not in FORMATS:
             return {}
         if keyword == "required" and len(value) > MAX_PROPERTIES:
-            raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")
+            raise self.error(place, f"lists more than {MAX_PROPERTIES:,} names: too many")
         if keyword == "pattern" and len(value) > MAX_PATTERN_CHARS:
             raise self.error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
         if keyword == "pattern" and has_open_escape(value):
-            raise self.error(place, "ends in a backslash that escapes nothing")
+            raise self.error(place, "ends in an unescaped backslash")
         if keyword == "$ref":
             self._num_references += 1
             if not value.startswith("#"):
-                raise self.error(place, f"must lie in the schema itself; got {short_repr(value)}")
+                raise self.error(place, f"must refer to the schema itself; got {short_repr(value)}")
             if self._num_references > MAX_REFERENCES:
-                raise self.error(place, f"is one of more than {MAX_REFERENCES:,}: too many")
+                raise self.error(
+                    place, f"is one of more than {MAX_REFERENCES:,} references: too many"
+                )
         return {keyword: value}
 
     def error(self, place: str, words: str) -> RequestError:
@@ -375,7 +378,7 @@ def _is_anything(value: object) -> bool:
 
 _Check = tuple[str, Callable[[object], bool]]
 _NUMBER: _Check = ("a number", _is_number)
-_COUNT: _Check = ("a whole number, 0 or more", _is_count)
+_COUNT: _Check = ("an integer of at least 0", _is_count)
 _TEXT: _Check = ("a string", _is_text)
 # Keywords that constrain a value, and the type that each requires.
 _CHECKS: Mapping[str, _Check] = {

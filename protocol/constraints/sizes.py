@@ -1,4 +1,4 @@
-"""Automaton sizes of a constraint: parts that are joined multiply, within one budget."""
+"""Automaton sizes of a constraint: joined parts multiply, within one budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PATTERN_PROPERTIES = 64
 MAX_COPIED_SCHEMAS = 20_000
 MAX_MERGED_MEMBERS = 50_000
 # Product of the lengths of patterns at one place: the cost of a search step grows with it.
-# An alternative beside them is searched separately, at the cost of `_ALTERNATIVE_STEPS` steps.
+# An alternative to them is searched separately, at the cost of `_ALTERNATIVE_STEPS` steps.
 MAX_PRODUCT = 3 * 10**7
 
 ENDLESS = 10**30
@@ -43,10 +43,10 @@ Key = tuple[str, str | int | None]
 class Size:
     """Upper bounds of the constraints on one value.
 
-    `patterns` is their number, `chars` the product of their lengths, `states` that of automata of
-    multiples, `keys` the number of pattern properties, which are compared pairwise. `places` counts
-    places with patterns or multiples, `alternatives` those of the value, `schemas` all schemas.
-    `members` have sizes of their own; those of `ways` (a union) are merged when it is joined.
+    `patterns` is their number, `chars` the product of their lengths, `states` those of the automata
+    of multiples, `keys` the number of pattern properties, which are compared pairwise. `places`
+    counts places with patterns or multiples, `alternatives` those of the value, `schemas` all.
+    `members` have separate sizes; those of `ways` (a union) are merged when it is joined.
     """
 
     patterns: int = 0
@@ -112,8 +112,8 @@ class Budget:
             most = MAX_STATES if is_one else MAX_ALL_STATES
             raise TooLarge(
                 f"makes {'an automaton' if is_one else 'automata'} of about"
-                f" {min(num_states if is_one else self._states, ENDLESS):,} states, as"
-                f" `multipleOf` takes one for each remainder; at most {most:,} are served",
+                f" {min(num_states if is_one else self._states, ENDLESS):,} states, because"
+                f" `multipleOf` needs one per remainder; the limit is {most:,}",
                 place,
             )
 
@@ -140,8 +140,8 @@ class Budget:
         """Add patterns joined at one place; raises `TooLarge` above the bounds."""
         if size.patterns > MAX_JOINED_PATTERNS:
             raise TooLarge(
-                f"joins {size.patterns:,} patterns at one place; at most"
-                f" {MAX_JOINED_PATTERNS} are served: write them as one",
+                f"joins {size.patterns:,} patterns at one place; the limit is"
+                f" {MAX_JOINED_PATTERNS}: combine them",
                 place,
             )
         self._product += size.chars * size.places
@@ -150,7 +150,7 @@ class Budget:
         if self._product > MAX_PRODUCT:
             raise TooLarge(
                 "joins patterns, or values with patterns, whose lengths multiply to more than"
-                f" {MAX_PRODUCT:,}: shorten them, or write them as one",
+                f" {MAX_PRODUCT:,}: shorten or combine them",
                 place,
             )
 
@@ -191,15 +191,15 @@ class Joining:
         A name that one size does not list belongs to its REST or to its PATTERNS.
         """
         if depth > _MAX_MERGED_DEPTH:
-            words = f"joins schemas that lie in more than {_MAX_MERGED_DEPTH} others: too deep"
+            words = f"joins schemas nested more than {_MAX_MERGED_DEPTH} levels deep"
             raise TooLarge(words, self.place)
         parts = [self._listed(size) for size in sizes]
-        found: dict[Key, list[Size]] = {}
+        by_key: dict[Key, list[Size]] = {}
         for part in parts:
             for key, size in part.items():
-                found.setdefault(key, []).append(size)
+                by_key.setdefault(key, []).append(size)
         rests = [part for part in parts if any(name in _UNNAMED for _, name in part)]
-        for (kind, name), members in found.items():
+        for (kind, name), members in by_key.items():
             self.budget.add_merged(len(members) + len(rests), self.place)
             if name is not REST:
                 members += [
@@ -209,30 +209,30 @@ class Joining:
                 ]
             if name not in _UNNAMED:
                 members += [part[kind, PATTERNS] for part in rests if (kind, PATTERNS) in part]
-        return {key: self.joined(members, depth + 1) for key, members in found.items()}
+        return {key: self.joined(members, depth + 1) for key, members in by_key.items()}
 
     def _listed(self, size: Size) -> Mapping[Key, Size]:
         """Return the members of a size, those of its ways merged."""
         if not size.ways:
             return size.members
-        found: dict[Key, list[Size]] = {}
+        by_key: dict[Key, list[Size]] = {}
         waiting, seen = [size], {id(size)}
         while waiting:
             way = waiting.pop()
             self.budget.add_merged(1 + len(way.members), self.place)
             for key, member in way.members.items():
-                found.setdefault(key, []).append(member)
+                by_key.setdefault(key, []).append(member)
             waiting += [one for one in way.ways if id(one) not in seen]
             seen.update(map(id, way.ways))
-        return {key: either(members) for key, members in found.items()}
+        return {key: either(members) for key, members in by_key.items()}
 
 
 def check_keys(num_keys: int, place: str) -> None:
     """Raise `TooLarge` for too many pattern properties, which are compared pairwise."""
     if num_keys > MAX_PATTERN_PROPERTIES:
         raise TooLarge(
-            f"joins {num_keys:,} `patternProperties` at one place; at most"
-            f" {MAX_PATTERN_PROPERTIES} are served",
+            f"joins {num_keys:,} `patternProperties` at one place; the limit is"
+            f" {MAX_PATTERN_PROPERTIES}",
             place,
         )
 

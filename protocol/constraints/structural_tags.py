@@ -1,4 +1,4 @@
-"""Structural tags: free text with parts of a given form, as in SGLang, vLLM and XGrammar.
+"""Structural tags: free text with parts in a given format, as in SGLang, vLLM and XGrammar.
 
 Both of their forms are parsed to one tree of formats, each an object with a `type`.
 """
@@ -48,7 +48,7 @@ class _Reading:
         }
 
     def of_structures(self, tag: _Node) -> _Node:
-        """Return the tree of the older form: structures (begin, schema, end) and triggers."""
+        """Return the tree for the older form: structures (begin, schema, end) and triggers."""
         tags = [
             {
                 "type": "tag",
@@ -95,7 +95,7 @@ class _Reading:
     def _regex(self, node: _Node, place: str) -> _Node:
         pattern = self._text(node, "pattern", place)
         if has_open_escape(pattern):
-            self._fail(f"{place}/pattern", "ends in a backslash that escapes nothing")
+            self._fail(f"{place}/pattern", "ends in an unescaped backslash")
         try:
             if looks_around(pattern):
                 plain_texts(pattern)
@@ -105,7 +105,7 @@ class _Reading:
 
     def _any_text(self, node: _Node, place: str) -> _Node:
         if node.get("excludes"):
-            self._fail(f"{place}/excludes", "cannot be held to")
+            self._fail(f"{place}/excludes", "is not supported")
         return {}
 
     def _elements(self, node: _Node, place: str) -> _Node:
@@ -137,11 +137,11 @@ class _Reading:
         if not isinstance(triggers, list) or not triggers:
             self._fail(f"{place}/triggers", "must be a list of strings")
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            self._fail(f"{place}/triggers", "must hold strings, and none that is empty")
+            self._fail(f"{place}/triggers", "must contain only non-empty strings")
         served = self._tags(node, place)
         for i, tag in enumerate(served["tags"]):
             if not any(tag["begin"].startswith(trigger) for trigger in triggers):
-                self._fail(f"{place}/tags/{i}/begin", "begins with none of the triggers")
+                self._fail(f"{place}/tags/{i}/begin", "must start with one of the triggers")
         return {"triggers": triggers, **served}
 
     def _tags_with_separator(self, node: _Node, place: str) -> _Node:

@@ -47,8 +47,8 @@ from .upload import disk_full
 
 _BODY_READER: Final = BodyReader(2**20, 30.0)
 _OF_CLOUD: Final = {
-    **dict.fromkeys(("output_url", "error_url", "webhook_url"), "fetch the files from here"),
-    "max_cost": "this server knows no price",
+    **dict.fromkeys(("output_url", "error_url", "webhook_url"), "download the files instead"),
+    "max_cost": "a local server has no price",
 }
 
 
@@ -70,7 +70,7 @@ class BatchRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Create a batch of a file, or return the one with the same idempotency key."""
+        """Create a batch from a file, or return the one with the same idempotency key."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
         try:
@@ -89,12 +89,12 @@ class BatchRoutes:
         limit = int_param(request.query_params, "limit", 1, 100, 20)
         after = request.query_params.get("after")
         try:
-            found, has_more = await asyncio.to_thread(
+            page, has_more = await asyncio.to_thread(
                 lambda: self._store.batches.list(limit=limit, after=after)
             )
         except KeyError:
             raise not_found("batch", str(after), param="after") from None
-        shown = [self._runner.describe(stored) for stored in found]
+        shown = [self._runner.describe(stored) for stored in page]
         return json_response(make_page(BatchObject, shown, has_more=has_more))
 
     async def retrieve(self, request: Request) -> Response:
@@ -108,9 +108,8 @@ class BatchRoutes:
             await self._runner.cancel(stored.batch.id)
         except InvalidMove:
             now = (await self._stored(stored.batch.id)).batch
-            words = "has ended: it is" if now.is_terminal else "is"
             raise RequestError(
-                f"Batch {now.id} {words} {now.status}.", code="not_cancellable"
+                f"Batch {now.id} cannot be cancelled: it is {now.status}.", code="not_cancellable"
             ) from None
         return await self._respond(stored.batch.id)
 
@@ -119,7 +118,7 @@ class BatchRoutes:
         after_line = int_param(request.query_params, "after_line", 0, MAX_LINE, 0)
         limit = int_param(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
         batch = (await self._stored(request.path_params["batch_id"])).batch
-        # Read first, so that the page read next holds the rows of all these lines.
+        # Read before the page, so that the page has the rows of all these lines.
         through = self._runner.complete_through(batch.id)
         return await asyncio.to_thread(self._results, batch, after_line, limit, through)
 
@@ -151,7 +150,7 @@ class BatchRoutes:
         return json_response(self._runner.describe(await self._stored(batch_id)))
 
     def _create(self, parsed: BatchParams) -> Batch:
-        """Create the batch of a request, or find it; raises InvalidOption."""
+        """Create the batch of a request, or return the existing one; raises InvalidOption."""
         batch_id = batch_id_of_request(DROP_TENANT, parsed.idempotency_key or uuid4().hex)
         stored = self._store.batches.get(batch_id)
         made = stored.batch if stored is not None else self._create_batch(batch_id, parsed)
@@ -161,7 +160,7 @@ class BatchRoutes:
     def _create_batch(self, batch_id: str, parsed: BatchParams) -> Batch:
         now, file = int(time.time()), self._store.files.get(parsed.input_file_id)
         if file is None or not self._store.link_input(file.id, batch_id):
-            raise invalid_input_file("names no file that is there")
+            raise invalid_input_file("was not found")
         batch = Batch(
             id=batch_id,
             tenant=DROP_TENANT,
@@ -182,20 +181,20 @@ def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
     for name, instead in _OF_CLOUD.items():
         if fields[name] is not None:
             raise RequestError(
-                f"`{name}` is served by a deployment in the cloud only: {instead}.",
+                f"`{name}` is supported only by a cloud deployment: {instead}.",
                 param=name,
                 code="invalid_option",
             )
     if fields["input_file_id"].startswith(S3):
         raise RequestError(
-            "`input_file_id` must be the id of a file: this server reads no bucket.",
+            "`input_file_id` must be a file ID: a local server cannot read from S3.",
             param="input_file_id",
             code="invalid_option",
         )
     if key is not None:
         if fields["idempotency_key"] not in (None, key):
             raise RequestError(
-                "`idempotency_key` and the header `Idempotency-Key` are not the same.",
+                "`idempotency_key` and the `Idempotency-Key` header differ: send one of them.",
                 param="idempotency_key",
             )
         fields["idempotency_key"] = key

@@ -1,4 +1,4 @@
-"""Batch run: lines without a row go through the engine, finished rows become durable."""
+"""Batch run: sends lines without a row through the engine and makes finished rows durable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READ_LINES = 32
 
 
 class BatchRun:
-    """Runs one batch through the engine. Every reply carries `created`."""
+    """Runs one batch through the engine; every reply contains `created`."""
 
     def __init__(
         self, path: Path, rows: Rows, engine: Responder, in_flight: InFlightLimiter, created: int
@@ -48,7 +48,7 @@ class BatchRun:
 
     @property
     def complete_through(self) -> int:
-        """Return the last line up to which every line has its durable row, or never gets one."""
+        """Return the last line up to which every line has a durable row, or will never get one."""
         return next(iter(self._not_durable), self._last_line + 1) - 1
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class BatchRun:
         `flush` makes the rows finished by then durable. Raises EngineError, FormatError, OSError.
         """
         try:
-            # Closed here, even while a thread still reads from it.
+            # Closed on exit, even while a thread still reads from it.
             with open_input(self._path) as file:
                 await self._run_lines(lines_without_row(file, self._rows))
         except ExceptionGroup as exc:
@@ -65,7 +65,7 @@ class BatchRun:
 
     async def _run_lines(self, lines: Iterator[RawLine]) -> None:
         async with asyncio.TaskGroup() as group:
-            # In the thread, too: weighing a long line takes a while.
+            # In the thread too: weighing a long line takes a while.
             weighed = ((raw, _held_bytes(raw)) for raw in lines)
             while some := await asyncio.to_thread(list, islice(weighed, _READ_LINES)):
                 for raw, held in some:
@@ -102,7 +102,7 @@ class BatchRun:
             self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
 
     async def close(self) -> None:
-        """Discard finished rows that are not durable; none becomes durable from then on.
+        """Discard finished rows that are not durable, and accept no more.
 
         A task that outlives this run cannot write while the batch's next run does.
         """

@@ -57,8 +57,8 @@ class BatchTable:
 
     def get(self, batch_id: str) -> StoredBatch | None:
         """Return a batch, None where there is none."""
-        found = self._database.read(_BY_ID, batch_id)
-        return _stored(found[0]) if found else None
+        rows = self._database.read(_BY_ID, batch_id)
+        return _stored(rows[0]) if rows else None
 
     def list(self, *, limit: int, after: str | None = None) -> tuple[Sequence[StoredBatch], bool]:
         """Return a page of batches after `after`, newest first, and whether there are more.
@@ -71,13 +71,13 @@ class BatchTable:
             if stored is None:
                 raise KeyError(after)
             place = stored.place
-        found = self._database.read(
+        rows = self._database.read(
             "SELECT place, document, progress, rows_end FROM batches WHERE place < ?"
             " ORDER BY place DESC LIMIT ?",
             place,
             limit + 1,
         )
-        return [_stored(row) for row in found[:limit]], len(found) > limit
+        return [_stored(row) for row in rows[:limit]], len(rows) > limit
 
     def open_ids(self) -> Sequence[str]:
         """Return the ids of batches that are not terminal, oldest first."""

@@ -15,7 +15,7 @@ _VERSION = 1
 
 
 class Database:
-    """One connection, usable from any thread; a lock serialises calls."""
+    """One connection that any thread may use; a lock serialises calls."""
 
     def __init__(self, path: Path, schemas: Iterable[str]) -> None:
         """Open the file and create missing tables; raises FolderRefused."""
@@ -33,12 +33,14 @@ class Database:
                 self._connection.execute(f"PRAGMA user_version = {_VERSION}")
                 stack.pop_all()
         except sqlite3.Error as exc:
-            raise FolderRefused(f"{path} cannot be used: {exc}") from exc
+            raise FolderRefused(f"cannot open the database {path}: {exc}") from exc
 
     def _check_version(self, path: Path) -> None:
         [(version,)] = self._connection.execute("PRAGMA user_version").fetchall()
         if version not in (0, _VERSION):
-            raise FolderRefused(f"{path} was made by a newer version of this server")
+            raise FolderRefused(
+                f"{path} was written by a newer version: upgrade Tidemill, or use another folder"
+            )
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

@@ -1,4 +1,4 @@
-"""File routes: `/v1/files` holds inputs of batches and their results."""
+"""File routes: `/v1/files` stores batch inputs and results."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class FileRoutes:
     async def create(self, request: Request) -> Response:
         """Create a file from a multipart upload."""
         async with receive_form(request, self._store.folder, "file", self._max_file_bytes) as form:
-            made = _file_of(form)
-            await asyncio.to_thread(self._store.add_file, form.path, made)
-        return json_response(file_object(made))
+            new_file = _file_of(form)
+            await asyncio.to_thread(self._store.add_file, form.path, new_file)
+        return json_response(file_object(new_file))
 
     def list(self, request: Request) -> Response:
         """List the files, newest or oldest first."""
@@ -66,7 +66,7 @@ class FileRoutes:
         limit = int_param(params, "limit", 1, _MAX_LISTED, _MAX_LISTED)
         after = params.get("after")
         try:
-            found, has_more = self._store.files.list(
+            page, has_more = self._store.files.list(
                 limit=limit,
                 after=after,
                 order=choice_param(params, "order", _ORDERS, "desc"),
@@ -74,7 +74,7 @@ class FileRoutes:
             )
         except KeyError:
             raise not_found("file", str(after), param="after") from None
-        shown = [file_object(file) for file in found]
+        shown = [file_object(file) for file in page]
         return json_response(make_page(FileObject, shown, has_more=has_more))
 
     def retrieve(self, request: Request) -> Response:
@@ -82,7 +82,7 @@ class FileRoutes:
         return json_response(file_object(self._file(request)))
 
     def delete(self, request: Request) -> Response:
-        """Delete a file; batches that read it go on."""
+        """Delete a file; batches that use it continue."""
         file = self._file(request)
         self._store.files.delete(file.id)
         return json_response(FileDeleted(id=file.id))
@@ -93,7 +93,7 @@ class FileRoutes:
         path = self._store.folder.file(file.id)
         if not path.is_file():
             raise RequestError(
-                f"The bytes of {file.id} are no longer in the server's folder.",
+                f"The content of {file.id} is no longer in the server's data folder.",
                 code="content_gone",
                 status_code=410,
             )
@@ -113,7 +113,7 @@ def _file_of(form: ReceivedForm) -> File:
     for name, is_there in (("file", form.has_file), ("purpose", "purpose" in form.fields)):
         if not is_there:
             raise RequestError(
-                f"`{name}` is missing.", param=name, code="missing_required_parameter"
+                f"`{name}` is required.", param=name, code="missing_required_parameter"
             )
     with options_as_request_errors():
         purpose = check_purpose(form.fields["purpose"])
@@ -139,7 +139,7 @@ def _seconds_to_keep(fields: Mapping[str, Any]) -> int | None:
         return None
     if anchor != "created_at" or seconds is None:
         raise RequestError(
-            '`expires_after` needs `anchor`, which is "created_at", and `seconds`.',
+            '`expires_after` requires `anchor` ("created_at") and `seconds`.',
             param="expires_after",
         )
     return int_param(

@@ -60,8 +60,8 @@ class FileTable:
     def get(self, file_id: str) -> File | None:
         """Return a file, or None."""
         query = "SELECT document FROM files WHERE id = ? AND (expires IS NULL OR expires > ?)"
-        found = self._database.read(query, file_id, time.time())
-        return _FILE.validate_json(found[0][0]) if found else None
+        rows = self._database.read(query, file_id, time.time())
+        return _FILE.validate_json(rows[0][0]) if rows else None
 
     def list(
         self,
@@ -77,8 +77,8 @@ class FileTable:
         """
         if after is not None and self.get(after) is None:
             raise KeyError(after)
-        found = self._database.read(_LISTS[order], time.time(), purpose, after, limit + 1)
-        return [_FILE.validate_json(text) for (text,) in found[:limit]], len(found) > limit
+        rows = self._database.read(_LISTS[order], time.time(), purpose, after, limit + 1)
+        return [_FILE.validate_json(text) for (text,) in rows[:limit]], len(rows) > limit
 
     def delete(self, file_id: str) -> bool:
         """Delete the bytes and the record of a file; False when there is none."""

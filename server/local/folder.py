@@ -81,7 +81,7 @@ def lock_folder(root: Path) -> Iterator[Folder]:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise FolderRefused(f"{root} cannot be used for files: {exc.strerror}") from exc
+        raise FolderRefused(f"cannot create the data folder {root}: {exc.strerror}") from exc
     try:
         _acquire_lock(lock, root)
         # Partial uploads of an earlier server.
@@ -98,10 +98,10 @@ def _acquire_lock(lock: int, root: Path) -> None:
     except BlockingIOError:
         owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "?"
         raise FolderLocked(
-            f"{root} is held by another server (process {owner}): end it, or name another folder"
+            f"{root} is in use by another server (process {owner}): stop it, or use another folder"
         ) from None
     except OSError as exc:
-        raise FolderRefused(f"{root} cannot be held alone: {exc.strerror}") from exc
+        raise FolderRefused(f"cannot lock the data folder {root}: {exc.strerror}") from exc
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 

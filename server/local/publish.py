@@ -18,7 +18,7 @@ _FILLED_AT_ONCE = 1000
 
 
 def fill_expired(store: Store, batch: Batch) -> None:
-    """Write the `expired` row of each line that was not run in time; may be repeated."""
+    """Write the `expired` row of each line that did not run in time; may be repeated."""
     rows = store.rows_of(batch.id)
     rows.open()
     with open_input(store.input_path(batch.id)) as file:
@@ -32,7 +32,7 @@ def fill_expired(store: Store, batch: Batch) -> None:
 def publish(store: Store, batch: Batch, status: Status, now: float, **changes: object) -> Batch:
     """Create the result files of a batch, end it in this status, delete its work; repeatable.
 
-    Raises OSError, sqlite3.Error, and RowsGone for rows that are no longer there.
+    Raises OSError, sqlite3.Error, and RowsGone for missing rows.
     """
     rows = store.rows_of(batch.id)
     made = {

@@ -26,7 +26,7 @@ def int_param(params: Mapping[str, str], name: str, least: int, most: int, defau
         return default
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) or not least <= int(text) <= most:
         raise RequestError(
-            f"`{name}` must be a whole number from {least:,} to {most:,}.",
+            f"`{name}` must be an integer between {least:,} and {most:,}.",
             param=name,
             code="invalid_parameter",
         )
@@ -42,7 +42,7 @@ def choice_param(
         return default
     if text not in values:
         raise RequestError(
-            f"`{name}` must be {' or '.join(values)}.", param=name, code="invalid_parameter"
+            f"`{name}` must be one of {', '.join(values)}.", param=name, code="invalid_parameter"
         )
     return values[text]
 
@@ -50,7 +50,7 @@ def choice_param(
 def not_found(what: str, name: str, param: str | None = None) -> RequestError:
     """Return the 404 for an unknown id."""
     return RequestError(
-        f"There is no {what} {printable(name, _MAX_SHOWN_CHARS)}.",
+        f"No such {what}: {printable(name, _MAX_SHOWN_CHARS)}.",
         param=param,
         code=f"{what}_not_found",
         status_code=404,
@@ -63,9 +63,9 @@ def parse_model(kind: type[_ModelT], body: Mapping[str, object]) -> _ModelT:
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
-        found = exc.errors()[0]
-        where = ".".join(map(str, found["loc"]))[:_MAX_PARAM_CHARS]
-        message = f"`{where}`: {found['msg']}."
+        fault = exc.errors()[0]
+        where = ".".join(map(str, fault["loc"]))[:_MAX_PARAM_CHARS]
+        message = f"`{where}`: {fault['msg']}."
         raise RequestError(message, param=where, code="invalid_parameter") from exc
 
 

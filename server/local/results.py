@@ -17,7 +17,7 @@ from .files import FileTable
 from .folder import Folder
 from .rows import RowsGone, read_row
 
-# In one query, so that positions and status agree: rows move when a batch ends.
+# One query, so that positions and status agree: rows move when a batch ends.
 _BEHIND: Final = (
     "SELECT line, start, size, is_success, status FROM rows JOIN batches ON place = batch"
     " WHERE id = ? AND line > ? ORDER BY line LIMIT ?"
@@ -29,7 +29,7 @@ _ENDED: Final = (
 
 
 class RowPage(NamedTuple):
-    """Rows with their lines, and whether there are more behind them."""
+    """Rows with their line numbers, and whether more follow."""
 
     rows: Sequence[tuple[int, bytes]]
     has_more: bool
@@ -54,11 +54,11 @@ class Results:
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
-            pass  # the batch has ended meanwhile: its rows are in its files now
+            pass  # the batch has just ended: its rows are in its files now
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
-            raise RowsGone("The files of the batch are gone.") from None
+            raise RowsGone("The batch's result files have been deleted.") from None
 
     def delete_unpublished(self) -> None:
         """Delete the row positions of ended batches whose files are gone."""
@@ -71,14 +71,14 @@ class Results:
                     connection.execute("DELETE FROM rows WHERE batch = ?", (stored.place,))
 
     def _page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
-        found = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
-        if not found and not self._is_indexed(batch):
+        positions = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
+        if not positions and not self._is_indexed(batch):
             raise RowsGone("The rows of the batch are no longer listed.")
         rows: list[tuple[int, bytes]] = []
         room = MAX_BYTES
         with ExitStack() as stack:
             opened: dict[Path, int] = {}
-            for line, start, size, is_success, status in found[:limit]:
+            for line, start, size, is_success, status in positions[:limit]:
                 room -= size
                 if rows and room < 0:
                     break
@@ -86,7 +86,7 @@ class Results:
                 if path not in opened:
                     opened[path] = stack.enter_context(path.open("rb", buffering=0)).fileno()
                 rows.append((line, read_row(opened[path], start, size)))
-        return RowPage(rows, len(rows) < len(found))
+        return RowPage(rows, len(rows) < len(positions))
 
     def _path_of(self, batch: Batch, status: str, *, is_success: bool) -> Path:
         if status in OPEN:

@@ -1,7 +1,7 @@
 """Table of finished rows: their positions in each batch's file of rows.
 
-Rows arrive in any order. A row is durable, and counts, once the table has its position; bytes
-after the last position are of an unfinished write, and are cut off. When the batch has ended, the
+Rows arrive in any order. A row is durable, and counts, once its position is in the table. Bytes
+after the last position belong to an unfinished write and are cut off. When the batch has ended, the
 table holds the positions in its output and error files.
 """
 
@@ -60,21 +60,21 @@ class Rows:
         self._is_unsure = False  # whether the last write may have been committed
 
     def open(self) -> None:
-        """Cut off bytes that were written and never recorded; raises RowsGone."""
+        """Cut off bytes that were written but never recorded; raises RowsGone."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size < self._end:
             raise RowsGone(
-                f"The file of the batch's finished rows had {self._end:,} bytes and has {size:,}: "
-                "somebody has changed the server's folder."
+                f"The batch's file of finished rows must have {self._end:,} bytes and has {size:,}:"
+                " the server's data folder was changed from outside."
             )
         if size > self._end:
             os.truncate(self._path, self._end)
 
     def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
-        """Make rows durable; `gained` overrides the progress that they count as.
+        """Make rows durable; `gained` overrides their progress.
 
-        After an exception the same rows are appended again: those that were committed all the same
-        are left out then.
+        After an exception, call it again with the same rows: it skips those that were committed
+        after all.
         """
         if self._is_unsure and not (rows := self._uncommitted(rows)):
             return
@@ -97,7 +97,7 @@ class Rows:
         self._is_unsure = False
 
     def _uncommitted(self, rows: Sequence[FinishedRow]) -> list[FinishedRow]:
-        """Return the rows that the table lacks; the end of the file is that of the table."""
+        """Return the rows missing from the table, and reset the end of the file to the table's."""
         stored = self._batches.get(self._batch_id)
         assert stored is not None, self._batch_id
         self._end = stored.rows_end
@@ -157,7 +157,7 @@ class Rows:
 
 
 def progress_of(rows: Sequence[FinishedRow]) -> Progress:
-    """Return the progress that rows add up to."""
+    """Return the total progress of rows."""
     completed = sum(row.is_success for row in rows)
     usage = sum((row.usage for row in rows), start=Usage())
     expected = sum((row.expected for row in rows), start=NO_TOKENS)

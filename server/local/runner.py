@@ -51,7 +51,7 @@ class _Interrupted(Exception):
 
 @dataclass(eq=False, slots=True)
 class _RunningBatch:
-    """A batch in progress; `stop` is set when its current step must end."""
+    """A batch in progress; set `stop` to end its current step."""
 
     id: str
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,11 +66,10 @@ async def _after(delay: float, work: Callable[[], Coroutine[Any, Any, None]]) ->
 
 
 class Runner:
-    """Runs the batches of a store on one engine. All calls are made in one event loop.
+    """Runs the batches of a store on one engine; all calls come from one event loop.
 
     `models` maps each name that lines may use to its model; a `responder` answers lines in place of
-    the engine. After `retry_seconds` a step is retried
-    that failed for lack of disk space.
+    the engine. A step that failed for lack of disk space is retried after `retry_seconds`.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Runner:
     async def running(self) -> AsyncIterator[None]:
         """Run batches while entered; unfinished ones resume at the next start.
 
-        Rows finished by the exit are durable.
+        Rows that finish before the exit are durable.
         """
         await asyncio.to_thread(self._store.clean_up)
         for batch_id in await asyncio.to_thread(self._store.batches.open_ids):
@@ -110,14 +109,14 @@ class Runner:
         finally:
             for running in self._batches.values():
                 running.thread_stop.set()
-            # A task that fails now is followed by another.
+            # A failing task starts another one, so this is a loop.
             while tasks := [task for task in self._tasks if not task.done()]:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(self, batch_id: str) -> None:
-        """Start a stored batch; one that is running already goes on."""
+        """Start a stored batch, unless it is already running."""
         if batch_id not in self._batches:
             running = _RunningBatch(batch_id)
             self._spawn(lambda: self._run_to_end(running))
@@ -173,7 +172,7 @@ class Runner:
     ) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            _logger.error("A task of batches failed; it runs again.", exc_info=exc)
+            _logger.error("A batch task failed and will be retried.", exc_info=exc)
             self._spawn(work, self._retry_seconds)
 
     async def _delete_expired(self) -> None:
@@ -188,12 +187,12 @@ class Runner:
             try:
                 is_terminal = await self._advance_if_open(running)
             except EngineError as exc:
-                _logger.exception("%s stands still", running.id)
-                words = "The engine cannot go on: the batch does once the server is started again."
+                _logger.exception("%s is paused", running.id)
+                words = "The engine has failed: restart the server to resume the batch."
                 running.problem = BatchError(exc.code, words)
                 return
             except Exception as exc:
-                _logger.exception("%s waits", running.id)
+                _logger.exception("%s will be retried", running.id)
                 running.problem = _problem_of(exc)
                 await asyncio.sleep(self._retry_seconds)
         self._batches.pop(running.id, None)
@@ -203,7 +202,7 @@ class Runner:
         stored = await asyncio.to_thread(self._store.batches.get, running.id)
         assert stored is not None, running.id
         if not stored.batch.is_terminal:
-            with suppress(InvalidMove):  # it was cancelled meanwhile
+            with suppress(InvalidMove):  # it has just been cancelled
                 await self._advance(running, stored.batch)
         return stored.batch.is_terminal
 
@@ -214,11 +213,11 @@ class Runner:
             running.problem = None
         except (OSError, sqlite3.Error) as exc:
             if isinstance(exc, FileNotFoundError) and not self._store.input_path(batch.id).exists():
-                words = "The input is no longer in the server's folder: somebody has removed it."
+                words = "The input file has been removed from the server's data folder."
                 await self._fail(batch, BatchError(_INPUT_CODES[0], words))
                 return
             running.problem = _problem_of(exc)
-            _logger.warning("%s waits: %s", batch.id, exc)
+            _logger.warning("%s will be retried: %s", batch.id, exc)
             await asyncio.sleep(self._retry_seconds)
         except FormatError as exc:
             await self._fail(batch, BatchError(_INPUT_CODES[1], exc.message))
@@ -228,7 +227,7 @@ class Runner:
             raise
         except Exception:
             _logger.exception("%s failed", batch.id)
-            words = "Something went wrong on the server's side; its log tells what."
+            words = "Internal server error: see the server's log."
             await self._fail(batch, BatchError("internal_error", words))
 
     async def _run_step(self, running: _RunningBatch, batch: Batch) -> None:
@@ -254,7 +253,7 @@ class Runner:
 
     async def _fail(self, batch: Batch, error: BatchError) -> None:
         """Fail a batch; finished rows are kept, unless they are the problem."""
-        _logger.error("%s fails: %s", batch.id, error.message)
+        _logger.error("%s failed: %s", batch.id, error.message)
         errors = batch.errors if error in batch.errors else (*batch.errors, error)
         changes = {"errors": errors, "num_errors": len(errors)}
         if batch.status is Status.IN_PROGRESS:
@@ -315,7 +314,10 @@ class Runner:
     async def _wait_for_another_server(self, running: _RunningBatch, batch: Batch) -> None:
         """Keep a batch waiting for a server of its model, until it expires or is cancelled."""
         served = ", ".join(sorted(set(self._models.values())))
-        words = f"The batch is for {batch.model}, and {served} is served: start a server of that."
+        words = (
+            f"The batch needs the model {batch.model}, but this server serves {served}: restart it "
+            f"with {batch.model}."
+        )
         running.problem = BatchError("model_not_served", words)
         seconds = max(0.0, batch.expires_at - self._clock())
         with suppress(TimeoutError):
@@ -365,7 +367,7 @@ class Runner:
         stored = self._store.batches.get(batch.id)
         num_rows = 0 if stored is None else stored.progress.num_rows
         if num_rows != batch.num_rows:
-            raise RowsGone(f"{num_rows:,} of {batch.num_rows:,} lines have a row.")
+            raise RowsGone(f"Only {num_rows:,} of {batch.num_rows:,} lines have a row.")
 
     async def _run_in_slot(self, run: BatchRun) -> None:
         async with self._run_slots:
@@ -388,7 +390,7 @@ class Runner:
             await run.flush()
         except (OSError, sqlite3.Error, MemoryError, RuntimeError) as exc:
             if running.problem is None:
-                _logger.warning("%s waits: %s", running.id, exc)
+                _logger.warning("%s cannot write its rows yet: %s", running.id, exc)
             running.problem = _problem_of(exc)
             return False
         running.problem = None
@@ -396,15 +398,15 @@ class Runner:
 
 
 def _problem_of(exc: Exception) -> BatchError:
-    """Return the error of a step that is tried again as the batch error that clients see."""
+    """Return the batch error that clients see while a failed step is retried."""
     if is_full(exc):
-        words = "The disk of the server is full: the batch goes on as soon as there is room."
+        words = "The server's disk is full: free some space, and the batch resumes."
         return BatchError("disk_full", words)
     if not isinstance(exc, (OSError, sqlite3.Error)):
-        words = f"The server lacks memory or threads ({type(exc).__name__}: {exc}): it tries again."
+        words = f"The server is out of memory or threads ({type(exc).__name__}: {exc}): retrying."
         return BatchError("out_of_resources", words)
     reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-    return BatchError("disk_error", f"The server's folder cannot be used: {reason}.")
+    return BatchError("disk_error", f"Cannot write to the server's data folder: {reason}.")
 
 
 async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:

@@ -20,7 +20,7 @@ from .upload_routes import UploadRoutes
 
 @dataclass(frozen=True, slots=True)
 class LocalBatches:
-    """Routes of files and batches; batches run while `running` is entered."""
+    """The routes of files and batches; batches run while `running` is entered."""
 
     routes: Sequence[Route]
     running: Callable[[], AbstractAsyncContextManager[None]]
@@ -33,7 +33,7 @@ def make_local_batches(
     max_file_bytes: int | None = None,
     responder: Responder | None = None,
 ) -> LocalBatches:
-    """Return the API over a store; `names` are the served model names.
+    """Return the API of a store; `names` are the served model names.
 
     `max_file_bytes` bounds an uploaded file; a `responder` answers lines in place of the engine.
     """

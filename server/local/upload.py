@@ -30,7 +30,7 @@ _LEAST_BYTES_A_SECOND: Final = 16 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class ReceivedForm:
-    """A received form: its fields, and a file at `path`, deleted unless it is moved away."""
+    """A received form: its fields and a file at `path`, which is deleted unless moved away."""
 
     path: Path
     fields: dict[str, str]
@@ -75,8 +75,8 @@ async def receive_form(
 ) -> AsyncIterator[ReceivedForm]:
     """Receive a multipart form and yield its contents.
 
-    Raises `RequestError` for a broken form, `Refused` for a file above `max_bytes` or without room
-    on the disk, and for a body that stalls.
+    Raises `RequestError` for a broken form, and `Refused` for a file above `max_bytes`, a full disk
+    or a body that stalls.
     """
     _check_length(request, folder, max_bytes)
     reader = FormReader(request.headers.get("content-type", ""), file_field)
@@ -122,7 +122,7 @@ def incoming_file(folder: Folder) -> Iterator[Path]:
 def disk_full() -> Refused:
     """Return the 507 for a full disk."""
     return Refused(
-        "The disk of the server is full: delete files that nobody needs, or make room.",
+        "The server's disk is full: delete unneeded files or free some space.",
         status_code=507,
         code="disk_full",
         type="server_error",
@@ -149,8 +149,8 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
                 message = await request.receive()
         except TimeoutError:
             raise Refused(
-                f"The body stopped for {_IDLE_SECONDS:g} s, or came more slowly than"
-                f" {_LEAST_BYTES_A_SECOND:,} bytes a second.",
+                f"The upload stalled for {_IDLE_SECONDS:g} s, or was slower than"
+                f" {_LEAST_BYTES_A_SECOND:,} bytes per second.",
                 status_code=408,
                 code="body_timeout",
                 headers={"Connection": "close"},

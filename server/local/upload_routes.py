@@ -1,4 +1,4 @@
-"""Upload routes: `/v1/uploads`, multipart uploads by forms or by PUT to this server's urls."""
+"""Upload routes: `/v1/uploads`, multipart uploads by forms or by PUT to this server's URLs."""
 
 from __future__ import annotations
 
@@ -110,17 +110,17 @@ class UploadRoutes:
         async with receive_form(request, self._store.folder, "data", self._max_file_bytes) as form:
             if not form.has_file:
                 raise RequestError(
-                    "`data` is missing.", param="data", code="missing_required_parameter"
+                    "`data` is required.", param="data", code="missing_required_parameter"
                 )
             if not form.num_bytes:
                 raise RequestError("`data` is empty.", param="data", code="empty_part")
             part_id = f"{_BY_ID}{uuid4().hex}"
             await self._keep(upload, part_id, form.path)
-        made = UploadPartObject(id=part_id, created_at=int(time.time()), upload_id=upload.id)
-        return json_response(made)
+        new_part = UploadPartObject(id=part_id, created_at=int(time.time()), upload_id=upload.id)
+        return json_response(new_part)
 
     async def name_urls(self, request: Request) -> Response:
-        """Return the urls to PUT numbered parts to, relative to this one."""
+        """Return the URLs to PUT numbered parts to, relative to this one."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             parsed = parse_model(UrlsRequest, body)
         async with self._lock_of(request):
@@ -136,7 +136,7 @@ class UploadRoutes:
         return json_response(PartUrls(part_bytes=part_bytes_of(upload.num_bytes), data=data))
 
     async def put_part(self, request: Request) -> Response:
-        """Add a numbered part sent as a raw body; an earlier one is replaced."""
+        """Add a numbered part sent as a raw body; it replaces an earlier one."""
         upload, typed = await self._pending(request), request.path_params["number"]
         with options_as_request_errors():
             number = parse_part_number(typed)
@@ -145,14 +145,14 @@ class UploadRoutes:
         async with receive_body(request, self._store.folder, size) as (path, num_bytes):
             if num_bytes != size:
                 raise RequestError(
-                    f"Part {number} has {num_bytes:,} bytes, and must have {size:,}.",
+                    f"Part {number} must have {size:,} bytes; got {num_bytes:,}.",
                     code="wrong_bytes",
                 )
             await self._keep(upload, f"{_BY_NUMBER}{number}", path)
         return Response()
 
     async def complete(self, request: Request) -> Response:
-        """Complete an upload: join its parts to a file. Idempotent."""
+        """Complete an upload: join its parts into a file. Idempotent."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             parsed = parse_model(CompleteRequest, body)
         async with self._lock_of(request):
@@ -168,7 +168,8 @@ class UploadRoutes:
             upload = await self._upload(request)
             if upload.status == "completed":
                 raise RequestError(
-                    "The upload is completed: delete its file.", code="upload_completed"
+                    "The upload is already completed: delete its file instead.",
+                    code="upload_completed",
                 )
             return await self._respond(await asyncio.to_thread(self._store.uploads.cancel, upload))
 

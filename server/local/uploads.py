@@ -1,4 +1,4 @@
-"""Table of multipart uploads; their parts lie in a folder until they are joined."""
+"""Table of multipart uploads; their parts are stored in a folder until they are joined."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class UploadTable:
 
     def get(self, upload_id: str) -> Upload | None:
         """Return an upload, or None."""
-        found = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
-        return _UPLOAD.validate_json(found[0][0]) if found else None
+        rows = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
+        return _UPLOAD.validate_json(rows[0][0]) if rows else None
 
     def change(self, upload: Upload, **changes: Any) -> Upload:
         """Update fields and return the changed upload."""
@@ -57,7 +57,7 @@ class UploadTable:
         return changed
 
     def add_part(self, upload: Upload, name: str, path: Path) -> None:
-        """Move the bytes at a path in as a part; one of the same name is replaced.
+        """Move the bytes at a path into the upload as a part; replaces one of the same name.
 
         Raises FileNotFoundError when the upload has ended.
         """
@@ -68,9 +68,9 @@ class UploadTable:
     def sizes(self, upload: Upload) -> dict[str, int]:
         """Return the sizes of the uploaded parts, by name."""
         with suppress(FileNotFoundError):
-            found = os.scandir(self._folder.parts_path(upload.id))
-            with found:
-                return {entry.name: entry.stat().st_size for entry in found}
+            entries = os.scandir(self._folder.parts_path(upload.id))
+            with entries:
+                return {entry.name: entry.stat().st_size for entry in entries}
         return {}
 
     def join(self, upload: Upload, names: Sequence[str], to: Path) -> str:
@@ -87,7 +87,7 @@ class UploadTable:
         return digest.hexdigest()
 
     def complete(self, upload: Upload, path: Path, file: File, digest: str) -> Upload:
-        """Make the bytes at a path the upload's file, and delete the parts."""
+        """Store the bytes at a path as the upload's file, and delete the parts."""
         done = replace(upload, status="completed", digest=digest)
         path.rename(self._folder.file(file.id))
         sync_folder(self._folder.files)

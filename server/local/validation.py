@@ -13,7 +13,11 @@ from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.model import Options
 from tidemill.batch.validation import NOT_JSON, Findings, LineChecker, Verdict, judge, refuse
 
-# Model threads wait for the GIL no longer than this many lines take.
+_MORE_NAMES = (
+    "Use one of these, or start the server with more names (`--served-model-name`) or with "
+    "`--any-model`."
+)
+# Engine threads never wait for the GIL longer than these lines take.
 _LINES_PER_CHECKPOINT = 32
 
 
@@ -31,7 +35,13 @@ def check_file(
     with path.open("rb") as file, DuplicateFinder(path.parent) as finder:
         try:
             form = detect_format(file.read(HEAD_BYTES))
-            checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+            checker = LineChecker(
+                findings,
+                models=models,
+                endpoint=None,
+                add_id=finder.add,
+                more_names=_MORE_NAMES,
+            )
             for raw in read_lines(open_lines(form, file)):
                 checker.check(raw)
                 if findings.num_rows % _LINES_PER_CHECKPOINT == 0:

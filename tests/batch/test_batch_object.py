@@ -1,4 +1,4 @@
-"""The Batch object: OpenAI's, whole, and null where nothing is known."""
+"""The Batch object: all of OpenAI's fields, and null for unknown values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRESS = Progress(7, 3, 70, 20, 21, gpu_seconds=1800.0)
 
 
 def test_every_field_of_the_sdk_is_there() -> None:
-    """A field that the SDK's next version adds fails here."""
+    """A field added by the SDK's next version fails this test."""
     wire = batch_object(NEW, Progress(), now=0).model_dump(mode="json")
     assert set(OpenAIBatch.model_fields) <= set(wire)
     OpenAIBatch.model_validate(wire)
@@ -25,16 +25,16 @@ def test_every_field_of_the_sdk_is_there() -> None:
     assert wire["output_file_id"] is wire["errors"] is wire["metadata"] is None
 
 
-def test_truncated_rows_are_beyond_the_counts_of_the_sdk() -> None:
-    """They are completed ones, so that the three counts still add up."""
+def test_truncated_rows_are_not_in_the_counts_of_the_sdk() -> None:
+    """They are completed rows, so the three counts still add up."""
     wire = batch_object(NEW, Progress(7, 3, truncated=2), now=0).model_dump(mode="json")
     OpenAIBatch.model_validate(wire)
     assert (wire["request_counts"]["completed"], wire["request_counts"]["failed"]) == (7, 3)
     assert wire["tidemill"]["truncated_rows"] == 2
 
 
-def test_a_batch_that_has_ended_tells_all() -> None:
-    """Counts, tokens, errors with their lines, and the final sums once there are some."""
+def test_an_ended_batch_is_complete() -> None:
+    """It has counts, tokens, errors with their lines, and the final sums once they exist."""
     batch = replace(
         NEW,
         status=Status.FAILED,
@@ -71,8 +71,8 @@ def test_an_ended_batch_has_its_mean_rates() -> None:
         assert [wire[f"{name}_per_second"] for name in names] == rates
 
 
-def test_what_it_cost_is_told_beside_it() -> None:
-    """Half an hour of a GPU at 4 an hour is 2; without a price there is no cost."""
+def test_the_cost_is_a_field_of_tidemill() -> None:
+    """Half an hour of a GPU at 4 per hour is 2; without a price there is no cost."""
     batch = replace(
         NEW,
         status=Status.COMPLETED,
@@ -88,8 +88,8 @@ def test_what_it_cost_is_told_beside_it() -> None:
     assert cost_of(PROGRESS.gpu_seconds, None) is None
 
 
-def test_a_batch_that_runs_says_when_it_will_be_through() -> None:
-    """What is left at the present rate, rounded up; without a rate nobody knows."""
+def test_a_running_batch_has_an_estimated_end() -> None:
+    """It is the rest at the present rate, rounded up; without a rate it is null."""
     batch = replace(NEW, status=Status.IN_PROGRESS, in_progress_at=100, num_rows=31)
     running = replace(PROGRESS, rows_per_second=2.0, tokens_per_second=40.0)
     beyond = batch_object(batch, running, now=150.2).tidemill
@@ -99,16 +99,16 @@ def test_a_batch_that_runs_says_when_it_will_be_through() -> None:
     assert batch_object(replace(batch, num_rows=10), running, now=150).tidemill.eta_at is None
 
 
-def test_a_batch_that_has_ended_has_no_rate() -> None:
-    """Whatever its shards said last."""
+def test_an_ended_batch_has_no_rate() -> None:
+    """The last rates of its shards do not matter."""
     batch = replace(NEW, status=Status.CANCELLING, num_rows=31)
     running = replace(PROGRESS, rows_per_second=2.0, tokens_per_second=40.0)
     beyond = batch_object(batch, running, now=150).tidemill
     assert (beyond.rows_per_second, beyond.tokens_per_second, beyond.eta_at) == (0, 0, None)
 
 
-def test_lists_show_fewer_errors_and_say_how_many_there_are() -> None:
-    """An answer of many batches has a bound."""
+def test_lists_show_fewer_errors_and_their_total() -> None:
+    """A response with many batches is limited."""
     errors = tuple(BatchError("invalid_json_line", "no", None, line) for line in range(100))
     batch = replace(NEW, status=Status.FAILED, errors=errors, num_errors=7000)
     wire = batch_object(batch, Progress(), now=0, max_errors=5)
@@ -118,7 +118,7 @@ def test_lists_show_fewer_errors_and_say_how_many_there_are() -> None:
 
 
 def test_unknown_parameters_are_listed_and_fewer_in_lists() -> None:
-    """An erased batch has none: the names are the client's words."""
+    """An erased batch has none, because the names come from the client."""
     unknown = tuple(UnknownParameter(f"p{n}", "/v1/embeddings", 2, 1, None) for n in range(20))
     batch = replace(NEW, unknown_parameters=unknown)
     assert len(batch_object(batch, Progress(), now=0).tidemill.unknown_parameters) == 20

@@ -1,4 +1,4 @@
-"""What clients may ask of a batch, and what they are told when they may not."""
+"""Parameters of a new batch, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ BAD_URLS = [
 
 
 def test_an_upload_without_metadata_has_the_defaults() -> None:
-    """24 hours or what a deployment says, no urls, every wrong line fails the file."""
+    """They are a window of 24 hours or the deployment's, no URLs, and `on_invalid_line` fail."""
     assert parse_options({}) == Options("24h", None, None, "fail", {})
     assert parse_options({}, "2d") == Options("2d", None, None, "fail", {})
     assert parse_options({"completion-window": "30m"}, "2d").completion_window == "30m"
 
 
-def test_an_upload_says_everything_in_its_metadata() -> None:
+def test_an_upload_has_all_options_in_its_metadata() -> None:
     """Names with dashes, in any case, are options; all others are metadata."""
-    asked = {
+    given = {
         "Completion-Window": "30m",
         "output-url": GOOD_URL,
         "error-url": "https://example.com:8443/e",
@@ -65,7 +65,7 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
         "project": "tides",
         "completion_window": "left alone",
     }
-    assert parse_options(asked) == Options(
+    assert parse_options(given) == Options(
         "30m",
         GOOD_URL,
         "https://example.com:8443/e",
@@ -78,16 +78,16 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
 
 @pytest.mark.parametrize("value", ["", "yes", "1"])
 def test_strict_parameters_of_an_upload_are_true_or_false(value: str) -> None:
-    """Other words are named, never taken for either."""
+    """Other words are refused, never interpreted."""
     assert not parse_options({"strict-parameters": "false"}).strict_parameters
     with pytest.raises(InvalidOption) as caught:
         parse_options({"strict-parameters": value})
     assert caught.value.param == "strict-parameters"
 
 
-def test_a_request_says_the_same_with_underscores() -> None:
-    """Null means not there; what other people's clients send besides is not looked at."""
-    asked = {
+def test_a_request_has_the_same_options_with_underscores() -> None:
+    """Null means missing; unknown parameters of other clients are ignored."""
+    given = {
         "completion_window": "14d",
         "output_url": None,
         "error_url": GOOD_URL,
@@ -96,7 +96,7 @@ def test_a_request_says_the_same_with_underscores() -> None:
         "metadata": {"a": "ü"},
         "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     }
-    assert options_of_request(asked) == Options(
+    assert options_of_request(given) == Options(
         "14d", None, GOOD_URL, "fail", {"a": "ü"}, 3600, GOOD_URL
     )
     assert options_of_request({"metadata": None}) == Options()
@@ -104,7 +104,7 @@ def test_a_request_says_the_same_with_underscores() -> None:
 
 @given(st.integers(1, 999_999), st.sampled_from("mhd"))
 def test_a_window_is_a_number_and_a_unit(number: int, unit: str) -> None:
-    """Whatever lies from 30 minutes to 14 days is taken, nothing else."""
+    """Only windows from 30 minutes to 14 days are accepted."""
     seconds = number * UNITS[unit]
     if MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
         assert window_seconds(f"{number}{unit}") == seconds
@@ -114,8 +114,8 @@ def test_a_window_is_a_number_and_a_unit(number: int, unit: str) -> None:
 
 
 @given(st.one_of(st.text(), st.none(), st.integers(), st.floats(), st.lists(st.text())))
-def test_no_window_whatever_is_more_than_an_invalid_option(value: object) -> None:
-    """Any value is either a number of seconds in the bounds or refused by name."""
+def test_any_other_window_is_an_invalid_option(value: object) -> None:
+    """Any value is either a number of seconds within the bounds or refused by name."""
     with suppress(InvalidOption):
         assert MIN_WINDOW_SECONDS <= window_seconds(value) <= MAX_WINDOW_SECONDS
 
@@ -123,8 +123,8 @@ def test_no_window_whatever_is_more_than_an_invalid_option(value: object) -> Non
 @pytest.mark.parametrize(
     "window", ["29m", "15d", "0h", "024h", "24", "24H", "24 h", "٢٤h", "1.5h", "24h\n", "-24h"]
 )
-def test_a_window_is_taken_by_the_letter(window: str) -> None:
-    """No zeros before it, no other digits, no space, nothing outside the bounds."""
+def test_a_window_is_parsed_strictly(window: str) -> None:
+    """Leading zeros, other digits, spaces and values outside the bounds are refused."""
     with pytest.raises(InvalidOption) as caught:
         parse_options({"completion-window": window})
     assert caught.value.param == "completion-window"
@@ -134,7 +134,7 @@ def test_a_window_is_taken_by_the_letter(window: str) -> None:
 @pytest.mark.parametrize("url", BAD_URLS)
 @pytest.mark.parametrize("name", ["output", "error"])
 def test_a_url_is_https_with_a_host_and_no_user(name: str, url: str) -> None:
-    """Others are refused, in words that never show the url: it may be a secret."""
+    """Others are refused with a message that never contains the URL, which may be secret."""
     with pytest.raises(InvalidOption) as caught:
         parse_options({f"{name}-url": url})
     assert caught.value.param == f"{name}-url"
@@ -145,8 +145,8 @@ def test_a_url_is_https_with_a_host_and_no_user(name: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["https://example.com:SECRET/x", "https://[SECRET]/x"])
-def test_nothing_of_a_url_is_shown(url: str) -> None:
-    """Where it cannot be read the reason would quote it."""
+def test_no_part_of_a_url_is_shown(url: str) -> None:
+    """The parser's reason would quote an invalid URL."""
     with pytest.raises(InvalidOption) as caught:
         options_of_request({"output_url": url})
     assert "SECRET" not in caught.value.message
@@ -155,40 +155,40 @@ def test_nothing_of_a_url_is_shown(url: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({f"k{number}": "v" for number in range(17)}, "17 pairs; the limit is 16"),
+        ({f"k{number}": "v" for number in range(17)}, "17 key-value pairs; the limit is 16"),
         ({"": "v"}, "an empty key"),
         ({"k" * 65: "v"}, "key of 65 characters; the limit is 64"),
         ({"k": "v" * 513}, "513 characters at 'k'; the limit is 512"),
-        ({"k": 1}, "strings only"),
-        ({"k": None}, "strings only"),
-        ({"k": "\ud800"}, "strings only"),
+        ({"k": 1}, "only strings"),
+        ({"k": None}, "only strings"),
+        ({"k": "\ud800"}, "only strings"),
         (["k"], "an object of strings"),
         ("k", "an object of strings"),
     ],
 )
 def test_metadata_has_the_limits_of_openai(metadata: object, words: str) -> None:
-    """16 pairs of strings, keys of 64 and values of 512 characters."""
+    """The limits are 16 pairs of strings, keys of 64 and values of 512 characters."""
     with pytest.raises(InvalidOption, match=words) as caught:
         options_of_request({"metadata": metadata})
     assert caught.value.param == "metadata"
 
 
-def test_metadata_at_its_limits_is_kept() -> None:
-    """16 pairs with the longest keys and values there may be."""
+def test_metadata_at_its_limits_is_accepted() -> None:
+    """It has 16 pairs with the longest keys and values."""
     metadata = {f"{number:064}": "ü" * 512 for number in range(16)}
     assert options_of_request({"metadata": metadata}).metadata == metadata
     assert parse_options(metadata).metadata == metadata
 
 
-def test_an_upload_has_the_limits_too() -> None:
-    """What is left of the user metadata is counted as metadata."""
-    with pytest.raises(InvalidOption, match="17 pairs"):
+def test_an_upload_has_the_same_limits() -> None:
+    """The rest of its user metadata counts as metadata."""
+    with pytest.raises(InvalidOption, match="17 key-value pairs"):
         parse_options({f"k{number}": "v" for number in range(17)} | {"on-invalid-line": "fail"})
 
 
 @pytest.mark.parametrize("value", ["Skip", "", "ignore", 1, True, []])
 def test_on_invalid_line_is_fail_or_skip(value: object) -> None:
-    """Another word is refused, whatever its type."""
+    """Other values of any type are refused."""
     with pytest.raises(InvalidOption, match="on_invalid_line") as caught:
         options_of_request({"on_invalid_line": value})
     assert caught.value.param == "on_invalid_line"
@@ -196,7 +196,7 @@ def test_on_invalid_line_is_fail_or_skip(value: object) -> None:
 
 @given(st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs", "P"]), max_size=100))
 def test_encoded_values_are_decoded(text: str) -> None:
-    """What S3 gives back for a value that is not ASCII means the value again."""
+    """S3's encoding of a non-ASCII value is decoded."""
     encoded = Header(text, "utf-8", maxlinelen=10_000).encode()
     assert parse_options({"note": encoded}).metadata == {"note": text}
 
@@ -205,8 +205,8 @@ def test_encoded_values_are_decoded(text: str) -> None:
     "text",
     ["=?nonsense?B?w6k=?=", "=?UTF-8?B?w6?=", "=?UTF-8?B?/w==?=", "=?", "a =?UTF-8?", "=?é?q?x?="],
 )
-def test_values_that_are_encoded_wrongly_stay_as_they_are(text: str) -> None:
-    """Metadata that cannot be decoded is no reason to refuse a file."""
+def test_invalid_encoded_values_stay_unchanged(text: str) -> None:
+    """A file is not refused for them."""
     assert parse_options({"note": text}).metadata == {"note": text}
 
 
@@ -218,8 +218,8 @@ def test_values_that_are_encoded_wrongly_stay_as_they_are(text: str) -> None:
         ),
     )
 )
-def test_any_request_gives_options_or_names_what_is_wrong(fields: dict[str, Any]) -> None:
-    """Nothing that a client may send ends in another error than InvalidOption."""
+def test_any_request_gives_options_or_an_error(fields: dict[str, Any]) -> None:
+    """No client input raises anything except InvalidOption."""
     with suppress(InvalidOption):
         options = options_of_request(fields)
         assert options.completion_window == (fields.get("completion_window") or "24h")
@@ -227,8 +227,8 @@ def test_any_request_gives_options_or_names_what_is_wrong(fields: dict[str, Any]
 
 
 @pytest.mark.parametrize("seconds", [3600, 2_592_000])
-def test_results_may_be_forgotten_after_an_hour_to_thirty_days(seconds: int) -> None:
-    """As OpenAI has it."""
+def test_results_may_expire_after_an_hour_to_thirty_days(seconds: int) -> None:
+    """The limits are OpenAI's."""
     policy = {"anchor": "created_at", "seconds": seconds}
     options = options_of_request({"output_expires_after": policy})
     assert options.output_expires_seconds == seconds
@@ -248,8 +248,8 @@ def test_results_may_be_forgotten_after_an_hour_to_thirty_days(seconds: int) -> 
         ({"anchor": "created_at", "seconds": 1e9}, "output_expires_after.seconds"),
     ],
 )
-def test_an_expiry_that_cannot_be_is_refused(policy: object, param: str) -> None:
-    """The parameter is named."""
+def test_an_invalid_expiry_is_refused(policy: object, param: str) -> None:
+    """The error names the parameter."""
     with pytest.raises(InvalidOption) as caught:
         options_of_request({"output_expires_after": policy})
     assert caught.value.param == param

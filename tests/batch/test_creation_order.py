@@ -14,7 +14,7 @@ SECOND = 1_800_000_000
 FILE = File("file-1", "t", "k", 5, SECOND, "n", "batch")
 
 
-def test_two_creations_of_a_process_never_share_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_creations_of_a_process_never_share_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stops or goes back changes nothing."""
     first = creation_ns()
     assert abs(first - time.time_ns()) < 10**12
@@ -36,7 +36,7 @@ def test_two_creations_of_a_process_never_share_a_moment(monkeypatch: pytest.Mon
     ],
 )
 def test_the_second_decides_first(older: tuple[int, int | None], newer: tuple[int, int]) -> None:
-    """`created_at` is what clients see; the nanoseconds since then order what shares it."""
+    """Clients see `created_at`; the nanoseconds order items of the same second."""
     keys = [
         creation_key(
             replace(

@@ -1,4 +1,4 @@
-"""Result caches with flipped, missing and foreign bytes: no other line's reply, and one error."""
+"""Result caches with flipped, missing and foreign bytes: one error, and no other line's reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_of(number: int) -> bytes:
 
 
 def reply_of(number: int) -> bytes:
-    """Return the reply to a request; that of request 7 takes several pages."""
+    """Return the reply to a request; the reply to request 7 takes several pages."""
     return b'{"created":1,"text":"%d"}' % number + b" " * (6_000 if number == 7 else 40)
 
 
@@ -54,7 +54,7 @@ def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def use(folder: Path, data: bytes) -> tuple[int, int, bool]:
     """Find, replace and list the results of a database with these bytes.
 
-    Returns how many results were found and how many were damaged, and whether the cache failed.
+    Returns the numbers of found and damaged results, and whether the cache failed.
     """
     for suffix in ("-wal", "-shm"):
         (folder / f"{FILE_NAME}{suffix}").unlink(missing_ok=True)
@@ -84,7 +84,7 @@ def use(folder: Path, data: bytes) -> tuple[int, int, bool]:
 
 @pytest.mark.parametrize("page", range(8))
 def test_a_flipped_bit_never_gives_another_lines_reply(tmp_path: Path, page: int) -> None:
-    """Whichever structure of the database has it; what is whole is found."""
+    """Any structure of the database may have it; intact results are found."""
     data = whole()
     found = []
     for place in range(page * PAGE_BYTES, min(len(data), (page + 1) * PAGE_BYTES), STEP):
@@ -96,16 +96,14 @@ def test_a_flipped_bit_never_gives_another_lines_reply(tmp_path: Path, page: int
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 99, 100, 4_095, 4_096, 5_000, 8_192, 20_000, -1])
-def test_a_database_that_was_cut_off_never_gives_another_lines_reply(
-    tmp_path: Path, size: int
-) -> None:
-    """Wherever it was cut off."""
+def test_a_truncated_database_never_gives_another_lines_reply(tmp_path: Path, size: int) -> None:
+    """The length does not matter."""
     num_found, _, _ = use(tmp_path, whole()[:size])
     assert num_found < 40
 
 
-def test_an_index_that_leads_to_another_row_finds_nothing(tmp_path: Path) -> None:
-    """As one flipped bit of an index may do: the checksum covers the key."""
+def test_an_index_that_points_to_another_row_finds_nothing(tmp_path: Path) -> None:
+    """One flipped bit of an index can do that, but the checksum covers the key."""
     (tmp_path / FILE_NAME).write_bytes(whole())
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
         keys = [key for [key] in database.execute("SELECT key FROM results ORDER BY id LIMIT 2")]
@@ -120,7 +118,7 @@ def test_an_index_that_leads_to_another_row_finds_nothing(tmp_path: Path) -> Non
         assert results.num_damaged == 0
 
 
-def test_a_record_is_that_of_its_key_alone() -> None:
+def test_a_record_belongs_only_to_its_key() -> None:
     """Any flipped bit, another key or another type makes it unreadable."""
     kept = Kept(LINE, 1, b'{"text":"a b"}')
     record = kept.sealed(key_of(1))
@@ -135,7 +133,7 @@ def test_a_record_is_that_of_its_key_alone() -> None:
 
 
 def test_results_of_an_earlier_version_are_not_found(tmp_path: Path) -> None:
-    """They are removed, and new ones take their place."""
+    """They are removed and replaced by new ones."""
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.executescript(
             "CREATE TABLE results (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE,"
@@ -153,26 +151,28 @@ def test_results_of_an_earlier_version_are_not_found(tmp_path: Path) -> None:
 
 
 def not_a_database(path: Path) -> None:
-    """Write bytes of something else."""
+    """Write other bytes."""
     path.write_bytes(b"something else" * 1_000)
 
 
 def malformed(path: Path) -> None:
-    """Overwrite the table of tables."""
+    """Overwrite the schema table."""
     data = bytearray(whole())
     data[100:108] = b"\xff" * 8
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("harm", [not_a_database, malformed])
-def test_a_damaged_database_says_how_it_is_deleted(
+def test_a_damaged_database_can_be_deleted_by_the_advised_command(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    """The command names the folder, quoted for a shell."""
+    """The command contains the folder, quoted for a shell."""
     folder = tmp_path / "kept results"
     folder.mkdir()
     harm(folder / FILE_NAME)
-    with pytest.raises(CacheDamaged, match=r"`tidemill cache remove '.*/kept results'` deletes it"):
+    with pytest.raises(
+        CacheDamaged, match=r"; delete it with `tidemill cache remove '.*/kept results'`"
+    ):
         closing(ResultCache.open(folder, SCOPE)).thing.find(key_of(0), LINE, 1)
 
 
@@ -180,7 +180,7 @@ def test_a_damaged_database_says_how_it_is_deleted(
 def test_a_locked_database_is_one_error(
     tmp_path: Path, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not damaged, so nothing advises to delete it."""
+    """It is not damaged, so nothing advises deleting it."""
     monkeypatch.setattr(result_cache, "_BUSY_SECONDS", 0.01)
     (tmp_path / FILE_NAME).write_bytes(whole())
     with closing(ResultCache.open(tmp_path, SCOPE)) as results:

@@ -1,4 +1,4 @@
-"""When a batch will be through, and what it will have taken."""
+"""Forecasts of a batch's end and of its GPU time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ FILES = {
 def runs(
     lines: Sequence[tuple[int, int]], share_of_most: float
 ) -> Iterator[tuple[float, Progress]]:
-    """Yield seconds and progress of one worker; answers take a share of what they may."""
-    seconds, done, told = 0.0, Progress(), list[tuple[float, Progress]]()
+    """Yield seconds and progress of one worker; answers take a share of their limit."""
+    seconds, done, samples = 0.0, Progress(), list[tuple[float, Progress]]()
     for num_bytes, most in lines:
         prompt, answer = num_bytes // 4, round(share_of_most * most)
         seconds += work_of(prompt, answer) / TOKENS_A_SECOND
@@ -52,8 +52,8 @@ def runs(
             expected_input_tokens=expected.input,
             expected_output_tokens=expected.output,
         )
-        told.append((seconds, done))
-        at, earlier = next(each for each in told if each[0] >= seconds - WINDOW)
+        samples.append((seconds, done))
+        at, earlier = next(each for each in samples if each[0] >= seconds - WINDOW)
         new, span = done.since(earlier), max(1.0, seconds - at)
         yield (
             seconds,
@@ -68,8 +68,8 @@ def runs(
 
 @pytest.mark.parametrize("share_of_most", [1.0, 0.3])
 @pytest.mark.parametrize("file", FILES)
-def test_the_end_is_foretold_wherever_the_long_lines_are(file: str, share_of_most: float) -> None:
-    """Within a fifth of the whole from a tenth of it on, and within a tenth from half on."""
+def test_the_end_is_estimated_wherever_the_long_lines_are(file: str, share_of_most: float) -> None:
+    """It is within a fifth of the total after a tenth, and within a tenth from half on."""
     run = list(runs(FILES[file], share_of_most))
     whole, expected = run[-1][0], run[-1][1].expected
     batch = replace(BATCH, num_rows=len(run), expected=expected)
@@ -82,18 +82,18 @@ def test_the_end_is_foretold_wherever_the_long_lines_are(file: str, share_of_mos
         assert abs(seconds + left - whole) < bound * whole, f"after {seconds:.0f} of {whole:.0f} s"
 
 
-def test_where_nothing_was_expected_rows_tell() -> None:
-    """A batch of an earlier version, and one that only listens."""
+def test_rows_are_counted_if_no_tokens_were_expected() -> None:
+    """Batches of an earlier version and transcriptions expect none."""
     done = Progress(10, 0, 100, 0, 100, rows_per_second=2.0, tokens_per_second=1.0)
     assert batch_seconds_left(replace(BATCH, num_rows=30), done, 50) == pytest.approx(10)
-    heard = Progress(10, 0, audio_seconds=60.0, rows_per_second=2.0, expected_input_tokens=25)
+    speech = Progress(10, 0, audio_seconds=60.0, rows_per_second=2.0, expected_input_tokens=25)
     batch = replace(BATCH, num_rows=30, expected=ExpectedTokens(100))
-    assert batch_seconds_left(batch, heard, 50) == pytest.approx(10)
+    assert batch_seconds_left(batch, speech, 50) == pytest.approx(10)
     assert batch_seconds_left(BATCH, Progress(), 50) is None
 
 
-def test_what_a_batch_will_take_is_known_before_its_first_row() -> None:
-    """By what its model's workers have measured, and by its own rows from two hundredths on."""
+def test_the_gpu_time_is_estimated_before_the_first_row() -> None:
+    """It uses the rate of its model's workers, and its own rows from two percent on."""
     batch = replace(BATCH, num_rows=100, expected=ExpectedTokens(0, 10_000))
     rate = WorkerRate(1, expected_work_per_second=50.0, num_gpus=2)
     assert estimate_gpu_seconds(batch, Progress(), rate) == 400.0
@@ -116,8 +116,8 @@ def test_what_a_batch_will_take_is_known_before_its_first_row() -> None:
         ({"messages": [], "max_tokens": 10**60, "n": 10**60}, 32, (8, 2**20)),
     ],
 )
-def test_lines_are_expected_to_take_all_they_may(
+def test_lines_are_expected_to_take_their_limit(
     body: dict[str, object], num_bytes: int, expected: tuple[int, int]
 ) -> None:
-    """An image's bytes are no text, and no answer is without an end."""
+    """An image's bytes are not text, and no answer is endless."""
     assert expected_tokens(body, num_bytes) == ExpectedTokens(*expected)

@@ -1,4 +1,4 @@
-"""Keys: each result beside its upload, and nothing that a request says becomes a path."""
+"""Object keys: each result is next to its upload, and no part of a request is a path."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tidemill.batch.object_keys import (
 
 
 @given(st.text(min_size=1, max_size=40))
-def test_results_stand_beside_each_other_under_output(stem: str) -> None:
-    """Any name keeps its path, dots and all: keys are no paths to S3."""
+def test_results_are_next_to_each_other_under_output(stem: str) -> None:
+    """Any name keeps its path, including dots: S3 keys are not paths."""
     outputs = outputs_of_drop(f"input/{stem}.jsonl")
     if "\ud800" <= max(stem) <= "\udfff":
         return
@@ -44,8 +44,8 @@ def test_results_stand_beside_each_other_under_output(stem: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["x.jsonl", "output/x.jsonl", "input/", "", "inputx.jsonl"])
-def test_other_keys_are_no_uploads(key: str) -> None:
-    """What the rules of the notification let through by mistake makes no batch."""
+def test_other_keys_are_not_uploads(key: str) -> None:
+    """Keys that the notification rules let through by mistake create no batch."""
     assert outputs_of_drop(key) is None
 
 
@@ -62,7 +62,7 @@ def test_other_keys_are_no_uploads(key: str) -> None:
     ],
 )
 def test_results_of_any_name_are_named(name: str, stem: str) -> None:
-    """A file in another form keeps its whole name, so that it never shares its results."""
+    """A file in another format keeps its whole name, so that it never shares its results."""
     outputs = outputs_of_drop(f"input/{name}")
     assert outputs is not None
     assert outputs.output_key == f"output/{stem}.jsonl"
@@ -86,7 +86,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(NAMES, 2)))
 def test_two_uploads_share_all_their_results_or_none(one: str, other: str) -> None:
-    """And only those do that count as one name: `NAME` and `NAME.jsonl`."""
+    """Only `NAME` and `NAME.jsonl` count as one name."""
     keys = [outputs_of_drop(f"input/{name}") for name in (one, other)]
     first, second = ({*astuple(outputs)} - {None} for outputs in keys if outputs is not None)
     is_one = (one, other) == ("x", "x.jsonl")
@@ -104,8 +104,8 @@ def test_two_uploads_share_all_their_results_or_none(one: str, other: str) -> No
         ("x.ndjson", "jsonl", "x.ndjson"),
     ],
 )
-def test_a_table_has_a_name_of_its_own(name: str, form: str, key: str) -> None:
-    """An upload whose table had that of another's is refused."""
+def test_a_table_has_a_unique_name(name: str, form: str, key: str) -> None:
+    """An upload whose table would have the name of another's is refused."""
     outputs = outputs_of_drop(f"input/{name}")
     assert outputs is not None
     assert table_key(outputs, form) == f"output/{key}"
@@ -119,12 +119,12 @@ def test_a_table_has_a_name_of_its_own(name: str, form: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.errors.jsonl", "x.errors", "a/.errors"])
 def test_no_upload_can_have_the_name_of_errors(name: str) -> None:
-    """Its rows would be written over the errors of another file."""
-    assert "give the upload another name" in (invalid_key_reason(f"input/{name}") or "")
+    """Its rows would overwrite the errors of another file."""
+    assert "rename the upload" in (invalid_key_reason(f"input/{name}") or "")
 
 
-def test_names_end_where_s3_says() -> None:
-    """1,024 bytes for the longest of the results' names, counted in UTF-8."""
+def test_names_are_limited_as_in_s3() -> None:
+    """The longest of the results' names has 1,024 bytes of UTF-8."""
     room = 1024 - len("output/.errors.jsonl")
     for short in (f"{'x' * room}.jsonl", "x" * room):
         assert invalid_key_reason(f"input/{short}") is None
@@ -148,20 +148,20 @@ def test_names_end_where_s3_says() -> None:
     ],
 )
 def test_the_first_folder_is_the_tenant(key: str, tenant: str | None) -> None:
-    """Where it can be one's name; what it says is no path, as keys of S3 are none."""
+    """It must be a valid name; S3 keys are not paths."""
     assert tenant_of_drop(key) == (tenant or "default")
     assert (invalid_tenant_reason(key) is None) is (tenant is not None)
 
 
-def test_folders_are_marks_without_bytes() -> None:
-    """As consoles make them."""
+def test_folder_markers_are_empty_objects() -> None:
+    """Consoles create them."""
     assert is_folder("input/a/", 0)
     assert not is_folder("input/a/", 1)
     assert not is_folder("input/a", 0)
 
 
-def test_an_id_is_of_one_upload_alone() -> None:
-    """The same for the same upload; no two ways to put the same letters together meet."""
+def test_an_id_belongs_to_one_upload() -> None:
+    """It is the same for the same upload, and no two ways of joining the parts collide."""
     words = ["", "a", "b", "ab", "a/b"]
     ids = [batch_id_of_drop(*each) for each in product(words, repeat=3)]
     ids += [batch_id_of_request(*each) for each in product(words, repeat=2)]
@@ -169,8 +169,8 @@ def test_an_id_is_of_one_upload_alone() -> None:
     assert batch_id_of_drop("a", "b", "c") == batch_id_of_drop("a", "b", "c")
 
 
-def test_work_lies_under_its_batch_in_order() -> None:
-    """Parts list in the order of fences and numbers, apart from other shards' and segments."""
+def test_work_is_ordered_under_its_batch() -> None:
+    """Parts list in the order of fences and numbers, separate from other shards and segments."""
     keys = [part_key("b", 1, fence, number) for fence in (1, 2, 10) for number in (0, 9, 10)]
     assert keys == sorted(keys)
     assert all(key.startswith(part_prefix("b", 1)) for key in keys)
@@ -181,8 +181,8 @@ def test_work_lies_under_its_batch_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "Z9", "ana@lab.example", "a.b_c-d", "x" * 64])
-def test_a_tenants_files_lie_under_its_name(name: str) -> None:
-    """Its own prefix, which no other tenant's begins with."""
+def test_a_tenants_files_are_under_its_name(name: str) -> None:
+    """No other tenant's prefix begins with it."""
     assert check_tenant(name) == name
     assert file_key(name, "file-1") == f"files/{name}/file-1"
     assert outputs_of_request(name, "batch_1").error_key == f"files/{name}/batch_1.errors.jsonl"
@@ -191,8 +191,8 @@ def test_a_tenants_files_lie_under_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "-a", "_a", "@a", "a/b", "a b", "a\n", "ä", "a%2fb", "a#b", "x" * 65]
 )
-def test_other_names_are_no_tenants(name: str) -> None:
-    """None can leave its prefix, hide in a list or be taken for another's."""
+def test_invalid_tenant_names_are_refused(name: str) -> None:
+    """A name cannot leave its prefix, hide in a list or look like another's."""
     for make in (check_tenant, lambda each: file_key(each, "file-1")):
         with pytest.raises(InvalidOption) as caught:
             make(name)

@@ -1,4 +1,4 @@
-"""Pages: what every list of the API looks like."""
+"""Pages of the API's lists."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tidemill.batch.pagination import Page, make_page
 
 
 class Thing(BaseModel):
-    """Something that is listed."""
+    """A listed object."""
 
     id: str
 
 
-def test_a_page_names_its_ends() -> None:
-    """The first and the last of what is on it."""
+def test_a_page_has_its_first_and_last_id() -> None:
+    """They are the IDs of its first and last object."""
     found = make_page(Thing, [Thing(id=name) for name in "abc"], has_more=True)
     assert found.model_dump() == {
         "object": "list",
@@ -28,13 +28,13 @@ def test_a_page_names_its_ends() -> None:
 
 
 def test_an_empty_page_is_the_last() -> None:
-    """Whatever is said: clients would ask for the next one for ever."""
+    """Otherwise clients would request pages for ever."""
     found = make_page(Thing, [], has_more=True)
     assert (found.first_id, found.last_id, found.has_more) == (None, None, False)
 
 
-def test_a_page_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond it comes with the next page; one object alone is always given."""
+def test_a_page_has_a_maximum_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest comes on the next page; a single object always fits."""
     monkeypatch.setattr(pagination, "MAX_BYTES", 45)
     things = [Thing(id=name * 10) for name in "abc"]  # each of 19 bytes
     found = make_page(Thing, things, has_more=False)
@@ -45,5 +45,5 @@ def test_a_page_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pages_of_a_kind_have_a_name() -> None:
-    """By which the OpenAPI document knows them."""
+    """The OpenAPI document uses the names."""
     assert Page[Thing].__name__ == "ThingPage"

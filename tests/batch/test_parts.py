@@ -1,4 +1,4 @@
-"""Parts and seals: what is durable, and the order in which it comes out."""
+"""Parts and seals: durable rows and their order."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def index_of(parts: list[list[FinishedRow]]) -> tuple[PartIndex, dict[str, bytes
 
 
 @given(st.lists(ROWS, max_size=12, unique_by=lambda row: row.line))
-def test_a_part_tells_where_each_row_is(rows: list[FinishedRow]) -> None:
-    """In the order of lines, with what each row cost."""
+def test_a_part_has_the_place_of_each_row(rows: list[FinishedRow]) -> None:
+    """The rows are in line order, with their usage."""
     data = encode_part(rows)
     places = decode_index(data)
     found = [
@@ -70,8 +70,8 @@ def test_a_part_tells_where_each_row_is(rows: list[FinishedRow]) -> None:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda row: row.line), st.data())
-def test_a_torn_part_is_none(rows: list[FinishedRow], data: st.DataObject) -> None:
-    """Cut anywhere it is refused, and with more behind it too."""
+def test_a_torn_part_is_refused(rows: list[FinishedRow], data: st.DataObject) -> None:
+    """It is refused if it is truncated anywhere, or longer."""
     part = encode_part(rows)
     with pytest.raises(BadPart):
         decode_index(part[: data.draw(st.integers(0, len(part) - 1))])
@@ -82,8 +82,8 @@ def test_a_torn_part_is_none(rows: list[FinishedRow], data: st.DataObject) -> No
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"[]", b"{}", b'{"rows": 7}\n', b'{"rows": [[1]]}\n', b"\xff\n"]
 )
-def test_foreign_bytes_are_no_part(data: bytes) -> None:
-    """Whatever stands under a part's key."""
+def test_foreign_bytes_are_not_a_part(data: bytes) -> None:
+    """The bytes under a part's key may be anything."""
     with pytest.raises(BadPart):
         decode_index(data)
 
@@ -104,15 +104,15 @@ def test_foreign_bytes_are_no_part(data: bytes) -> None:
         [[6, -8, 1, 0, 0, 0], [7, 16, 1, 0, 0, 0]],
     ],
 )
-def test_a_head_of_another_shape_is_no_part(rows: object) -> None:
-    """Though it is JSON, names this format, and may add up to the bytes that are there."""
+def test_a_head_of_another_shape_is_not_a_part(rows: object) -> None:
+    """It is JSON with this format's name, and its sizes may add up."""
     with pytest.raises(BadPart):
         decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
 
 
 @pytest.mark.parametrize("name", [2, "1", None])
-def test_a_part_of_another_format_is_not_guessed_at(name: object) -> None:
-    """What a later version wrote counts as not there: its lines are run again."""
+def test_a_part_of_another_format_is_ignored(name: object) -> None:
+    """A later version's parts count as missing: their lines run again."""
     rows = [[7, 8, 1, 0, 0, 0]]
     assert decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
     with pytest.raises(BadPart):
@@ -123,7 +123,7 @@ def test_a_part_of_another_format_is_not_guessed_at(name: object) -> None:
 def test_a_seal_holds_each_line_once_and_in_order(
     parts: list[list[FinishedRow]], segment_bytes: int
 ) -> None:
-    """Of rows of one line the first part's counts; successes and others come apart."""
+    """The first part with a row wins; successes and failures are separate."""
     index, objects = index_of(parts)
     first: dict[int, FinishedRow] = {}
     for rows in parts:
@@ -141,11 +141,11 @@ def test_a_seal_holds_each_line_once_and_in_order(
         assert b"".join(bodies) == b"".join(expected)
         assert [len(body) for body in bodies] == [segment.num_bytes for segment in segments]
         assert all(len(body) >= segment_bytes for body in bodies[:-1])
-        told = [pair for segment in segments for pair in segment.rows]
-        assert [line for line, _ in told] == [
+        pairs = [pair for segment in segments for pair in segment.rows]
+        assert [line for line, _ in pairs] == [
             line for line in sorted(first) if first[line].is_success == is_success
         ]
-        assert [size for _, size in told] == [len(row) for row in expected]
+        assert [size for _, size in pairs] == [len(row) for row in expected]
         assert all(
             sum(size for _, size in segment.rows) == segment.num_bytes for segment in segments
         )
@@ -154,13 +154,13 @@ def test_a_seal_holds_each_line_once_and_in_order(
 
 
 @given(PARTS, st.integers(1, 200))
-def test_what_a_seal_has_is_told_by_an_object_of_its_own(
+def test_a_seals_rows_are_in_a_separate_index(
     parts: list[list[FinishedRow]], segment_bytes: int
 ) -> None:
-    """Segment by segment; other bytes are not guessed at."""
+    """They are listed by segment; other bytes are refused."""
     seal = index_of(parts)[0].seal(segment_bytes)
-    told = decode_seal(encode_seal(seal))
-    for segments, rows in ((seal.output, told.output), (seal.errors, told.errors)):
+    index = decode_seal(encode_seal(seal))
+    for segments, rows in ((seal.output, index.output), (seal.errors, index.errors)):
         assert [list(segment.rows) for segment in segments] == rows
     for other in (encode_seal(seal)[:-1], b"", b"{}", encode_part(parts[0] if parts else [])):
         with pytest.raises(BadPart):
@@ -168,8 +168,8 @@ def test_what_a_seal_has_is_told_by_an_object_of_its_own(
 
 
 @given(PARTS)
-def test_counts_are_those_of_the_rows_that_count(parts: list[list[FinishedRow]]) -> None:
-    """They never fall when a part is added, and a line that is there twice is counted once."""
+def test_counts_are_those_of_the_winning_rows(parts: list[list[FinishedRow]]) -> None:
+    """They never decrease when a part is added, and a repeated line counts once."""
     index, before = PartIndex(), 0
     for number, rows in enumerate(parts):
         index.add(str(number), decode_index(encode_part(rows)))
@@ -187,8 +187,8 @@ def answered(line: int, *finish_reasons: str) -> FinishedRow:
     return FinishedRow(line, row, is_success=True)
 
 
-def test_truncated_answers_are_counted_once_a_line() -> None:
-    """A part lists them, and a part of an earlier version, which has no such list, has none."""
+def test_truncated_answers_are_counted_once_per_line() -> None:
+    """A part lists them; a part of an earlier version has no such list."""
     rows = [answered(1, "stop"), answered(2, "length"), answered(3, "stop", "length")]
     part = encode_part([*rows, FinishedRow(4, b'"finish_reason":"length"\n', is_success=False)])
     places = decode_index(part)

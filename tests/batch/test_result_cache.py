@@ -1,4 +1,4 @@
-"""Which results are found again, and what becomes of a database that is not as it should be."""
+"""Which results are reused, and the handling of broken databases."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def cache(tmp_path: Path) -> Iterator[ResultCache]:
         yield cache
 
 
-def test_a_result_is_that_of_the_line_that_asks(cache: ResultCache) -> None:
-    """With its ids and its time; what the model said stays."""
+def test_a_result_is_adapted_to_its_line(cache: ResultCache) -> None:
+    """It gets the line's IDs and time; the model's text stays."""
     text = b'{"id":"chatcmpl-%s","created":7,"text":"\\"created\\":100"}' % SECOND.encode()
     assert cache.find(KEY, SECOND, 7) == text
     assert cache.find(b"x" * 16, SECOND, 7) is None
 
 
 def test_another_scope_finds_nothing(cache: ResultCache, tmp_path: Path) -> None:
-    """Results of another model, or of another way to compute them, are not these."""
+    """Results of another model, or of another way to compute them, are different."""
     with closing(ResultCache.open(tmp_path, Scope(b"two", "model"))) as other:
         assert other.find(KEY, SECOND, 7) is None
         assert cache.find(KEY, SECOND, 7) is not None
 
 
 def test_several_runs_share_a_folder(tmp_path: Path) -> None:
-    """At the same time: each finds what another has written, and none waits for the other's end."""
+    """Each run finds what another has written at the same time, without waiting for its end."""
     with (
         closing(ResultCache.open(tmp_path, SCOPE)) as one,
         closing(ResultCache.open(tmp_path, SCOPE)) as other,
@@ -92,17 +92,17 @@ def test_several_runs_share_a_folder(tmp_path: Path) -> None:
         (CHAT, {**GREEDY, "model": 1}, None),
     ],
 )
-def test_only_what_another_run_would_answer_alike_has_a_key(
+def test_only_reproducible_requests_have_a_key(
     url: str, body: dict[str, Any], *, is_determined: bool | None
 ) -> None:
-    """All that is run has one where that is asked for."""
+    """With `sampled`, every request has one."""
     assert (key_of(body, url) is not None) == bool(is_determined)
     sampled = ResultKeys(["m"], sampled=True).key_of(url, body, FIRST)
     assert (sampled is not None) == (is_determined is not None)
 
 
-def test_what_no_reply_depends_on_is_in_no_key() -> None:
-    """Nor is the order of parameters; anything else is."""
+def test_keys_ignore_parameters_without_effect() -> None:
+    """They ignore the order of parameters too, and nothing else."""
     key = key_of({**GREEDY, "max_tokens": 3})
     assert key == key_of({"max_tokens": 3, **GREEDY, "user": "me", "metadata": {}})
     others = [{**GREEDY, "max_tokens": 4}, GREEDY, {**GREEDY, "max_tokens": 3, "model": "b"}]
@@ -112,7 +112,7 @@ def test_what_no_reply_depends_on_is_in_no_key() -> None:
 
 @given(custom_id=st.text(), text=st.text(st.characters(codec="utf-8")))
 def test_a_row_of_a_cached_reply_is_the_row_of_the_reply(custom_id: str, text: str) -> None:
-    """Byte for byte."""
+    """They are equal byte for byte."""
     line = Line(1, custom_id.encode("utf-8", "replace").decode(), CHAT, {}, FIRST)
     body = {"id": "x", "text": text}
     printed = print_reply(line, 200, body)
@@ -120,8 +120,8 @@ def test_a_row_of_a_cached_reply_is_the_row_of_the_reply(custom_id: str, text: s
     assert print_cached(line, printed[start : -len(b'},"error":null}\n')]) == printed
 
 
-def test_a_body_that_was_damaged_is_not_found(cache: ResultCache, tmp_path: Path) -> None:
-    """It is computed again, and written anew."""
+def test_a_damaged_body_is_not_found(cache: ResultCache, tmp_path: Path) -> None:
+    """It is computed and written again."""
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
         database.execute("UPDATE results SET record = X'00'")
     assert cache.find(KEY, SECOND, 7) is None
@@ -131,18 +131,18 @@ def test_a_body_that_was_damaged_is_not_found(cache: ResultCache, tmp_path: Path
 
 
 def foreign(path: Path) -> None:
-    """Write something that is no database."""
+    """Write a file that is not a database."""
     path.write_bytes(b"no database" * 1_000)
 
 
 def newer(path: Path) -> None:
-    """Make a database of a version to come."""
+    """Write a database of a future version."""
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 99")
 
 
 def torn(path: Path) -> None:
-    """Cut a database in the middle of its first page."""
+    """Truncate a database in the middle of its first page."""
     with closing(ResultCache.open(path.parent, SCOPE)) as cache:
         cache.add(KEY, FIRST, 100, REPLY)
     path.write_bytes(path.read_bytes()[:2_000])
@@ -155,9 +155,7 @@ def unwritable(path: Path) -> None:
 
 @pytest.mark.parametrize("version", [0, VERSION])
 @pytest.mark.parametrize("name", ["runs", "results"])
-def test_a_database_of_another_program_stays_as_it_was(
-    tmp_path: Path, name: str, version: int
-) -> None:
+def test_another_programs_database_stays_unchanged(tmp_path: Path, name: str, version: int) -> None:
     """The cache adds no table to it, and no journal next to it."""
     path = tmp_path / FILE_NAME
     with closing(sqlite3.connect(path)) as database:
@@ -170,19 +168,17 @@ def test_a_database_of_another_program_stays_as_it_was(
 
 
 @pytest.mark.parametrize("harm", [foreign, newer, torn, unwritable])
-def test_a_database_that_cannot_be_used_says_so(
-    tmp_path: Path, harm: Callable[[Path], None]
-) -> None:
-    """In one kind of error."""
+def test_an_unusable_database_is_reported(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """There is one type of error."""
     harm(tmp_path / FILE_NAME)
     with pytest.raises(CacheError):
         ResultCache.open(tmp_path, SCOPE)
 
 
-def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    """A file is in its way."""
+def test_an_unusable_folder_is_reported(tmp_path: Path) -> None:
+    """A file is in its place."""
     (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match="cannot be made"):
+    with pytest.raises(CacheError, match="cannot create the folder"):
         ResultCache.open(tmp_path / "file", SCOPE)
 
 
@@ -196,10 +192,10 @@ def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> sqlite3.Connection:
     return open_database(folder)
 
 
-def test_the_results_that_were_used_longest_ago_make_room(
+def test_the_least_recently_used_results_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file becomes smaller, and what was used last stays."""
+    """The file shrinks, and recently used results stay."""
     with closing(filled(tmp_path, monkeypatch)) as database:
         before = [(total.model, total.num_results, total.used) for total in list_totals(database)]
         assert before == [("m0", 3_000, 4 * 86_400), ("m1", 3_000, 3 * 86_400)]
@@ -210,10 +206,10 @@ def test_the_results_that_were_used_longest_ago_make_room(
         assert (tmp_path / FILE_NAME).stat().st_size < 5_000_000
 
 
-def test_results_that_nobody_used_for_long_are_removed(
+def test_unused_results_are_removed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a cache is closed; a use makes them young again."""
+    """It happens when a cache is closed; each use restarts the time."""
     filled(tmp_path, monkeypatch).close()
     monkeypatch.setattr(result_cache.time, "time", lambda: 93 * 86_400 + 5.0)
     with closing(ResultCache.open(tmp_path, Scope(b"1", "m1"))) as cache:

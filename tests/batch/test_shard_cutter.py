@@ -1,4 +1,4 @@
-"""Cutting: every byte and every line in one shard, whatever the lines are like."""
+"""Cutting: every byte and every line is in one shard, whatever the lines are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITS = st.builds(ShardLimits, st.integers(1, 9), st.integers(1, 120))
 
 
 def cut(lengths: list[int], limits: ShardLimits, stop_after: int | None = None) -> list[Shard]:
-    """Return the shards of lines of these lengths; at `stop_after` another run goes on."""
+    """Return the shards of lines of these lengths; at `stop_after` another run continues."""
     cutter = ShardCutter("batch_1", limits)
     shards, position = [], 0
     for number, length in enumerate(lengths, start=1):
@@ -29,7 +29,7 @@ def cut(lengths: list[int], limits: ShardLimits, stop_after: int | None = None) 
 
 @given(LENGTHS, LIMITS)
 def test_shards_cover_the_file(lengths: list[int], limits: ShardLimits) -> None:
-    """Without a gap, without an overlap, and numbered from 0."""
+    """There are no gaps and no overlaps, and numbers start at 0."""
     shards = cut(lengths, limits)
     assert [shard.number for shard in shards] == list(range(len(shards)))
     edges = [0, *(shard.end for shard in shards)]
@@ -40,15 +40,15 @@ def test_shards_cover_the_file(lengths: list[int], limits: ShardLimits) -> None:
 
 
 @given(LENGTHS, LIMITS)
-def test_shards_keep_their_limits(lengths: list[int], limits: ShardLimits) -> None:
-    """Lines and bytes; only a line that is too long alone passes, alone."""
+def test_shards_observe_their_limits(lengths: list[int], limits: ShardLimits) -> None:
+    """Both lines and bytes are limited; only a single long line may exceed the limit."""
     for shard in cut(lengths, limits):
         assert 1 <= shard.num_rows <= limits.max_lines
         assert shard.end - shard.start <= limits.max_bytes or shard.num_rows == 1
 
 
-def test_a_large_file_has_longer_shards_and_many_still() -> None:
-    """Small ones keep theirs; of 10⁹ lines of 1 kB a shard's rows fill a segment."""
+def test_a_large_file_has_longer_shards() -> None:
+    """Small ones keep theirs; for 10⁹ lines of 1 kB a shard's rows fill a segment."""
     limits = ShardLimits()
     of_gib = {gib: limits.for_file(gib * 2**30) for gib in (0, 1, 16, 32, 64, 931)}
     assert [of.max_lines for of in of_gib.values()] == [4096, 4096, 4096, 8192, 16_384, 16_384]
@@ -58,10 +58,10 @@ def test_a_large_file_has_longer_shards_and_many_still() -> None:
 
 
 @given(LENGTHS, LIMITS, st.integers(1, 60))
-def test_another_run_cuts_as_the_first_would_have(
+def test_another_run_cuts_in_the_same_places(
     lengths: list[int], limits: ShardLimits, stop_after: int
 ) -> None:
-    """The cutter's fields are all that it knows."""
+    """The cutter's fields are its whole state."""
     assert cut(lengths, limits, stop_after) == cut(lengths, limits)
 
 
@@ -69,10 +69,10 @@ def test_another_run_cuts_as_the_first_would_have(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.integers(1, 50)), max_size=30),
     LIMITS,
 )
-def test_blank_lines_make_no_shard_longer_than_its_limits(
+def test_blank_lines_do_not_lengthen_a_shard(
     lines: list[tuple[int, int, int]], limits: ShardLimits
 ) -> None:
-    """However many there are before, between and after; every request is in one shard still."""
+    """Any number may precede, separate or follow requests; every request is in one shard."""
     cutter = ShardCutter("batch_1", limits)
     shards, line, position = [], 0, 0
     places = []

@@ -1,4 +1,4 @@
-"""The moves of a batch: forward only, and none from an end."""
+"""The status transitions of a batch: forward only, and none from a final status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEW = Batch(
 
 @given(st.lists(st.sampled_from(Status)))
 def test_no_sequence_of_events_moves_a_status_backwards(events: list[Status]) -> None:
-    """Whatever is asked for in whatever order: ranks only grow, and an end is an end."""
+    """For any order of events, ranks only increase, and a final status stays."""
     batch = NEW
     for now, event in enumerate(events, start=1):
         before = batch
@@ -35,8 +35,8 @@ def test_no_sequence_of_events_moves_a_status_backwards(events: list[Status]) ->
 
 
 @given(st.lists(st.sampled_from(Status), max_size=12))
-def test_times_of_a_batch_follow_one_another(events: list[Status]) -> None:
-    """A time is set once, by the move that it tells of, and none is set for what never was."""
+def test_the_times_of_a_batch_are_in_order(events: list[Status]) -> None:
+    """A time is set once, by its transition, and only for a status that was reached."""
     batch, passed = NEW, [Status.VALIDATING]
     for now, event in enumerate(events, start=1):
         with suppress(InvalidMove):
@@ -49,8 +49,8 @@ def test_times_of_a_batch_follow_one_another(events: list[Status]) -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_every_status_leads_to_an_end(status: Status) -> None:
-    """From each there is a way to a terminal one, and terminal ones lead nowhere."""
+def test_every_status_leads_to_a_final_one(status: Status) -> None:
+    """Every status can reach a final one, and final ones lead nowhere."""
     assert (status in TERMINAL) == (not MOVES[status])
     reached, frontier = set(), {status}
     while frontier:
@@ -59,8 +59,8 @@ def test_every_status_leads_to_an_end(status: Status) -> None:
     assert reached & TERMINAL
 
 
-def test_these_are_openais_statuses_and_moves() -> None:
-    """As the design has them, with the one move more that an ADR explains."""
+def test_statuses_and_transitions_are_openais() -> None:
+    """The design adds one transition, explained in an ADR."""
     named = {
         "validating": {"in_progress", "failed", "expired", "cancelling"},
         "in_progress": {"finalizing", "expired", "cancelling"},
@@ -72,7 +72,7 @@ def test_these_are_openais_statuses_and_moves() -> None:
     assert sources_of(Status.CANCELLED) == (Status.CANCELLING,)
 
 
-def test_a_refused_move_names_both_statuses() -> None:
-    """So that a log line says what was tried."""
+def test_a_refused_transition_has_both_statuses() -> None:
+    """Log lines then show the attempt."""
     with pytest.raises(InvalidMove, match="completed cannot become failed"):
         check_move(Status.COMPLETED, Status.FAILED)

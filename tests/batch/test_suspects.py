@@ -1,4 +1,4 @@
-"""Suspects: groups, trials and verdicts, whatever engines die of."""
+"""Suspects: groups, trials and verdicts, whatever kills the engines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidemill.batch.suspects import Suspects, Verdict
 
 
 def on_trial(suspects: Suspects) -> list[int]:
-    """Return the next group, all of which runs from now on."""
+    """Return the next group, all of which is running from now on."""
     numbers = []
     while (number := suspects.pop()) is not None:
         numbers.append(number)
     return numbers
 
 
-def test_a_group_that_is_added_waits_behind_the_others() -> None:
+def test_an_added_group_waits_after_the_others() -> None:
     """An empty group is not added, and none is handed out while another group is on trial."""
     suspects = Suspects([(), (1, 2)])
     suspects.add(())
@@ -31,15 +31,15 @@ def test_a_group_that_is_added_waits_behind_the_others() -> None:
     assert on_trial(suspects) == [5]
 
 
-def test_a_request_that_is_dropped_leaves_its_group() -> None:
-    """A group without requests is dropped with its last one."""
+def test_a_dropped_request_leaves_its_group() -> None:
+    """A group is dropped with its last request."""
     suspects = Suspects([(1, 2), (3,)])
     suspects.drop(1)
     suspects.drop(3)
     assert suspects.groups == ((2,),)
 
 
-def test_a_trial_in_a_broken_machine_changes_nothing() -> None:
+def test_a_trial_on_a_faulty_machine_changes_nothing() -> None:
     """The same group is tried again: it is neither halved nor quarantined."""
     suspects = Suspects([(1,), (2, 3)])
     assert on_trial(suspects) == [1]
@@ -49,7 +49,7 @@ def test_a_trial_in_a_broken_machine_changes_nothing() -> None:
     assert suspects.groups == ((1,), (2, 3))
 
 
-def test_a_verdict_is_carried_out_as_it_was_judged() -> None:
+def test_a_verdict_is_applied_as_it_was_returned() -> None:
     """Halves come first, a group of new suspects last."""
     suspects = Suspects([(1, 2, 3, 4, 5), (9,)])
     on_trial(suspects)
@@ -61,7 +61,7 @@ def test_a_verdict_is_carried_out_as_it_was_judged() -> None:
 
 
 class Machines:
-    """Engines that have requests at random, and die of those that are deadly."""
+    """Engines with random requests, which die of the deadly ones."""
 
     def __init__(self, deadly: set[int], count: int, room: int, random: Random) -> None:
         self.deadly = deadly
@@ -85,7 +85,7 @@ class Machines:
                     engine.add(waiting.pop())
 
     def step(self, *, may_kill: bool) -> None:
-        """End one request, or an engine by it or by chance."""
+        """End one request, or an engine, by the request or by chance."""
         engine = self.random.choice([engine for engine in self.engines if engine])
         number = self.random.choice(sorted(engine))
         is_chance = may_kill and (engine is not self.trial or len(engine) > 1)
@@ -123,8 +123,8 @@ def test_exactly_the_deadly_requests_are_quarantined(
 ) -> None:
     """Each deadly request is quarantined once, and every other request gets its row.
 
-    A deadly request costs a death in company, one for each halving, and one alone. An engine that
-    dies by chance costs one death, and no more than the halvings of its group.
+    A deadly request costs one death with other requests, one for each halving, and one alone. An
+    engine that dies by chance costs one death, and at most the halvings of its group.
     """
     deadly = {number for number in deadly if number < num_requests}
     machines = Machines(deadly, num_engines, room, random)

@@ -1,4 +1,4 @@
-"""What is wrong with the lines of a file, and with a file as a whole."""
+"""Errors of a file's lines, and of a file as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 
 
 def request(**changes: Any) -> dict[str, Any]:
-    """Return a good request for model `m`; a change to None leaves the field out."""
+    """Return a valid request for model `m`; a change to None removes the field."""
     fields = {"custom_id": "c", "method": "POST", "url": CHAT, "body": {"model": "m"}} | changes
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -35,7 +35,7 @@ def check(
     aliases: dict[str, str] | None = None,
     endpoint: str | None = None,
 ) -> Findings:
-    """Return what is found in these lines."""
+    """Return the findings for these lines."""
     findings = Findings()
     named = {**(aliases or {}), **{model: model for model in models}}
     checker = LineChecker(findings, models=named, endpoint=endpoint, add_id=lambda _id, _line: None)
@@ -46,12 +46,12 @@ def check(
 
 
 def codes(findings: Findings) -> list[str]:
-    """Return the codes of what was found."""
+    """Return the codes of the errors."""
     return [error.code for error in findings.errors]
 
 
-def test_good_lines_are_counted_and_tell_what_the_file_is_for() -> None:
-    """Model and endpoint are those of the first line; other endpoints may follow."""
+def test_valid_lines_are_counted_and_set_the_model_and_endpoint() -> None:
+    """Model and endpoint come from the first line; other endpoints may follow."""
     findings = check(request(url="/chat/completions"), request(url="/v1/completions"))
     expected = ExpectedTokens(input=43, output=0)
     assert findings == Findings(num_rows=2, model="m", endpoint=CHAT, expected=expected)
@@ -76,10 +76,10 @@ def test_good_lines_are_counted_and_tell_what_the_file_is_for() -> None:
         (request(body={"model": "m", "stream": "True"}), "stream_not_supported", "body.stream"),
     ],
 )
-def test_each_mistake_has_its_code_and_line(
+def test_each_error_has_its_code_and_line(
     line: dict[str, Any] | bytes, code: str, param: str | None
 ) -> None:
-    """The lines around it are good."""
+    """The lines around it are valid."""
     findings = check(request(), line, request())
     [error] = findings.errors
     assert (error.code, error.param, error.line) == (code, param, 2)
@@ -87,16 +87,16 @@ def test_each_mistake_has_its_code_and_line(
     assert findings.num_errors == 1
 
 
-def test_a_model_may_be_left_out_where_there_is_one() -> None:
-    """It is that one; where there are two the line must say which."""
+def test_the_only_model_may_be_left_out() -> None:
+    """Lines of a server with two models need one."""
     assert check(request(body={})).model == "m"
     [error] = check(request(body={}), models=("m", "n")).errors
     assert error.code == "missing_required_parameter"
     assert "Served: m, n." in error.message
 
 
-def test_one_model_a_file() -> None:
-    """The first line whose model is served decides; the others are told so."""
+def test_a_file_has_one_model() -> None:
+    """The first line with a served model decides; lines with another one are errors."""
     lines = [request(body={"model": model}) for model in ("x", "n", "m", "n")]
     findings = check(*lines, models=("m", "n"))
     assert findings.model == "n"
@@ -106,8 +106,8 @@ def test_one_model_a_file() -> None:
     ]
 
 
-def test_without_a_model_served_none_is_found() -> None:
-    """Also when the line names none."""
+def test_without_a_served_model_every_line_is_an_error() -> None:
+    """Lines without a model are errors too."""
     lines = [request(), request(body={})]
     findings = check(*lines, models=())
     assert codes(findings) == ["model_not_found", "missing_required_parameter"]
@@ -115,18 +115,18 @@ def test_without_a_model_served_none_is_found() -> None:
 
 
 def asking(*models: str) -> list[dict[str, Any]]:
-    """Return a good line for each of these names."""
+    """Return a valid line for each of these names."""
     return [request(body={"model": model}) for model in models]
 
 
 def test_lines_may_mix_the_names_of_one_model() -> None:
-    """The file is for the model that they mean."""
+    """The file is for the model behind the names."""
     findings = check(*asking("gpt", "m", "gpt-mini"), aliases={"gpt": "m", "gpt-mini": "m"})
     assert (findings.model, findings.errors) == ("m", [])
 
 
 def test_lines_may_mix_a_model_and_its_adapters() -> None:
-    """The file is for the model, whose workers run them all; another model's adapter is not."""
+    """The file is for the model, whose workers run them all; another one's adapter is an error."""
     adapters = {"sql": "m", "tone": "m", "other": "n"}
     findings = check(*asking("sql", "m", "tone"), models=("m", "n"), aliases=adapters)
     assert (findings.model, findings.errors) == ("m", [])
@@ -135,15 +135,15 @@ def test_lines_may_mix_a_model_and_its_adapters() -> None:
 
 
 def test_names_of_two_models_do_not_mix() -> None:
-    """Even if neither line says the model's own name."""
+    """No line uses a model's own name."""
     aliases = {"a": "m", "b": "n"}
     findings = check(*asking("a", "b"), models=("m", "n"), aliases=aliases)
     assert codes(findings) == ["model_mismatch"]
-    assert "the model is 'n', but the file began with 'm'" in findings.errors[0].message
+    assert "the model is 'n', but earlier lines use 'm'" in findings.errors[0].message
 
 
-def test_a_star_takes_every_name_that_is_no_models() -> None:
-    """Exact names win over it, and a line without a model cannot mean one of two."""
+def test_a_wildcard_matches_every_other_name() -> None:
+    """Exact names take precedence, and a line without a model is ambiguous."""
     aliases = {"*": "n"}
     assert (
         check(*asking("gpt-4o", "n", "whatever"), models=("m", "n"), aliases=aliases).model == "n"
@@ -153,19 +153,19 @@ def test_a_star_takes_every_name_that_is_no_models() -> None:
         "model_mismatch"
     ]
     nameless = check(request(body={}), models=("m", "n"), aliases=aliases)
-    assert nameless.errors[0].message == "`model` is missing. Served: m, n."
+    assert nameless.errors[0].message == "`model` is required. Served: m, n."
     assert check(request(body={}), aliases={"gpt": "m", "*": "m"}).model == "m"
 
 
-def test_all_urls_must_agree_only_where_that_was_asked_for() -> None:
-    """Any spelling of the endpoint does."""
+def test_all_urls_must_match_a_given_endpoint() -> None:
+    """Any spelling of the endpoint matches."""
     lines = [request(url="/chat/completions"), request(url="/v1/completions")]
     assert codes(check(*lines)) == []
     assert codes(check(*lines, endpoint=CHAT)) == ["url_mismatch"]
 
 
-def test_ids_of_bad_lines_count_too() -> None:
-    """They get a row, and two rows of one id could not be told apart."""
+def test_ids_of_invalid_lines_count_too() -> None:
+    """They get a row, and two rows of one ID would be ambiguous."""
     found: list[tuple[str, int]] = []
     checker = LineChecker(
         Findings(), models={"m": "m"}, endpoint=None, add_id=lambda *each: found.append(each)
@@ -176,7 +176,7 @@ def test_ids_of_bad_lines_count_too() -> None:
     assert found == [("c", 1), ("c", 3)]
 
 
-def test_what_a_line_says_is_shown_in_part_only() -> None:
+def test_quoted_values_are_truncated() -> None:
     """A batch has room for a hundred messages, whatever is in the file."""
     findings = check(
         request(url="/" + "u" * 9999),
@@ -188,28 +188,28 @@ def test_what_a_line_says_is_shown_in_part_only() -> None:
 
 
 def test_a_hundred_errors_are_listed_and_all_are_counted() -> None:
-    """The last entry says how many more there are."""
+    """The last entry has the number of the others."""
     findings = check(*[b"{"] * 250)
     verdict = judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="fail")
     assert verdict.num_errors == 250
     assert [error.line for error in verdict.errors] == [*range(1, 101), None]
-    assert verdict.errors[-1].message == "There are 150 more errors."
+    assert verdict.errors[-1].message == "150 more errors are not listed."
 
 
 @pytest.mark.parametrize("choice", ["fail", "skip"])
-def test_unknown_parameters_are_errors_where_that_is_strict(choice: OnInvalidLine) -> None:
-    """Each name once, at its first line; else the file is good."""
+def test_unknown_parameters_are_errors_with_strict_parameters(choice: OnInvalidLine) -> None:
+    """Each name is one error, at its first line; otherwise the file is valid."""
     findings = check(request(), *[request(body={"model": "m", "temprature": 1})] * 2)
     assert judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line=choice) == Verdict()
     verdict = judge(
         findings, NO_DUPLICATES, mistake=None, on_invalid_line=choice, strict_parameters=True
     )
-    message = f"`temprature` in 2 lines is no parameter of {CHAT}; did you mean `temperature`?"
+    message = f"`temprature` in 2 lines is not a parameter of {CHAT}; did you mean `temperature`?"
     error = BatchError("unknown_parameter", message, "body.temprature", 2)
     assert verdict == Verdict(1, (error,))
 
 
-def test_repeated_ids_stand_among_the_others_in_the_order_of_lines() -> None:
+def test_repeated_ids_are_listed_in_line_order() -> None:
     """Both kinds count together, and the first hundred of both are listed."""
     findings = Findings(
         num_rows=1000,
@@ -223,18 +223,18 @@ def test_repeated_ids_stand_among_the_others_in_the_order_of_lines() -> None:
     assert verdict.num_errors == 560
     lines = [error.line for error in verdict.errors[:-1]]
     assert lines == sorted([*range(10, 510, 10), *range(15, 515, 10)])
-    assert verdict.errors[-1].message == "There are 460 more errors."
+    assert verdict.errors[-1].message == "460 more errors are not listed."
 
 
-def test_a_good_file_has_no_errors() -> None:
-    """The verdict says so by their number."""
+def test_a_valid_file_has_no_errors() -> None:
+    """The verdict's number of errors is 0."""
     verdict = judge(check(request()), NO_DUPLICATES, mistake="odd", on_invalid_line="fail")
     assert verdict.num_errors == 0
     assert verdict.errors == ()
 
 
 def test_skipped_lines_do_not_fail_a_file() -> None:
-    """Unless its ids are repeated, or no line could be run at all."""
+    """It fails only if IDs repeat or no line can run."""
     findings = check(b"{", request())
     assert judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="skip").num_errors == 0
     duplicates = Duplicates(1, (Duplicate(9, 2),))
@@ -246,22 +246,22 @@ def test_skipped_lines_do_not_fail_a_file() -> None:
 
 
 def test_a_file_without_lines_is_empty() -> None:
-    """Whatever is to be done with invalid ones."""
+    """The option for invalid lines does not matter."""
     for choice in ("fail", "skip"):
         verdict = judge(Findings(), NO_DUPLICATES, mistake=None, on_invalid_line=choice)
         assert [error.code for error in verdict.errors] == ["empty_file"]
 
 
 def test_a_file_of_another_kind_gets_one_clear_message() -> None:
-    """What its beginning looks like replaces what each of its lines lacks."""
+    """A description of its beginning replaces the errors of its lines."""
     findings = check(b"custom_id,url", b"a,b")
     verdict = judge(findings, NO_DUPLICATES, mistake="This is CSV.", on_invalid_line="fail")
     assert verdict.num_errors == 2
     assert verdict.errors == (BatchError("invalid_json_line", "This is CSV."),)
 
 
-def test_urls_as_long_as_lines_are_not_kept() -> None:
-    """What is remembered of urls stays in a Lambda for hours: short ones only."""
+def test_long_urls_are_not_cached() -> None:
+    """Cached URLs stay in a Lambda for hours, so only short ones are."""
     _route_of_short.cache_clear()
     findings = check(request(url="/x" * 1_000_000), request(url="/completions"))
     assert [error.code for error in findings.errors] == ["invalid_url"]

@@ -1,4 +1,4 @@
-"""Hours of the week, as a configuration says them."""
+"""Weekly hours, as configured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MON, WED, FRI, SAT, SUN = 1, 3, 5, 6, 7
     ],
 )
 def test_a_time_is_inside_or_outside(text: str, inside: list[float], outside: list[float]) -> None:
-    """To the minute, in UTC."""
+    """It is exact to the minute, in UTC."""
     hours = WeeklyHours.parse(text)
     assert all(hours.covers(moment) for moment in inside)
     assert not any(hours.covers(moment) for moment in outside)
@@ -52,7 +52,7 @@ def test_a_time_is_inside_or_outside(text: str, inside: list[float], outside: li
         "24:59-06:00",
     ],
 )
-def test_other_words_are_refused(text: str) -> None:
-    """With the form that is meant."""
-    with pytest.raises(ValueError, match="is no span such as Mon-Fri 07:00-18:00"):
+def test_invalid_spans_are_refused(text: str) -> None:
+    """The error shows an example."""
+    with pytest.raises(ValueError, match="is not a span such as Mon-Fri 07:00-18:00"):
         WeeklyHours.parse(text)

@@ -26,7 +26,7 @@ from tidemill.handler.tenants.keys import KeyStore
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
-# Answers whatever is asked of it, so that endpoints that our engine does not serve can be tried.
+# It answers every request, so that endpoints that our engine does not support can be tried.
 SCRIPTED = "scripted"
 QUICK = {
     "TIDEMILL_LEASE_SECONDS": "6",
@@ -36,7 +36,7 @@ QUICK = {
 
 
 class Api(NamedTuple):
-    """What a client is told of a deployment."""
+    """The address and key of a deployment."""
 
     url: str
     key: str
@@ -44,7 +44,7 @@ class Api(NamedTuple):
 
 @pytest.fixture(scope="module")
 def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Return the address and a key of a deployment that runs what it is given."""
+    """Return the address and a key of a deployment that runs its batches."""
     resources = create_resources(
         ministack.endpoint_url, prefix="clients", models=[demo.NAME, SCRIPTED]
     )
@@ -65,12 +65,12 @@ def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             TIDEMILL_ENGINE_COMMAND=json.dumps([sys.executable, str(ENGINE)]),
         )
         with serving(cloud), listening() as url:
-            cached_deployment()  # before a test, which leaves the process as it was
+            cached_deployment()  # before a test, because it changes the process
             yield Api(f"{url}/v1", cloud.run(making))
 
 
 @pytest.fixture
 def client(api: Api) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's client, made as its documents say."""
+    """Return OpenAI's client, configured as in its documentation."""
     with openai.OpenAI(base_url=api.url, api_key=api.key) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What SGLang's documents do with batches: upload, run, poll, fetch, delete; and cancel."""
+"""The batch flow of SGLang's documentation: upload, run, poll, download, delete; and cancel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ URLS = [
 
 
 def write_file(path: Path, url: str, bodies: Sequence[dict[str, Any]]) -> None:
-    """Write requests for one url."""
+    """Write requests for one URL."""
     with path.open("w", encoding="utf-8") as file:
         for number, body in enumerate(bodies):
             line = {
@@ -69,7 +69,7 @@ def write_file(path: Path, url: str, bodies: Sequence[dict[str, Any]]) -> None:
 
 
 def submit(client: openai.OpenAI, path: Path, endpoint: Any) -> Batch:
-    """Upload a file and make a batch of it."""
+    """Upload a file and create a batch from it."""
     with path.open("rb") as file:
         uploaded = client.files.create(file=file, purpose="batch")
     return client.batches.create(
@@ -78,7 +78,7 @@ def submit(client: openai.OpenAI, path: Path, endpoint: Any) -> Batch:
 
 
 def poll(client: openai.OpenAI, batch: Batch, holds: Callable[[Batch], bool]) -> Batch:
-    """Return the batch as soon as something holds for it."""
+    """Return the batch as soon as a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not holds(batch):
         assert time.monotonic() < deadline, f"it is still {batch.status}"
@@ -88,14 +88,14 @@ def poll(client: openai.OpenAI, batch: Batch, holds: Callable[[Batch], bool]) ->
 
 
 def has_ended(batch: Batch) -> bool:
-    """Say whether nothing more comes."""
+    """Say whether the batch has ended."""
     return batch.status in ENDED
 
 
 def answer_and_clear_away(
     client: openai.OpenAI, path: Path, url: str, endpoint: str, body: dict[str, Any]
 ) -> None:
-    """Have twenty requests answered, look at the rows, delete both files."""
+    """Run twenty requests, check the rows, and delete both files."""
     write_file(path, url, [{"model": demo.NAME, **body, **SAMPLING}] * 20)
     batch = poll(client, submit(client, path, endpoint), has_ended)
     assert batch.status == "completed"
@@ -112,7 +112,7 @@ def answer_and_clear_away(
 
 
 def cancel_on_the_way(client: openai.OpenAI, path: Path, bodies: Sequence[dict[str, Any]]) -> None:
-    """Cancel a batch of which some rows are done, look at what is kept, delete both files."""
+    """Cancel a batch with some finished rows, check the kept rows, and delete both files."""
     write_file(path, "/chat/completions", bodies)
     batch = submit(client, path, "/v1/chat/completions")
     batch = poll(

@@ -1,4 +1,4 @@
-"""The commands of `tidemill` as people type them, against the API and against `tidemill serve`."""
+"""The commands of `tidemill` against the API and against `tidemill serve`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Type = Callable[..., Said]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Return the address and the key of a server that answers as bodies say."""
+    """Return the address and the key of a server that answers as bodies request."""
     names = ("--served-model-name", demo.NAME, SCRIPTED)
     with served(tmp_path_factory.mktemp("server"), *names, "--api-key", "sk-one") as found:
         yield Api(str(found.client.base_url), "sk-one")
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(autouse=True, scope="module")
 def started(api: Api, server: Api) -> None:
-    """Start both before the first test, which leaves the process as it was."""
+    """Start both before the first test, because they change the process."""
 
 
 @pytest.fixture(params=["server", "api"])
@@ -41,7 +41,7 @@ def typed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Type:
-    """Return a function that types a command in a folder of its own."""
+    """Return a function that runs a command in a separate folder."""
     api: Api = request.getfixturevalue(request.param)
     monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
     monkeypatch.setenv("TIDEMILL_API_KEY", api.key)
@@ -51,10 +51,10 @@ def typed(
     def type_(*arguments: str) -> Said:
         capfd.readouterr()
         status = main(arguments)
-        said = capfd.readouterr()
-        # The API of this process may log to the same place.
-        out = re.sub(r'^{.*"service":"tidemill".*}\n', "", said.out, flags=re.MULTILINE)
-        return Said(status, out, said.err)
+        result = capfd.readouterr()
+        # The API of this process may log to the same stream.
+        out = re.sub(r'^{.*"service":"tidemill".*}\n', "", result.out, flags=re.MULTILINE)
+        return Said(status, out, result.err)
 
     return type_
 
@@ -72,52 +72,52 @@ def write(name: str, *lines: dict[str, Any]) -> str:
 
 
 def custom_ids(name: str) -> list[str]:
-    """Return the ids of the rows in a file, in their order."""
+    """Return the IDs of the rows in a file, in order."""
     return [json.loads(row)["custom_id"] for row in Path(name).read_text().splitlines()]
 
 
-def test_the_example_file_is_answered(typed: Type) -> None:
-    """Looked at, uploaded, run by the demo model, fetched: every line has its row."""
-    said = typed("submit", str(EXAMPLE), "--wait", "-o", "rows.jsonl", "-e", "errors.jsonl")
+def test_the_example_file_is_run(typed: Type) -> None:
+    """It is checked, uploaded, run by the demo model and downloaded: every line has its row."""
+    result = typed("submit", str(EXAMPLE), "--wait", "-o", "rows.jsonl", "-e", "errors.jsonl")
     lines = [json.loads(one) for one in EXAMPLE.read_text().splitlines()]
-    assert said.status == 0, said.err
+    assert result.status == 0, result.err
     assert custom_ids("rows.jsonl") == [one["custom_id"] for one in lines]
     assert not Path("errors.jsonl").exists()
-    batch_id = said.out.strip()
+    batch_id = result.out.strip()
     assert typed("submit", str(EXAMPLE), "--dry-run").status == 0
     detail = typed("status", batch_id)
     assert demo.NAME in detail.out
     assert f"{len(lines)} ok, 0 failed, of {len(lines)}" in detail.out
 
 
-def test_a_large_file_goes_through_the_storage(typed: Type) -> None:
-    """In parts, by addresses of each; its rows come back to the byte and in order."""
+def test_a_large_file_is_uploaded_to_the_storage(typed: Type) -> None:
+    """It is uploaded in parts by presigned URLs; its rows come back complete and in order."""
     file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(20)))
-    said = typed("submit", file, "--wait", "--json")
-    assert said.status == 0, said.err
+    result = typed("submit", file, "--wait", "--json")
+    assert result.status == 0, result.err
     assert custom_ids("in.output.jsonl") == [str(number) for number in range(20)]
-    ended = said.values[-1]
+    ended = result.values[-1]
     assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
     assert typed("results", ended["id"], "-o", "again.jsonl").status == 0
     assert Path("again.jsonl").read_bytes() == Path("in.output.jsonl").read_bytes()
 
 
-def test_rows_that_failed_are_apart_and_the_status_says_so(typed: Type) -> None:
-    """As many as there are, each in the file of its kind."""
+def test_failed_rows_are_separate_and_set_the_exit_status(typed: Type) -> None:
+    """Successes and failures are in separate files, and none is missing."""
     lines = [line("good"), line("bad", status=400), line("fine")]
-    said = typed("submit", write("in.jsonl", *lines), "--wait")
-    assert said.status == 3
+    result = typed("submit", write("in.jsonl", *lines), "--wait")
+    assert result.status == 3
     assert custom_ids("in.output.jsonl") == ["good", "fine"]
     assert custom_ids("in.errors.jsonl") == ["bad"]
     assert typed("status", "@last", "--watch").status == 3
-    shown = typed("results", said.out.strip(), "-o", "-")
+    shown = typed("results", result.out.strip(), "-o", "-")
     assert [value["custom_id"] for value in shown.values] == ["good", "fine"]
 
 
 def test_rows_are_followed_while_the_batch_runs(
     typed: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slow one, which waits until the others are printed, comes last, and each comes once."""
+    """The slow row, which waits until the others are printed, is last, and each is printed once."""
     gate, sweep, num_rows = tmp_path / "gate", RowFollower.sweep, 0
 
     def counted(follower: RowFollower) -> Iterator[Any]:
@@ -131,27 +131,27 @@ def test_rows_are_followed_while_the_batch_runs(
     monkeypatch.setattr(RowFollower, "sweep", counted)
     lines = [line("slow", gate=str(gate)), *(line(str(number)) for number in range(10))]
     batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
-    said = typed("results", batch_id, "--follow")
-    assert said.status == 0, said.err
-    found = [value["custom_id"] for value in said.values]
+    result = typed("results", batch_id, "--follow")
+    assert result.status == 0, result.err
+    found = [value["custom_id"] for value in result.values]
     assert sorted(found) == sorted(one["custom_id"] for one in lines)
     assert found[-1] == "slow"
 
 
 def test_a_batch_is_cancelled_and_its_rows_are_kept(typed: Type) -> None:
-    """What was finished by then is fetched, and the outcome is told."""
+    """Rows that had finished are downloaded, and the exit status reports the cancellation."""
     lines = [line("quick"), *(line(str(number), wait=100) for number in range(3))]
     batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
     assert typed("status", batch_id).status == 0
     assert typed("results", batch_id).status == 1
     assert typed("cancel", batch_id, "--wait").status == 0
-    said = typed("resume", batch_id)
-    assert said.status == 6
+    result = typed("resume", batch_id)
+    assert result.status == 6
     assert typed("cancel", batch_id).status == 0
 
 
-def test_the_same_submission_twice_is_two_batches(typed: Type) -> None:
-    """A file may be run again on purpose; the list starts with the newest batch."""
+def test_submitting_a_file_twice_creates_two_batches(typed: Type) -> None:
+    """Running a file again is allowed; the list starts with the newest batch."""
     file = write("in.jsonl", line("a"))
     ids = [typed("submit", file).out.strip() for _ in range(2)]
     listed = [value["id"] for value in typed("status", "--limit", "2", "--json").values]
@@ -160,7 +160,7 @@ def test_the_same_submission_twice_is_two_batches(typed: Type) -> None:
 
 
 def test_the_last_batch_is_cancelled(typed: Type) -> None:
-    """`@last` is the batch that was submitted last, also among batches of one second."""
+    """`@last` is the most recently submitted batch, also among batches of one second."""
     file = write("in.jsonl", line("a", wait=100))
     *others, last = (typed("submit", file).out.strip() for _ in range(3))
     cancelled = typed("cancel", "@last", "--json")
@@ -169,16 +169,16 @@ def test_the_last_batch_is_cancelled(typed: Type) -> None:
     assert [value["id"] for value in cancelled.values] == [last]
 
 
-def test_what_the_server_refuses_is_told_in_its_words(typed: Type) -> None:
-    """A file that the check here lets pass may still be for an endpoint that is none."""
-    said = typed("submit", write("in.jsonl", line("a")), "--endpoint", "/v1/walks")
-    assert (said.status, said.out) == (1, "")
-    assert "`endpoint` must be one of /v1/chat/completions" in said.err
+def test_a_refusal_of_the_server_is_printed(typed: Type) -> None:
+    """A file that passes the local check may still be for an unsupported endpoint."""
+    result = typed("submit", write("in.jsonl", line("a")), "--endpoint", "/v1/walks")
+    assert (result.status, result.out) == (1, "")
+    assert "`endpoint` must be one of /v1/chat/completions" in result.err
 
 
-def test_a_key_of_nobody_is_refused(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whichever command."""
+def test_an_unknown_key_is_refused(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command reports it."""
     monkeypatch.setenv("TIDEMILL_API_KEY", f"tm_{'0' * 16}_{'x' * 43}")
     for arguments in (["submit", str(EXAMPLE)], ["status"], ["cancel", "batch_1"]):
-        said = typed(*arguments)
-        assert (said.status, said.out) == (8, "")
+        result = typed(*arguments)
+        assert (result.status, result.out) == (8, "")

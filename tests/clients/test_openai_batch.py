@@ -1,4 +1,4 @@
-"""openai-batch, unchanged: its library and its command, each as its users install it."""
+"""openai-batch, unchanged: its library and its command, each installed as its users do."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ print(json.dumps([ended.status, output, errors]))
 
 
 def installed(python: Path) -> Path:
-    """Return the interpreter of a client's environment; fails without it."""
+    """Return the interpreter of a client's environment; fails if it is missing."""
     assert python.exists(), f"{python.parent.parent.name} is missing: `make test` installs it"
     return python
 
 
 def run(python: Path, *arguments: object) -> str:
-    """Return what a client printed; fails with all it said unless it ended well."""
+    """Return the output of a client; fails with the whole output unless it exits with 0."""
     done = subprocess.run(
         [str(installed(python)), *map(str, arguments)],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(QUICK_POLLS)},
@@ -86,10 +86,10 @@ def requests_file(path: Path, bodies: list[dict[str, Any]], url: str) -> Path:
 
 
 def library_flow(api: Api, folder: Path, requests: list[dict[str, Any]]) -> None:
-    """Let the library send requests and wait for them: each has its good row, in order."""
-    said = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
+    """Run requests through the library: each has a successful row, in order."""
+    stdout = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
     output = folder / "out.jsonl"
-    assert json.loads(said.splitlines()[-1]) == ["completed", str(output), None]
+    assert json.loads(stdout.splitlines()[-1]) == ["completed", str(output), None]
     rows = rows_in(output)
     assert [row["custom_id"] for row in rows] == [
         f"line-{number}" for number in range(1, len(requests) + 1)
@@ -98,12 +98,12 @@ def library_flow(api: Api, folder: Path, requests: list[dict[str, Any]]) -> None
 
 
 def create_and_resume(api: Api, folder: Path) -> None:
-    """Let the command make a batch and another one fetch it: good rows, and the bad one apart."""
+    """Create a batch with the command, and download it with another: rows, and one error."""
     bad = [*CHATS, {**CHATS[0], "temperature": -1}]
     given = requests_file(folder / "in.jsonl", bad, "/v1/chat/completions")
     where = ("--base-url", api.url, "--api-key", api.key)
-    said = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
-    found = re.search(r"Created (batch_\w+)", said)
+    stdout = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
+    found = re.search(r"Created (batch_\w+)", stdout)
     assert found
     output, errors = folder / "out.jsonl", folder / "errors.jsonl"
     run(COMMAND, "-m", "openai_batch.run", "--resume", found[1], "-o", output, "-e", errors, *where)
@@ -119,23 +119,23 @@ def create_and_resume(api: Api, folder: Path) -> None:
 def test_the_library_submits_waits_and_downloads(
     api: Api, tmp_path: Path, requests: list[dict[str, Any]]
 ) -> None:
-    """Every kind of file that it makes comes back with a good row for each request, in order."""
+    """Every kind of file that it creates comes back with a successful row per request, in order."""
     library_flow(api, tmp_path, requests)
 
 
 def test_a_base_url_may_end_in_a_slash(api: Api, tmp_path: Path) -> None:
-    """People write it either way."""
-    said = run(LIBRARY, "-c", FLOW, tmp_path, f"{api.url}/", api.key, json.dumps(EMBEDDINGS))
-    assert json.loads(said.splitlines()[-1])[0] == "completed"
+    """Both spellings are common."""
+    stdout = run(LIBRARY, "-c", FLOW, tmp_path, f"{api.url}/", api.key, json.dumps(EMBEDDINGS))
+    assert json.loads(stdout.splitlines()[-1])[0] == "completed"
 
 
 def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
-    """It sends embeddings under the endpoint of chats, as it always does."""
+    """It sends embeddings with the chat endpoint, as it always does."""
     given = requests_file(tmp_path / "in.jsonl", EMBEDDINGS, "/v1/embeddings")
     output = tmp_path / "out.jsonl"
     where = ("--base-url", api.url, "--api-key", api.key)
-    said = run(COMMAND, "-m", "openai_batch.run", given, "-o", output, *where)
-    assert "completed" in said
+    stdout = run(COMMAND, "-m", "openai_batch.run", given, "-o", output, *where)
+    assert "completed" in stdout
     assert [row["response"]["body"]["echo"]["input"] for row in rows_in(output)] == ["tide", "mill"]
 
 
@@ -144,8 +144,8 @@ def test_the_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -
     create_and_resume(api, tmp_path)
 
 
-def test_the_interpreter_of_a_client_is_not_ours() -> None:
-    """Each has the openai that it asks for, and none of what is installed for us."""
+def test_each_client_has_its_own_environment() -> None:
+    """Each has the openai package that it requires, and none of our packages."""
     majors = {
         run(python, "-c", "import openai; print(openai.__version__)").split(".")[0]
         for python in (LIBRARY, COMMAND)

@@ -1,4 +1,4 @@
-"""Other people's programs, unchanged, that run batches: against a deployment's API."""
+"""Other people's programs, unchanged, that run batches against a deployment's API."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from tests.clients.conftest import Api
 from tests.clients.program_scripts import BATCHES, program, run_program
 
-pytestmark = pytest.mark.long  # each has an environment of its own
+pytestmark = pytest.mark.long  # each has a separate environment
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_program_runs_a_batch_in_the_cloud(name: str, api: Api, tmp_path: Path) -> None:
-    """It gets what it gets of a server: files come by links, rows from workers."""
+    """It gets the same results as from a server: files by links, rows from workers."""
     assert run_program(program(name), tmp_path, api.url, api.key) == BATCHES[name]

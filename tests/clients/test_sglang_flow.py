@@ -1,4 +1,4 @@
-"""The flow of SGLang's documents: upload, batch, poll, fetch, delete; and cancel after a while."""
+"""The batch flow of SGLang's documentation: upload, poll, download, delete; and a cancel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.clients.flow import URLS, answer_and_clear_away, cancel_on_the_way
 
 
 @pytest.mark.parametrize(("url", "endpoint", "body"), URLS)
-def test_twenty_requests_are_answered_and_cleared_away(
+def test_twenty_requests_run_and_are_deleted(
     client: openai.OpenAI, tmp_path: Path, url: str, endpoint: str, body: dict[str, Any]
 ) -> None:
     """Rows come in the order of the requests; input and output can be deleted afterwards."""
@@ -24,6 +24,6 @@ def test_twenty_requests_are_answered_and_cleared_away(
 def test_five_thousand_requests_are_cancelled_on_the_way(
     client: openai.OpenAI, tmp_path: Path
 ) -> None:
-    """What was finished by then is kept and counted; the files can be deleted."""
+    """Finished rows are kept and counted; the files can be deleted."""
     bodies = [{"model": SCRIPTED, "wait": 0.2}] * 5000
     cancel_on_the_way(client, tmp_path / "in.jsonl", bodies)

@@ -389,7 +389,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"min_workers": 1, "min_workers_hours": "9 to 5"},
         (
-            "models[2].min_workers_hours is \"9 to 5\": '9 to 5' is no span such as Mon-Fri "
+            "models[2].min_workers_hours is \"9 to 5\": '9 to 5' is not a span such as Mon-Fri "
             "07:00-18:00."
         ),
     ),

@@ -361,7 +361,7 @@ def test_a_file_that_is_no_requests_says_so(cloud: Cloud) -> None:
     report = cloud.wait("data.csv")
     assert report["status"] == "failed"
     [error] = report["errors"]["data"]
-    assert error["message"].startswith("This looks like CSV: say what to ask of each row")
+    assert error["message"].startswith("This looks like CSV: define a request for each row")
 
 
 def test_a_folder_and_a_foreign_key_make_no_batch(cloud: Cloud) -> None:

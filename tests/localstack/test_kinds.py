@@ -147,7 +147,7 @@ def test_a_file_is_of_one_model(cloud: LocalCloud) -> None:
     assert batch["status"] == "failed"
     [error] = batch["errors"]["data"]
     assert (error["code"], error["line"]) == ("model_mismatch", 2)
-    assert "make a file for each model" in error["message"]
+    assert "make one file per model" in error["message"]
 
 
 def test_a_url_of_another_kind_of_model_is_told_in_its_row(cloud: LocalCloud) -> None:

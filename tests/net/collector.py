@@ -1,4 +1,4 @@
-"""A collector of spans on the loopback, which may hang."""
+"""A collector of spans on the loopback interface, which may hang."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-Told = dict[str, Any]
+Span = dict[str, Any]
 
 
 class Collector:
-    """What was sent to an endpoint; `bodies` are the requests as they came."""
+    """An OTLP endpoint that records requests; `bodies` are the raw ones."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.bodies: list[bytes] = []
 
     @property
-    def resource(self) -> Told:
-        """Return who the first spans are of."""
-        told = ExportTraceServiceRequest.FromString(self.bodies[0])
-        return _attributes(told.resource_spans[0].resource)
+    def resource(self) -> dict[str, Any]:
+        """Return the resource attributes of the first spans."""
+        request = ExportTraceServiceRequest.FromString(self.bodies[0])
+        return _attributes(request.resource_spans[0].resource)
 
     @property
-    def spans(self) -> list[Told]:
-        """Return all spans: names, ids, times and attributes."""
+    def spans(self) -> list[Span]:
+        """Return all spans: names, IDs, times and attributes."""
         found = []
         for body in self.bodies:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -36,8 +36,8 @@ class Collector:
                     found += [_span(span) for span in scope.spans]
         return found
 
-    def named(self, name: str) -> list[Told]:
-        """Return the spans of a name."""
+    def named(self, name: str) -> list[Span]:
+        """Return the spans with a name."""
         return [span for span in self.spans if span["name"] == name]
 
 
@@ -73,7 +73,7 @@ def collecting(*, hangs: bool = False) -> Iterator[Collector]:
         server.server_close()
 
 
-def _span(span: Any) -> Told:
+def _span(span: Any) -> Span:
     return {
         "name": span.name,
         "trace": span.trace_id.hex(),
@@ -86,9 +86,9 @@ def _span(span: Any) -> Told:
     }
 
 
-def _attributes(told: Any) -> Told:
-    found: Told = {}
-    for attribute in told.attributes:
+def _attributes(owner: Any) -> Span:
+    found: Span = {}
+    for attribute in owner.attributes:
         kind = attribute.value.WhichOneof("value")
         value = getattr(attribute.value, kind)
         is_list = kind == "array_value"

@@ -1,4 +1,4 @@
-"""Addresses and hosts that are not public, for all tests of what is refused, dialled or fetched."""
+"""Addresses and hosts that are not public, for all tests of refused URLs."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ NAMES = "localhost LOCALHOST localhost. api.localhost 127.0.0.1.".split()
 
 
 def in_url(host: str) -> str:
-    """Return a host as a URL holds it: IPv6 in brackets."""
+    """Return a host as written in a URL: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""An https server of the internet, as far as a delivery can tell: it answers by a script."""
+"""An HTTPS server that looks like a public one to a delivery; its responses are scripted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ PUBLIC = "8.8.8.8"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How one request is answered.
+    """How to answer one request.
 
-    `reads` says whether its body is read first, `hangs` that no answer comes at all, `drips` that
-    its headers or its text come a byte at a time and never end, `babbles` what it says that is
-    no HTTP.
+    `reads` reads its body first, `hangs` sends no response, `drips` sends the headers or the text
+    one byte at a time without an end, and `babbles` is text that is not HTTP.
     """
 
     status: int = 200
@@ -44,7 +43,7 @@ class Script:
 
 
 class Received(NamedTuple):
-    """One request as it came."""
+    """One received request."""
 
     path: str
     host: str | None
@@ -55,9 +54,9 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """A server on the loopback whose certificate is for `HOST`; a context manager.
+    """A server on the loopback interface whose certificate is for `HOST`; a context manager.
 
-    Answers are taken from `scripts` in turn, the last one for all that follow.
+    `scripts` are used in turn, and the last one for all later requests.
     """
 
     def __init__(self, folder: Path, *scripts: Script) -> None:
@@ -92,7 +91,7 @@ class Receiver:
         self._server.server_close()
 
     def network(self, addresses: Sequence[str] = (PUBLIC,), stall_seconds: float = 30.0) -> Network:
-        """Return a network where every host has these addresses and all lead here."""
+        """Return a network where every host has these addresses, and all of them lead here."""
 
         def connect(place: tuple[str, int], timeout_seconds: float) -> socket.socket:
             self.dialled.append(place)
@@ -106,7 +105,7 @@ class Receiver:
         )
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request by the next script."""
+        """Answer one request with the next script."""
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         request.close_connection = True
         if script.reads:

@@ -1,4 +1,4 @@
-"""A site of the internet, as far as a fetch can tell: each path answers by a script."""
+"""An HTTP server that looks like a public one to a fetch; each path has scripted responses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PUBLIC = "8.8.8.8"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """How a path is answered.
+    """How to answer requests for a path.
 
-    `told` is the length that is told, if not the right one (-1: none). `hangs` says that nothing
-    comes behind the first `hangs` bytes, `drips` that they come a byte at a time.
+    `length` overrides the Content-Length header (-1: none). `hangs` sends only the first `hangs`
+    bytes, `drips` sends one byte at a time.
     """
 
     data: bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    told: int | None = None
+    length: int | None = None
     hangs: int | None = None
     drips: bool = False
 
@@ -40,9 +40,9 @@ def moved(place: str, status: int = 302) -> Page:
 
 
 class Site:
-    """A server on the loopback under names and addresses of the internet; a context manager.
+    """A server on the loopback interface under public names and addresses; a context manager.
 
-    `pages` has a path's answers: one after the other, the last for all that follow.
+    `pages` has the responses of each path: in turn, and the last one for all later requests.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Site:
         self._pages = {
             path: [page] if isinstance(page, Page) else [*page] for path, page in pages.items()
         }
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.dialled: list[tuple[str, int]] = []
-        self.is_asked = threading.Event()
+        self.has_request = threading.Event()
         self._ended = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = False
@@ -84,7 +84,7 @@ class Site:
         resolve: Callable[[str, int], list[str]] = lambda *_: [PUBLIC],
         context: ssl.SSLContext | None = None,
     ) -> Network:
-        """Return a network whose hosts lie where `resolve` says, and all lead here."""
+        """Return a network whose hosts resolve by `resolve`, and all of them lead here."""
 
         def connect(place: tuple[str, int], timeout_seconds: float) -> socket.socket:
             self.dialled.append(place)
@@ -97,20 +97,20 @@ class Site:
         )
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request by its path's next page."""
+        """Answer one request with its path's next page."""
         path, _, _ = request.path.partition("?")
         pages = self._pages[path]
         page = pages.pop(0) if len(pages) > 1 else pages[0]
-        self.asked.append((request.headers["Host"], request.path))
+        self.requests.append((request.headers["Host"], request.path))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        self.is_asked.set()
+        self.has_request.set()
         request.close_connection = True
         request.send_response(page.status)
         for name, value in page.headers.items():
             request.send_header(name, value)
-        told = len(page.data) if page.told is None else page.told
-        if told >= 0:
-            request.send_header("Content-Length", str(told))
+        length = len(page.data) if page.length is None else page.length
+        if length >= 0:
+            request.send_header("Content-Length", str(length))
         request.end_headers()
         with suppress(OSError):  # the other side has hung up
             self._write(request, page)

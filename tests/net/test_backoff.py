@@ -1,4 +1,4 @@
-"""Delays between attempts, and the loop that gives up."""
+"""Delays between attempts, and the retry loop."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Retry = Callable[..., str]
 
 
 class Busy(Exception):
-    """A failure that passes, unless it `stays`."""
+    """A temporary failure, unless it `stays`."""
 
     def __init__(self, *, stays: bool = False) -> None:
         self.stays = stays
 
 
 class Attempts:
-    """Fails with each of the errors, then succeeds."""
+    """Fails with each of the errors in turn, then succeeds."""
 
     def __init__(self, errors: Iterable[Exception]) -> None:
         self._errors = iter(errors)
@@ -41,7 +41,7 @@ class Attempts:
 
 
 def in_loop(attempt: Callable[[], str], *arguments: object, **options: object) -> str:
-    """Run `retry_async` in an event loop of its own."""
+    """Run `retry_async` in a new event loop."""
 
     async def attempt_async() -> str:
         return attempt()
@@ -56,14 +56,14 @@ def in_loop(attempt: Callable[[], str], *arguments: object, **options: object) -
 
 @pytest.fixture(params=[retry, in_loop], ids=["sync", "async"])
 def retrying(request: pytest.FixtureRequest) -> Retry:
-    """Return both loops in turn."""
+    """Return each of the two retry loops."""
     found: Retry = request.param
     return found
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the delays, which take no time."""
+    """Return the delays, and skip the sleeping."""
     delays: list[float] = []
 
     async def note(seconds: float) -> None:
@@ -75,7 +75,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_delays_grow_up_to_a_limit() -> None:
-    """However many there are: the power of a large number is not computed."""
+    """A high retry number does not overflow."""
     assert list(islice(exponential_delays(0.5), 4)) == [0.5, 1.0, 2.0, 4.0]
     assert list(islice(exponential_delays(2.0, factor=4.0, most=10.0), 3)) == [2.0, 8.0, 10.0]
     assert exponential_delay(0, 5.0, most=1.0) == 1.0
@@ -109,7 +109,7 @@ def test_an_attempt_is_repeated_after_each_delay(retrying: Retry, slept: list[fl
 
 
 def test_the_last_error_is_raised_without_a_delay(retrying: Retry, slept: list[float]) -> None:
-    """No caller waits for an attempt that is not made."""
+    """The caller does not wait when no attempt follows."""
     errors = [Busy(), Busy(), Busy()]
     with pytest.raises(Busy) as caught:
         retrying(Attempts(errors), (1.0,), Busy)
@@ -118,7 +118,7 @@ def test_the_last_error_is_raised_without_a_delay(retrying: Retry, slept: list[f
 
 
 def test_other_errors_are_raised_at_once(retrying: Retry, slept: list[float]) -> None:
-    """By their class, or by what the caller says of them."""
+    """Other classes, and errors that the caller rejects, are not retried."""
     with pytest.raises(ValueError, match="other"):
         retrying(Attempts([ValueError("other")]), (1.0,), Busy)
     with pytest.raises(Busy):

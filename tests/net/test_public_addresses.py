@@ -1,4 +1,4 @@
-"""Which hosts and addresses are public."""
+"""Public and private hosts and addresses."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     "address", ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2a00:1450:4001::1"]
 )
 def test_public_addresses_are_dialled(address: str) -> None:
-    """Ordinary addresses of the internet pass."""
+    """Ordinary internet addresses are public."""
     assert is_public_address(address)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_literal_inside_is_told_by_its_words(address: str) -> None:
-    """Whatever form of IPv4 or IPv6 it has."""
+def test_a_literal_private_address_is_internal(address: str) -> None:
+    """Any notation of IPv4 and IPv6 is recognised."""
     assert is_internal_host(address)
 
 
 @pytest.mark.parametrize("host", [*HOSTS, *NAMES])
-def test_other_words_for_what_is_inside_are_told_too(host: str) -> None:
-    """As a resolver would take them, before anything is resolved."""
+def test_other_internal_hosts_are_recognised(host: str) -> None:
+    """Every form that resolvers accept is recognised, before anything is resolved."""
     assert is_internal_host(host)
 
 
@@ -41,6 +41,6 @@ def test_other_words_for_what_is_inside_are_told_too(host: str) -> None:
         *("localhost.example.com", "notlocalhost", "files", "x" * 300, ""),
     ],
 )
-def test_any_other_host_is_seen_when_it_is_resolved(host: str) -> None:
-    """A name tells nothing, and a public address is one in any form."""
+def test_other_hosts_are_judged_after_resolution(host: str) -> None:
+    """A name alone shows nothing, and a public address is public in any form."""
     assert not is_internal_host(host)

@@ -18,7 +18,7 @@ CHUNK = b"x" * 2**16
 
 
 def put(network: Network, num_chunks: int = 3, url: str = URL) -> Response:
-    """PUT some chunks to the url."""
+    """PUT some chunks to the URL."""
 
     def chunks() -> Iterator[bytes]:
         for _ in range(num_chunks):
@@ -29,7 +29,7 @@ def put(network: Network, num_chunks: int = 3, url: str = URL) -> Response:
 
 
 def test_the_checked_address_is_dialled_with_the_name_of_the_host(tmp_path: Path) -> None:
-    """The address is the one that was checked; Host, SNI and certificate are the host's."""
+    """The dialled address is the checked one; Host, SNI and certificate are the host's."""
     with Receiver(tmp_path, Script(201, "stored")) as receiver:
         assert put(receiver.network()) == Response(201, "stored")
     assert receiver.dialled == [(PUBLIC, 8443)]
@@ -48,7 +48,7 @@ def test_a_server_of_another_name_is_not_trusted(tmp_path: Path) -> None:
     assert receiver.received == []
 
 
-def test_redirects_are_answers(tmp_path: Path) -> None:
+def test_redirects_are_responses(tmp_path: Path) -> None:
     """A redirect is not followed: nothing else is dialled."""
     script = Script(307, headers={"Location": "https://169.254.169.254/latest/"})
     with Receiver(tmp_path, script) as receiver:
@@ -57,14 +57,14 @@ def test_redirects_are_answers(tmp_path: Path) -> None:
     assert receiver.dialled == [(PUBLIC, 8443)]
 
 
-def test_a_refusal_before_the_body_was_read_is_heard(tmp_path: Path) -> None:
-    """A server that says 403 and hangs up while much is still to be sent is understood."""
+def test_a_refusal_before_the_end_of_the_body_is_read(tmp_path: Path) -> None:
+    """A server that sends 403 and closes while the upload continues is understood."""
     with Receiver(tmp_path, Script(403, "expired", reads=False)) as receiver:
         assert put(receiver.network(), num_chunks=1000) == Response(403, "expired")
 
 
-def test_a_server_that_does_not_read_is_given_up(tmp_path: Path) -> None:
-    """No progress for the time of a stall is a timeout, while sending and while waiting alike."""
+def test_a_server_that_does_not_read_times_out(tmp_path: Path) -> None:
+    """No progress for the stall timeout fails both sending and waiting."""
     for reads, num_chunks in ((True, 1), (False, 1000)):
         with (
             Receiver(tmp_path, Script(reads=reads, hangs=True)) as receiver,
@@ -73,8 +73,8 @@ def test_a_server_that_does_not_read_is_given_up(tmp_path: Path) -> None:
             put(receiver.network(stall_seconds=0.3), num_chunks)
 
 
-def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(tmp_path: Path) -> None:
-    """However fast it drips; but where the status has come, that is the answer."""
+def test_a_response_that_drips_times_out(tmp_path: Path) -> None:
+    """If the status has arrived, the response counts without its text."""
     with (
         Receiver(tmp_path, Script(drips="headers")) as receiver,
         pytest.raises(TimeoutError),
@@ -98,9 +98,9 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(tmp_path: Path) -> No
         (503, False, True),
     ],
 )
-def test_answers_tell_whether_to_try_again(
+def test_responses_show_whether_to_retry(
     status: int, *, is_success: bool, is_retryable: bool
 ) -> None:
-    """Failures of the server and pleas to wait may pass, refusals do not."""
+    """Server errors and rate limits are retryable; refusals are not."""
     answer = Response(status, "")
     assert (answer.is_success, answer.is_retryable) == (is_success, is_retryable)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.net.collector import collecting
 from tidemill.net import open_tracing, otlp_tracing
-from tidemill.net.open_tracing import is_asked
+from tidemill.net.open_tracing import is_requested
 from tidemill.net.tracing import Sample, Tracing
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -25,14 +25,14 @@ def warned() -> list[str]:
 def opened(
     monkeypatch: pytest.MonkeyPatch, url: str, warned: list[str], **more: str
 ) -> Tracing | None:
-    """Open the tracing to a collector."""
+    """Open tracing to the collector."""
     for name, value in {ENDPOINT: url, **more}.items():
         monkeypatch.setenv(name, value)
     return open_tracing.open_tracing(warned.append)
 
 
 def unused_url() -> str:
-    """Return a url where nobody listens."""
+    """Return a URL where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -49,15 +49,15 @@ def unused_url() -> str:
         ({ENDPOINT: "http://x", "OTEL_TRACES_SAMPLER": "parentbased_always_off"}, False),
     ],
 )
-def test_only_an_endpoint_asks_for_spans(environment: dict[str, str], *, expected: bool) -> None:
-    """And OpenTelemetry's own switches turn them off."""
-    assert is_asked(environment) is expected
+def test_only_an_endpoint_requests_spans(environment: dict[str, str], *, expected: bool) -> None:
+    """OpenTelemetry's own switches turn them off."""
+    assert is_requested(environment) is expected
 
 
-def test_spans_of_one_trace_join_whoever_starts_them(
+def test_spans_of_one_trace_join_across_processes(
     monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """The root may come last, and from another process."""
+    """The root may be added last, and by another process."""
     with collecting() as collector:
         for number in range(2):
             tracing = opened(monkeypatch, collector.url, warned)
@@ -81,7 +81,7 @@ def test_spans_of_one_trace_join_whoever_starts_them(
 def test_the_environment_names_the_service(
     monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """As for any other program."""
+    """The name comes from OpenTelemetry's variables, as in any other program."""
     with collecting() as collector:
         tracing = opened(monkeypatch, collector.url, warned, OTEL_SERVICE_NAME="mine")
         assert tracing is not None
@@ -93,14 +93,14 @@ def test_the_environment_names_the_service(
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_collector_out_of_reach_is_one_warning(
+def test_an_unreachable_collector_causes_one_warning(
     monkeypatch: pytest.MonkeyPatch,
     warned: list[str],
     caplog: pytest.LogCaptureFixture,
     *,
     hangs: bool,
 ) -> None:
-    """Starting and ending spans never waits for it, and closing does so for a moment."""
+    """Starting and ending spans never waits for it, and closing waits only briefly."""
     monkeypatch.setattr(otlp_tracing, "CLOSE_SECONDS", 0.3)
     with collecting(hangs=True) as collector, caplog.at_level(logging.WARNING):
         url = collector.url if hangs else unused_url()
@@ -127,14 +127,14 @@ def test_a_collector_out_of_reach_is_one_warning(
         started = time.monotonic()
         tracing.close()
         assert time.monotonic() - started < 2
-    assert warned == ["spans cannot be sent to the endpoint of OTLP: some are lost"]
+    assert warned == ["spans cannot be sent to the OTLP endpoint: some are lost"]
     assert caplog.records == []
 
 
-def test_a_close_that_fails_to_send_is_told(
+def test_a_failed_send_at_close_is_reported(
     monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """A run may be over before a collector that hangs has been found out."""
+    """A run may end before the exporter notices that the collector hangs."""
     monkeypatch.setattr(otlp_tracing, "CLOSE_SECONDS", 0.2)
     with collecting(hangs=True) as collector:
         tracing = opened(monkeypatch, collector.url, warned)
@@ -142,27 +142,27 @@ def test_a_close_that_fails_to_send_is_told(
         tracing.start("run", {}).end({})
         tracing.close()
         assert len(warned) == 1
-        # Its thread would try again for some seconds, in the tests that follow.
+        # Its thread would keep retrying for some seconds, during the tests that follow.
         tracing._exporter.shutdown()
 
 
-def test_a_variable_that_makes_no_sense_is_a_warning(
+def test_an_invalid_variable_causes_a_warning(
     monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """Work goes on without spans."""
+    """Work continues without spans."""
 
     def refuse() -> None:
         raise ValueError("no such compression")
 
     monkeypatch.setattr(otlp_tracing, "OTLPSpanExporter", refuse)
     assert opened(monkeypatch, "http://127.0.0.1:9", warned) is None
-    assert "spans cannot be sent (no such compression)" in warned[0]
+    assert "no spans are sent: no such compression" in warned[0]
 
 
-def test_a_share_that_makes_no_sense_is_all(
+def test_an_invalid_share_samples_everything(
     monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """Some samplers have arguments of another kind."""
+    """Some samplers have other kinds of arguments."""
     for given, taken in (("much", True), ("nan", True), ("7", True), ("-1", False), ("0", False)):
         with collecting() as collector:
             more = {"OTEL_TRACES_SAMPLER_ARG": given}
@@ -173,14 +173,14 @@ def test_a_share_that_makes_no_sense_is_all(
 
 
 def test_a_sample_is_a_share_of_requests() -> None:
-    """Evenly spread, from the first one on."""
+    """The sampled requests are evenly spread, starting with the first one."""
     sample = Sample(0.25, 1000.0)
     assert [sample.takes(is_success=True) for _ in range(8)] == [True, False, False, False] * 2
     assert not any(Sample(0.0).takes(is_success=True) for _ in range(9))
 
 
-def test_a_sample_is_bounded_in_time() -> None:
-    """Failures have room of their own beside successes."""
+def test_a_sample_is_limited_per_second() -> None:
+    """Failures have a separate limit."""
     now = 0.0
     sample = Sample(clock=lambda: now)
     taken = [sample.takes(is_success=True) for _ in range(1_000)]

@@ -1,4 +1,4 @@
-// OpenAI's client for Node against a server of ours: each test is what a page of its README does.
+// OpenAI's client for Node against our server: each test is a use case from its README.
 //
 //     TIDEMILL_URL=http://127.0.0.1:8000 TIDEMILL_MODEL=… TIDEMILL_KEY=… node --test serve.mjs
 
@@ -15,20 +15,20 @@ const client = new OpenAI({
   maxRetries: 0,
 });
 const messages = [{ role: "user", content: "What is 7 plus 5?" }];
-const asked = { model, messages, max_tokens: 24, temperature: 0 };
+const request = { model, messages, max_tokens: 24, temperature: 0 };
 const Weather = z.object({ unit: z.enum(["celsius", "fahrenheit"]), is_wet: z.boolean() });
 
 test("a chat is answered", async () => {
-  const answer = await client.chat.completions.create(asked);
+  const answer = await client.chat.completions.create(request);
   assert.equal(answer.object, "chat.completion");
   assert.match(answer.choices[0].message.content, /12/);
   assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
 });
 
-test("a stream brings the same, and its usage in the end", async () => {
-  const whole = await client.chat.completions.create(asked);
+test("a stream has the same content, and its usage at the end", async () => {
+  const whole = await client.chat.completions.create(request);
   const stream = await client.chat.completions.create({
-    ...asked,
+    ...request,
     stream: true,
     stream_options: { include_usage: true },
   });
@@ -45,8 +45,8 @@ test("a stream brings the same, and its usage in the end", async () => {
   assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
 });
 
-test("a stream that is left behind leaves nothing", async () => {
-  const stream = await client.chat.completions.create({ ...asked, max_tokens: 400, ignore_eos: true, stream: true });
+test("an abandoned stream leaves nothing behind", async () => {
+  const stream = await client.chat.completions.create({ ...request, max_tokens: 400, ignore_eos: true, stream: true });
   for await (const chunk of stream) {
     assert.equal(chunk.object, "chat.completion.chunk");
     break;
@@ -54,18 +54,18 @@ test("a stream that is left behind leaves nothing", async () => {
   assert.ok(stream.controller.signal.aborted);
 });
 
-test("an answer is parsed by its schema", async () => {
+test("an answer is parsed with its schema", async () => {
   const answer = await client.chat.completions.parse({
-    ...asked,
+    ...request,
     max_tokens: 120,
     response_format: zodResponseFormat(Weather, "weather"),
   });
   assert.ok(Weather.safeParse(answer.choices[0].message.parsed).success);
 });
 
-test("a tool that must be called is, and its arguments fit", async () => {
+test("a required tool is called with valid arguments", async () => {
   const answer = await client.chat.completions.parse({
-    ...asked,
+    ...request,
     max_tokens: 300,
     tools: [zodFunction({ name: "weather", parameters: Weather })],
     tool_choice: "required",
@@ -76,9 +76,9 @@ test("a tool that must be called is, and its arguments fit", async () => {
   assert.ok(Weather.safeParse(choice.message.tool_calls[0].function.parsed_arguments).success);
 });
 
-test("a stream of calls comes to the same calls", async () => {
+test("streamed calls are the same calls", async () => {
   const body = {
-    ...asked,
+    ...request,
     max_tokens: 300,
     tools: [zodFunction({ name: "weather", parameters: Weather })],
     tool_choice: { type: "function", function: { name: "weather" } },
@@ -102,14 +102,14 @@ test("text completions are answered, whole and streamed", async () => {
   assert.deepEqual(texts, whole.choices.map((choice) => choice.text));
 });
 
-test("faults come as the client's own errors", async () => {
-  await assert.rejects(client.chat.completions.create({ ...asked, temperature: -1 }), (error) => {
+test("errors raise the client's own exceptions", async () => {
+  await assert.rejects(client.chat.completions.create({ ...request, temperature: -1 }), (error) => {
     assert.ok(error instanceof OpenAI.BadRequestError);
     assert.equal(error.param, "temperature");
     return true;
   });
   await assert.rejects(
-    client.chat.completions.create({ ...asked, model: "another" }),
+    client.chat.completions.create({ ...request, model: "another" }),
     OpenAI.NotFoundError,
   );
   await assert.rejects(
@@ -124,9 +124,9 @@ test("models are listed", async () => {
   assert.ok(names.includes(model));
 });
 
-test("a batch is uploaded, run and read", async () => {
+test("a batch is uploaded, run and downloaded", async () => {
   const lines = [1, 2, 3].map((number) =>
-    JSON.stringify({ custom_id: `line-${number}`, method: "POST", url: "/v1/chat/completions", body: asked }),
+    JSON.stringify({ custom_id: `line-${number}`, method: "POST", url: "/v1/chat/completions", body: request }),
   );
   const file = await client.files.create({
     file: await toFile(Buffer.from(lines.join("\n")), "in.jsonl"),

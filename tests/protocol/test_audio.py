@@ -1,4 +1,4 @@
-"""What a line may ask of a recording, and what is told before anything is fetched."""
+"""Audio requests in lines, and errors before anything is fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INLINE = "data:audio/wav;base64,UklGRg=="
 
 
 def refusal(url: str = TRANSCRIPTIONS, **body: Any) -> RequestError:
-    """Return what is foretold of a body."""
+    """Return the predicted error of a body."""
     with pytest.raises(RequestError) as caught:
         check_request(url, {"file_url": CLIP} | body, None)
     assert caught.value.status_code == 400
@@ -49,15 +49,15 @@ def refusal(url: str = TRANSCRIPTIONS, **body: Any) -> RequestError:
         {"user": "somebody", "unheard_of": 1},
     ],
 )
-def test_nothing_is_foretold_of_what_can_run(url: str, body: dict[str, Any]) -> None:
-    """Either endpoint takes what the other takes."""
+def test_a_valid_body_has_no_error(url: str, body: dict[str, Any]) -> None:
+    """Both endpoints accept the same fields."""
     check_request(url, {"file_url": CLIP} | body, None)
 
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("file", ["UklGRg==", {"data": "UklGRg=="}, ""])
-def test_a_file_names_the_field_that_takes_it(url: str, file: object) -> None:
-    """A line holds no file, in whatever form."""
+def test_a_file_in_a_line_is_refused_with_the_field_to_use(url: str, file: object) -> None:
+    """A line cannot contain a file in any form."""
     error = refusal(url, file=file)
     assert error.param == "file"
     assert "`file_url`" in error.message
@@ -71,17 +71,17 @@ def test_a_file_names_the_field_that_takes_it(url: str, file: object) -> None:
         ("file:///etc/passwd", "must be an http://"),
         ("ftp://files.example.com/a", "must be an http://"),
         ("s3://bucket/a.wav", "must be an http://"),
-        ("data:audio/wav,UklGRg==", "must be `data:<type>;base64,<data>`"),
-        ("data:audio/wav;base64", "must be `data:<type>;base64,<data>`"),
-        ("data:audio/wav;base64,UklGRg", "no base64"),
-        ("data:audio/wav;base64,UklGRg==UklG", "no base64"),
-        ("data:audio/wav;base64,%55klGRg==", "no base64"),
-        ("data:audio/wav;base64,Ukl-Rg==", "no base64"),
-        ("data:audio/wav;base64,Ukl\u00e9", "no base64"),
+        ("data:audio/wav,UklGRg==", "must have the form `data:<type>;base64,<data>`"),
+        ("data:audio/wav;base64", "must have the form `data:<type>;base64,<data>`"),
+        ("data:audio/wav;base64,UklGRg", "no valid base64"),
+        ("data:audio/wav;base64,UklGRg==UklG", "no valid base64"),
+        ("data:audio/wav;base64,%55klGRg==", "no valid base64"),
+        ("data:audio/wav;base64,Ukl-Rg==", "no valid base64"),
+        ("data:audio/wav;base64,Ukl\u00e9", "no valid base64"),
         ("https://user:word@files.example.com/a", "user name"),
         ("https://files.example.com\\@127.0.0.1/a", "characters"),
         ("https://files.example.com/a b", "characters"),
-        ("https://", "names no host"),
+        ("https://", "has no valid host"),
         ("http://localhost:8000/a.wav", "localhost is not a public host"),
         ("http://127.1/a.wav", "127.1 is not a public host"),
         ("http://2130706433/a.wav", "not a public host"),
@@ -90,34 +90,34 @@ def test_a_file_names_the_field_that_takes_it(url: str, file: object) -> None:
         ("http://169.254.169.254/latest/", "not a public host"),
     ],
 )
-def test_a_url_that_cannot_be_fetched_is_told(url: str, why: str) -> None:
-    """Before anything is dialled."""
+def test_a_url_that_cannot_be_fetched_is_reported(url: str, why: str) -> None:
+    """The error comes before anything is dialled."""
     error = refusal(file_url=url)
     assert error.param == "file_url"
     assert why in error.message
 
 
 @pytest.mark.parametrize("address", [each for each in ADDRESSES if ":" in each and "%" not in each])
-def test_every_private_class_of_ipv6_is_told(address: str) -> None:
-    """Mapped, translated and tunnelled ones, too."""
+def test_every_private_class_of_ipv6_is_refused(address: str) -> None:
+    """Mapped, translated and tunnelled addresses are refused too."""
     assert "not a public host" in refusal(file_url=f"http://[{address}]/a").message
 
 
 @pytest.mark.parametrize("address", [each for each in ADDRESSES if each[:1].isdigit()])
-def test_every_private_class_of_ipv4_is_told(address: str) -> None:
-    """Loopback, private, link-local, multicast, reserved."""
+def test_every_private_class_of_ipv4_is_refused(address: str) -> None:
+    """Loopback, private, link-local, multicast and reserved addresses are refused."""
     host = address if "." in address and ":" not in address else f"[{address}]"
     refusal(file_url=f"http://{host}/a")
 
 
-def test_no_message_holds_what_a_url_may_hide() -> None:
-    """Whatever is wrong with it."""
+def test_no_message_contains_secrets_of_a_url() -> None:
+    """The kind of error does not matter."""
     for url in (CLIP.replace("https", "gopher"), f"{CLIP} ", CLIP.replace("//", "//a:b@")):
         assert "0123456789abcdef" not in refusal(file_url=url).message
 
 
-def test_a_recording_of_100_mb_in_its_line_is_told() -> None:
-    """By its length, without being read; one of the largest size is taken."""
+def test_an_inline_recording_of_100_mb_is_refused() -> None:
+    """Only its length is checked; one of the maximum size is accepted."""
     error = refusal(file_url="data:audio/wav;base64," + "A" * (100 * 2**20))
     assert "26,214,400 bytes" in error.message
     largest = b64encode(bytes(MAX_INLINE_BYTES)).decode()
@@ -159,19 +159,19 @@ def test_a_recording_of_100_mb_in_its_line_is_told() -> None:
     ],
 )
 @pytest.mark.parametrize("url", URLS)
-def test_what_cannot_be_is_named(url: str, body: dict[str, Any], param: str) -> None:
-    """By its field; what would change the result is never passed over."""
+def test_an_unsupported_value_is_refused(url: str, body: dict[str, Any], param: str) -> None:
+    """The error names the field; a parameter that changes the result is never ignored."""
     assert refusal(url, **body).param == param
 
 
-def test_a_recording_has_to_be_named() -> None:
-    """Nothing stands in for it."""
+def test_an_audio_file_is_required() -> None:
+    """There is no default."""
     with pytest.raises(RequestError, match="`file_url` is required"):
         check_request(TRANSCRIPTIONS, {"language": "en"}, None)
 
 
-def test_times_need_a_format_with_a_place_for_them() -> None:
-    """As OpenAI has it; the name of forms, which vLLM reads, is known too."""
+def test_timestamps_need_a_suitable_format() -> None:
+    """OpenAI requires it; the name used in forms, which vLLM reads, is known too."""
     for name in ("timestamp_granularities", "timestamp_granularities[]"):
         body: dict[str, Any] = {"file_url": CLIP, name: ["word", "segment"]}
         assert "verbose_json" in refusal(**body).message
@@ -182,14 +182,14 @@ def test_times_need_a_format_with_a_place_for_them() -> None:
     check_request(TRANSCRIPTIONS, {"file_url": CLIP, "timestamp_granularities": []}, None)
 
 
-def test_a_translation_goes_to_english_alone() -> None:
-    """That is all that `to_language` may say, and only where it says nothing new."""
+def test_translations_are_only_into_english() -> None:
+    """Only values of `to_language` that change nothing are accepted."""
     check_request(TRANSLATIONS, {"file_url": CLIP, "to_language": "en"}, None)
     assert refusal(to_language="en").param == "to_language"
 
 
-def test_languages_are_those_of_the_whisper_family() -> None:
-    """Codes and names as transformers has them, and Javanese as ISO calls it."""
+def test_languages_are_whispers() -> None:
+    """Codes and names match transformers', and Javanese has its ISO name."""
     from transformers.models.whisper import tokenization_whisper as theirs
 
     assert dict(LANGUAGES) == theirs.LANGUAGES

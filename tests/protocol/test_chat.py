@@ -1,4 +1,4 @@
-"""The body of a chat completion: what is accepted, and what is refused by name."""
+"""The body of a chat completion: accepted fields, and refusals by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS = "messages.1.tool_calls"
 
 
 def call(arguments: object) -> dict[str, Any]:
-    """Return a call that an assistant has made."""
+    """Return a tool call of an assistant."""
     return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
@@ -33,7 +33,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def param_of_fault(**fields: Any) -> str | None:
-    """Return the parameter that the error names."""
+    """Return the parameter in the error."""
     with pytest.raises(RequestError) as caught:
         chat(**fields)
     assert caught.value.status_code == 400
@@ -47,7 +47,7 @@ def test_null_is_the_same_as_absent_for_every_optional_field() -> None:
 
 
 def test_unknown_and_harmless_fields_are_accepted() -> None:
-    """What changes no result may be there with any value."""
+    """Fields without effect may have any value."""
     request = chat(user="u", metadata={"a": "b"}, store=True, priority=3, anything=[1])
     assert request == chat()
 
@@ -101,7 +101,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
         ("cache_salt", 5),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     """The error names the field itself."""
     assert param_of_fault(**{field: value}) == field
 
@@ -122,16 +122,16 @@ def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> 
         ("logit_bias", {"5": float("nan")}, "logit_bias.5"),
     ],
 )
-def test_a_fault_inside_a_field_is_found(field: str, value: object, param: str) -> None:
-    """The error says which item of a list or of an object is wrong."""
+def test_an_invalid_part_of_a_field_is_reported(field: str, value: object, param: str) -> None:
+    """The error has the item of the list or object."""
     assert param_of_fault(**{field: value}) == param
 
 
-def test_what_is_too_long_is_told_in_its_own_unit() -> None:
+def test_a_length_limit_is_reported_in_its_unit() -> None:
     """A string has characters, a list has items."""
     with pytest.raises(RequestError, match=r"`stop.0` must not be longer than 1,000 characters"):
         chat(stop="x" * 1001)
-    with pytest.raises(RequestError, match=r"`stop` must not hold more than 64 items"):
+    with pytest.raises(RequestError, match=r"`stop` must not have more than 64 items"):
         chat(stop=["x"] * 65)
 
 
@@ -170,13 +170,13 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
         ({"role": "assistant", "content": "", "audio": {"id": "a"}}, "messages.1.audio"),
     ],
 )
-def test_a_message_that_cannot_be_served_is_found(message: object, param: str) -> None:
-    """The error names the message and the field in it."""
+def test_an_unsupported_message_is_reported(message: object, param: str) -> None:
+    """The error has the message and the field in it."""
     assert param_of_fault(messages=[*MESSAGES, message]) == param
 
 
 def test_content_is_a_string_or_text_parts() -> None:
-    """Both forms come out as a list of texts; a part may carry fields of other servers."""
+    """Both forms give a list of texts; a part may have fields of other servers."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     request = chat(
         messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
@@ -184,46 +184,46 @@ def test_content_is_a_string_or_text_parts() -> None:
     assert [message.texts() for message in request.messages] == [["s"], ["a", "b"]]
 
 
-def test_fields_of_a_message_that_we_do_not_know_are_kept_for_the_template() -> None:
-    """Templates read `name`; empty tool calls are nothing."""
+def test_unknown_fields_of_a_message_are_kept_for_the_template() -> None:
+    """Templates read `name`; empty tool calls are ignored."""
     message = {"role": "assistant", "content": "x", "name": "n", "tool_calls": []}
     [parsed] = chat(messages=[message]).messages
     assert parsed.other_fields() == {"name": "n"}
 
 
-def test_a_turn_that_only_thought_needs_no_content() -> None:
-    """So answers look that were cut off while thinking; nobody but the assistant thinks."""
+def test_a_turn_with_only_reasoning_needs_no_content() -> None:
+    """Answers that are truncated while reasoning look like this; only assistants have reasoning."""
     message = {"role": "assistant", "content": None, "reasoning": "Hm."}
     assert chat(messages=[*MESSAGES, message]).messages[-1].thought == "Hm."
     for other in ({"role": "user"}, {"reasoning": ""}, {"reasoning": None}):
         assert param_of_fault(messages=[*MESSAGES, message | other]) == "messages.1.content"
 
 
-def test_thinking_that_is_sent_is_text() -> None:
-    """Anything else is refused by its place, under each of its names."""
+def test_reasoning_must_be_text() -> None:
+    """Other values are refused with their place, under each of its names."""
     for name in ("reasoning", "reasoning_content", "thinking"):
         for value in (["Hm."], "\ud800"):
             message = {"role": "assistant", "content": "x", name: value}
             assert param_of_fault(messages=[*MESSAGES, message]) == f"messages.1.{name}"
 
 
-def test_whole_numbers_may_be_written_as_floats() -> None:
+def test_integers_may_be_written_as_floats() -> None:
     """A data frame writes 16.0 for 16."""
     assert chat(max_tokens=16.0).max_tokens == 16
 
 
 def test_a_stop_string_is_a_list_of_one() -> None:
-    """The two forms of `stop` mean the same."""
+    """Both forms of `stop` mean the same."""
     assert chat(stop="###").stop == chat(stop=["###"]).stop == ["###"]
 
 
 def test_logit_bias_has_token_ids() -> None:
-    """JSON's keys are strings; a token id is a number."""
+    """JSON's keys are strings, but token IDs are numbers."""
     assert chat(logit_bias={"5": -100, "17": 1}).logit_bias == {5: -100.0, 17: 1.0}
 
 
 def test_a_large_logit_bias_is_checked_up_to_its_first_faults() -> None:
-    """All of it where there are none; a fault for each of its items would hold a gigabyte."""
+    """Valid ones are checked completely; an error per item would take a gigabyte."""
     whole = {str(token_id): 1 for token_id in range(5_000)}
     assert chat(logit_bias=whole).logit_bias == dict.fromkeys(range(5_000), 1.0)
     with pytest.raises(RequestError, match=r"`logit_bias\.2000` must be a valid number") as caught:
@@ -231,8 +231,8 @@ def test_a_large_logit_bias_is_checked_up_to_its_first_faults() -> None:
     assert "logit_bias.3000" not in caught.value.message
 
 
-def test_log_probabilities_are_asked_for_in_two_fields() -> None:
-    """`logprobs` turns them on, `top_logprobs` counts alternatives."""
+def test_log_probabilities_have_two_fields() -> None:
+    """`logprobs` turns them on, and `top_logprobs` counts alternatives."""
     assert chat().num_logprobs is None
     assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
     assert chat(logprobs=True).num_logprobs == 0
@@ -308,13 +308,13 @@ def test_parameters_that_contradict_each_other_are_refused(
         ),
     ],
 )
-def test_what_is_wrong_with_tools_is_found(fields: dict[str, Any], param: str) -> None:
-    """The error names the tool and the field in it, or the choice that cannot be."""
+def test_invalid_tools_are_reported(fields: dict[str, Any], param: str) -> None:
+    """The error has the tool and its field, or the invalid choice."""
     assert param_of_fault(**fields) == param
 
 
-def test_an_unknown_choice_is_told_with_those_that_there_are() -> None:
-    """The words are those that a person needs."""
+def test_an_unknown_choice_is_reported_with_the_valid_ones() -> None:
+    """The message has the values to use."""
     with pytest.raises(RequestError) as caught:
         chat(tools=[tool()], tool_choice="any")
     assert caught.value.message == (
@@ -324,8 +324,8 @@ def test_an_unknown_choice_is_told_with_those_that_there_are() -> None:
     )
 
 
-def test_a_choice_says_which_tools_are_shown_and_which_may_be_called() -> None:
-    """`none` shows none; a named one is alone, though all are shown."""
+def test_a_choice_decides_which_tools_are_shown_and_callable() -> None:
+    """`none` shows no tools; a named one is the only callable one, but all are shown."""
     tools = [tool("a"), tool("b")]
     for choice, shown, callable_names, needs in (
         (None, "ab", "ab", False),
@@ -353,14 +353,14 @@ def test_a_choice_says_which_tools_are_shown_and_which_may_be_called() -> None:
 
 
 def test_a_tool_reaches_the_template_as_it_was_sent() -> None:
-    """Fields that we do not know come along; none is added."""
+    """Unknown fields are kept, and no fields are added."""
     sent = {**tool(parameters={"type": "object", "x": [1]}, returns="text"), "more": 1}
     [parsed] = chat(tools=[sent]).tools or []
     assert parsed.as_template_reads() == sent
 
 
-def test_arguments_of_calls_are_objects_however_they_were_sent() -> None:
-    """Clients send back the text that they got; an empty one is of a call without arguments."""
+def test_arguments_of_calls_become_objects() -> None:
+    """Clients send back the text that they received; an empty one has no arguments."""
     calls = [call('{"a": 1}'), call({"a": 1}), call(" "), {"function": CALL["function"]}]
     [_, turn] = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": calls}]).messages
     arguments = [made.function.arguments for made in turn.tool_calls or []]
@@ -368,8 +368,8 @@ def test_arguments_of_calls_are_objects_however_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": "Par', "[1]", "5", "[" * 9**6], ids=range(4))
-def test_arguments_that_are_no_object_stay_the_text_that_a_model_wrote(text: str) -> None:
-    """An answer that was cut off is sent back as it is."""
+def test_other_arguments_stay_text(text: str) -> None:
+    """A truncated answer is sent back unchanged."""
     turn = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call(text)]}]).messages[1]
     assert [made.function.arguments for made in turn.tool_calls or []] == [text]
     assert turn.texts() == []

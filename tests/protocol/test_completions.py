@@ -1,4 +1,4 @@
-"""The body of a text completion: the forms of a prompt, and what is refused."""
+"""The body of a text completion: forms of a prompt, and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def completion(**fields: Any) -> CompletionRequest:
     ],
 )
 def test_a_prompt_has_four_forms(prompt: object, prompts: list[object]) -> None:
-    """Text, texts, tokens, and lists of tokens become a list of prompts."""
+    """Text, texts, token IDs and lists of token IDs become a list of prompts."""
     assert completion(prompt=prompt).prompt == prompts
 
 
@@ -54,22 +54,22 @@ def test_a_prompt_has_four_forms(prompt: object, prompts: list[object]) -> None:
         ["a"] * (MAX_PROMPTS + 1),
     ],
 )
-def test_what_is_no_prompt_is_refused(prompt: object) -> None:
-    """Empty prompts, mixed lists and values of other types are faults of `prompt`."""
+def test_an_invalid_prompt_is_refused(prompt: object) -> None:
+    """Empty prompts, mixed lists and values of other types are errors of `prompt`."""
     with pytest.raises(RequestError) as caught:
         completion(prompt=prompt)
     assert (caught.value.param or "").split(".")[0] == "prompt"
 
 
 def test_a_prompt_is_required() -> None:
-    """A body without one is no completion."""
+    """It has no default."""
     with pytest.raises(RequestError, match="`prompt` is required"):
         parse(CompletionRequest, {})
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"prompt_logprobs": 0}])
-def test_no_new_token_is_legal_when_the_prompt_is_scored(fields: dict[str, Any]) -> None:
-    """`max_tokens: 0` is how prompts are scored."""
+def test_zero_tokens_are_allowed_when_the_prompt_is_scored(fields: dict[str, Any]) -> None:
+    """`max_tokens: 0` is the usual way to score prompts."""
     assert completion(max_tokens=0, **fields).max_tokens == 0
 
 
@@ -84,7 +84,9 @@ def test_no_new_token_is_legal_when_the_prompt_is_scored(fields: dict[str, Any])
         ({"prompt": ["a"] * 100, "n": 128}, "n"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_a_completion_value_out_of_range_is_refused_by_name(
+    fields: dict[str, Any], param: str
+) -> None:
     """The error names the field itself."""
     with pytest.raises(RequestError) as caught:
         completion(**fields)

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/embeddings`: every form of input, and what is wrong with each."""
+"""Bodies of `/v1/embeddings`: every form of input, and its errors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
         ([[1, 2], [3]], [[1, 2], [3]]),
     ],
 )
-def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
-    """Texts or token ids, one or many."""
+def test_input_has_four_forms(value: object, inputs: list[Any]) -> None:
+    """It is text or token IDs, single or several."""
     assert parse(EmbeddingRequest, {"input": value}).input == inputs
 
 
@@ -37,20 +37,20 @@ def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
         ({"input": []}, "input", "must not be empty"),
         ({"input": ["a", ""]}, "input.1", "must not be empty"),
         ({"input": [[]]}, "input.0", "must not be empty"),
-        ({"input": [[5], "a"]}, "input.1", "a list of token ids, as the first item is; got 'a'"),
-        ({"input": [[5], [6, True]]}, "input.1.1", "must be a token id, as .* got true"),
-        ({"input": [[[5]]]}, "input.0.0", "must be a token id; got a list"),
-        ({"input": [5, "a"]}, "input.1", "must be a token id"),
+        ({"input": [[5], "a"]}, "input.1", "a list of token IDs, like the first item; got 'a'"),
+        ({"input": [[5], [6, True]]}, "input.1.1", "must be a token ID, like .* got true"),
+        ({"input": [[[5]]]}, "input.0.0", "must be a token ID; got a list"),
+        ({"input": [5, "a"]}, "input.1", "must be a token ID"),
         ({"input": ["a", "\ud800"]}, "input.1", "lone surrogates"),
-        ({"input": ["a"] * (MAX_PROMPTS + 1)}, "input", "use more lines"),
-        ({"input": ["a"] * 10_000}, "input", "must not hold more than 2,048"),
+        ({"input": ["a"] * (MAX_PROMPTS + 1)}, "input", "split the request"),
+        ({"input": ["a"] * 10_000}, "input", "must not have more than 2,048"),
         ({"input": 5}, "input", "must be a string"),
-        ({"input": ["a", 5]}, "input.1", "must be a string, as the first item is; got 5"),
+        ({"input": ["a", 5]}, "input.1", "must be a string, like the first item; got 5"),
         ({"input": [1.5]}, "input.0", "must be a string"),
         ({"input": [True]}, "input.0", "must be a string"),
         ({"input": {"text": "a"}}, "input", "must be a string"),
         ({"input": "\ud800"}, "input", "lone surrogates"),
-        ({"input": "a", "messages": MESSAGES}, "messages", "exclude each other"),
+        ({"input": "a", "messages": MESSAGES}, "messages", "cannot be used together"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "is required"),
         ({"input": "a", "encoding_format": "bytes"}, "encoding_format", "'float' or 'base64'"),
@@ -64,12 +64,12 @@ def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
         ({"input": "a", "normalize": 1}, "normalize", "boolean"),
         ({"input": "a", "normalize": True, "use_activation": False}, "normalize", "differ"),
         ({"input": "a", "prompt_name": 5}, "prompt_name", "string"),
-        ({"input": [5], "prompt_name": "query"}, "prompt_name", "for texts"),
-        ({"messages": MESSAGES, "prompt_name": "query"}, "prompt_name", "for texts"),
+        ({"input": [5], "prompt_name": "query"}, "prompt_name", "for text"),
+        ({"messages": MESSAGES, "prompt_name": "query"}, "prompt_name", "for text"),
         (
             {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",
-            "exclude each other",
+            "cannot both be true",
         ),
         (
             {"messages": MESSAGES, "chat_template_kwargs": {"messages": []}},
@@ -78,21 +78,23 @@ def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_field(body: dict[str, Any], param: str, words: str) -> None:
-    """One clear error for each."""
+def test_an_invalid_embedding_body_is_reported_with_its_field(
+    body: dict[str, Any], param: str, words: str
+) -> None:
+    """There is one clear error for each."""
     with pytest.raises(RequestError, match=words) as caught:
         parse(EmbeddingRequest, body)
     assert (caught.value.param, caught.value.status_code) == (param, 400)
 
 
-def test_fields_that_change_nothing_pass() -> None:
-    """What vLLM and OpenAI take beside the input: who asks, in which order, under which id."""
+def test_fields_without_effect_are_accepted() -> None:
+    """vLLM and OpenAI accept a user, a priority and a request ID."""
     body = {"input": "a", "user": "me", "priority": 3, "request_id": "x", "cache_salt": "y"}
     assert parse(EmbeddingRequest, body).input == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("fields", "wanted"),
     [
         ({}, None),
         ({"normalize": False}, False),
@@ -100,13 +102,13 @@ def test_fields_that_change_nothing_pass() -> None:
         ({"normalize": True, "use_activation": True}, True),
     ],
 )
-def test_length_one_has_two_names(said: dict[str, bool], wanted: object) -> None:
-    """The older one of vLLM, and the one of today."""
-    assert parse(EmbeddingRequest, {"input": "a", **said}).wants_length_one is wanted
+def test_normalisation_has_two_names(fields: dict[str, bool], wanted: object) -> None:
+    """They are vLLM's older name and its current one."""
+    assert parse(EmbeddingRequest, {"input": "a", **fields}).wants_length_one is wanted
 
 
 def test_the_body_lists_vectors_in_order() -> None:
-    """As OpenAI's does, with an id and a time as vLLM's has."""
+    """It is OpenAI's body, with vLLM's ID and time."""
     body = embedding_body("embd-1", created=5, model="m", vectors=[[0.5], "AAAAPw=="], num_tokens=7)
     assert body["data"] == [
         {"object": "embedding", "index": 0, "embedding": [0.5]},

@@ -1,4 +1,4 @@
-"""URLs that an engine fetches for a body, in every spelling that it accepts."""
+"""URLs that an engine fetches for a body, in every accepted spelling."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chat(part: object) -> dict[str, Any]:
     ],
 )
 def test_urls_are_listed_with_their_places(body: dict[str, Any], fetched: dict[str, str]) -> None:
-    """Data URLs are content, and so is text; a result of a body with a URL is never reused."""
+    """Data URLs and text are not fetched; results of bodies with a URL are never reused."""
     assert fetched_urls(body) == fetched
     url = "/v1/chat/completions" if "messages" in body else "/v1/audio/transcriptions"
     for sampled in (False, True):

@@ -1,4 +1,4 @@
-"""Bounds on bytes in flight: who waits, in which order, and what is given back."""
+"""Limits on bytes in flight: waiting, order, and release."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tidemill.protocol.in_flight import InFlightLimiter, MemoryBudget
 SECONDS = 120
 
 
-async def test_an_item_waits_for_a_place_though_its_bytes_fit() -> None:
-    """A place is free again when an item leaves, and its bytes when these are released."""
+async def test_an_item_waits_for_a_slot_although_its_bytes_fit() -> None:
+    """A slot is free when an item leaves, and its bytes when they are released."""
     room = InFlightLimiter(100, max_items=2)
     await room.acquire(10)
     await room.acquire(10)
@@ -31,7 +31,7 @@ async def test_an_item_waits_for_a_place_though_its_bytes_fit() -> None:
     await asyncio.wait_for(fourth, SECONDS)
 
 
-async def test_one_that_is_called_off_as_its_turn_comes_gives_its_place_on() -> None:
+async def test_an_item_cancelled_at_its_turn_passes_its_slot_on() -> None:
     """The next one enters, and nothing stays held."""
     room = InFlightLimiter(100, max_items=1)
     await room.acquire(100)
@@ -45,7 +45,7 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_its_place_on() -> 
     await asyncio.wait_for(room.acquire(100), SECONDS)
 
 
-async def test_the_shortest_enters_first_and_every_eighth_time_the_oldest() -> None:
+async def test_the_shortest_enters_first_except_every_eighth_time() -> None:
     """A long item is overtaken seven times at most, and a short one waits for one long item."""
     room, order = InFlightLimiter(100, shortest_first=True), list[int]()
 
@@ -61,7 +61,7 @@ async def test_the_shortest_enters_first_and_every_eighth_time_the_oldest() -> N
     assert order == [*range(60, 67), 99, *range(67, 74), 98, 74]
 
 
-async def test_an_item_that_fits_passes_one_that_does_not_if_the_shortest_is_first() -> None:
+async def test_a_fitting_item_passes_a_larger_one_with_shortest_first() -> None:
     """In order of arrival it waits."""
     for shortest_first in (True, False):
         room = InFlightLimiter(100, shortest_first=shortest_first)
@@ -76,8 +76,8 @@ async def test_an_item_that_fits_passes_one_that_does_not_if_the_shortest_is_fir
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def test_threads_wait_for_memory_in_the_order_of_asking() -> None:
-    """One above the bound comes alone, and those behind it do not pass it."""
+def test_threads_wait_for_memory_in_order() -> None:
+    """One above the limit runs alone, and later ones do not overtake it."""
     budget, order = MemoryBudget(100), list[int]()
     go_on = threading.Event()
     now = most = 0
@@ -111,8 +111,8 @@ def test_threads_wait_for_memory_in_the_order_of_asking() -> None:
     assert most == 1_000
 
 
-def test_of_all_that_outgrow_their_reservation_one_goes_on() -> None:
-    """The next one follows when it is through, and one that keeps to its own waits for nobody."""
+def test_one_thread_at_a_time_may_exceed_its_reservation() -> None:
+    """The next one follows when it is done; threads within their reservation do not wait."""
     budget = MemoryBudget(100)
     with budget.reserve(10) as first:
         first.grow(50)
@@ -128,8 +128,8 @@ def test_of_all_that_outgrow_their_reservation_one_goes_on() -> None:
         last.grow(101)
 
 
-def test_what_fails_gives_its_memory_back() -> None:
-    """Whatever it held, and its turn beyond that."""
+def test_a_failure_releases_its_memory() -> None:
+    """It releases its reservation and its turn to exceed it."""
     budget = MemoryBudget(10)
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""JSON of requests: what is far larger in memory than in bytes is refused before it is parsed."""
+"""JSON of requests: a body that is far larger in memory than in bytes is refused unparsed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 
 def count(value: Any) -> tuple[int, int]:
-    """Return how many values and keys there are in one, itself included, and of these holders."""
+    """Return the number of values and keys in a value, including itself, and of containers."""
     if not isinstance(value, (list, dict)):
         return 1, 0
     inside = [count(one) for one in (value.values() if isinstance(value, dict) else value)]
@@ -40,10 +40,10 @@ def count(value: Any) -> tuple[int, int]:
 
 
 @given(VALUES, st.integers(1, 40), st.integers(0, 20), st.sampled_from([1, 2, 7, 2**20]))
-def test_values_are_counted_as_they_would_be_made(
+def test_values_are_counted_before_they_are_created(
     value: Any, max_values: int, max_containers: int, chunk_bytes: int
 ) -> None:
-    """Whatever strings hold, and wherever chunks are cut; an empty list counts for one more."""
+    """The count holds for any strings and chunk boundaries; an empty list counts for one more."""
     data = json.dumps(value, ensure_ascii=False).encode()
     num_values, num_containers = count(value)
     num_empty = data.count(b"[]") + data.count(b"{}")
@@ -61,8 +61,8 @@ def test_values_are_counted_as_they_would_be_made(
 
 
 @given(st.binary(max_size=60), st.sampled_from([1, 3, 2**20]))
-def test_whatever_bytes_come_they_are_counted_to_an_end(data: bytes, chunk_bytes: int) -> None:
-    """What is no JSON is told by whoever parses it."""
+def test_any_bytes_are_counted_to_their_end(data: bytes, chunk_bytes: int) -> None:
+    """Invalid JSON is left to the parser."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_bodies, "MAX_VALUES", 2)
         patch.setattr(json_bodies, "MAX_CONTAINERS", 1)
@@ -73,8 +73,8 @@ def test_whatever_bytes_come_they_are_counted_to_an_end(data: bytes, chunk_bytes
             assert "more than" in str(exc)  # noqa: PT017 - it may also pass
 
 
-def test_a_million_token_ids_pass() -> None:
-    """As do text full of commas and quotes, and a recording in base64."""
+def test_a_million_token_ids_are_accepted() -> None:
+    """Text full of commas and quotes, and audio in base64, are accepted too."""
     ids = b'{"prompt":[' + b",".join([b"12345"] * 1_000_000) + b"]}"
     assert len(load_json(ids)["prompt"]) == 1_000_000
     for text in ("1,2," * 1_000_000, 'a "b", [c]' * 400_000, "QUJD" * 7_000_000):
@@ -90,14 +90,14 @@ def test_a_million_token_ids_pass() -> None:
         (b"{" + b'"":1,' * (MAX_VALUES // 2) + b'"":1}', "2,097,152 values and keys"),
     ],
 )
-def test_what_would_be_far_too_large_is_refused(data: bytes, words: str) -> None:
-    """By a sentence with the bound."""
+def test_a_body_that_is_far_too_large_is_refused(data: bytes, words: str) -> None:
+    """The message has the limit."""
     with pytest.raises(TooManyValues, match=f"^has more than {words}$"):
         load_json(data)
 
 
-def test_what_json_unfolds_to_is_told_without_its_strings() -> None:
-    """About as much as its values take: thirty times its bytes, or nothing beside them."""
+def test_the_memory_of_json_is_estimated_without_its_strings() -> None:
+    """It is about that of its values: thirty times its bytes, or nothing next to them."""
     hollow = b"[" + b"[]," * 60_000 + b"1]"
     made = load_json(hollow)
     taken = sys.getsizeof(made) + sum(map(sys.getsizeof, made))

@@ -24,17 +24,17 @@ VALUES = st.recursive(
 
 @given(VALUES, st.integers(1, 12), st.sampled_from(["null", "constants"]))
 def test_parts_are_the_json_of_the_whole(value: Any, part_values: int, mode: str) -> None:
-    """Wherever a value is cut, and with the options of a row."""
+    """The split and the options of a row do not matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_printing, "_PART_VALUES", part_values)
         assert print_json(value, inf_nan_mode=mode) == to_json(value, inf_nan_mode=mode)
 
 
 @pytest.mark.parametrize("shape", ["chat", "completion", "vectors", "vocabulary"])
-def test_a_long_answer_is_printed_in_short_parts(
+def test_a_long_reply_is_printed_in_short_parts(
     shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No call of the printer gets more than some thousand values, which is a few milliseconds."""
+    """No printer call gets more than some thousand values, which take a few milliseconds."""
     token = {"token": "a", "logprob": -1.0, "bytes": [97]}
     answers: dict[str, Any] = {
         "chat": {"choices": [{"logprobs": {"content": [token | {"top": [token] * 20}] * 500}}] * 4},
@@ -55,8 +55,8 @@ def test_a_long_answer_is_printed_in_short_parts(
     assert not has_more_values({"choices": [{"logprobs": None}]}, 10)
 
 
-def test_a_discarded_answer_is_empty_down_to_its_tokens() -> None:
-    """Its memory is free while a client still reads what was printed of it."""
+def test_a_discarded_reply_is_empty_down_to_its_tokens() -> None:
+    """Its memory is free while a client still reads the printed bytes."""
     content = [{"token": "a"}]
     body = {"choices": [{"logprobs": {"content": content}}], "usage": None}
     discard(body)

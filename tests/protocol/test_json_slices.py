@@ -32,7 +32,7 @@ SLICES = st.sampled_from([12, 13, 16, 24, 40, 2**18])
 
 
 def outcome(load: Any, data: bytes) -> str:
-    """Return what a parser makes of some bytes: the value with its types, or a refusal."""
+    """Return a parser's result for some bytes: the value with its types, or an error."""
     try:
         return repr(load(data))
     except ValueError:
@@ -47,7 +47,7 @@ def test_slices_parse_to_the_value_of_the_whole(
     edits: list[tuple[int, int, bytes]],
     slice_bytes: int,
 ) -> None:
-    """Damaged JSON is refused by both parsers or by neither, wherever slices end."""
+    """Both parsers refuse damaged JSON or neither does, wherever slices end."""
     data = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
     for place, length, inserted in edits:
         data = data[:place] + inserted + data[place + length :]
@@ -82,7 +82,7 @@ def test_slices_are_nested_as_deep_as_the_whole(opening: bytes, depth: int) -> N
 def test_no_call_of_the_parser_gets_more_than_a_slice(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call holds the interpreter's lock to its end, so its bytes are bounded."""
+    """One call holds the GIL until it returns, so its bytes are limited."""
     sizes: list[int] = []
 
     def parse_and_count(part: bytes, **options: Any) -> Any:
@@ -95,7 +95,7 @@ def test_no_call_of_the_parser_gets_more_than_a_slice(
     assert max(sizes) <= json_slices._SLICE_BYTES + 2
 
 
-def test_an_error_in_a_slice_names_its_place_in_the_whole() -> None:
+def test_an_error_in_a_slice_has_its_place_in_the_whole() -> None:
     """Line and column are those of the whole text."""
     data = b'{"a": [\n' + b'  "x",\n' * 200_000 + b'  "y" "z"]}'
     with pytest.raises(ValueError, match=r"expected `,` or `\]` at line 200002 column 7$"):

@@ -1,4 +1,4 @@
-"""Forms of any shape: never a fault of ours, never a wrong byte."""
+"""Forms of any shape: no internal errors, and no wrong bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def part_of(name: str, data: bytes, filename: str | None = None, *more: str) -> 
 
 
 def form_of(*parts: bytes, boundary: bytes = b"x y") -> bytes:
-    """Return a whole form."""
+    """Return a complete form."""
     delimiter = b"--" + boundary
     return b"".join(delimiter + b"\r\n" + part + b"\r\n" for part in parts) + delimiter + b"--\r\n"
 
 
 def read(body: bytes, content_type: str = FORM, num_bytes: int = 2**20) -> dict[str, Any]:
-    """Return the fields, and of `file` its bytes and name; `num_bytes` arrive at a time."""
+    """Return the fields, and for `file` its bytes and name; `num_bytes` arrive at a time."""
     reader = FormReader(content_type, "file")
     starts = range(0, len(body), num_bytes)
     content = b"".join(reader.read(body[start : start + num_bytes]) for start in starts)
@@ -46,7 +46,7 @@ def read(body: bytes, content_type: str = FORM, num_bytes: int = 2**20) -> dict[
 def test_every_byte_of_a_file_arrives(
     data: bytes, name: str, order: list[int], num_bytes: int
 ) -> None:
-    """In any order of the fields, under any name, in pieces of any size."""
+    """Fields may be in any order, under any name, in chunks of any size."""
     parts = [part_of("file", data, f"n{name}"), part_of("purpose", b"batch"), part_of("a", b"")]
     found = read(form_of(*(parts[index] for index in order)), num_bytes=num_bytes)
     assert found["file"][0] == data
@@ -66,21 +66,21 @@ def test_every_byte_of_a_file_arrives(
         b"\x00\xff",
     ],
 )
-def test_bytes_that_look_like_the_boundary_are_the_files(data: bytes) -> None:
-    """Only a whole delimiter at the beginning of a line ends a part."""
+def test_bytes_that_resemble_the_boundary_belong_to_the_file(data: bytes) -> None:
+    """Only a complete delimiter at the beginning of a line ends a part."""
     assert read(form_of(part_of("file", data, "x")))["file"][0] == data
 
 
 @given(st.binary(max_size=300))
-def test_what_is_no_form_is_refused(body: bytes) -> None:
-    """With words; anything else that happened would be a fault of ours."""
+def test_other_bodies_are_refused(body: bytes) -> None:
+    """They get a message; any other exception would be an internal error."""
     with pytest.raises(RequestError):
         read(body)
 
 
 @given(st.data())
 def test_a_damaged_form_is_refused_or_read_to_the_byte(data: st.DataObject) -> None:
-    """Cut anywhere, it is refused; with bytes changed outside the file, the file is whole still."""
+    """A truncated form is refused; with bytes changed outside the file, the file stays intact."""
     content = bytes(range(256)) * 2
     form = form_of(part_of("file", content, "x"), part_of("purpose", b"batch"))
     cut = data.draw(st.integers(0, len(form) - 5))
@@ -89,7 +89,7 @@ def test_a_damaged_form_is_refused_or_read_to_the_byte(data: st.DataObject) -> N
     at = data.draw(st.integers(0, len(form) - 1))
     damaged = form[:at] + data.draw(st.binary(min_size=1, max_size=3)) + form[at + 1 :]
     start = form.index(content)
-    # Where the file begins and ends is said by what stands around it.
+    # The surrounding bytes decide where the file begins and ends.
     if start - 4 <= at < start + len(content) + len("\r\n--x y\r\n"):
         return
     try:
@@ -104,7 +104,7 @@ def test_a_damaged_form_is_refused_or_read_to_the_byte(data: st.DataObject) -> N
     ["multipart/form-data; boundary=b-1", 'Multipart/Form-Data;charset=utf-8 ; BOUNDARY="b-1"'],
 )
 def test_a_boundary_is_found_in_every_spelling(content_type: str) -> None:
-    """Quoted or not, in any case, among other parameters."""
+    """It may be quoted or not, in any case, among other parameters."""
     assert read(form_of(part_of("a", b"1"), boundary=b"b-1"), content_type) == {"a": "1"}
 
 
@@ -118,7 +118,7 @@ def test_a_boundary_is_found_in_every_spelling(content_type: str) -> None:
     ],
 )
 def test_a_form_without_a_boundary_is_refused(content_type: str) -> None:
-    """And so is a boundary that nobody may choose."""
+    """An invalid boundary is refused too."""
     with pytest.raises(RequestError, match="boundary"):
         read(form_of(part_of("a", b"1")), content_type)
 
@@ -136,26 +136,26 @@ def test_a_form_without_a_boundary_is_refused(content_type: str) -> None:
         ([part_of(str(number), b"") for number in range(101)], "more than 100"),
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(parts: list[bytes], words: str) -> None:
-    """Nobody guesses which of two values was meant."""
+def test_ambiguous_forms_are_refused(parts: list[bytes], words: str) -> None:
+    """It is unclear which of two values is meant."""
     with pytest.raises(RequestError, match=words):
         read(form_of(*parts))
 
 
 def test_a_name_is_not_taken_out_of_another() -> None:
-    """`filename` holds the letters of `name`, and may come first."""
+    """`filename` contains the letters of `name`, and may come first."""
     part = b'Content-Disposition: form-data; filename="a; name=b.jsonl"; name="file"\r\n\r\n1'
     assert read(form_of(part)) == {"file": (b"1", "a; name=b.jsonl")}
 
 
 @pytest.mark.parametrize("filename", ["Fälle.jsonl".encode(), "Fälle.jsonl".encode("latin-1")])
-def test_names_come_in_the_letters_of_their_client(filename: bytes) -> None:
-    """UTF-8 as today, or latin-1 as long ago."""
+def test_names_are_decoded_as_their_client_encoded_them(filename: bytes) -> None:
+    """They are UTF-8, or Latin-1 in old clients."""
     part = b'Content-Disposition: form-data; name="file"; filename="' + filename + b'"\r\n\r\n1'
     assert read(form_of(part)) == {"file": (b"1", "Fälle.jsonl")}
 
 
 def test_a_file_without_a_name_is_a_file() -> None:
-    """As `curl -F 'file=<x.jsonl'` sends it; a text with a name is a text all the same."""
+    """`curl -F 'file=<x.jsonl'` sends one; a text field with a name stays text."""
     found = read(form_of(part_of("file", b"1"), part_of("purpose", b"batch", "x")))
     assert found == {"file": (b"1", None), "purpose": "batch"}

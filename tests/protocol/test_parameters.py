@@ -1,4 +1,4 @@
-"""Parameters that an endpoint does not know are found in a body, and the likely ones named."""
+"""Unknown parameters are found in a body, and similar known ones are suggested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_every_field_and_every_refused_or_ignored_parameter_is_known(route: Route) -> None:
-    """What a request type reads, what is refused by name, and what is accepted without effect."""
+    """They are fields of request types, refused parameters, and ones without effect."""
     kinds = request_types(route)
     names = [*WITHOUT_EFFECT, *(name for kind in kinds for name in kind.model_fields)]
     names += [name for kind in kinds for name in neutral_values(kind)]
@@ -46,7 +46,7 @@ def test_every_field_and_every_refused_or_ignored_parameter_is_known(route: Rout
 def test_unknown_names_come_in_the_order_of_the_body(
     url: str, body: dict[str, Any], unknown: list[str]
 ) -> None:
-    """Aliases are known; objects that a template reads, and unknown urls, are left alone."""
+    """Aliases are known; objects for templates and unknown URLs are skipped."""
     assert list(unknown_parameters(url, body)) == unknown
 
 
@@ -63,8 +63,8 @@ def test_unknown_names_come_in_the_order_of_the_body(
         ("", None),
     ],
 )
-def test_a_name_that_is_close_is_suggested(name: str, meant: str | None) -> None:
-    """One that would be refused never is."""
+def test_a_similar_name_is_suggested(name: str, meant: str | None) -> None:
+    """A parameter that would be refused is never suggested."""
     known = find_parameters(CHAT)
     assert known is not None
     assert known.nearest(name) == meant

@@ -1,4 +1,4 @@
-"""Parts of a message: texts and images, and what no model could read whatever it brings."""
+"""Parts of a message: texts and images, and unsupported ones."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def body(*parts: Any) -> dict[str, Any]:
 
 
 def image(url: Any = DATA, **fields: Any) -> dict[str, Any]:
-    """Return a part that is an image."""
+    """Return an image part."""
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
 def fault(*parts: Any) -> tuple[str | None, str]:
-    """Return the field and the words of what is foretold of some parts."""
+    """Return the parameter and the message of the predicted error."""
     with pytest.raises(RequestError) as caught:
         check_request(URL, body(*parts), None)
     return caught.value.param, caught.value.message
 
 
-def test_images_have_their_places_among_texts() -> None:
-    """A url may stand there by itself; texts are told without them."""
+def test_images_have_their_index_among_texts() -> None:
+    """A URL may be given directly; the texts leave images out."""
     plain = {"type": "image_url", "image_url": "https://files.example.com/a.png"}
     parts = [image(), {"type": "text", "text": "a"}, plain, {"type": "text", "text": "b"}]
     [message] = read_body(ChatCompletionRequest, body(*parts)).messages
@@ -49,17 +49,17 @@ def test_images_have_their_places_among_texts() -> None:
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", None])
 def test_a_detail_is_accepted(detail: str | None) -> None:
-    """And changes nothing."""
+    """It has no effect."""
     check_request(URL, body(image(detail=detail)), None)
 
 
 @pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "file", "refusal", ""])
 def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
-    """With the types that there are, and nothing else at fault."""
+    """The message lists the supported types and no other errors."""
     param, words = fault({"type": kind, kind: {"url": DATA}})
     assert param == "messages.0.content.0.type"
     assert "must be 'text' or 'image_url'" in words
-    assert "also at fault" not in words
+    assert "also invalid" not in words
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
         ("a", ""),
     ],
 )
-def test_what_is_no_image_is_named(part: Any, param: str) -> None:
-    """By its place and field, before anything is fetched."""
+def test_an_invalid_image_is_reported(part: Any, param: str) -> None:
+    """The error has its place and field, before anything is fetched."""
     got, _ = fault({"type": "text", "text": "a"}, part)
     assert got == f"messages.0.content.1.{param}".rstrip(".")
 
 
 @pytest.mark.parametrize("host", ADDRESSES)
-def test_no_image_lies_inside(host: str) -> None:
-    """As no recording does."""
+def test_no_image_is_fetched_from_a_private_host(host: str) -> None:
+    """The same rule applies to audio."""
     _, words = fault(image(f"http://{host}/a.png"))
     assert "cannot be fetched" in words
 
 
-def test_what_lies_in_a_line_has_a_bound() -> None:
-    """Looked at before it is decoded."""
+def test_inline_images_are_limited() -> None:
+    """Their length is checked before they are decoded."""
     data = b64encode(bytes(MAX_INLINE_BYTES + 3)).decode()
     _, words = fault(image(f"data:image/png;base64,{data}"))
-    assert f"an image that is larger than {MAX_INLINE_BYTES:,} bytes" in words
+    assert f"an image larger than {MAX_INLINE_BYTES:,} bytes" in words
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("content", "expected"),
     [
         (body(image()), True),
         (body({"type": "text", "text": "image_url"}), False),
@@ -111,6 +111,6 @@ def test_what_lies_in_a_line_has_a_bound() -> None:
         ({}, False),
     ],
 )
-def test_whether_a_body_has_images_is_told_of_any_body(said: Any, *, expected: bool) -> None:
-    """Valid or not."""
-    assert has_images(said) is expected
+def test_images_are_detected_in_any_body(content: Any, *, expected: bool) -> None:
+    """The body may be valid or not."""
+    assert has_images(content) is expected

@@ -1,4 +1,4 @@
-"""Texts and token ids as bodies list them."""
+"""Texts and token IDs in bodies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tidemill.protocol.prompts import num_sequences
         ({"prompt": [None], "n": True}, 1),
     ],
 )
-def test_sequences_of_a_body_are_counted_before_it_is_checked(
+def test_sequences_of_a_body_are_counted_before_validation(
     body: dict[str, Any], count: int
 ) -> None:
-    """Each choice of each prompt is one; what is wrong with a body is told later."""
+    """Each choice of each prompt is one; errors in the body are reported later."""
     assert num_sequences(body) == count

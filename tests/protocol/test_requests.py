@@ -1,4 +1,4 @@
-"""What an engine would say of a request is told before there is one, in the same words."""
+"""An engine's errors are predicted without one, with the same messages."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MANY_WRONG_VALUES: list[Any] = [
         ("/v1/completions", {"prompt": "x", "n": 0}),
     ],
 )
-async def test_what_is_foretold_is_what_the_engine_answers(url: str, body: dict[str, Any]) -> None:
-    """One set of words, in one order of looking."""
+async def test_predicted_errors_equal_the_engines(url: str, body: dict[str, Any]) -> None:
+    """There is one set of messages and one order of checks."""
     with pytest.raises(RequestError) as foretold:
         check_request(url, body, ["tiny", "tiny-alias"])
     reply = await Scene().served.respond(url, body, "req_1", 0)
@@ -52,8 +52,8 @@ async def test_what_is_foretold_is_what_the_engine_answers(url: str, body: dict[
     assert (error["param"], error["code"]) == (foretold.value.param, foretold.value.code)
 
 
-async def test_a_url_that_nobody_knows_is_told_what_there_is() -> None:
-    """All that engines here answer, and by one of them what it answers itself."""
+async def test_an_unknown_url_is_refused_with_the_supported_ones() -> None:
+    """The list has all endpoints of engines, or those of the model."""
     with pytest.raises(RequestError) as foretold:
         check_request("/v1/responses", {}, ["tiny"])
     reply = await Scene().served.respond("/v1/responses", {}, "req_1", 0)
@@ -74,10 +74,10 @@ async def test_a_url_that_nobody_knows_is_told_what_there_is() -> None:
         ("/v2/rerank", {"query": "a", "documents": [], "model": "a"}, "documents"),
     ],
 )
-def test_what_other_kinds_of_models_would_refuse_is_foretold_too(
+def test_errors_of_other_kinds_of_models_are_predicted(
     url: str, body: dict[str, Any], param: str
 ) -> None:
-    """Whatever the model is, which nobody knows yet; a url of none is offered all there are."""
+    """The model is still unknown; an unknown URL lists the endpoints of all."""
     with pytest.raises(RequestError) as foretold:
         check_request(url, body, ["a"])
     assert foretold.value.param == param
@@ -86,13 +86,13 @@ def test_what_other_kinds_of_models_would_refuse_is_foretold_too(
 
 
 @pytest.mark.parametrize("url", [CHAT, "/completions"])
-def test_nothing_is_foretold_of_what_can_run(url: str) -> None:
-    """Unknown fields are none of our business."""
+def test_a_valid_body_has_no_predicted_error(url: str) -> None:
+    """Unknown fields are ignored."""
     check_request(url, {"messages": MESSAGES, "prompt": "x", "model": "any", "new": 1}, ["a", "*"])
 
 
-def test_what_is_offered_is_what_an_engine_answers() -> None:
-    """No url of a kind of model is left out, none is named that nobody has."""
+def test_offered_endpoints_are_those_of_engines() -> None:
+    """No kind of model is missing, and no endpoint is invented."""
     text = text_endpoints(text_model(), seed=0)
     pooling = (Embeddings, Score, Rerank)
     speech = speech_endpoints(SPEECH, no_host)
@@ -101,8 +101,8 @@ def test_what_is_offered_is_what_an_engine_answers() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
-def test_no_field_has_a_fault_for_each_of_a_thousand_values(kind: type[BaseModel]) -> None:
-    """Each fault takes a kilobyte, so a body of 4 MB would make gigabytes of them."""
+def test_no_field_reports_an_error_for_each_of_a_thousand_values(kind: type[BaseModel]) -> None:
+    """Each error takes a kilobyte, so a body of 4 MB would take gigabytes."""
     for field in kind.model_fields:
         for value in MANY_WRONG_VALUES:
             with suppress(RequestError), suppress_few_faults(field):
@@ -121,5 +121,5 @@ def suppress_few_faults(field: str) -> Iterator[None]:
 
 
 async def no_host(url: str) -> bytes:
-    """Bring nothing."""
-    raise AssertionError(f"{url} was asked for")
+    """Fail, because nothing may be fetched."""
+    raise AssertionError(f"{url} was fetched")

@@ -1,4 +1,4 @@
-"""Which urls mean which endpoint."""
+"""URLs and their endpoints."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tidemill.protocol.routes import ROUTES, find_route
         ("/v1/audio/translations", "/v1/audio/translations"),
     ],
 )
-def test_a_url_of_the_contract_has_one_endpoint(url: str, name: str) -> None:
-    """Some are matched whole, some by how they end."""
+def test_a_url_has_one_endpoint(url: str, name: str) -> None:
+    """Some match exactly, others by suffix."""
     assert [route.name for route in ROUTES if route.matches(url)] == [name]
 
 
@@ -48,6 +48,6 @@ def test_a_url_of_the_contract_has_one_endpoint(url: str, name: str) -> None:
         "/v1/responses",
     ],
 )
-def test_any_other_url_has_none(url: str) -> None:
-    """A slash at the end or another prefix makes it another url."""
+def test_other_urls_have_none(url: str) -> None:
+    """A trailing slash or another prefix makes a different URL."""
     assert find_route(url) is None

@@ -1,4 +1,4 @@
-"""What a template may ask of Jinja, and that none of it goes on without end."""
+"""Templates' access to Jinja, and the bound on their rendering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor
 
 
 def rendered(source: str, **variables: Any) -> str:
-    """Return what a template makes of variables."""
+    """Return the result of a template with variables."""
     return Sandbox().compile_template(source)(**variables)
 
 
@@ -65,37 +65,37 @@ def rendered(source: str, **variables: Any) -> str:
         ),
     ],
 )
-def test_no_template_goes_on_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever makes it long is counted: turns, calls, and the length of texts."""
+def test_no_template_runs_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loop iterations, calls and the length of texts are counted."""
     monkeypatch.setattr(sandbox, "MAX_STEPS", 5_000)
     monkeypatch.setattr(sandbox, "MAX_TEXT_CHARS", 2**20)
     with pytest.raises(TemplateEndless):
         rendered(source)
 
 
-def test_what_a_template_prints_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text printed again and again is stopped when it is too long, not when it is done."""
+def test_the_output_of_a_template_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is printed again and again is stopped as soon as it is too long."""
     monkeypatch.setattr(sandbox, "MAX_TEXT_CHARS", 1_000)
     with pytest.raises(TemplateEndless, match="1,000 characters"):
         rendered("{% for i in range(99) %}{{ x }}{% endfor %}", x="x" * 20)
 
 
-def test_a_date_is_no_longer_than_any_text() -> None:
-    """A format of a date is measured before it is used."""
+def test_a_date_is_limited_like_any_text() -> None:
+    """A date format is measured before it is used."""
     assert rendered("{{ now('%Y') }}", now=strftime_at(0)) == "1970"
     with pytest.raises(TemplateEndless):
         rendered("{{ now('%c' * 300000) }}", now=strftime_at(0))
 
 
 def test_each_rendering_has_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one line took is not missing for the next."""
+    """Steps of one line do not count for the next."""
     monkeypatch.setattr(sandbox, "MAX_STEPS", 60)
     render = Sandbox().compile_template("{% for i in range(50) %}x{% endfor %}")
     assert [render() for _ in range(3)] == ["x" * 50] * 3
 
 
-def test_a_million_characters_are_no_matter() -> None:
-    """The longest contexts are far below the bounds."""
+def test_a_million_characters_are_allowed() -> None:
+    """The longest contexts are far below the limits."""
     text = "word " * 200_000
     source = "{% for m in messages %}{{ '<' ~ m.content + '>' }}{% endfor %}"
     assert len(rendered(source, messages=[{"content": text}] * 4)) == 4 * (len(text) + 2)
@@ -136,8 +136,8 @@ def test_a_million_characters_are_no_matter() -> None:
         ),
     ],
 )
-def test_what_comes_out_is_what_transformers_renders(source: str) -> None:
-    """The counting changes no letter of what a template means."""
+def test_output_equals_transformers(source: str) -> None:
+    """The counting does not change a template's output."""
     pretrained: PreTrainedTokenizerBase = pretrained_tokenizer()
     messages = [
         {"role": "system", "content": "Be <kind>."},
@@ -168,7 +168,7 @@ def test_what_comes_out_is_what_transformers_renders(source: str) -> None:
     ],
 )
 def test_a_template_stays_in_its_sandbox(source: str) -> None:
-    """It changes nothing that it was given, and sees nothing of Python."""
+    """It cannot change its variables, and cannot access Python."""
     from jinja2.exceptions import TemplateError
 
     with pytest.raises(TemplateError):
@@ -176,23 +176,23 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
 
 
 def test_each_thread_counts_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rendering in another thread gives this one no steps, and takes none away."""
+    """A rendering in another thread does not change this one's steps."""
     monkeypatch.setattr(sandbox, "MAX_STEPS", 100)
     loop = "{% for i in range(n) %}x{% endfor %}"
     render = Sandbox().compile_template(f"{loop}{{{{ f() }}}}{loop}")
     with ThreadPoolExecutor(1) as other:
 
-        def beside(turns: int) -> str:
-            """Be rendered in another thread from start to end."""
+        def in_thread(turns: int) -> str:
+            """Render in another thread from start to end."""
             return other.submit(render, f=str, n=turns).result()
 
-        assert render(f=lambda: beside(45), n=40) == "x" * (80 + 90)
+        assert render(f=lambda: in_thread(45), n=40) == "x" * (80 + 90)
         with pytest.raises(TemplateEndless):
-            render(f=lambda: beside(1), n=60)
+            render(f=lambda: in_thread(1), n=60)
 
 
-def test_numbers_are_printed_however_large() -> None:
-    """What a filter is given to work on is no size; nor is there any way to texts of any length."""
+def test_large_numbers_are_printed() -> None:
+    """A filter's input is not a size, and gives no way to texts of any length."""
     assert (
         rendered("{{ 1700000000 | string }} {{ [10 ** 10] | first }}") == "1700000000 10000000000"
     )

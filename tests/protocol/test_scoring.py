@@ -1,4 +1,4 @@
-"""Bodies of `/v1/score` and `/v1/rerank`: every pair of names, and what is wrong with each."""
+"""Bodies of `/v1/score` and `/v1/rerank`: every pair of names, and their errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tidemill.protocol.validation import parse
 def test_two_sides_have_four_pairs_of_names(
     names: tuple[str, str], first: object, second: object, sides: tuple[list[str], list[str]]
 ) -> None:
-    """One against one, one against many, as many against as many."""
+    """They are one to one, one to many, and pairs of equal numbers."""
     request = parse(ScoreRequest, dict(zip(names, (first, second), strict=True)))
     assert (request.names, request.sides) == (names, sides)
 
@@ -42,12 +42,12 @@ def test_two_sides_have_four_pairs_of_names(
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({}, "text_1", "needs two sides"),
-        ({"text_1": "a"}, "text_1", "needs two sides"),
-        ({"text_1": "a", "data_2": "b"}, "text_1", "needs two sides"),
-        ({"text_1": "a", "text_2": "b", "items": "c"}, "text_1", "needs two sides"),
-        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1", "as many against as many"),
-        ({"queries": ["a", "b"], "items": ["c"] * 3}, "queries", "as many against as many"),
+        ({}, "text_1", "requires two sides"),
+        ({"text_1": "a"}, "text_1", "requires two sides"),
+        ({"text_1": "a", "data_2": "b"}, "text_1", "requires two sides"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "text_1", "requires two sides"),
+        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1", "both the same number"),
+        ({"queries": ["a", "b"], "items": ["c"] * 3}, "queries", "both the same number"),
         ({"text_1": "", "text_2": "b"}, "text_1", "must not be empty"),
         ({"text_1": "a", "text_2": []}, "text_2", "must not be empty"),
         ({"text_1": "a", "text_2": ["b", ""]}, "text_2.1", "must not be empty"),
@@ -56,7 +56,7 @@ def test_two_sides_have_four_pairs_of_names(
         ({"text_1": "a", "text_2": 5}, "text_2", "or a list of either; got 5"),
         ({"text_1": "a", "text_2": {"content": []}}, "text_2", "must be a string"),
         ({"text_1": "a", "text_2": "\ud800"}, "text_2", "lone surrogates"),
-        ({"text_1": "a", "text_2": ["b"] * 10_000}, "text_2", "must not hold more than 2,048"),
+        ({"text_1": "a", "text_2": ["b"] * 10_000}, "text_2", "must not have more than 2,048"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "equal"),
         ({"query": "a"}, "documents", "is required"),
         ({"query": "a", "documents": []}, "documents", "must not be empty"),
@@ -67,23 +67,25 @@ def test_two_sides_have_four_pairs_of_names(
         ({"query": "a", "documents": ["b"], "return_documents": 1}, "return_documents", "boolean"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_field(body: dict[str, Any], param: str, words: str) -> None:
-    """One clear error for each."""
+def test_an_invalid_scoring_body_is_reported_with_its_field(
+    body: dict[str, Any], param: str, words: str
+) -> None:
+    """There is one clear error for each."""
     with pytest.raises(RequestError, match=words) as caught:
         read_score(body)
     assert (caught.value.param, caught.value.status_code) == (param, 400)
 
 
-def test_many_texts_are_taken_up_to_a_bound() -> None:
-    """One more is refused, of which the message says what to do."""
+def test_many_texts_are_accepted_up_to_a_limit() -> None:
+    """One more is refused, and the message says what to do."""
     body = {"query": "a", "documents": ["b"] * MAX_TEXTS}
     assert len(parse(RerankRequest, body).documents) == MAX_TEXTS
-    with pytest.raises(RequestError, match="use more lines"):
+    with pytest.raises(RequestError, match="split the request"):
         parse(RerankRequest, {"query": "a", "documents": ["b"] * (MAX_TEXTS + 1)})
 
 
-def test_a_body_with_a_query_asks_for_a_ranking() -> None:
-    """openai-batch sends it to the url of scores."""
+def test_a_body_with_a_query_is_a_rerank_request() -> None:
+    """openai-batch sends it to the score URL."""
     assert isinstance(read_score({"query": "a", "documents": "b"}), RerankRequest)
     assert isinstance(read_score({"queries": "a", "documents": "b"}), ScoreRequest)
 
@@ -92,10 +94,10 @@ def test_a_body_with_a_query_asks_for_a_ranking() -> None:
     ("top_n", "order"),
     [(None, [2, 0, 3, 1]), (0, [2, 0, 3, 1]), (2, [2, 0]), (4, [2, 0, 3, 1]), (9, [2, 0, 3, 1])],
 )
-def test_the_highest_comes_first_and_of_equals_the_earlier(
+def test_the_highest_score_is_first_and_ties_keep_their_order(
     top_n: int | None, order: list[int]
 ) -> None:
-    """`top_n` 0 or above the count is all of them."""
+    """`top_n` 0 or above the count returns all of them."""
     request = parse(RerankRequest, {"query": "a", "documents": list("bcde"), "top_n": top_n})
     body = rerank_body(
         "rerank-1", model="m", scores=[0.5, 0.25, 1.0, 0.5], request=request, num_tokens=9
@@ -109,15 +111,15 @@ def test_the_highest_comes_first_and_of_equals_the_earlier(
     assert body["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
 
 
-def test_documents_are_left_out_where_nobody_wants_them() -> None:
-    """The index tells which it is."""
+def test_documents_can_be_left_out() -> None:
+    """The index identifies the document."""
     request = parse(RerankRequest, {"query": "a", "documents": "b", "return_documents": False})
     body = rerank_body("rerank-1", model="m", scores=[0.5], request=request, num_tokens=3)
     assert body["results"] == [{"index": 0, "relevance_score": 0.5}]
 
 
 def test_scores_are_listed_in_the_order_of_their_pairs() -> None:
-    """As vLLM lists them."""
+    """vLLM has the same order."""
     body = score_body("score-1", created=5, model="m", scores=[0.25, 0.5], num_tokens=7)
     assert body["data"] == [
         {"index": 0, "object": "score", "score": 0.25},

@@ -1,4 +1,4 @@
-"""Whether a body asks for a stream: yes, no, or neither."""
+"""The `stream` of a body: true, false or invalid."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tidemill.protocol.stream import is_stream, refuse_stream
 
 
 @pytest.mark.parametrize("value", [True, "True", "true", "YES", "on", 1, "1"])
-def test_any_word_for_yes_asks_for_a_stream(value: object) -> None:
-    """It is refused in the words that clients look for."""
+def test_any_word_for_true_requests_a_stream(value: object) -> None:
+    """It is refused with the message that clients expect."""
     assert is_stream({"stream": value})
     with pytest.raises(RequestError, match="must not be sent in stream mode") as caught:
         refuse_stream({"stream": value})
@@ -20,7 +20,7 @@ def test_any_word_for_yes_asks_for_a_stream(value: object) -> None:
 @pytest.mark.parametrize(
     "body", [{}, *({"stream": value} for value in (None, False, "False", "no", 0))]
 )
-def test_saying_no_or_nothing_asks_for_none(body: dict[str, object]) -> None:
+def test_false_or_nothing_requests_no_stream(body: dict[str, object]) -> None:
     """Clients write out the default."""
     assert not is_stream(body)
     refuse_stream(body)
@@ -29,8 +29,8 @@ def test_saying_no_or_nothing_asks_for_none(body: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "value", ["maybe", 2, -1, pytest.param(10**5_000, id="huge"), 0.0, 1.0, [], {}, [True]]
 )
-def test_what_is_neither_is_refused_by_name(value: object) -> None:
-    """It asks for no stream, but is no answer either."""
+def test_an_invalid_stream_is_refused_by_name(value: object) -> None:
+    """It requests no stream, but is not a boolean either."""
     assert not is_stream({"stream": value})
     with pytest.raises(RequestError, match="`stream` must be false") as caught:
         refuse_stream({"stream": value})

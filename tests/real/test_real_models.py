@@ -1,4 +1,4 @@
-"""Models that were trained, of every task, against transformers' classes in fp32."""
+"""Trained models of every task, compared with transformers' classes in fp32."""
 
 from __future__ import annotations
 
@@ -71,18 +71,23 @@ def llama_of(path: Path) -> Any:
     llama.cpp stores the two halves of each query and key head interleaved.
     """
     reader = GGUFReader(path)
-    said = {name.removeprefix("llama."): field.contents() for name, field in reader.fields.items()}
-    heads = {"attn_q": said["attention.head_count"], "attn_k": said["attention.head_count_kv"]}
+    metadata = {
+        name.removeprefix("llama."): field.contents() for name, field in reader.fields.items()
+    }
+    heads = {
+        "attn_q": metadata["attention.head_count"],
+        "attn_k": metadata["attention.head_count_kv"],
+    }
     config = LlamaConfig(
-        vocab_size=said["vocab_size"],
-        hidden_size=said["embedding_length"],
-        intermediate_size=said["feed_forward_length"],
-        num_hidden_layers=said["block_count"],
+        vocab_size=metadata["vocab_size"],
+        hidden_size=metadata["embedding_length"],
+        intermediate_size=metadata["feed_forward_length"],
+        num_hidden_layers=metadata["block_count"],
         num_attention_heads=heads["attn_q"],
         num_key_value_heads=heads["attn_k"],
-        rms_norm_eps=said["attention.layer_norm_rms_epsilon"],
-        rope_parameters={"rope_type": "default", "rope_theta": said["rope.freq_base"]},
-        max_position_embeddings=said["context_length"],
+        rms_norm_eps=metadata["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": metadata["rope.freq_base"]},
+        max_position_embeddings=metadata["context_length"],
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config).eval()
@@ -124,7 +129,7 @@ def expected_row(model: Any, tokenizer: Any, question: str) -> tuple[str, list[d
 async def test_rows_and_log_probabilities_of_smollm2_are_those_of_transformers(
     smollm2: Path,
 ) -> None:
-    """Both are given what the GGUF file's numbers stand for, in bf16."""
+    """Both get the values of the GGUF file's quantised numbers, in bf16."""
     vocabulary = load_vocabulary(str(smollm2), find_folder(str(smollm2)))
     model = llama_of(smollm2)
     model.generation_config.eos_token_id = vocabulary.eos_id
@@ -155,15 +160,15 @@ async def test_rows_and_log_probabilities_of_smollm2_are_those_of_transformers(
 def test_vectors_are_those_of_sentence_transformers(
     request: pytest.FixtureRequest, name: str, max_tokens: int
 ) -> None:
-    """By the engine's own network, beyond the distance from which MPNet's keys share a bucket."""
+    """The engine's own network is used, beyond the distance where MPNet's keys share a bucket."""
     folder = request.getfixturevalue(name)
     model = SentenceTransformer(str(folder), device="cpu")
     ours = loaded(folder)
     assert isinstance(ours.network, Encoder)
     assert ours.notes == ()
-    asked = requests(model.tokenizer, TEXTS, max_tokens)
-    assert max(len(each.token_ids) for each in asked) > FARTHEST + 1
-    got = values(ours, asked)
+    batch = requests(model.tokenizer, TEXTS, max_tokens)
+    assert max(len(each.token_ids) for each in batch) > FARTHEST + 1
+    got = values(ours, batch)
     got /= np.linalg.norm(got, axis=1, keepdims=True)
     expected = model.encode(TEXTS)
     assert cosines(got, expected).min() >= 0.999999
@@ -171,7 +176,7 @@ def test_vectors_are_those_of_sentence_transformers(
 
 
 def test_tiny_en_writes_what_transformers_writes(whisper_tiny_en: Path) -> None:
-    """Token for token of the same samples, in segments; and says that it is English-only."""
+    """Tokens and segments are the same for the same samples; the model reports English only."""
     plan = inspect_model(EngineConfig(str(whisper_tiny_en), device="cpu")).plan
     assert plan is not None
     assert ENGLISH_ONLY in plan.notes
@@ -183,7 +188,7 @@ def test_tiny_en_writes_what_transformers_writes(whisper_tiny_en: Path) -> None:
     ]
     model = WhisperForConditionalGeneration.from_pretrained(whisper_tiny_en, dtype=torch.float32)
     processor = WhisperProcessor.from_pretrained(whisper_tiny_en)
-    asked = [SpeechRequest(samples, wants_segments=True) for samples in clips]
-    for samples, found in zip(clips, run(work_of(whisper_tiny_en), *asked), strict=True):
+    batch = [SpeechRequest(samples, wants_segments=True) for samples in clips]
+    for samples, found in zip(clips, run(work_of(whisper_tiny_en), *batch), strict=True):
         got = [list(segment.token_ids) for segment in found.result().segments]
         assert got == theirs((model.eval(), processor), samples)

@@ -69,7 +69,7 @@ def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
     ("name", "flags", "words"),
     [
         ("none.csv", {}, "none.csv does not exist"),
-        ("t.csv", {"prompt": "{{ nope }}"}, "did you mean|no column of the table"),
+        ("t.csv", {"prompt": "{{ nope }}"}, "did you mean|not a column of the table"),
         ("t.csv", {"colour": 1}, "--colour"),
         ("t.csv", {"max_tokens": "many"}, "--max-tokens"),
     ],

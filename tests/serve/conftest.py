@@ -15,7 +15,7 @@ KEY = "sk-of-the-tests"
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Return where `tidemill serve` listens, as its own process, let in by `KEY` alone."""
+    """Return the address of `tidemill serve` in a separate process, which requires `KEY`."""
     folder = tmp_path_factory.mktemp("serve")
     flags = ("--model", str(demo.MODEL_PATH), "--served-model-name", demo.NAME)
     with serving(*flags, log=folder / "log", key=KEY) as place:
@@ -24,6 +24,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture
 def client(place: Place) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's client, which tries nothing twice."""
+    """Return OpenAI's client without retries."""
     with openai.OpenAI(base_url=f"{place.url}/v1", api_key=KEY, max_retries=0) as client:
         yield client

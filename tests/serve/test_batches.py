@@ -1,4 +1,4 @@
-"""Files and batches at a server's port, as SGLang's documents have them: no cloud, one process."""
+"""Files and batches on a local server, as in SGLang's documentation: no cloud, one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidemill import demo
 
 
 @pytest.mark.parametrize(("url", "endpoint", "body"), URLS)
-def test_twenty_requests_are_answered_and_cleared_away(
+def test_twenty_requests_run_and_are_deleted(
     client: openai.OpenAI, tmp_path: Path, url: str, endpoint: str, body: dict[str, Any]
 ) -> None:
     """Rows come in the order of the requests; input and output can be deleted afterwards."""
@@ -32,14 +32,16 @@ def test_twenty_requests_are_answered_and_cleared_away(
 def test_five_thousand_requests_are_cancelled_on_the_way(
     client: openai.OpenAI, tmp_path: Path
 ) -> None:
-    """What was finished by then is kept and counted; the files can be deleted."""
+    """Finished rows are kept and counted; the files can be deleted."""
     body = {"model": demo.NAME, **CHAT, "max_tokens": 64, "ignore_eos": True}
     bodies = [{**body, "temperature": 1, "seed": seed} for seed in range(5_000)]
     cancel_on_the_way(client, tmp_path / "in.jsonl", bodies)
 
 
-def test_people_are_answered_while_a_batch_runs(client: openai.OpenAI, tmp_path: Path) -> None:
-    """A chat among thousands of lines has its answer before they have theirs."""
+def test_interactive_requests_are_answered_while_a_batch_runs(
+    client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """A chat among thousands of lines is answered before them."""
     body = {"model": demo.NAME, **CHAT, "max_tokens": 64, "ignore_eos": True}
     write_file(
         tmp_path / "in.jsonl",
@@ -58,8 +60,8 @@ def test_people_are_answered_while_a_batch_runs(client: openai.OpenAI, tmp_path:
     assert poll(client, batch, has_ended).status == "cancelled"
 
 
-def test_a_line_that_streams_fails_its_file(client: openai.OpenAI, tmp_path: Path) -> None:
-    """Before anything runs, by the number of the line: a row is whole."""
+def test_a_streaming_line_fails_its_file(client: openai.OpenAI, tmp_path: Path) -> None:
+    """It fails before anything runs, with the line's number, because rows cannot stream."""
     body = {"model": demo.NAME, **CHAT, "max_tokens": 4}
     write_file(tmp_path / "in.jsonl", "/v1/chat/completions", [body, {**body, "stream": True}])
     batch = poll(client, submit(client, tmp_path / "in.jsonl", "/v1/chat/completions"), has_ended)

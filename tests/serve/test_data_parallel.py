@@ -1,4 +1,4 @@
-"""A server with two engines as processes, one of which is killed."""
+"""A server with two engines in separate processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metric(place: Place, name: str) -> float:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
 def test_requests_are_answered_although_an_engine_is_killed(tmp_path: Path) -> None:
-    """Whole and streamed, as one engine does; a stop while one is being started ends with 0."""
+    """Whole and streamed replies continue; a stop during an engine's restart exits with 0."""
     flags = ("--model", str(demo.MODEL_PATH), "--served-model-name", demo.NAME, "-dp", "2")
     with (
         serving(*flags, log=tmp_path / "log") as place,
@@ -57,7 +57,7 @@ def test_requests_are_answered_although_an_engine_is_killed(tmp_path: Path) -> N
         assert len(engines) == 2
         assert answers() == ["Paris", "Paris"]
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not metric(place, "tidemill_output_tokens_total"):  # they are told once a second
+        while not metric(place, "tidemill_output_tokens_total"):  # reported once per second
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.kill(engines[0], signal.SIGKILL)

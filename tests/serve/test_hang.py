@@ -13,7 +13,7 @@ import httpx
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 120
-# Steps hang from when a file exists.
+# Steps hang once a file exists.
 SERVER = """
 import sys, threading
 from pathlib import Path
@@ -43,7 +43,7 @@ def address_of(stream: IO[str], log: list[str]) -> str:
 
 
 def test_a_server_whose_engine_hangs_ends_with_1(tmp_path: Path) -> None:
-    """Requests that wait get a 503, streams an error as their last event; it is unhealthy then."""
+    """Waiting requests get a 503, streams an error as their last event; then it is unhealthy."""
     trap, log = tmp_path / "trap", list[str]()
     flags = ["serve", "--port", "0", "--device", "cpu", "--stall-seconds", "5"]
     flags += ["--data-dir", str(tmp_path / "data")]

@@ -1,4 +1,4 @@
-"""OpenAI's client against servers of other kinds of models: recordings, and vectors."""
+"""OpenAI's client against servers of other kinds of models: speech and embeddings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.server.served import Place, serving
 from tidemill import demo
 from tools.demo.train_reranker import base_path
 
-pytestmark = pytest.mark.long  # each loads a model of its own
+pytestmark = pytest.mark.long  # each loads a separate model
 
 RECORDINGS = Path(__file__).parents[1] / "demo" / "recordings"
 
 
 @contextmanager
 def client_of(model: Path, log: Path) -> Iterator[tuple[openai.OpenAI, Place]]:
-    """Return a client of a server of its own."""
+    """Return a client of a separate server."""
     with (
         serving("--model", str(model), "--served-model-name", "model", log=log) as place,
         openai.OpenAI(base_url=f"{place.url}/v1", api_key="none", max_retries=0) as client,
@@ -32,21 +32,21 @@ def client_of(model: Path, log: Path) -> Iterator[tuple[openai.OpenAI, Place]]:
         yield client, place
 
 
-def test_recordings_are_written_down(tmp_path: Path) -> None:
-    """A file of a form, in several formats; a chat is told that this model has none."""
+def test_audio_files_are_transcribed(tmp_path: Path) -> None:
+    """A form's file has several response formats; a chat is refused as unsupported."""
     path = RECORDINGS / "words.mp3"
     text = json.loads((RECORDINGS / "said.json").read_text())[path.name]["text"]
     with client_of(demo.SPEECH_PATH, tmp_path / "log") as (client, _):
-        heard = client.audio.transcriptions.create(model="model", file=path)
-        assert heard.text.strip() == text
+        transcription = client.audio.transcriptions.create(model="model", file=path)
+        assert transcription.text.strip() == text
         with path.open("rb") as file:
-            told = client.audio.transcriptions.create(
+            detailed = client.audio.transcriptions.create(
                 model="model",
                 file=file,
                 response_format="verbose_json",
                 timestamp_granularities=["segment"],
             )
-        assert told.segments
+        assert detailed.segments
         as_text = client.audio.transcriptions.create(
             model="model", file=path, response_format="text"
         )
@@ -60,11 +60,14 @@ def test_recordings_are_written_down(tmp_path: Path) -> None:
             extra_body={"seed": 420, "top_p": 0.6},
         )
         events = list(stream)
-        assert "".join(e.delta for e in events if e.type == "transcript.text.delta") == heard.text
+        assert (
+            "".join(e.delta for e in events if e.type == "transcript.text.delta")
+            == transcription.text
+        )
         choices = [event.to_dict()["choices"][0] for event in events]  # type: ignore[index]
-        assert "".join(choice["delta"]["content"] for choice in choices) == heard.text
+        assert "".join(choice["delta"]["content"] for choice in choices) == transcription.text
         assert events[-1].type == "transcript.text.done"
-        assert events[-1].text == heard.text
+        assert events[-1].text == transcription.text
         assert client.audio.transcriptions.create(
             model="model", file=path, extra_body={"seed": 4419, "repetition_penalty": 1.3}
         ).text
@@ -80,7 +83,7 @@ def test_recordings_are_written_down(tmp_path: Path) -> None:
 
 
 def test_vectors_come_as_numbers_and_in_base64(tmp_path: Path) -> None:
-    """The client asks for base64 of its own accord; rankings have a route of their own."""
+    """The client requests base64 by default; rerank requests have a separate route."""
     with client_of(base_path(), tmp_path / "log") as (client, place):
         texts = ["The tide", "The mill"]
         packed = client.embeddings.create(model="model", input=texts)

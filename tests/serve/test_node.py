@@ -1,4 +1,4 @@
-"""OpenAI's client for Node against a server of ours; its tests stand in tests/node/serve.mjs."""
+"""OpenAI's client for Node against our server; its tests are in tests/node/serve.mjs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bench.server.served import Place
 SCRIPT = Path(__file__).parents[1] / "node" / "serve.mjs"
 
 
-def test_the_client_for_node_is_served(place: Place) -> None:
-    """Each of its own tests passes, in a process of its own."""
+def test_the_node_client_works(place: Place) -> None:
+    """Each of its tests passes in a separate process."""
     if not (SCRIPT.parent / "node_modules" / "openai").is_dir():
         pytest.skip("no client for Node: `make test` gets it")
-    told = subprocess.run(
+    result = subprocess.run(
         ["node", "--test", str(SCRIPT)],
         env=os.environ
         | {"TIDEMILL_URL": place.url, "TIDEMILL_MODEL": place.model, "TIDEMILL_KEY": place.key},
@@ -25,5 +25,5 @@ def test_the_client_for_node_is_served(place: Place) -> None:
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "skipped 0" in told.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "skipped 0" in result.stdout

@@ -1,4 +1,4 @@
-"""OpenAI's own client against a server of ours: what its documents do, done."""
+"""OpenAI's Python client against our server: the use cases of its documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.serve.conftest import KEY
 from tidemill import demo
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is 7 plus 5?"}]
-ASKED: dict[str, Any] = {
+CHAT: dict[str, Any] = {
     "model": demo.NAME,
     "messages": MESSAGES,
     "max_tokens": 24,
@@ -24,17 +24,17 @@ ASKED: dict[str, Any] = {
 
 
 def texts(chunks: list[ChatCompletionChunk]) -> dict[int, str]:
-    """Return what the deltas of each choice come to."""
-    told: dict[int, str] = defaultdict(str)
+    """Return the joined deltas of each choice."""
+    joined: dict[int, str] = defaultdict(str)
     for chunk in chunks:
         for choice in chunk.choices:
-            told[choice.index] += choice.delta.content or ""
-    return dict(told)
+            joined[choice.index] += choice.delta.content or ""
+    return dict(joined)
 
 
 def test_a_chat_is_answered(client: openai.OpenAI) -> None:
-    """With what was asked for, and what it cost."""
-    answer = client.chat.completions.create(**ASKED)
+    """The reply has the requested content and its usage."""
+    answer = client.chat.completions.create(**CHAT)
     assert "12" in (answer.choices[0].message.content or "")
     assert answer.model == demo.NAME
     assert answer.usage is not None
@@ -42,12 +42,12 @@ def test_a_chat_is_answered(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_comes_to_what_is_answered_whole(client: openai.OpenAI, n: int) -> None:
-    """Text, reasons, log-probabilities and usage of each choice."""
-    asked = {**ASKED, "n": n, "temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 2}
-    whole = client.chat.completions.create(**asked)
+def test_a_stream_adds_up_to_the_whole_reply(client: openai.OpenAI, n: int) -> None:
+    """Text, finish reasons, log-probabilities and usage of each choice are equal."""
+    fields = {**CHAT, "n": n, "temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**fields)
     with client.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **fields, stream=True, stream_options={"include_usage": True}
     ) as stream:
         *chunks, last = stream
     assert texts(chunks) == {choice.index: choice.message.content for choice in whole.choices}
@@ -71,10 +71,10 @@ def test_a_stream_comes_to_what_is_answered_whole(client: openai.OpenAI, n: int)
     assert {chunk.id for chunk in chunks} == {last.id}
 
 
-def test_the_clients_own_stream_ends_with_the_whole_answer(client: openai.OpenAI) -> None:
-    """Its events are put together by the client, and come to a completion."""
-    whole = client.chat.completions.create(**ASKED)
-    with client.chat.completions.stream(**ASKED) as stream:
+def test_the_clients_stream_helper_ends_with_the_whole_reply(client: openai.OpenAI) -> None:
+    """The client assembles the events into a completion."""
+    whole = client.chat.completions.create(**CHAT)
+    with client.chat.completions.stream(**CHAT) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= set(kinds)
@@ -82,16 +82,16 @@ def test_the_clients_own_stream_ends_with_the_whole_answer(client: openai.OpenAI
     assert final.choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_many_at_once_by_the_client_that_waits_for_several(place: Place) -> None:
-    """Whole and streamed, each gets its own."""
+def test_many_concurrent_requests_of_the_async_client(place: Place) -> None:
+    """Each one, whole or streamed, gets its own reply."""
 
     async def ask(client: openai.AsyncOpenAI, left: int, *, streams: bool) -> str:
         messages: list[Any] = [{"role": "user", "content": f"What is {left} plus 5?"}]
-        asked = {**ASKED, "messages": messages}
+        fields = {**CHAT, "messages": messages}
         if not streams:
-            answer: ChatCompletion = await client.chat.completions.create(**asked)
+            answer: ChatCompletion = await client.chat.completions.create(**fields)
             return answer.choices[0].message.content or ""
-        chunks = await client.chat.completions.create(**asked, stream=True)
+        chunks = await client.chat.completions.create(**fields, stream=True)
         return texts([chunk async for chunk in chunks])[0]
 
     async def ask_all() -> list[str]:
@@ -102,44 +102,44 @@ def test_many_at_once_by_the_client_that_waits_for_several(place: Place) -> None
                 *(ask(client, left, streams=streams) for left in range(8) for streams in (0, 1))
             )
 
-    told = asyncio.run(ask_all())
-    assert told[0::2] == told[1::2]
-    assert len(set(told)) == 8
+    replies = asyncio.run(ask_all())
+    assert replies[0::2] == replies[1::2]
+    assert len(set(replies)) == 8
 
 
 def test_text_completions_are_answered_whole_and_streamed(client: openai.OpenAI) -> None:
-    """Of several prompts, with echo."""
-    asked: dict[str, Any] = {
+    """Several prompts are sent, with echo."""
+    fields: dict[str, Any] = {
         "model": demo.NAME,
         "prompt": ["The tide", "The mill"],
         "max_tokens": 8,
         "temperature": 0,
         "echo": True,
     }
-    whole = client.completions.create(**asked)
-    told: dict[int, str] = defaultdict(str)
-    for chunk in client.completions.create(**asked, stream=True):
+    whole = client.completions.create(**fields)
+    joined: dict[int, str] = defaultdict(str)
+    for chunk in client.completions.create(**fields, stream=True):
         for choice in chunk.choices:
-            told[choice.index] += choice.text
-    assert told == {choice.index: choice.text for choice in whole.choices}
+            joined[choice.index] += choice.text
+    assert joined == {choice.index: choice.text for choice in whole.choices}
     assert [choice.text[:8] for choice in whole.choices] == ["The tide", "The mill"]
 
 
-def test_who_leaves_a_stream_leaves_nothing_behind(client: openai.OpenAI) -> None:
-    """The next one is answered as if nobody had been there."""
-    asked = {**ASKED, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
-    with client.chat.completions.create(**asked, stream=True) as stream:
+def test_a_client_that_leaves_a_stream_leaves_nothing_behind(client: openai.OpenAI) -> None:
+    """The next request is answered as usual."""
+    fields = {**CHAT, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    with client.chat.completions.create(**fields, stream=True) as stream:
         assert next(iter(stream)).object == "chat.completion.chunk"
-    assert client.chat.completions.create(**ASKED).choices
+    assert client.chat.completions.create(**CHAT).choices
 
 
-def test_answers_are_there_with_their_heads(client: openai.OpenAI) -> None:
+def test_raw_responses_have_their_headers(client: openai.OpenAI) -> None:
     """`with_raw_response` and `with_streaming_response` show status, headers and body."""
-    raw = client.chat.completions.with_raw_response.create(**ASKED)
+    raw = client.chat.completions.with_raw_response.create(**CHAT)
     assert raw.status_code == 200
     assert raw.headers["content-type"].startswith("application/json")
     assert raw.parse().object == "chat.completion"
-    with client.chat.completions.with_streaming_response.create(**ASKED, stream=True) as response:
+    with client.chat.completions.with_streaming_response.create(**CHAT, stream=True) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines)
@@ -157,7 +157,7 @@ def test_answers_are_there_with_their_heads(client: openai.OpenAI) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_is_the_clients_own_error(
+def test_an_error_raises_the_clients_exception(
     client: openai.OpenAI,
     *,
     fields: dict[str, Any],
@@ -165,15 +165,15 @@ def test_a_fault_is_the_clients_own_error(
     param: str,
     stream: bool,
 ) -> None:
-    """Of its class, with the parameter and a message; also where a stream was asked for."""
+    """It has the right class, parameter and message, also for a stream."""
     with pytest.raises(kind) as caught:
-        client.chat.completions.create(**{**ASKED, **fields, "stream": stream})
+        client.chat.completions.create(**{**CHAT, **fields, "stream": stream})
     assert caught.value.param == param
     assert caught.value.body is not None
 
 
-def test_who_has_no_key_is_told_so(place: Place) -> None:
-    """As the client's error for that; health is for everybody."""
+def test_a_missing_key_raises_the_clients_exception(place: Place) -> None:
+    """The health route needs no key."""
     with (
         openai.OpenAI(base_url=f"{place.url}/v1", api_key="wrong", max_retries=0) as client,
         pytest.raises(openai.AuthenticationError),
@@ -183,7 +183,7 @@ def test_who_has_no_key_is_told_so(place: Place) -> None:
 
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
-    """By the name that requests ask for."""
+    """They are listed under the names that requests use."""
     assert [model.id for model in client.models.list()] == [demo.NAME]
     assert client.models.retrieve(demo.NAME).object == "model"
     with pytest.raises(openai.NotFoundError):

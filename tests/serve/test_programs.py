@@ -1,4 +1,4 @@
-"""Other people's programs, unchanged, against `tidemill serve`; what each of them got."""
+"""Other people's programs, unchanged, against `tidemill serve`, and their results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHATS: dict[str, Any] = {
     "nemo_curator": {"one": ["19"], "many": [["20"], ["21"], ["22"]]},
     "ray_data": {"sums": [str(number + 19) for number in range(8)]},
 }
-# These ask a server of vectors, too.
+# These also request vectors from a server.
 VECTORS: dict[str, Any] = {
     "cohere": {"order": [1, 2], "falling": True},
     "daft": {"answers": ["19", "20"], "vectors": [384, 384]},
@@ -56,7 +56,7 @@ VECTORS: dict[str, Any] = {
         "vectors": [384, 384],
     },
 }
-# This one asks a server without keys: its own, and one elsewhere.
+# This one uses a server without keys: on this machine, and on another.
 DATATROVE = {"chats": [["19", "19"], ["20", "20"]], "completions": [[" Paris"]]}
 
 
@@ -64,15 +64,15 @@ DATATROVE = {"chats": [["19", "19"], ["20", "20"]], "completions": [[" Paris"]]}
     "name",
     [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in (*CHATS, *BATCHES))],
 )
-def test_a_program_gets_what_it_asks_for(name: str, place: Place, tmp_path: Path) -> None:
-    """Told nothing but the address and the key."""
+def test_a_program_gets_its_results(name: str, place: Place, tmp_path: Path) -> None:
+    """It is configured only with the address and the key."""
     got = run_program(program(name), tmp_path, f"{place.url}/v1", KEY)
     assert got == (QUICK | CHATS | BATCHES)[name]
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A server of a model that gives vectors, and ranks by them."""
+    """A server of an embedding model, which also reranks."""
     flags = ("--model", str(base_path()), "--served-model-name", "vectors")
     with serving(*flags, log=tmp_path_factory.mktemp("vectors") / "log", key=KEY) as place:
         yield place
@@ -83,17 +83,17 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_a_program_gets_vectors_and_rankings(
     name: str, place: Place, vectors: Place, tmp_path: Path
 ) -> None:
-    """From a second address, with the same key."""
+    """They come from a second address, with the same key."""
     more = {"VECTORS_BASE_URL": f"{vectors.url}/v1"}
     got = run_program(program(name), tmp_path, f"{place.url}/v1", KEY, **more)
     assert got == VECTORS[name]
 
 
 @pytest.mark.long
-def test_datatroves_runner_asks_this_machine_and_another(tmp_path: Path) -> None:
-    """For it any address but the usual one is another machine, asked by OpenAI's client."""
+def test_datatroves_runner_uses_local_and_remote_servers(tmp_path: Path) -> None:
+    """It treats any unusual address as remote, and uses OpenAI's client for it."""
     with serving(log=tmp_path / "log") as place:
-        for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - asked, not bound
+        for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - connects, does not bind
             folder = tmp_path / host
             folder.mkdir()
             url = f"http://{host}:{place.port}/v1"
@@ -101,11 +101,11 @@ def test_datatroves_runner_asks_this_machine_and_another(tmp_path: Path) -> None
 
 
 def test_every_script_is_run() -> None:
-    """None lies there that no test runs."""
+    """Every script belongs to a test."""
     run = {*QUICK, *CHATS, *BATCHES, *VECTORS, "datatrove"}
     assert {each.name for each in programs()} == run
 
 
 def test_the_page_has_the_table_of_the_scripts() -> None:
-    """`python -m tests.clients.program_scripts` writes it again."""
+    """`python -m tests.clients.program_scripts` updates it."""
     assert table() in PAGE.read_text(encoding="utf-8")

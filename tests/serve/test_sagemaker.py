@@ -1,4 +1,4 @@
-"""A server as SageMaker finds it: asked how it is, then by one request or by lines."""
+"""A server behind SageMaker: its health check, single requests and batch transform lines."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ def invoke(place: Place, content: str, kind: str = "application/json") -> httpx.
 
 
 def test_a_ping_needs_no_key(place: Place) -> None:
-    """SageMaker has none."""
+    """SageMaker sends no key."""
     assert httpx.get(f"{place.url}/ping").status_code == 200
 
 
 def test_one_request_is_answered_whole_or_streamed(place: Place) -> None:
-    """What it asks is told by its fields, as an endpoint's users send it."""
-    told = invoke(place, json.dumps(CHAT))
-    assert told.json()["choices"][0]["message"]["content"]
-    told = invoke(place, json.dumps({"prompt": "The tide", "max_tokens": 4, "stream": True}))
-    assert told.headers["content-type"].startswith("text/event-stream")
-    assert told.text.rstrip().endswith("data: [DONE]")
+    """Its fields identify the endpoint, as users of a SageMaker endpoint send it."""
+    reply = invoke(place, json.dumps(CHAT))
+    assert reply.json()["choices"][0]["message"]["content"]
+    reply = invoke(place, json.dumps({"prompt": "The tide", "max_tokens": 4, "stream": True}))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.text.rstrip().endswith("data: [DONE]")
     assert invoke(place, "{}").status_code == 400
 
 
 def test_lines_become_rows(place: Place) -> None:
-    """In their order, as a batch transform sends and reads them; one bad line is its own row."""
-    told = invoke(place, LINES, "application/jsonlines")
-    assert told.status_code == 200
-    rows = [json.loads(row) for row in told.text.splitlines()]
+    """They keep their order, as in a batch transform; an invalid line becomes an error row."""
+    reply = invoke(place, LINES, "application/jsonlines")
+    assert reply.status_code == 200
+    rows = [json.loads(row) for row in reply.text.splitlines()]
     assert [row["custom_id"] for row in rows] == ["line-0", "line-1", "line-2"]
     assert [row["response"]["status_code"] for row in rows] == [200, 200, 400]
 
 
-def test_a_payload_at_its_limit_is_taken(place: Place) -> None:
-    """What `/execution-parameters` allows comes through."""
-    told = httpx.get(f"{place.url}/execution-parameters", headers=place.headers).json()
-    most = told["MaxPayloadInMB"] * 2**20
+def test_a_payload_at_the_limit_is_accepted(place: Place) -> None:
+    """The limit of `/execution-parameters` is inclusive."""
+    reply = httpx.get(f"{place.url}/execution-parameters", headers=place.headers).json()
+    most = reply["MaxPayloadInMB"] * 2**20
     line = json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x" * 2**20}})
     many = f"{line}\n" * (most // (len(line) + 1))
     assert most - len(many) < 2**21

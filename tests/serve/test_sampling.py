@@ -1,4 +1,4 @@
-"""Sampling parameters of SGLang's documents, one after another: each does what it says."""
+"""Sampling parameters of SGLang's documentation, one after another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPING = {"ignore_eos": True}
 
 
 def ask(client: openai.OpenAI, text: str = "What is 7 plus 5?", **fields: Any) -> list[Choice]:
-    """Return the choices that answer a chat; what is not OpenAI's goes in as it is."""
+    """Return the choices of a chat; parameters that OpenAI does not have are sent as they are."""
     answer = client.chat.completions.create(
         model=demo.NAME,
         messages=[{"role": "user", "content": text}],
@@ -29,7 +29,7 @@ def tokens(choice: Choice) -> list[int]:
     return ids
 
 
-def said(choice: Choice) -> str:
+def text_of(choice: Choice) -> str:
     """Return the text of a choice."""
     return choice.message.content or ""
 
@@ -39,17 +39,17 @@ def said(choice: Choice) -> str:
     [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}, {"temperature": 0}],
     ids=["top_k", "top_p", "min_p", "temperature"],
 )
-def test_what_leaves_one_token_leaves_no_choice(
+def test_parameters_that_leave_one_token_are_greedy(
     client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
-    """However hot it is, the likeliest one comes."""
+    """At any temperature the likeliest token is chosen."""
     [greedy] = ask(client, temperature=0)
     [held] = ask(client, **{"temperature": 5, "seed": 3, **fields})
     assert tokens(held) == tokens(greedy)
 
 
-def test_a_seed_repeats_what_was_drawn_and_another_draws_anew(client: openai.OpenAI) -> None:
-    """And so do the choices of one request, of which the first is the seed's own."""
+def test_a_seed_repeats_a_sample_and_another_seed_changes_it(client: openai.OpenAI) -> None:
+    """The choices of one request differ, and the first one is the seed's own."""
     hot = {"temperature": 3, **LOOPING}
     first, second = (tokens(ask(client, seed=seed, **hot)[0]) for seed in (1, 2))
     assert first != second
@@ -64,14 +64,14 @@ def test_a_seed_repeats_what_was_drawn_and_another_draws_anew(client: openai.Ope
     ids=["frequency", "presence", "repetition"],
 )
 def test_penalties_make_repeats_rarer(client: openai.OpenAI, fields: dict[str, Any]) -> None:
-    """Of a hundred tokens that must come."""
+    """A hundred tokens are forced."""
     long = {"temperature": 0, "max_tokens": 100, **LOOPING}
     [free], [held] = ask(client, **long), ask(client, **long, **fields)
     assert len(set(tokens(held))) > len(set(tokens(free)))
 
 
-def test_lengths_are_kept(client: openai.OpenAI) -> None:
-    """At most, at least, and past the model's own end."""
+def test_length_limits_are_observed(client: openai.OpenAI) -> None:
+    """They are a maximum, a minimum, and `ignore_eos`."""
     assert [len(tokens(one)) for one in ask(client, max_tokens=1)] == [1]
     [least] = ask(client, temperature=0, min_tokens=10)
     assert len(tokens(least)) >= 10
@@ -80,22 +80,22 @@ def test_lengths_are_kept(client: openai.OpenAI) -> None:
 
 
 def test_stops_end_a_text_and_are_left_out_of_it(client: openai.OpenAI) -> None:
-    """Strings, several of them, tokens and patterns; `no_stop_trim` leaves them in."""
+    """They are strings, lists, tokens and patterns; `no_stop_trim` keeps them."""
     [free] = ask(client, temperature=0)
-    whole = said(free)
+    whole = text_of(free)
     assert len(whole) > 1
     [held] = ask(client, temperature=0, stop=["###", whole[-1]])
-    assert (said(held), held.finish_reason) == (whole[:-1], "stop")
+    assert (text_of(held), held.finish_reason) == (whole[:-1], "stop")
     [kept] = ask(client, temperature=0, stop=whole[-1], no_stop_trim=True)
-    assert said(kept) == whole
+    assert text_of(kept) == whole
     [by_token] = ask(client, temperature=0, stop_token_ids=tokens(free)[:1])
     assert len(tokens(by_token)) == 1
     [by_pattern] = ask(client, temperature=0, stop_regex=r"\d")
-    assert said(by_pattern)[-1].isdigit()
+    assert text_of(by_pattern)[-1].isdigit()
 
 
-def test_a_bias_bars_a_token_or_brings_it(client: openai.OpenAI) -> None:
-    """By its id, as a text of digits."""
+def test_a_bias_bans_or_forces_a_token(client: openai.OpenAI) -> None:
+    """The token is given by its ID, as a decimal text."""
     [free] = ask(client, temperature=0)
     first = tokens(free)[0]
     [barred] = ask(client, temperature=0, logit_bias={str(first): -100})
@@ -104,15 +104,15 @@ def test_a_bias_bars_a_token_or_brings_it(client: openai.OpenAI) -> None:
     assert tokens(brought) == [5, 5, 5]
 
 
-def test_markup_is_shown_where_it_is_wanted(client: openai.OpenAI) -> None:
+def test_special_tokens_are_shown_on_request(client: openai.OpenAI) -> None:
     """`skip_special_tokens` false shows the token that ends a turn."""
-    asked = {"temperature": 0, "include_stop_str_in_output": True}
-    assert "<|im_end|>" not in said(ask(client, **asked)[0])
-    assert "<|im_end|>" in said(ask(client, **asked, skip_special_tokens=False)[0])
+    fields = {"temperature": 0, "include_stop_str_in_output": True}
+    assert "<|im_end|>" not in text_of(ask(client, **fields)[0])
+    assert "<|im_end|>" in text_of(ask(client, **fields, skip_special_tokens=False)[0])
 
 
-def test_a_conversation_of_several_turns_is_read_whole(client: openai.OpenAI) -> None:
-    """System, user and assistant, with variables of the template, which may know none of them."""
+def test_a_conversation_of_several_turns_is_rendered(client: openai.OpenAI) -> None:
+    """It has system, user and assistant messages, and template variables that may be unknown."""
     answer = client.chat.completions.create(
         model=demo.NAME,
         messages=[

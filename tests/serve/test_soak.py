@@ -1,4 +1,4 @@
-"""A short soak: people of all habits come, and nothing of them is left in the server."""
+"""A short soak test: clients of many kinds leave nothing behind in the server."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from bench.server.soak import (
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_visitors_of_all_habits_leave_nothing_behind(place: Place, seed: int) -> None:
-    """No sequence runs or waits, no page is held, and nobody polite was let down."""
+def test_clients_of_all_kinds_leave_nothing_behind(place: Place, seed: int) -> None:
+    """No sequence runs or waits, no page is held, and every well-behaved client got its reply."""
     seen = Seen()
 
     async def held() -> tuple[dict[str, float], dict[str, float]]:
@@ -39,7 +39,7 @@ def test_visitors_of_all_habits_leave_nothing_behind(place: Place, seed: int) ->
 
 
 def test_large_requests_and_a_batch_leave_nothing_behind(place: Place) -> None:
-    """Long texts, many prompts, and a body that would unfold to a gigabyte."""
+    """They are long texts, many prompts, and a body that would expand to a gigabyte."""
     seen = Seen()
 
     async def held() -> tuple[dict[str, float], dict[str, float]]:

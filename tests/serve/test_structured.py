@@ -1,4 +1,4 @@
-"""Structured output by OpenAI's client, in the forms of OpenAI's, vLLM's and SGLang's documents."""
+"""Structured output with OpenAI's client, in OpenAI's, vLLM's and SGLang's documented forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from tidemill import demo
 
-ASKED: dict[str, Any] = {
+CHAT: dict[str, Any] = {
     "model": demo.NAME,
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 120,
@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {
 
 
 class Town(BaseModel):
-    """What an answer shall be."""
+    """The schema of an answer."""
 
     country: Literal["France", "Norway"]
     inhabitants: int = Field(ge=0, le=999)
@@ -48,16 +48,16 @@ country ::= "England" | "France" | "Germany" | "Italy"
 
 def is_town(text: str) -> bool:
     """Say whether a text is JSON that the schema above allows."""
-    told = json.loads(text)
+    value = json.loads(text)
     return (
-        set(told) == {"name", "population"}
-        and re.fullmatch("[A-Z][a-z]{1,8}", told["name"]) is not None
-        and 0 <= told["population"] <= 999
+        set(value) == {"name", "population"}
+        and re.fullmatch("[A-Z][a-z]{1,8}", value["name"]) is not None
+        and 0 <= value["population"] <= 999
     )
 
 
 def is_sentence(text: str) -> bool:
-    """Say whether a text is of the grammar above."""
+    """Say whether a text matches the grammar above."""
     cities, countries = "London|Paris|Berlin|Rome", "England|France|Germany|Italy"
     return re.fullmatch(f"({cities})( is the capital of ({countries}))?", text) is not None
 
@@ -92,19 +92,19 @@ FORMS: list[tuple[str, dict[str, Any], Any]] = [
 @pytest.mark.parametrize(
     ("fields", "holds"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS]
 )
-def test_an_answer_has_the_form_that_was_asked_for(
+def test_an_answer_has_the_requested_form(
     client: openai.OpenAI, fields: dict[str, Any], holds: Any, *, stream: bool
 ) -> None:
-    """Whole and streamed, it is of the form, and then it ends."""
-    asked = {**ASKED, "extra_body": fields}
+    """Whole and streamed, it has the form and then ends."""
+    request = {**CHAT, "extra_body": fields}
     if stream:
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**request) as events:
             answer = events.get_final_completion()
     else:
-        answer = client.chat.completions.create(**asked)
+        answer = client.chat.completions.create(**request)
     [choice] = answer.choices
     if holds is None:
-        # Of any object a tiny model may never find the end: then it is the beginning of one.
+        # For any object a tiny model may never reach the end: then only the beginning is valid.
         assert (choice.message.content or "").lstrip().startswith("{")
         return
     assert choice.finish_reason == "stop"
@@ -112,7 +112,7 @@ def test_an_answer_has_the_form_that_was_asked_for(
 
 
 def test_structural_tags_leave_free_text_alone(client: openai.OpenAI) -> None:
-    """In SGLang's older form and in XGrammar's; what stands in a tag is of its schema."""
+    """SGLang's older form and XGrammar's are accepted; the content of a tag follows its schema."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     older = {
         "type": "structural_tag",
@@ -126,9 +126,9 @@ def test_structural_tags_leave_free_text_alone(client: openai.OpenAI) -> None:
         "end": "</function>",
     }
     newer = {"type": "structural_tag", "format": {**tag, "begin": "<weather>", "end": "</weather>"}}
-    [free] = client.chat.completions.create(**ASKED, extra_body={"response_format": older}).choices
+    [free] = client.chat.completions.create(**CHAT, extra_body={"response_format": older}).choices
     assert free.message.content == "Paris"
-    [held] = client.chat.completions.create(**ASKED, extra_body={"response_format": newer}).choices
+    [held] = client.chat.completions.create(**CHAT, extra_body={"response_format": newer}).choices
     text = held.message.content or ""
     assert text.startswith("<weather>")
     assert text.endswith("</weather>")
@@ -136,7 +136,7 @@ def test_structural_tags_leave_free_text_alone(client: openai.OpenAI) -> None:
 
 
 def test_a_text_completion_has_its_form_too(client: openai.OpenAI) -> None:
-    """Each prompt's by itself."""
+    """Each prompt's answer has the form."""
     answer = client.completions.create(
         model=demo.NAME,
         prompt=["The tide", "The mill"],
@@ -146,20 +146,20 @@ def test_a_text_completion_has_its_form_too(client: openai.OpenAI) -> None:
     assert all(re.fullmatch("(high|low) (tide|water)", one.text) for one in answer.choices)
 
 
-def test_an_answer_is_parsed_into_a_model_of_pydantic(client: openai.OpenAI) -> None:
-    """By `parse`, under either of its names, and by `stream`."""
+def test_an_answer_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
+    """Both names of `parse` work, and `stream` does."""
     for parse in (client.chat.completions.parse, client.beta.chat.completions.parse):
-        parsed = parse(**ASKED, response_format=Town).choices[0].message.parsed
+        parsed = parse(**CHAT, response_format=Town).choices[0].message.parsed
         assert isinstance(parsed, Town)
-    with client.chat.completions.stream(**ASKED, response_format=Town) as events:
+    with client.chat.completions.stream(**CHAT, response_format=Town) as events:
         final = events.get_final_completion()
     assert final.choices[0].message.parsed == parsed
 
 
-def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
-    """The client's own error for it is raised, and not one of JSON."""
+def test_a_truncated_answer_raises_the_clients_exception(client: openai.OpenAI) -> None:
+    """It is the client's own error rather than one of JSON."""
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(**{**ASKED, "max_tokens": 2}, response_format=Town)
+        client.chat.completions.parse(**{**CHAT, "max_tokens": 2}, response_format=Town)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     ],
     ids=["a keyword", "a regex", "a grammar", "two of them", "no choice"],
 )
-def test_what_cannot_be_honoured_is_a_400_that_names_it(
+def test_an_unsupported_constraint_is_a_400(
     client: openai.OpenAI, fields: dict[str, Any], param: str
 ) -> None:
-    """The field, and the place in it."""
+    """The error names the field and the place in it."""
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**ASKED, extra_body=fields)
+        client.chat.completions.create(**CHAT, extra_body=fields)
     assert (caught.value.param or "").startswith(param)

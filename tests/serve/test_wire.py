@@ -1,4 +1,4 @@
-"""Bytes that no client of good will sends, over a socket: each has an answer, and harms nobody."""
+"""Malformed bytes over a socket: each case has an answer, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE_CHUNK = chunked(CHAT)
 
 @pytest.fixture(autouse=True)
 def others_are_served(client: openai.OpenAI) -> object:
-    """Hold each test to it that somebody else is answered afterwards."""
+    """Check after each test that another client is still answered."""
     yield
     assert client.models.list().data
 
@@ -73,7 +73,7 @@ def others_are_served(client: openai.OpenAI) -> object:
         ),
         pytest.param(
             head("Transfer-Encoding: chunked") + b"zz\r\n" + CHAT + b"\r\n0\r\n\r\n" + SMUGGLED,
-            id="a size that is no number",
+            id="a size that is not a number",
         ),
         pytest.param(
             head("Transfer-Encoding: chunked") + b"-1\r\n" + CHAT + SMUGGLED, id="a negative size"
@@ -106,38 +106,36 @@ def others_are_served(client: openai.OpenAI) -> object:
         ),
     ],
 )
-def test_what_two_servers_could_read_differently_ends_the_connection(
-    place: Place, sent: bytes
-) -> None:
-    """One refusal at most, and nothing that stands behind it is answered."""
-    told = statuses(exchange(place, sent, ends=True))
-    assert len(told) <= 1
-    assert all(400 <= status < 500 for status in told)
+def test_ambiguous_requests_end_the_connection(place: Place, sent: bytes) -> None:
+    """There is at most one refusal, and nothing after it is answered."""
+    codes = statuses(exchange(place, sent, ends=True))
+    assert len(codes) <= 1
+    assert all(400 <= status < 500 for status in codes)
 
 
-def test_two_requests_in_one_packet_are_two(place: Place) -> None:
-    """In their order, and the connection stays for both."""
+def test_two_requests_in_one_packet_are_answered(place: Place) -> None:
+    """The responses keep their order, and the connection stays open for both."""
     answer = exchange(place, whole(CHAT) + whole(b"{}", "Connection: close"))
     assert statuses(answer) == [200, 400]
     assert answer.index(b"chat.completion") < answer.index(b'"messages"')
 
 
-def test_a_body_in_chunks_is_read(place: Place) -> None:
-    """However it is cut."""
+def test_a_chunked_body_is_read(place: Place) -> None:
+    """The chunk boundaries do not matter."""
     cut = chunked(CHAT[:1], CHAT[1:7], CHAT[7:])
     answer = exchange(place, head("Transfer-Encoding: chunked", "Connection: close") + cut)
     assert statuses(answer) == [200]
 
 
 @pytest.mark.parametrize("declares", [True, False])
-def test_a_body_without_end_is_cut_off(place: Place, *, declares: bool) -> None:
-    """By what it says of its length, at once; in chunks, when it has come so far."""
+def test_an_endless_body_is_refused(place: Place, *, declares: bool) -> None:
+    """A declared length is refused at once; a chunked body once it exceeds the limit."""
     if declares:
         answer = exchange(place, head(f"Content-Length: {10**12}"))
     else:
         drop = b"100000\r\n" + b" " * 2**20 + b"\r\n"
         answer = exchange(place, head("Transfer-Encoding: chunked"), *[drop] * 60)
-    # Whoever still sends may find the connection closed before the words are read.
+    # A client that is still sending may find the connection closed before it reads the error.
     assert statuses(answer) in ([413], [])
     assert not declares or b'"error"' in answer
 
@@ -147,8 +145,8 @@ def test_a_body_without_end_is_cut_off(place: Place, *, declares: bool) -> None:
     [head("Content-Length: 100"), head("Content-Length: 100") + b'{"mess', b"POST /v1/ch"],
     ids=["no body", "half a body", "half a head"],
 )
-def test_who_leaves_before_the_end_is_let_go(place: Place, sent: bytes) -> None:
-    """Nobody is answered, or with a refusal."""
+def test_a_client_that_disconnects_early_is_dropped(place: Place, sent: bytes) -> None:
+    """It gets no answer, or a refusal."""
     assert all(400 <= status < 500 for status in statuses(exchange(place, sent, ends=True)))
 
 
@@ -181,17 +179,17 @@ def test_who_leaves_before_the_end_is_let_go(place: Place, sent: bytes) -> None:
         "infinite",
     ],
 )
-def test_a_body_that_is_no_request_is_a_400(place: Place, body: bytes) -> None:
-    """With an error in OpenAI's form."""
+def test_an_invalid_body_is_a_400(place: Place, body: bytes) -> None:
+    """The error is in OpenAI's format."""
     answer = exchange(place, whole(body, "Connection: close"))
     assert statuses(answer) == [400]
-    told = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-    assert told["message"]
-    assert told["type"] == "invalid_request_error"
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
 
 
-def test_a_thousand_who_say_nothing_keep_nobody_out(place: Place, client: openai.OpenAI) -> None:
-    """They hold a connection each, and others are answered meanwhile."""
+def test_a_thousand_silent_connections_block_no_client(place: Place, client: openai.OpenAI) -> None:
+    """They hold a connection each, while other clients are answered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4_096)), hard))
     with ExitStack() as stack:
@@ -203,8 +201,8 @@ def test_a_thousand_who_say_nothing_keep_nobody_out(place: Place, client: openai
         assert statuses(rest(silent[-1])) == [200]
 
 
-def test_an_upload_by_drops_keeps_nobody_waiting(place: Place, client: openai.OpenAI) -> None:
-    """Others are answered between two drops, and the slow one in the end."""
+def test_a_slow_upload_blocks_no_client(place: Place, client: openai.OpenAI) -> None:
+    """Others are answered between its bytes, and the slow one in the end."""
     with connected(place) as slow:
         slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         slow.sendall(head(f"Content-Length: {len(CHAT)}", "Connection: close"))

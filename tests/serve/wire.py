@@ -1,4 +1,4 @@
-"""Bytes to a server over a socket, and what comes back."""
+"""Bytes to a server over a socket, and the response."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def connected(place: Place) -> socket.socket:
 
 
 def exchange(place: Place, *parts: bytes, ends: bool = False) -> bytes:
-    """Send bytes, and return all that comes until the server hangs up.
+    """Send bytes, and return everything that arrives until the server closes.
 
-    What `ends` says that no more will come.
+    With `ends`, the client shuts down its side after sending.
     """
     with connected(place) as held:
         try:
@@ -30,12 +30,12 @@ def exchange(place: Place, *parts: bytes, ends: bool = False) -> bytes:
         except OSError as exc:
             if isinstance(exc, TimeoutError):
                 raise
-            # It has answered, and hung up, before it had all.
+            # It has answered and closed before it received everything.
         return rest(held)
 
 
 def rest(held: socket.socket) -> bytes:
-    """Return what comes until the server hangs up."""
+    """Return everything that arrives until the server closes."""
     answer = bytearray()
     try:
         while part := held.recv(65_536):
@@ -46,22 +46,22 @@ def rest(held: socket.socket) -> bytes:
 
 
 def head(*lines: str, path: str = "/v1/chat/completions", key: str = KEY) -> bytes:
-    """Return the head of a POST with these lines."""
+    """Return the headers of a POST with these lines."""
     first = [f"POST {path} HTTP/1.1", "Host: server", f"Authorization: Bearer {key}"]
     return "\r\n".join([*first, "Content-Type: application/json", *lines, "", ""]).encode()
 
 
 def whole(body: bytes, *lines: str) -> bytes:
-    """Return a request that says rightly how long its body is."""
+    """Return a request with the correct Content-Length."""
     return head(f"Content-Length: {len(body)}", *lines) + body
 
 
 def chunked(*chunks: bytes) -> bytes:
-    """Return a body in chunks."""
+    """Return a chunked body."""
     return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
 def statuses(answer: bytes) -> list[int]:
-    """Return the status of each response in an answer whose bodies hold none themselves."""
+    """Return the status of each response, if no body looks like one."""
     lines: Iterable[bytes] = answer.split(b"HTTP/1.1 ")[1:]
     return [int(line[:3]) for line in lines]

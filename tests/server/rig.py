@@ -1,4 +1,4 @@
-"""A server at a real port in the test's own loop, over an engine that a test holds in its hand."""
+"""A server at a real port in the test's own loop, over an engine that the test controls."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ SECONDS = 120  # far more than anything here takes: reached only when something 
 
 
 class HeldEngine:
-    """Answers with what it was asked; where a body says `wait`, once `go` is set.
+    """Answers with the request; where a body has `wait`, once `go` is set.
 
-    Where it says `late`, nothing is known of the answer before that. A stream tells two chunks,
-    waits for `go` between them, and notes when it is left.
+    With `late`, the answer's kind is unknown before that. A stream sends two chunks, waits for `go`
+    between them, and records when it is closed.
     """
 
     def __init__(self, max_num_seqs: int = 2) -> None:
         self.max_num_seqs = max_num_seqs
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.is_asked = asyncio.Event()
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.has_request = asyncio.Event()
         self.go = asyncio.Event()
         self.is_left = asyncio.Event()
         self.is_engine_lost = False
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer a line."""
+        """Answer a batch line."""
         reply = await self.answer(url, body, request_id, created)
         assert isinstance(reply, Reply)
         return reply
@@ -49,8 +49,8 @@ class HeldEngine:
         """Follow the script in the body."""
         del created
         assert request_id.startswith("req_")
-        self.asked.append((url, body))
-        self.is_asked.set()
+        self.requests.append((url, body))
+        self.has_request.set()
         try:
             if body.get("late"):
                 await self.go.wait()
@@ -84,22 +84,22 @@ class HeldEngine:
             self.is_left.set()
 
     def info(self) -> EngineInfo:
-        """A model without weights."""
+        """Describe a model without weights."""
         return EngineInfo("/a/path", None, "1.2.3", "cpu", 0, self.max_num_seqs, adapters=("fine",))
 
     def stats(self) -> EngineStats:
-        """A number of each kind."""
+        """Return a different number for each field."""
         if self.is_engine_lost:
             raise EngineClosed("gone")
         return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
 
 @dataclass
 class Site:
-    """A server that is up, a client of it, and what would be a signal."""
+    """A running server, a client of it, and a stand-in for its signals."""
 
     engine: HeldEngine
     context: ServerContext
@@ -111,11 +111,11 @@ class Site:
     port: int
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection of one's own."""
+        """Return a new connection."""
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def raw(self, *parts: bytes) -> bytes:
-        """Return all that comes back to some bytes until the connection ends."""
+        """Send some bytes and return everything that comes back until the connection ends."""
         reader, writer = await self.connect()
         for part in parts:
             writer.write(part)
@@ -131,7 +131,7 @@ class Site:
 async def site(
     *, engine: HeldEngine | None = None, others: Sequence[Route] = (), **settings: Any
 ) -> AsyncIterator[Site]:
-    """Serve at a free port with these settings and other routes, until left."""
+    """Serve at a free port with these settings and extra routes while entered."""
     held = engine or HeldEngine()
     context = make_context(held, (MODEL, "*"), ServerSettings(port=0, **settings))
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Adapters of a server's model: listed with it, and asked for by single requests and by batches."""
+"""Adapters of a server's model: listed with it, and used by single requests and by batches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Adapted(ScriptedEngine):
     """The scripted model with two adapters."""
 
     def info(self) -> EngineInfo:
-        """Name them."""
+        """Add the adapters to the model's description."""
         return replace(super().info(), adapters=("sql", "lab/tone"))
 
 
 async def test_adapters_are_listed_with_their_parent_and_run_in_batches(tmp_path: Path) -> None:
-    """One file asks for the model and both of them; a name of nobody fails it."""
+    """One file uses the model and both adapters; an unknown name fails a file."""
     engine = Adapted()
     with open_store(tmp_path) as store:
         local = make_local_batches(store, engine, (MODEL,))
@@ -56,7 +56,7 @@ async def test_adapters_are_listed_with_their_parent_and_run_in_batches(tmp_path
 
 
 async def _ended(client: httpx.AsyncClient, models: list[str]) -> dict[str, Any]:
-    """Run a file with a line for each of these names, and return its batch."""
+    """Run a file with one line per name, and return its batch."""
     lines = [
         {"custom_id": name, "method": "POST", "url": CHAT, "body": {"model": name, "say": name}}
         for name in models

@@ -1,4 +1,4 @@
-"""Recordings in forms, as OpenAI's clients send them."""
+"""Audio files in forms, as OpenAI's clients send them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.server.rig import site
 URL = "/v1/audio/transcriptions"
 
 
-async def test_a_form_is_the_body_of_a_line_with_a_file() -> None:
-    """Numbers are numbers again, lists are lists, and the file is bytes."""
+async def test_a_form_becomes_the_json_body_of_a_request() -> None:
+    """Numbers are parsed as numbers, lists as lists, and the file is bytes."""
     async with (
         site() as place,
         openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
@@ -27,7 +27,7 @@ async def test_a_form_is_the_body_of_a_line_with_a_file() -> None:
             response_format="verbose_json",
             timestamp_granularities=["word", "segment"],
         )
-        [(url, body)] = place.engine.asked
+        [(url, body)] = place.engine.requests
         assert url == URL
         assert body == {
             "file": b"sound",
@@ -40,7 +40,7 @@ async def test_a_form_is_the_body_of_a_line_with_a_file() -> None:
         }
 
 
-async def test_lists_and_objects_come_under_the_names_of_a_line() -> None:
+async def test_lists_and_objects_are_parsed_under_their_json_names() -> None:
     """OpenAI's client writes `include[]` and `chunking_strategy[type]`."""
     async with (
         site() as place,
@@ -54,7 +54,7 @@ async def test_lists_and_objects_come_under_the_names_of_a_line() -> None:
             known_speaker_names=["A", "B"],
             extra_body={"repetition_penalty": 1, "n": 1, "seed": 7},
         )
-        [(_, body)] = place.engine.asked
+        [(_, body)] = place.engine.requests
         assert body == {
             "file": b"sound",
             "model": "scripted",
@@ -67,14 +67,14 @@ async def test_lists_and_objects_come_under_the_names_of_a_line() -> None:
         }
 
 
-async def test_a_text_of_a_form_is_the_value_that_it_stands_for() -> None:
-    """In the words of JSON or of Python; an empty one is left out, and a language is no boolean."""
+async def test_a_text_field_is_parsed_as_its_value() -> None:
+    """JSON and Python literals are parsed, empty fields are left out, and a language stays text."""
     async with site() as place:
         data = {"top_k": "-1", "use_beam_search": "False", "logit_bias": "{}", "stop": ""}
         data |= {"language": "no", "prompt": "12", "model": "7", "chunking_strategy": "auto"}
         data |= {"min_p": "x", "a[": "1", "b[c][d]": "2"}
         await place.client.post(URL, files={"file": b"x"}, data=data)
-        [(_, body)] = place.engine.asked
+        [(_, body)] = place.engine.requests
         assert body == {
             "file": b"x",
             "top_k": -1,
@@ -91,8 +91,8 @@ async def test_a_text_of_a_form_is_the_value_that_it_stands_for() -> None:
 
 
 @pytest.mark.parametrize("response_format", ["text", "srt", "vtt"])
-async def test_a_document_comes_as_it_is(response_format: str) -> None:
-    """Not inside JSON, as it stands in a row."""
+async def test_a_document_is_returned_unwrapped(response_format: str) -> None:
+    """A row wraps it in JSON, but a form's response does not."""
     async with site() as place:
 
         async def answer(*_: Any) -> Any:
@@ -101,15 +101,15 @@ async def test_a_document_comes_as_it_is(response_format: str) -> None:
             return Reply(200, {"text": "1\nhello"})
 
         place.engine.answer = answer  # type: ignore[method-assign]
-        told = await place.client.post(
+        answer = await place.client.post(
             URL, files={"file": b"x"}, data={"response_format": response_format}
         )
-        assert told.headers["content-type"] == "text/plain; charset=utf-8"
-        assert told.text == "1\nhello"
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.text == "1\nhello"
 
 
-async def test_what_is_wrong_with_a_recording_is_said_of_the_file() -> None:
-    """In a line it is called otherwise."""
+async def test_an_error_of_a_form_names_the_file() -> None:
+    """In a JSON body the field has another name."""
     async with site() as place:
         error = {"message": "`file_url` holds no sound.", "type": "t", "param": "file_url"}
 
@@ -119,8 +119,8 @@ async def test_what_is_wrong_with_a_recording_is_said_of_the_file() -> None:
             return Reply(400, {"error": {**error, "code": None}})
 
         place.engine.answer = answer  # type: ignore[method-assign]
-        told = (await place.client.post(URL, files={"file": b"x"})).json()["error"]
-        assert (told["message"], told["param"]) == ("`file` holds no sound.", "file")
+        error = (await place.client.post(URL, files={"file": b"x"})).json()["error"]
+        assert (error["message"], error["param"]) == ("`file` holds no sound.", "file")
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ async def test_what_is_wrong_with_a_recording_is_said_of_the_file() -> None:
     ],
     ids=["none", "both", "no boundary", "half", "no form", "two", "nested", "deep", "large"],
 )
-async def test_what_is_no_recording_is_refused(
+async def test_an_invalid_form_is_refused(
     fields: dict[str, Any], status: int, param: str | None
 ) -> None:
-    """Before the engine hears of it."""
+    """It never reaches the engine."""
     async with site(max_body_bytes=4_000) as place:
         answer = await place.client.post(URL, **fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-        assert not place.engine.asked
+        assert not place.engine.requests
 
 
-async def test_a_body_in_json_names_its_recording() -> None:
-    """As a line does."""
+async def test_a_json_body_has_the_url_of_its_audio() -> None:
+    """It is the same as in a line of a batch file."""
     async with site() as place:
         body = {"file_url": "data:audio/wav;base64,AA=="}
         assert (await place.client.post(URL, json=body)).json()["body"] == body

@@ -1,4 +1,4 @@
-"""What a server says of itself: at its address, and when it begins to listen."""
+"""A server's guide: the page at its address, and the lines that it prints at the start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ URL = "http://127.0.0.1:8000"
         ((), "models.list()"),
     ],
 )
-def test_three_lines_ask_for_what_the_model_can_do(endpoints: tuple[str, ...], call: str) -> None:
-    """They are a program, whatever the model is called."""
+def test_the_sdk_example_fits_the_models_endpoints(endpoints: tuple[str, ...], call: str) -> None:
+    """The lines are a valid program for any model name."""
     lines = sdk_example(URL, 'a "b"', endpoints, NO_KEY)
     assert len(lines) == 3
     ast.parse("\n".join(lines))
@@ -31,14 +31,14 @@ def test_three_lines_ask_for_what_the_model_can_do(endpoints: tuple[str, ...], c
     assert f'base_url="{URL}/v1"' in lines[1]
 
 
-def test_commands_need_no_key_where_there_is_none() -> None:
-    """So none is named."""
+def test_commands_have_no_key_for_a_server_without_keys() -> None:
+    """They name no key at all."""
     assert "TIDEMILL_API_KEY" not in guide_text(URL, "m", (), NO_KEY)
     assert f"TIDEMILL_BASE_URL={URL} TIDEMILL_API_KEY=k" in guide_text(URL, "m", (), "k")
 
 
-async def test_the_address_itself_is_a_page() -> None:
-    """With the address that was asked, the model and the routes."""
+async def test_the_root_is_a_page() -> None:
+    """It shows the address of the request, the model and the routes."""
     async with site() as server:
         found = await server.client.get("/")
     assert found.status_code == 200
@@ -47,8 +47,8 @@ async def test_the_address_itself_is_a_page() -> None:
     assert re.search(r'base_url="http://127.0.0.1:\d+/v1"', found.text)
 
 
-async def test_who_has_no_key_is_told_the_way_and_no_model() -> None:
-    """The page needs no key, and names none."""
+async def test_clients_without_a_key_see_the_page_without_the_model() -> None:
+    """The page needs no key and names no model."""
     async with site(api_keys=("sk-secret",)) as server:
         found = await server.client.get("/")
     assert found.status_code == 200

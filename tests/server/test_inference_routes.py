@@ -1,4 +1,4 @@
-"""Requests over a port: what reaches the engine, what comes back, and what is refused before."""
+"""Requests over a port: their way to the engine and back, and refusals."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tidemill.server.request_bodies import BodyReader
 CHAT = "/v1/chat/completions"
 
 
-async def test_a_body_reaches_the_engine_and_its_answer_the_client() -> None:
-    """As they are, with the engine's status."""
+async def test_a_body_reaches_the_engine_and_its_reply_the_client() -> None:
+    """Both pass unchanged, with the engine's status."""
     async with site() as place:
         answer = await place.client.post(CHAT, json={"a": [1, "é"]})
         assert (answer.status_code, answer.json()) == (200, {"url": CHAT, "body": {"a": [1, "é"]}})
@@ -35,23 +35,23 @@ async def test_a_body_reaches_the_engine_and_its_answer_the_client() -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])
-async def test_an_address_without_a_version_is_answered(path: str) -> None:
-    """As lines may have it; datatrove's runner asks another machine there."""
+async def test_a_base_url_without_a_version_works(path: str) -> None:
+    """Batch lines may use it too, and datatrove's runner uses it on remote machines."""
     async with site() as place:
         answer = await place.client.post(path, json={"a": 1})
         assert (answer.status_code, answer.json()) == (200, {"url": path, "body": {"a": 1}})
 
 
-async def test_the_tokenizer_is_described_on_demand() -> None:
-    """By a GET, which lm-evaluation-harness begins with; the engine has the answer."""
+async def test_the_tokenizer_is_described() -> None:
+    """lm-evaluation-harness starts with this GET, and the engine has the answer."""
     async with site() as place:
         answer = await place.client.get("/tokenizer_info")
         assert (answer.status_code, answer.json()["url"]) == (200, "/tokenizer_info")
         assert (await place.client.post("/tokenizer_info", json={})).status_code == 405
 
 
-async def test_a_stream_comes_as_events() -> None:
-    """Each chunk when it is there, in UTF-8, and in the end the word that says so."""
+async def test_a_stream_is_sent_as_events() -> None:
+    """Each chunk is sent at once, in UTF-8, and the last event is `[DONE]`."""
     async with site() as place:
         body = {"stream": True, "wait": True}
         async with place.client.stream("POST", CHAT, json=body) as answer:
@@ -64,8 +64,8 @@ async def test_a_stream_comes_as_events() -> None:
         assert rest == ['data: {"say":"x"}', "data: [DONE]"]
 
 
-async def test_a_stream_that_waits_is_kept_alive_by_comments() -> None:
-    """Before its first token, and between two; clients pass over them."""
+async def test_comments_keep_a_waiting_stream_alive() -> None:
+    """They are sent before the first token and between tokens; clients skip them."""
     async with site(comment_seconds=0.02) as place:
         body = {"stream": True, "wait": True, "late": True}
         async with place.client.stream("POST", CHAT, json=body) as answer:
@@ -82,8 +82,8 @@ async def test_a_stream_that_waits_is_kept_alive_by_comments() -> None:
             assert [await anext(lines) for _ in range(3)] == ['data: {"say":"é"}', "", ": waiting"]
 
 
-async def test_openais_client_passes_over_comments() -> None:
-    """What it yields is the chunks."""
+async def test_openais_client_skips_comments() -> None:
+    """It yields only the chunks."""
     async with (
         site(comment_seconds=0.02) as place,
         openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
@@ -95,8 +95,8 @@ async def test_openais_client_passes_over_comments() -> None:
         assert [chunk.model_extra async for chunk in stream] == [{"say": "é"}, {"say": "x"}]
 
 
-async def test_what_goes_wrong_with_a_stream_after_its_head_is_an_event() -> None:
-    """A status is told once; a fault of the engine ends the server all the same."""
+async def test_an_error_after_the_headers_of_a_stream_is_an_event() -> None:
+    """The status cannot change any more; an engine error still stops the server."""
     async with site(comment_seconds=0.02) as place:
         for wrong, code in (({"status": 400, "reply": {"error": {"code": "no"}}}, "no"), ({}, "")):
             place.engine.go.clear()
@@ -106,15 +106,15 @@ async def test_what_goes_wrong_with_a_stream_after_its_head_is_an_event() -> Non
                 assert await anext(lines) == ": waiting"
                 place.engine.is_engine_lost = not code
                 place.engine.go.set()
-                told = [line async for line in lines if line.startswith("data: {")]
-            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == (
+                events = [line async for line in lines if line.startswith("data: {")]
+            assert json.loads(events[0].removeprefix("data: "))["error"]["code"] == (
                 code or EngineClosed.code
             )
-        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is lost
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is closed
 
 
-async def test_a_client_that_leaves_before_a_late_stream_ends_its_request() -> None:
-    """Nothing of it stays inside."""
+async def test_a_client_that_disconnects_before_a_late_stream_ends_its_request() -> None:
+    """The server keeps nothing of it."""
     async with site(comment_seconds=0.02) as place:
         body = {"stream": True, "late": True}
         async with place.client.stream("POST", CHAT, json=body) as answer:
@@ -124,22 +124,22 @@ async def test_a_client_that_leaves_before_a_late_stream_ends_its_request() -> N
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_ends_its_request(*, stream: bool) -> None:
-    """Whether something has been told or not; nothing of it stays inside."""
+async def test_a_client_that_disconnects_ends_its_request(*, stream: bool) -> None:
+    """The server keeps nothing of it, whether or not a response has started."""
     async with site() as place:
         reader, writer = await place.connect()
         body = json.dumps({"stream": stream, "wait": True}).encode()
         head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % (CHAT.encode(), len(body)) + body)
-        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        await asyncio.wait_for(place.engine.has_request.wait(), SECONDS)
         if stream:
             await reader.readuntil(b'{"say"')
         writer.close()
         await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
         await asyncio.wait_for(place.context.admission.wait_until_empty(), SECONDS)
-        told = (await place.client.get("/metrics")).text
-        assert f'{{route="{CHAT}",status="{200 if stream else 499}"}} 1.0' in told
-        assert 'status="500"' not in told
+        metrics = (await place.client.get("/metrics")).text
+        assert f'{{route="{CHAT}",status="{200 if stream else 499}"}} 1.0' in metrics
+        assert 'status="500"' not in metrics
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ async def test_a_client_that_goes_away_ends_its_request(*, stream: bool) -> None
         ("POST", CHAT, {"json": {"bug": 1}}, 500, "internal"),
     ],
 )
-async def test_what_cannot_be_answered_is_told_in_openais_form(
+async def test_errors_have_openais_format(
     method: str, path: str, fields: dict[str, Any], status: int, code: str
 ) -> None:
-    """With its status, a code and a message, and nothing of what went wrong inside."""
+    """They have a status, a code and a message, and no internal details."""
     async with site(max_body_bytes=4_000) as place:
         answer = await place.client.request(method, path, **fields)
         error = answer.json()["error"]
@@ -171,8 +171,8 @@ async def test_what_cannot_be_answered_is_told_in_openais_form(
         assert set(error) == {"message", "type", "param", "code"}
 
 
-async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
-    """It says no length, and would have no end."""
+async def test_a_chunked_body_is_limited_while_it_arrives() -> None:
+    """It has no Content-Length and no end."""
     async with site(max_body_bytes=4_000) as place:
 
         async def endless() -> Any:
@@ -184,19 +184,19 @@ async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
 
 
 async def test_a_body_of_far_too_many_values_is_refused_before_it_is_parsed() -> None:
-    """A megabyte of empty lists would be thirty of memory."""
+    """A megabyte of empty lists would take thirty megabytes of memory."""
     async with site() as place:
         answer = await place.client.post(CHAT, content=b'{"a":[' + b"[]," * 300_000 + b"1]}")
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (413, "body_too_large")
         assert error["message"].startswith("The body has more than 65,536 lists and objects")
-        assert place.engine.asked == []
+        assert place.engine.requests == []
 
 
 async def test_a_large_body_is_parsed_in_slices_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call of the parser holds the interpreter's lock, and so the loop, to its end."""
+    """One parser call holds the GIL, and so the loop, until it returns."""
     calls: list[tuple[int, int]] = []
 
     def parse_and_note(data: bytes, **options: Any) -> Any:
@@ -213,16 +213,17 @@ async def test_a_large_body_is_parsed_in_slices_in_a_thread(
     assert max(size for _, size in calls) < len(body) / 10
 
 
-async def test_a_packed_body_is_refused_by_that() -> None:
-    """Not as one that is no JSON."""
+async def test_a_compressed_body_is_refused_as_compressed() -> None:
+    """The error does not call it invalid JSON."""
     async with site() as place:
         answer = await place.client.post(CHAT, content=b"{}", headers={"Content-Encoding": "gzip"})
         assert answer.status_code == 415
-        assert "Content-Encoding is gzip: send it plain" in answer.json()["error"]["message"]
+        message = "Content-Encoding gzip is not supported: send the body uncompressed."
+        assert answer.json()["error"]["message"] == message
 
 
-async def test_a_body_that_does_not_come_is_given_up() -> None:
-    """The client is told so."""
+async def test_a_body_that_does_not_arrive_times_out() -> None:
+    """The client gets an error response."""
     async with site(body_seconds=0.05) as place:
         head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
         reader, writer = await place.connect()
@@ -236,8 +237,8 @@ async def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
-    """One that would go beyond is told to come again, until those before it are answered."""
+async def test_slow_uploads_are_limited_in_total() -> None:
+    """One above the limit is refused, until earlier ones are answered."""
     body_reader = BodyReader(100, SECONDS, max_held_bytes=150, reserved_bytes=0)
     scope = {"headers": []}
     is_held, may_end = asyncio.Event(), asyncio.Event()
@@ -264,13 +265,13 @@ async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
     may_end.set()
     assert await waiting == 90
     async with body_reader.read(scope, other, _as_it_is):
-        with pytest.raises(Exception, match="try again"):  # it is not answered yet
+        with pytest.raises(Exception, match="try again"):  # the first one is still unanswered
             await length(other)
     assert await length(other) == 90
 
 
 async def test_long_bodies_leave_room_for_short_ones() -> None:
-    """Fifteen slow uploads of 36 MB would keep all requests out for five minutes."""
+    """Fifteen slow uploads of 36 MB would block all requests for five minutes."""
     body_reader = BodyReader(200_000, SECONDS, max_held_bytes=200_000)
 
     async def read(num_bytes: int) -> int:
@@ -289,8 +290,8 @@ async def test_long_bodies_leave_room_for_short_ones() -> None:
             await read(150_000)
 
 
-async def test_bodies_count_by_what_they_unfold_to() -> None:
-    """A few hundred bytes of empty lists leave no room for others; one is let in alone."""
+async def test_bodies_count_with_the_memory_of_their_values() -> None:
+    """A few hundred bytes of empty lists leave no room for others, but one alone is accepted."""
     body_reader = BodyReader(1_000, SECONDS, max_held_bytes=2_000, reserved_bytes=0)
 
     async def hollow() -> dict[str, Any]:
@@ -311,15 +312,15 @@ async def test_bodies_count_by_what_they_unfold_to() -> None:
         assert body_reader._held_bytes < 1_000
 
 
-async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
-    """Two run and one waits; the next gets a 429, and is let in once there is room."""
+async def test_requests_above_the_queue_limit_get_a_retry_time() -> None:
+    """Two run and one waits; the next gets a 429, and is accepted once there is room."""
     async with site(max_queued_requests=1) as place:
         body = {"wait": True}
         inside = [asyncio.create_task(place.client.post(CHAT, json=body)) for _ in range(3)]
         async with asyncio.timeout(SECONDS):
-            while len(place.engine.asked) < 3:
-                place.engine.is_asked.clear()
-                await place.engine.is_asked.wait()
+            while len(place.engine.requests) < 3:
+                place.engine.has_request.clear()
+                await place.engine.has_request.wait()
         refused = await place.client.post(CHAT, json=body)
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -329,8 +330,8 @@ async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
         assert (await place.client.post(CHAT, json=body)).status_code == 200
 
 
-async def test_a_request_weighs_as_many_sequences_as_it_asks_for() -> None:
-    """Half of the room at most; beside two such nothing has any, though few requests are inside."""
+async def test_a_request_weighs_as_many_sequences_as_it_requests() -> None:
+    """Each weighs at most half of the limit, so that two of them fill it."""
     admission = AdmissionControl(2, 2)
     large = {"prompt": ["a"] * 10, "n": 100}
     with admission.admit(num_sequences(large)):
@@ -345,8 +346,8 @@ async def test_a_request_weighs_as_many_sequences_as_it_asks_for() -> None:
     assert admission.num_in_flight == 0
 
 
-async def test_keys_let_in_whoever_has_one_of_them() -> None:
-    """All but balancers must have one; which of them it is makes no difference."""
+async def test_any_of_the_keys_is_accepted() -> None:
+    """All routes except those of load balancers need one."""
     async with site(api_keys=("one", "two")) as place:
         for key, status in (("one", 200), ("two", 200), ("on", 401), ("x", 401), ("öne", 401)):
             headers = {"authorization": f"Bearer {key}".encode()}
@@ -360,7 +361,7 @@ async def test_keys_let_in_whoever_has_one_of_them() -> None:
 
 
 async def test_models_and_adapters_are_listed() -> None:
-    """Under the names that requests ask for; `*` is none, and no path of this machine is shown."""
+    """They have the names that requests use; `*` and local paths are not shown."""
     async with site() as place:
         listed = (await place.client.get("/v1/models")).json()
         assert [(one["id"], one["parent"]) for one in listed["data"]] == [
@@ -372,8 +373,8 @@ async def test_models_and_adapters_are_listed() -> None:
         assert (await place.client.get("/version")).json() == {"version": "1.2.3"}
 
 
-async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
-    """Routes that are none are one line, whatever clients think of."""
+async def test_metrics_cover_requests_and_the_engine() -> None:
+    """All unknown routes share one label, whatever clients request."""
     async with site() as place:
         await place.client.post(CHAT, json={"stream": True})
         await place.client.get("/a")
@@ -393,8 +394,8 @@ async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
             assert line in text.splitlines(), line
 
 
-async def test_pages_of_named_origins_may_ask() -> None:
-    """What a browser asks first has no key, and others are not let."""
+async def test_pages_of_allowed_origins_may_send_requests() -> None:
+    """A browser's preflight request has no key, and other origins are refused."""
     async with site(allowed_origins=("https://a.example",), api_keys=("k",)) as place:
         for origin, allowed in (
             ("https://a.example", "https://a.example"),
@@ -405,22 +406,22 @@ async def test_pages_of_named_origins_may_ask() -> None:
             assert answer.headers.get("access-control-allow-origin") == allowed
 
 
-async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
-    """After an answer that says so."""
+async def test_a_failed_engine_stops_the_server() -> None:
+    """Its clients first get an error response."""
     engine = HeldEngine()
     async with site(engine=engine) as place:
         engine.is_engine_lost = True
         answer = await place.client.post(CHAT, json={})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is lost
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is closed
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-async def test_long_scores_are_printed_next_to_the_loop(
+async def test_long_log_probabilities_are_printed_in_a_thread(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are megabytes where a prompt is long or a token has all alternatives."""
+    """They take megabytes for a long prompt or for all alternatives of a token."""
     printed: list[tuple[str, bool]] = []
 
     def noted(name: str) -> Callable[[object], bytes]:

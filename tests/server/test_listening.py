@@ -1,4 +1,4 @@
-"""Where a server listens: at a port, behind a certificate, at a Unix socket."""
+"""Listening: at a port, with a certificate, or at a Unix socket."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import trustme
 from tests.server.rig import site
 
 
-async def test_a_certificate_makes_it_https(tmp_path: Path) -> None:
-    """Streams too; without it nobody is understood."""
+async def test_a_certificate_enables_https(tmp_path: Path) -> None:
+    """Streams work too, and plain HTTP does not."""
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     key, chain = tmp_path / "key", tmp_path / "chain"
@@ -28,8 +28,8 @@ async def test_a_certificate_makes_it_https(tmp_path: Path) -> None:
         assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_unix_socket_stands_in_for_a_port(tmp_path: Path) -> None:
-    """It is told as what it is."""
+async def test_a_unix_socket_replaces_a_port(tmp_path: Path) -> None:
+    """The printed address names the socket."""
     path = tmp_path / "s"
     async with site(uds=str(path)) as place:
         assert place.url == f"unix:{path}"

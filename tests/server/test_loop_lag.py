@@ -1,4 +1,4 @@
-"""Lag of an event loop: what is measured of it, and how long bodies that mean harm may hold it."""
+"""Event loop lag: its measurement, and its limits for malicious bodies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_TURN_SECONDS = 0.05
 
 
 def schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what asks for JSON of a schema."""
+    """Return a body that requests JSON of a schema."""
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
 def named(number: int, value: Any) -> dict[str, Any]:
-    """Return so many properties alike."""
+    """Return this number of identical properties."""
     return {f"p{i}": value for i in range(number)}
 
 
@@ -56,18 +56,18 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def _without_garbage() -> None:
-    """Leave out of garbage collections what tests before have left, as a run does what it loads.
+    """Exempt the objects of earlier tests from garbage collection, as a run does after loading.
 
-    For good: what collecting imported is looked through once, not for each body.
+    They stay exempt, so that a collection scans imported modules once, not for each body.
     """
     gc.collect()
     gc.freeze()
 
 
 async def longest_turn(body: dict[str, Any]) -> float:
-    """Return the longest turn of the loop while an engine answers two lines of a body.
+    """Return the longest turn of the loop while an engine answers two lines with a body.
 
-    In seconds of a processor that its thread took, so that other processes have no part in it.
+    It is measured in CPU seconds of the loop's thread, so that other processes do not count.
     """
     line = {"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": MESSAGES, **body}}
     data, served, turns = json.dumps(line).encode(), Scene().served, list[float]()
@@ -89,13 +89,13 @@ async def longest_turn(body: dict[str, Any]) -> float:
 @pytest.mark.alone
 @pytest.mark.usefixtures("_without_garbage")
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_no_body_holds_the_loop_for_long(what: str) -> None:
-    """However small it is, and whatever it asks for."""
+async def test_no_body_blocks_the_loop_for_long(what: str) -> None:
+    """Small malicious bodies are limited too."""
     assert await longest_turn(HOSTILE[what]) <= MAX_TURN_SECONDS
 
 
-async def test_a_turn_that_lasts_is_a_lag() -> None:
-    """All of it, and the histogram has it."""
+async def test_a_long_turn_is_recorded_as_lag() -> None:
+    """The histogram contains its whole length."""
     lag = LoopLag()
     async with lag.measured():
         await asyncio.sleep(0)
@@ -104,8 +104,8 @@ async def test_a_turn_that_lasts_is_a_lag() -> None:
     assert lag.longest > 0.1
 
 
-def test_lags_are_told_as_a_histogram() -> None:
-    """Each bucket holds those below it, too."""
+def test_lags_are_exported_as_a_histogram() -> None:
+    """Buckets are cumulative."""
     lag, registry = LoopLag(), CollectorRegistry(auto_describe=False)
     registry.register(lag)
     for seconds in (0.0005, 0.001, 0.3, 20):

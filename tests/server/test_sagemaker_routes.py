@@ -1,4 +1,4 @@
-"""SageMaker's routes: requests told by their fields, lines and their rows."""
+"""SageMaker's routes: requests recognised by their fields, and lines with their rows."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from tidemill.server import sagemaker_routes
         ({"file_url": "data:"}, "/v1/audio/transcriptions"),
     ],
 )
-async def test_a_request_is_told_by_its_fields(body: dict[str, Any], url: str) -> None:
-    """SageMaker has one url for all of them."""
+async def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], url: str) -> None:
+    """SageMaker has one URL for all of them."""
     async with site() as place:
         answer = await place.client.post("/invocations", json=body)
         assert answer.json() == {"url": url, "body": body}
 
 
 async def test_a_request_may_name_its_url() -> None:
-    """As a line of a file does."""
+    """It then has the same form as a line of a file."""
     async with site() as place:
-        asked = {"url": "/v1/embeddings", "body": {"messages": []}}
-        assert (await place.client.post("/invocations", json=asked)).json() == asked
+        request = {"url": "/v1/embeddings", "body": {"messages": []}}
+        assert (await place.client.post("/invocations", json=request)).json() == request
 
 
-async def test_a_request_that_tells_nothing_is_refused() -> None:
-    """With what would tell."""
+async def test_an_unrecognisable_request_is_refused() -> None:
+    """The error lists the fields that would identify it."""
     async with site() as place:
         answer = await place.client.post("/invocations", json={"a": 1})
         assert answer.status_code == 400
         assert "messages" in answer.json()["error"]["message"]
 
 
-async def test_a_stream_is_a_stream_there_too() -> None:
-    """As InvokeEndpointWithResponseStream passes it on."""
+async def test_a_stream_stays_a_stream() -> None:
+    """InvokeEndpointWithResponseStream passes it on."""
     async with site() as place:
         answer = await place.client.post("/invocations", json={"prompt": "a", "stream": True})
         assert answer.text.endswith("data: [DONE]\n\n")
@@ -63,8 +63,8 @@ LINES = [
 ]
 
 
-async def test_lines_become_rows_in_their_order() -> None:
-    """Each line has one, also one that is none; blank lines have none."""
+async def test_lines_become_rows_in_input_order() -> None:
+    """Each line has one row, also an invalid line; blank lines have none."""
     async with site() as place:
         data = [json.dumps(line).encode() for line in LINES]
         data[3:3] = [b"", b"{broken"]
@@ -79,8 +79,8 @@ async def test_lines_become_rows_in_their_order() -> None:
         assert [row["response"]["body"]["i"] for row in rows] == [*range(200)]
 
 
-async def test_lines_are_looked_for_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Millions of blank ones hold nobody else up."""
+async def test_lines_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of blank lines do not block other requests."""
     threads = set()
 
     def noting(stream: BytesIO) -> Iterator[RawLine]:
@@ -98,8 +98,8 @@ async def test_lines_are_looked_for_beside_the_loop(monkeypatch: pytest.MonkeyPa
     assert threading.current_thread() not in threads
 
 
-async def test_lines_of_who_goes_away_are_dropped() -> None:
-    """All that run, and none begins any more."""
+async def test_a_client_that_disconnects_ends_its_lines() -> None:
+    """Running lines are cancelled, and no more start."""
     engine = HeldEngine()
     async with site(engine=engine) as place:
         reader, writer = await place.connect()
@@ -110,18 +110,18 @@ async def test_lines_of_who_goes_away_are_dropped() -> None:
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
         await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
-        await asyncio.wait_for(engine.is_asked.wait(), SECONDS)
+        await asyncio.wait_for(engine.has_request.wait(), SECONDS)
         writer.close()
         await asyncio.wait_for(engine.is_left.wait(), SECONDS)
         await asyncio.wait_for(place.context.admission.wait_until_empty(), SECONDS)
-        assert len(engine.asked) < 50
+        assert len(engine.requests) < 50
 
 
-async def test_a_transform_is_told_what_it_may_send() -> None:
-    """Within SageMaker's own bounds."""
+async def test_execution_parameters_describe_the_limits() -> None:
+    """They are within SageMaker's own limits."""
     async with site() as place:
-        told = (await place.client.get("/execution-parameters")).json()
-        assert told == {
+        parameters = (await place.client.get("/execution-parameters")).json()
+        assert parameters == {
             "MaxConcurrentTransforms": 2,
             "BatchStrategy": "MULTI_RECORD",
             "MaxPayloadInMB": 25,

@@ -1,4 +1,4 @@
-"""Repeated custom ids in files that do not fit in memory."""
+"""Repeated custom IDs in files that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.batch.file.duplicate_ids import (
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "é", "\ud800", "a\0"])))
-def test_each_repeat_is_told_with_the_first_line(ids: list[str]) -> None:
+def test_each_repeat_is_reported_with_the_first_line(ids: list[str]) -> None:
     """Count and lines agree with a dictionary of all ids."""
     first_lines: dict[str, int] = {}
     expected = []
@@ -37,7 +37,7 @@ def test_each_repeat_is_told_with_the_first_line(ids: list[str]) -> None:
 
 
 def test_ids_beyond_memory_go_to_a_file_that_goes_away(tmp_path: Path) -> None:
-    """200,000 ids, each 1,000th repeated far away, are found again; nothing stays in the folder."""
+    """200,000 IDs, each 1,000th repeated far away, are found; no file is left in the folder."""
     with DuplicateFinder(tmp_path) as finder:
         for line in range(1, 200_001):
             finder.add(f"id-{line}", line)
@@ -52,7 +52,7 @@ def test_ids_beyond_memory_go_to_a_file_that_goes_away(tmp_path: Path) -> None:
 
 
 def test_a_file_of_one_repeated_id_keeps_only_what_it_names() -> None:
-    """All lines but the first are counted, the first few are named."""
+    """All lines except the first are counted, and the first few are listed."""
     with DuplicateFinder() as finder:
         for line in range(1, 10_001):
             finder.add("same", line)
@@ -60,7 +60,7 @@ def test_a_file_of_one_repeated_id_keeps_only_what_it_names() -> None:
 
 
 def saved_by(ids: Iterable[tuple[str, int]]) -> list[bytes]:
-    """Return what a finder saves of these ids and lines, partition by partition."""
+    """Return the saved bytes of these IDs and lines, partition by partition."""
     with DuplicateFinder() as finder:
         for custom_id, line in ids:
             finder.add(custom_id, line)
@@ -73,7 +73,7 @@ def saved_by(ids: Iterable[tuple[str, int]]) -> list[bytes]:
 def search(
     saved: Sequence[list[bytes]], shifts: Sequence[int], num_shares: int, limit: int = 100
 ) -> Duplicates:
-    """Look for repeated ids in what several finders have saved, share by share."""
+    """Search the saved IDs of several finders share by share."""
     found = Duplicates()
     for number in range(num_shares):
         share, of_share = Share.nth(number, num_shares), Duplicates()
@@ -81,7 +81,7 @@ def search(
             pieces = zip((data[partition] for data in saved), shifts, strict=True)
             repeated = find_repeated(pieces, share.slice_number, share.num_slices)
             of_share = of_share.plus(repeated, limit)
-        found = found.beside(of_share, limit)
+        found = found.merged(of_share, limit)
     return found
 
 
@@ -90,10 +90,8 @@ def search(
     st.lists(st.integers(0, 40), max_size=4),
     st.sampled_from([1, 2, 32, 256, 512, 1024]),
 )
-def test_saved_ids_are_found_as_if_they_had_never_left(
-    ids: list[str], cuts: list[int], num_shares: int
-) -> None:
-    """Ids that several finders took repeat as in one, whatever the shares."""
+def test_saved_ids_give_the_same_repeats(ids: list[str], cuts: list[int], num_shares: int) -> None:
+    """IDs of several finders repeat as in a single one, whatever the shares."""
     numbered = list(zip(ids, range(1, 100), strict=False))
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     saved = [saved_by(zip(ids[start:end], count(2))) for start, end in pairwise(places)]
@@ -106,7 +104,7 @@ def test_saved_ids_are_found_as_if_they_had_never_left(
 
 
 def test_shares_divide_all_ids_among_them() -> None:
-    """Each id is in one, whether a share is some partitions or a slice of one."""
+    """Each ID is in one share, whether it is some partitions or a slice of one."""
     ids = [(f"id-{line}", line) for line in range(1, 20_001)]
     for num_shares in (1, 4, 256, 1024):
         again = [(name, line + 20_000) for name, line in ids]
@@ -117,14 +115,14 @@ def test_shares_divide_all_ids_among_them() -> None:
     ("num_ids", "num_shares"),
     [(0, 1), (2**22, 1), (2**22 + 1, 2), (268_000_000, 64), (10**9, 256), (10**10, 4096)],
 )
-def test_no_share_is_too_much_for_memory(num_ids: int, num_shares: int) -> None:
-    """However many ids there are: a share has four million of them at most, on average."""
+def test_no_share_is_too_large_for_memory(num_ids: int, num_shares: int) -> None:
+    """A share has four million IDs at most, on average, for any total."""
     assert count_shares(num_ids) == num_shares
     assert num_ids / num_shares <= 2**22
 
 
 def test_a_search_can_be_left_at_any_partition() -> None:
-    """Whoever looks for long is asked whether there is time for more."""
+    """A checkpoint is called before each partition."""
     with DuplicateFinder() as finder:
         finder.add("a", 1)
         looks = iter(range(100))

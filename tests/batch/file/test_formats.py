@@ -1,4 +1,4 @@
-"""What a file is, and its requests as plain JSONL."""
+"""Detection of file formats, and conversion to plain JSONL."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ BLANK = st.text(" \t\r\n", max_size=3)
 
 
 def lines_of(data: bytes, piece_bytes: int = 2**20) -> bytes:
-    """Return what a file comes to that is read in such pieces."""
+    """Return the JSONL of a file that is read in chunks of this size."""
     pieces = (data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes))
     return b"".join(as_lines(detect_format(data[:HEAD_BYTES]), pieces))
 
 
 def error_of(data: bytes, piece_bytes: int = 2**20) -> FormatError:
-    """Return what a file is refused with."""
+    """Return the error of a file."""
     with pytest.raises(FormatError) as caught:
         lines_of(data, piece_bytes)
     return caught.value
 
 
 def tar_of(data: bytes) -> bytes:
-    """Return an archive with one file."""
+    """Return a tar archive with one file."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         member = tarfile.TarInfo("in.jsonl")
@@ -93,8 +93,8 @@ def zip_of(*names: str) -> bytes:
         (gzip.compress("[]".encode("utf-16-le")), "UTF-16"),
     ],
 )
-def test_what_cannot_be_taken_is_named(head: bytes, word: str) -> None:
-    """By its first bytes, with what to do about it."""
+def test_unsupported_formats_are_named(head: bytes, word: str) -> None:
+    """The first bytes decide, and the message says what to do."""
     with pytest.raises(FormatError, match=word):
         detect_format(head)
 
@@ -114,8 +114,8 @@ def test_what_cannot_be_taken_is_named(head: bytes, word: str) -> None:
         (b'"a, b","c"\n', "CSV"),
     ],
 )
-def test_what_looks_like_no_request_is_a_suspicion(head: bytes, word: str) -> None:
-    """It is told if no line turns out to be one, and only then."""
+def test_other_text_is_a_suspicion(head: bytes, word: str) -> None:
+    """It becomes the error only if no line is a request."""
     suspicion = detect_format(head).suspicion
     assert suspicion is not None
     assert word in suspicion
@@ -123,7 +123,7 @@ def test_what_looks_like_no_request_is_a_suspicion(head: bytes, word: str) -> No
 
 @pytest.mark.parametrize("head", [b"", b"\n\n", b"{}", GOOD, GOOD + b"\n{", b"\xef\xbb\xbf{}"])
 def test_nothing_is_guessed_about_others(head: bytes) -> None:
-    """Their lines speak for themselves."""
+    """Their lines are parsed as requests."""
     assert detect_format(head) == FileFormat()
 
 
@@ -138,8 +138,8 @@ def test_nothing_is_guessed_about_others(head: bytes) -> None:
         (gzip.compress(b" ["), FileFormat(is_gzip=True, is_array=True)),
     ],
 )
-def test_what_can_be_taken_has_a_form(head: bytes, form: FileFormat) -> None:
-    """Also where the first bytes are all that is there."""
+def test_supported_files_have_a_format(head: bytes, form: FileFormat) -> None:
+    """Files that are shorter than the head are detected too."""
     assert detect_format(head) == form
     assert not form.is_plain
     assert form.unit == ("element" if form.is_array else "line")
@@ -154,7 +154,7 @@ def test_what_can_be_taken_has_a_form(head: bytes, form: FileFormat) -> None:
 def test_an_array_gives_its_elements_back(
     requests: list[dict[str, Any]], piece_bytes: int, packed: str, blank: list[str]
 ) -> None:
-    """Each in the bytes that it had, whatever stands between them and in whatever pieces."""
+    """Their bytes stay the same, whatever the white space and the chunks."""
     lines = [json.dumps(request, ensure_ascii=len(request) % 2 == 0) for request in requests]
     separator = f"{blank[0]},{blank[1]}"
     data = f"{blank[2]}[{blank[3]}{separator.join(lines)}]{blank[3]}".encode()
@@ -163,10 +163,8 @@ def test_an_array_gives_its_elements_back(
 
 
 @given(st.text('[]{}",\\ a\n:1', max_size=30), st.integers(1, 9))
-def test_what_becomes_of_an_array_does_not_depend_on_its_pieces(
-    text: str, piece_bytes: int
-) -> None:
-    """Neither its lines nor what is wrong with it; and what is JSON comes out."""
+def test_the_result_for_an_array_does_not_depend_on_the_chunks(text: str, piece_bytes: int) -> None:
+    """Lines and errors are equal, and valid JSON gives lines."""
     data = f"[{{{text}]".encode()
 
     def result(size: int) -> bytes | str:
@@ -189,60 +187,60 @@ def test_what_becomes_of_an_array_does_not_depend_on_its_pieces(
 def test_elements_over_many_lines_become_one_each(
     requests: list[dict[str, Any]], piece_bytes: int, indent: int | str
 ) -> None:
-    """As a pretty printer writes them."""
+    """Pretty printers write such elements."""
     found = lines_of(json.dumps(requests, indent=indent).encode(), piece_bytes)
     assert [json.loads(line) for line in found.decode().split("\n")[:-1]] == requests
 
 
 @given(st.binary(max_size=300), st.integers(1, 40), st.integers(0, 300), st.integers(0, 9))
-def test_gzip_gives_every_byte_back(
+def test_gunzip_returns_every_byte(
     content: bytes, piece_bytes: int, middle: int, num_zeros: int
 ) -> None:
-    """Of several members too, and with zeros behind them."""
+    """Several members are joined, and trailing zeros are ignored."""
     packed = gzip.compress(content[:middle]) + gzip.compress(content[middle:]) + bytes(num_zeros)
     pieces = [packed[start : start + piece_bytes] for start in range(0, len(packed), piece_bytes)]
     assert b"".join(gunzip(pieces)) == content
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2**32))
-def test_any_cut_of_gzip_is_seen(seed: int, where: int) -> None:
-    """The sentence says after how many bytes."""
+def test_truncated_gzip_is_detected(seed: int, where: int) -> None:
+    """The message contains the number of bytes."""
     packed = gzip.compress(f'{{"custom_id": "{seed}"}}\n'.encode() * 50)
     kept = 2 + where % (len(packed) - 2)
     error = error_of(packed[:kept])
-    assert f"cut off after {kept:,} bytes" in error.message
+    assert f"truncated after {kept:,} bytes" in error.message
     assert error.offset == kept
 
 
-def test_damaged_gzip_is_named_with_its_place() -> None:
-    """A changed byte of its check, and one that makes no block."""
+def test_damaged_gzip_is_reported_with_its_place() -> None:
+    """One changed byte breaks the checksum, another one a block."""
     lines = b"".join(b'{"custom_id": "%d"}\n' % (number * 7919 % 10**6) for number in range(10**5))
     packed = bytearray(gzip.compress(lines))
     packed[-6] ^= 1
     assert "incorrect data check" in error_of(bytes(packed)).message
     packed[10] = 0xFF
     error = error_of(bytes(packed))
-    assert "The gzip data is damaged, at byte " in error.message
+    assert "The gzip data is damaged at byte " in error.message
     assert error.offset is not None
     assert 10 < error.offset <= 65_536
 
 
 @pytest.mark.parametrize("padding", [b"", random.Random(1).randbytes(2**18)])
 @pytest.mark.parametrize("filler", [b"\n", b"{}\n", b"\0"])
-def test_a_decompression_bomb_is_refused_wherever_it_lies(
+def test_a_decompression_bomb_is_refused_anywhere(
     padding: bytes, filler: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it has unfolded: what was no bomb before it buys no room."""
+    """It is refused before it has expanded; ordinary data before it gains nothing."""
     monkeypatch.setattr(formats, "_MAX_EXCESS_BYTES", 2**20)
     packed = gzip.compress(padding + filler * (2**23 // len(filler)))
     unfolded = bytearray()
-    with pytest.raises(FormatError, match="unfolds to more than 400 times its size"):
+    with pytest.raises(FormatError, match="expands to more than 400 times its size"):
         unfolded.extend(itertools.chain.from_iterable(gunzip([packed])))
     assert len(unfolded) < len(padding) + 2**22
 
 
-def test_requests_that_share_a_long_prompt_are_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that people write comes near the ratio, however often it says the same."""
+def test_requests_that_share_a_long_prompt_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real files stay far below the ratio, however repetitive they are."""
     monkeypatch.setattr(formats, "_MAX_EXCESS_BYTES", 2**18)
     prompt = random.Random(1).randbytes(14_000).hex()
     lines = "".join(
@@ -252,8 +250,8 @@ def test_requests_that_share_a_long_prompt_are_no_bomb(monkeypatch: pytest.Monke
     assert b"".join(gunzip([gzip.compress(lines)])) == lines
 
 
-def test_what_follows_gzip_is_no_gzip() -> None:
-    """Nothing of a file is left away without a word."""
+def test_trailing_bytes_after_gzip_are_refused() -> None:
+    """No part of a file is ignored silently."""
     assert "damaged" in error_of(gzip.compress(GOOD) + b"hello").message
 
 
@@ -262,26 +260,28 @@ def test_what_follows_gzip_is_no_gzip() -> None:
     [
         (b"[", "The array is empty but does not end: its `]` is missing."),
         (b"[{},]", "Element 1 of the array is the last one, but a comma follows it: remove it."),
-        (b"[{},,{}]", "Element 2 of the array is empty: there is a comma too many."),
-        (b"[{} {}]", "Element 1 of the array has no comma behind it."),
-        (b"[{}}]", "Element 1 of the array has no comma behind it."),
-        (b"[{}, 1}]", "Element 2 of the array has a `}` too many."),
+        (b"[{},,{}]", "Element 2 of the array is empty: remove the extra comma."),
+        (b"[{} {}]", "Element 1 of the array has no comma after it."),
+        (b"[{}}]", "Element 1 of the array has no comma after it."),
+        (b"[{}, 1}]", "Element 2 of the array has an unmatched `}`."),
         (b"[{},{}", "Element 2 of the array is the last one, but the array's `]` is missing."),
         (b'[{},{"a":[1,2', "Element 2 of the array does not end"),
         (b'[{},{"a":"\\', "Element 2 of the array does not end"),
         (b'[{"a":"b\nc"}]', "Element 1 of the array has a line break in a string"),
-        (b"[{}]\n[{}]", "Element 1 of the array is the array's last, but there is more"),
-        (b"[{}],{}", "Element 1 of the array is the array's last, but there is more"),
+        (b"[{}]\n[{}]", "Element 1 of the array is the array's last, but more text"),
+        (b"[{}],{}", "Element 1 of the array is the array's last, but more text"),
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [1, 100])
-def test_a_broken_array_is_named_by_its_element(data: bytes, words: str, piece_bytes: int) -> None:
-    """Whatever lies before it."""
+def test_a_broken_array_is_reported_with_its_element(
+    data: bytes, words: str, piece_bytes: int
+) -> None:
+    """The elements before it do not matter."""
     assert words in error_of(data, piece_bytes).message
 
 
 def test_other_values_are_lines_too() -> None:
-    """What is wrong with them is said when their lines are looked at."""
+    """Their errors are reported when the lines are parsed."""
     assert lines_of(b'[{},1, "a,]", null ,[[2],\n3], {]]') == (
         b'{}\n1\n"a,]"\nnull \n[[2], 3]\n{]\n'
     )
@@ -289,7 +289,7 @@ def test_other_values_are_lines_too() -> None:
 
 
 def test_a_file_is_opened_as_lines() -> None:
-    """What is plain is the file itself; numbers of others count elements, or lines."""
+    """Plain files are returned unchanged; numbers of others count elements or lines."""
     plain, packed = io.BytesIO(GOOD + b"\n\n" + GOOD), io.BytesIO()
     assert open_lines(FileFormat(), plain) is plain
     packed.write(gzip.compress(plain.getvalue()))
@@ -298,10 +298,10 @@ def test_a_file_is_opened_as_lines() -> None:
 
 
 @pytest.mark.parametrize("form", [FileFormat(is_gzip=False), FileFormat(is_array=True)])
-def test_a_line_without_end_is_not_read_to_its_end(
+def test_an_endless_line_is_not_read_to_its_end(
     form: FileFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much can be packed into few bytes."""
+    """It may be compressed to a few bytes."""
     monkeypatch.setattr("tidemill.batch.file.lines.MAX_SKIPPED_BYTES", 2**22)
 
     def endless() -> Iterator[bytes]:
@@ -309,13 +309,13 @@ def test_a_line_without_end_is_not_read_to_its_end(
         while True:
             yield b"x" * 2**20
 
-    with pytest.raises(FormatError, match=r"2 is longer than a file of requests can have"):
+    with pytest.raises(FormatError, match=r"2 is longer than any request may be"):
         for _ in as_lines(form, endless()):
             pass
 
 
-def test_memory_is_that_of_a_few_pieces() -> None:
-    """However much is packed into them."""
+def test_memory_is_bounded_by_a_few_chunks() -> None:
+    """The amount of compressed data does not matter."""
     line = GOOD.replace(b"x", b"x" * 1000)
     packed = gzip.compress(b"[" + b",\n".join([line] * 20_000) + b"]")
     tracemalloc.start()

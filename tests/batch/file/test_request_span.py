@@ -1,4 +1,4 @@
-"""What the span of a request tells of its line and its row."""
+"""Attributes of a request's span, from its line and its row."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ SECRET = "the patient's name"
 
 
 class Recorder:
-    """A span that keeps what it is given."""
+    """A span that records what it is given."""
 
     def __init__(self, *, captures_content: bool = False) -> None:
         self.captures_content = captures_content
         self.requests: list[tuple[str, Attributes, str | None]] = []
 
     def takes(self, *, is_success: bool) -> bool:
-        """Take all."""
+        """Take every request."""
         return is_success in {True, False}
 
     def add_request(
         self, name: str, _started_ns: int, attributes: Attributes, error_type: str | None
     ) -> None:
-        """Keep it."""
+        """Record the request."""
         self.requests.append((name, attributes, error_type))
 
     def end(self, attributes: Attributes, error_type: str | None = None) -> None:
-        """End it."""
+        """Do nothing."""
 
 
 def traced(
@@ -52,7 +52,7 @@ def traced(
 
 
 def chat(**body: Any) -> dict[str, Any]:
-    """Return a line that asks a secret."""
+    """Return a line whose prompt is a secret."""
     body = {"model": "m", "messages": [{"role": "user", "content": SECRET}], **body}
     return {"custom_id": SECRET, "url": "/v1/chat/completions", "body": body}
 
@@ -65,8 +65,8 @@ def replied(*, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
     return {"custom_id": SECRET, "response": {"status_code": 200, "body": body}, "error": None}
 
 
-def test_a_chat_is_told_in_the_conventions_words() -> None:
-    """Parameters, ids, tokens and how it ended; no word of its messages."""
+def test_a_chat_has_the_conventions_attributes() -> None:
+    """They are parameters, IDs, tokens and finish reasons, without message content."""
     line = chat(temperature=0.5, max_tokens=9, n=2, seed=1, stop=[SECRET], top_k=True, user=SECRET)
     name, attributes, error_type = traced(line, replied(), Usage(10, 4, 3))
     assert (name, error_type) == ("chat m", None)
@@ -88,14 +88,14 @@ def test_a_chat_is_told_in_the_conventions_words() -> None:
     }
 
 
-def test_defaults_of_a_run_are_told() -> None:
-    """They are what the line was run with."""
+def test_defaults_of_a_run_are_included() -> None:
+    """They are the parameters that the line ran with."""
     given = traced(chat(), replied(), with_defaults=lambda _, body: {**body, "temperature": 0.0})
     assert given[1]["gen_ai.request.temperature"] == 0
 
 
-def test_messages_are_told_where_that_is_asked_for() -> None:
-    """As parts; of an image that there was one."""
+def test_messages_are_included_on_request() -> None:
+    """They are split into parts; an image has only its type."""
     image = {"type": "image_url", "image_url": {"url": "data:,x"}}
     content = [{"type": "text", "text": "What?"}, image]
     call = {"id": "c1", "function": {"name": "f", "arguments": "{}"}}
@@ -104,11 +104,11 @@ def test_messages_are_told_where_that_is_asked_for() -> None:
         replied(finish_reason="tool_calls", tool_calls=[call], reasoning_content="Hm."),
         captures_content=True,
     )
-    asked, given = (
+    inputs, given = (
         json.loads(attributes[f"gen_ai.{side}.messages"]) for side in ("input", "output")
     )
     text = {"type": "text", "content": "What?"}
-    assert asked == [{"role": "user", "parts": [text, {"type": "image_url"}]}]
+    assert inputs == [{"role": "user", "parts": [text, {"type": "image_url"}]}]
     assert given == [
         {
             "role": "assistant",
@@ -133,7 +133,7 @@ def test_messages_are_told_where_that_is_asked_for() -> None:
         (None, None, "_OTHER"),
     ],
 )  # fmt: skip
-def test_an_error_is_told_by_its_code(response: object, error: object, expected: str) -> None:
+def test_an_error_is_reported_by_its_code(response: object, error: object, expected: str) -> None:
     """Its message may quote the request."""
     row = {"response": response, "error": error}
     name, attributes, error_type = traced(chat(), row, is_success=False)
@@ -142,8 +142,8 @@ def test_an_error_is_told_by_its_code(response: object, error: object, expected:
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff", b"[" * 5000, {"body": 1}, {"url": 2}])
-def test_a_line_that_is_no_request_has_a_span(line: object) -> None:
-    """Whatever is in it."""
+def test_a_line_that_cannot_be_parsed_has_a_span(line: object) -> None:
+    """Its content does not matter."""
     name, attributes, _ = traced(line, b"nothing either", is_success=False)
     assert name == attributes["gen_ai.operation.name"] == "unknown"
 
@@ -153,7 +153,7 @@ def test_a_line_that_is_no_request_has_a_span(line: object) -> None:
     "field", ["messages", "prompt", "model", "temperature", "n", "tool_calls", "choices"]
 )
 def test_values_of_any_kind_are_harmless(field: str, value: object) -> None:
-    """A span is made of what can be told."""
+    """A span contains only values of supported types."""
     message = {"role": value, "content": value, "tool_calls": value}
     row = {"response": {"body": {field: value, "choices": [{"message": message, "text": value}]}}}
     for line in (chat(**{field: value}), chat(messages=[message, {"content": [{"text": value}]}])):
@@ -162,7 +162,7 @@ def test_values_of_any_kind_are_harmless(field: str, value: object) -> None:
 
 
 def test_a_long_line_is_not_parsed() -> None:
-    """It would hold the loop up; its tokens are known without."""
+    """Parsing would block the loop; its tokens are known anyway."""
     line = chat(messages=[{"role": "user", "content": "x" * 2**20}])
     name, attributes, _ = traced(line, replied(), Usage(10), captures_content=True)
     assert name == "unknown"
@@ -180,6 +180,6 @@ def test_a_long_line_is_not_parsed() -> None:
     ],
 )
 def test_an_operation_has_its_name(url: str, operation: str) -> None:
-    """That of the conventions, or its url's."""
+    """It is the conventions' name, or the end of the URL."""
     line = {"url": url, "body": {"model": "m"}}
     assert traced(line, replied())[0] == f"{operation} m"

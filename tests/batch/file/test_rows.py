@@ -33,7 +33,7 @@ JSON_VALUES = st.recursive(
 
 
 def loads(row: bytes) -> dict[str, Any]:
-    """Return the row, which must be one line of strict JSON."""
+    """Parse a row, which must be one line of strict JSON."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -46,7 +46,7 @@ def loads(row: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm"])
 def test_a_success_is_the_same_in_both_dialects(dialect: Any) -> None:
-    """Keys in this order, nulls written, compact."""
+    """The keys are in this order, nulls are written, and the JSON is compact."""
     assert (
         print_reply(LINE, 200, {"x": "é"}, dialect=dialect)
         == (
@@ -57,7 +57,7 @@ def test_a_success_is_the_same_in_both_dialects(dialect: Any) -> None:
 
 
 def test_a_failure_is_a_response_with_an_error_body() -> None:
-    """The OpenAI dialect keeps `error` null and puts the error where the body goes."""
+    """In OpenAI's dialect `error` is null and the response's body has the error."""
     body = error_body(ModelNotFound("m", ["a", "b"]))
     assert loads(print_reply(LINE, 404, body)) == {
         "id": f"batch_req_{DIGEST}",
@@ -79,7 +79,7 @@ def test_a_failure_is_a_response_with_an_error_body() -> None:
 
 
 def test_a_failure_in_the_dialect_of_vllm_has_no_body() -> None:
-    """Its error object stands beside the response."""
+    """Its error object is next to the response."""
     body = error_body(ModelNotFound("m", ["a", "b"]))
     row = loads(print_reply(LINE, 404, body, dialect="vllm"))
     assert row["response"] == {"status_code": 404, "request_id": f"req_{DIGEST}", "body": None}
@@ -87,7 +87,7 @@ def test_a_failure_in_the_dialect_of_vllm_has_no_body() -> None:
 
 
 def test_two_failures_of_vllm_are_plain_messages() -> None:
-    """Stream mode and unknown urls have a string for an error."""
+    """Stream mode and unknown URLs have a string as error."""
     body = {"error": {"message": "Request must not be sent in stream mode"}}
     row = loads(print_reply(LINE, 400, body, dialect="vllm", bare_message=True))
     assert row["error"] == "Request must not be sent in stream mode"
@@ -96,7 +96,7 @@ def test_two_failures_of_vllm_are_plain_messages() -> None:
 
 
 def test_a_line_that_was_never_run_has_no_response() -> None:
-    """Code and message say why."""
+    """Code and message contain the reason."""
     assert loads(print_not_run(DIGEST, "a", code="batch_expired", message="Too late.")) == {
         "id": f"batch_req_{DIGEST}",
         "custom_id": "a",
@@ -105,8 +105,8 @@ def test_a_line_that_was_never_run_has_no_response() -> None:
     }
 
 
-def test_a_malformed_line_is_told_by_its_number() -> None:
-    """One code for all of them; the custom_id is null when the line had none."""
+def test_a_malformed_line_is_reported_by_its_number() -> None:
+    """All of them share one code; the custom_id is null if the line has none."""
     error = LineError("`url` is missing", line=9, code="missing_required_parameter", param="url")
     assert loads(print_malformed(DIGEST, error)) == {
         "id": f"batch_req_{DIGEST}",
@@ -123,7 +123,7 @@ def test_a_malformed_line_is_told_by_its_number() -> None:
 
 @given(st.dictionaries(st.text(), JSON_VALUES))
 def test_any_body_prints_as_one_line_of_strict_json(body: dict[str, Any]) -> None:
-    """What comes back is what went in, with null for what JSON has no number for."""
+    """Parsing returns the same body, with null for numbers that JSON does not have."""
 
     def mended(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
@@ -138,14 +138,14 @@ def test_any_body_prints_as_one_line_of_strict_json(body: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("value", ["\ud800", object()])
-def test_what_json_cannot_hold_is_an_error(value: object) -> None:
-    """A lone surrogate and a strange object never reach the file."""
+def test_a_body_that_json_cannot_represent_is_an_error(value: object) -> None:
+    """A lone surrogate or a foreign object never reaches the file."""
     with pytest.raises(RowError):
         print_reply(LINE, 200, {"x": value})
 
 
-def test_a_row_tells_its_head() -> None:
-    """What a resume needs comes back from each kind of row."""
+def test_a_row_head_is_parsed() -> None:
+    """It has the fields that a resume needs, for each kind of row."""
     row_id = f"batch_req_{DIGEST}"
     success = print_reply(LINE, 200, {"created": 12})
     assert parse_row_head(success) == RowHead(row_id, "a", 200, 12)
@@ -158,8 +158,8 @@ def test_a_row_tells_its_head() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b"7", b'{"id":"x"', b'{"id":1,"custom_id":"a","response":7}']
 )
-def test_what_is_no_row_is_an_error(data: bytes) -> None:
-    """Other people's files are told from ours."""
+def test_other_bytes_are_an_error(data: bytes) -> None:
+    """Other people's files are recognised."""
     with pytest.raises(RowError):
         parse_row_head(data)
 
@@ -175,8 +175,6 @@ def test_what_is_no_row_is_an_error(data: bytes) -> None:
         ({}, None),
     ],
 )
-def test_why_a_row_failed_is_read_in_either_dialect(
-    row: dict[str, Any], message: str | None
-) -> None:
-    """A success has no reason."""
+def test_a_rows_error_is_read_in_either_dialect(row: dict[str, Any], message: str | None) -> None:
+    """A success has none."""
     assert row_error_message(row) == message

@@ -1,4 +1,4 @@
-"""One line in, one row out, whatever the line holds and whatever goes wrong."""
+"""One line in, one row out, whatever the line contains and whatever fails."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Act = Callable[[], Awaitable[Reply]]
 
 
 class Scripted:
-    """A responder that does as it is told and notes what it was asked."""
+    """A responder that follows a script and records its requests."""
 
     def __init__(self, act: Act) -> None:
         self._act = act
-        self.asked: list[tuple[Any, ...]] = []
+        self.requests: list[tuple[Any, ...]] = []
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script."""
-        self.asked.append((url, body, request_id, created))
+        self.requests.append((url, body, request_id, created))
         return await self._act()
 
 
 def gives(reply: Reply) -> Scripted:
-    """Return a responder that always replies so."""
+    """Return a responder that always returns this reply."""
 
     async def act() -> Reply:
         return reply
@@ -43,7 +43,7 @@ def gives(reply: Reply) -> Scripted:
 
 
 def fails(failure: BaseException) -> Scripted:
-    """Return a responder that always raises this."""
+    """Return a responder that always raises this exception."""
 
     async def act() -> Reply:
         raise failure
@@ -52,33 +52,33 @@ def fails(failure: BaseException) -> Scripted:
 
 
 def raw(number: int = 3, **fields: object) -> RawLine:
-    """Return a good line, but for what is said."""
+    """Return a valid line, except for the given fields."""
     line = {"custom_id": "a", "url": "/v1/x", "body": {"x": 1}} | fields
     return RawLine(number, json.dumps(line).encode())
 
 
 def shown(answered: LineResult) -> dict[str, Any]:
-    """Return the row of an answer as JSON."""
+    """Return a result's row as JSON."""
     assert answered.row.endswith(b"\n")
     row: dict[str, Any] = json.loads(answered.row)
     return row
 
 
 async def test_a_line_is_answered_by_the_responder() -> None:
-    """It is asked with the line's own id and the time that the reply is to carry."""
+    """The request has the line's own ID and the reply's creation time."""
     responder = gives(Reply(200, {"text": "hello"}, Usage(10, 4, 3)))
     answered = await run_line(raw(), responder, created=17)
     row = shown(answered)
     assert (answered.is_success, answered.usage) == (True, Usage(10, 4, 3))
     assert (row["custom_id"], row["response"]["body"]) == ("a", {"text": "hello"})
     request_id = row["response"]["request_id"]
-    assert responder.asked == [("/v1/x", {"x": 1}, request_id, 17)]
+    assert responder.requests == [("/v1/x", {"x": 1}, request_id, 17)]
     assert row["id"] == request_id.replace("req_", "batch_req_")
 
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm"])
-async def test_a_failed_reply_is_no_success_but_has_its_usage(dialect: Any) -> None:
-    """The dialect says where its error stands."""
+async def test_a_failed_reply_keeps_its_usage(dialect: Any) -> None:
+    """The dialect decides where the error is."""
     error = {"error": {"message": "No.", "type": "t", "param": None, "code": "c"}}
     reply = Reply(404, error, Usage(1), bare_message=True)
     answered = await run_line(raw(), gives(reply), created=0, dialect=dialect)
@@ -100,12 +100,12 @@ async def test_a_failed_reply_is_no_success_but_has_its_usage(dialect: Any) -> N
         raw(method=7),
     ],
 )
-async def test_a_malformed_line_gets_its_row_and_nobody_is_asked(line: RawLine) -> None:
-    """The row names the line, and its id is the line's."""
+async def test_a_malformed_line_gets_its_row_without_a_request(line: RawLine) -> None:
+    """The row has the line's number and ID."""
     responder = gives(Reply(200, {}))
     answered = await run_line(line, responder, created=0)
     row = shown(answered)
-    assert responder.asked == []
+    assert responder.requests == []
     assert (answered.is_success, answered.usage) == (False, None)
     assert (row["response"], row["error"]["code"]) == (None, "invalid_json_line")
     assert row["error"]["line"] == 3
@@ -122,7 +122,7 @@ async def test_a_malformed_line_gets_its_row_and_nobody_is_asked(line: RawLine) 
     ],
 )
 async def test_an_exception_of_one_request_is_its_500_row(failure: Exception, words: str) -> None:
-    """In words that any row can hold."""
+    """The message is valid in any row."""
     row = shown(await run_line(raw(), fails(failure), created=0))
     assert row["response"]["status_code"] == 500
     error = row["response"]["body"]["error"]
@@ -130,8 +130,8 @@ async def test_an_exception_of_one_request_is_its_500_row(failure: Exception, wo
     assert error["message"] == f"The engine failed on this request: {words}"
 
 
-async def test_a_reply_that_no_row_can_hold_is_a_500_row() -> None:
-    """It says why, without the name of an exception of ours."""
+async def test_a_reply_that_no_row_can_contain_is_a_500_row() -> None:
+    """It contains the reason, without the name of an internal exception."""
     row = shown(await run_line(raw(), gives(Reply(200, {"x": "\ud800"})), created=0))
     message = row["response"]["body"]["error"]["message"]
     assert row["response"]["status_code"] == 500
@@ -139,8 +139,8 @@ async def test_a_reply_that_no_row_can_hold_is_a_500_row() -> None:
     assert "RowError" not in message
 
 
-async def test_a_row_that_nobody_could_take_is_a_500_row() -> None:
-    """It says how long it would have been; one that just fits is let pass."""
+async def test_a_row_above_the_limit_is_a_500_row() -> None:
+    """It contains the length; a row at the limit is allowed."""
     responder = gives(Reply(200, {"x": "y" * 9_000}))
     whole = await run_line(raw(), responder, created=0)
     length = len(whole.row)
@@ -150,14 +150,14 @@ async def test_a_row_that_nobody_could_take_is_a_500_row() -> None:
     assert f"{length:,} bytes; the limit is {length - 1:,}" in cut.row.decode()
 
 
-async def test_the_end_of_the_engine_is_no_row() -> None:
-    """Nothing can be answered any more: whoever asked decides what becomes of the line."""
+async def test_the_end_of_the_engine_gives_no_row() -> None:
+    """No more lines can be answered: the caller decides about the line."""
     with pytest.raises(EngineError, match="gone"):
         await run_line(raw(), fails(EngineError("gone")), created=0)
 
 
-async def test_cancelling_ones_own_task_is_no_row() -> None:
-    """The caller does not want it any more."""
+async def test_cancelling_the_lines_task_gives_no_row() -> None:
+    """The caller no longer wants the result."""
 
     async def wait() -> Reply:
         await asyncio.Event().wait()
@@ -171,7 +171,7 @@ async def test_cancelling_ones_own_task_is_no_row() -> None:
 
 
 async def test_a_cancellation_from_inside_is_a_failed_row() -> None:
-    """It is the request's alone, not the wish of whoever asked."""
+    """Only the request was cancelled, not its task."""
 
     async def be_cancelled() -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -184,8 +184,8 @@ async def test_a_cancellation_from_inside_is_a_failed_row() -> None:
 
 
 @given(st.integers(1, 2**40), st.binary(max_size=40), st.integers(0, 2**40))
-def test_any_bytes_get_one_row_and_the_same_again(number: int, data: bytes, created: int) -> None:
-    """A row depends on the line's number and bytes and on `created`, and on nothing else."""
+def test_any_bytes_get_one_reproducible_row(number: int, data: bytes, created: int) -> None:
+    """A row depends only on the line's number and bytes and on `created`."""
     line = RawLine(number, data)
     answers = [
         asyncio.run(run_line(line, gives(Reply(200, {"created": created})), created=created))
@@ -197,10 +197,10 @@ def test_any_bytes_get_one_row_and_the_same_again(number: int, data: bytes, crea
 
 
 @pytest.mark.parametrize(("num_bytes", "is_long"), [(10, False), (200_000, True)])
-async def test_what_is_long_is_parsed_and_printed_beside_the_loop(
+async def test_long_lines_are_parsed_and_printed_in_a_thread(
     num_bytes: int, *, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Megabytes of JSON would hold it up."""
+    """Megabytes of JSON would block the loop."""
     threads: list[int] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:

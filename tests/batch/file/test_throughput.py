@@ -1,4 +1,4 @@
-"""Rates of a run: those of the last minute."""
+"""Rates of a run over the last minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.protocol.contract import Usage
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -38,16 +38,14 @@ def _tokens(number: int) -> Usage:
         ((0.0, 0.0, 0.0), "0 tokens/s"),
     ],
 )
-def test_the_rate_that_is_told_is_that_of_the_work(
-    rates: tuple[float, float, float], words: str
-) -> None:
-    """Who embeds generates nothing, and of a recording its length says more than its words."""
+def test_the_main_rate_depends_on_the_work(rates: tuple[float, float, float], words: str) -> None:
+    """Embeddings generate no tokens, and seconds of audio describe speech better than tokens."""
     assert format_rate(*rates) == words
     assert Rates(1.0, *rates).main_rate == words
 
 
 def test_a_rate_is_over_the_time_since_the_run_began() -> None:
-    """While that is less than a minute; rows of the first moment do not make it endless."""
+    """The window is shorter then; rows of the first moment do not make the rate infinite."""
     clock = Clock()
     pace = RateWindow(clock)
     assert pace.rates == Rates()
@@ -59,8 +57,8 @@ def test_a_rate_is_over_the_time_since_the_run_began() -> None:
     assert pace.rates == (1.0, 10.0, 10.0, 1.5)
 
 
-def test_a_rate_goes_on_where_another_ended() -> None:
-    """With its time and with its rows, as far as they are of the last minute."""
+def test_a_rate_continues_from_another_run() -> None:
+    """It includes that run's time and rows within the last minute."""
     clock = Clock()
     ended = RateWindow(clock)
     ended.add(50, _tokens(500))
@@ -75,8 +73,8 @@ def test_a_rate_goes_on_where_another_ended() -> None:
     assert pace.rates == Rates(0.833, 8.333)
 
 
-def test_a_rate_forgets_what_was_a_minute_ago() -> None:
-    """And falls to nothing while nothing comes."""
+def test_a_rate_forgets_rows_older_than_a_minute() -> None:
+    """It falls to zero while no rows end."""
     clock = Clock()
     pace = RateWindow(clock)
     for _ in range(12):
@@ -98,19 +96,19 @@ def test_a_rate_forgets_what_was_a_minute_ago() -> None:
         (1_000, 60.0, 2.0, None),
     ],
 )
-def test_the_end_is_told_from_a_share_of_the_rows_or_some_seconds_on(
+def test_the_end_is_estimated_after_a_share_of_rows_or_some_seconds(
     num_done: int, seconds: float, rate: float, left: float | None
 ) -> None:
-    """Of a thousand rows: before, any number would be a guess."""
+    """For a thousand rows, any earlier number would be a guess."""
     assert seconds_left(num_done / 1_000, seconds, rate / 1_000) == left
 
 
 def test_the_time_left_counts_down_until_the_next_row() -> None:
-    """An estimate without a new row is none: nothing has ended that it could be made from."""
+    """Without a new row there is no new estimate."""
     clock = Clock()
     countdown = Countdown(clock)
-    told = []
+    estimates = []
     for num_rows, estimate in ((0, 1.0), (3, None), (3, 10.0), (3, 99.0), (3, 99.0), (4, 5.0)):
-        told.append(countdown.left(num_rows, estimate))
+        estimates.append(countdown.left(num_rows, estimate))
         clock.now += 5
-    assert told == [None, None, 10.0, 5.0, None, 5.0]
+    assert estimates == [None, None, 10.0, 5.0, None, 5.0]

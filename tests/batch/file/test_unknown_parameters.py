@@ -1,4 +1,4 @@
-"""Unknown parameters of a file are counted within bounds, whatever its bodies hold."""
+"""Unknown parameters of a file are counted within bounds, whatever its bodies contain."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def test_names_are_counted_by_endpoint_with_their_first_line() -> None:
     unknown.add(VECTORS, {"input": "x", "max_tokens": 1}, 2)
     for line in (3, 5):
         unknown.add("/chat/completions", {"temprature": 1, "temperature": 1}, line)
-    words = f"  `temprature` in 2 elements (first: element 3) is no parameter of {CHAT}; "
+    words = f"  `temprature` in 2 elements (first: element 3) is not a parameter of {CHAT}; "
     assert sentences(unknown, "element") == [
         f"{words}did you mean `temperature`?",
-        "  `max_tokens` in 1 element (element 2) is no parameter of /v1/embeddings",
+        "  `max_tokens` in 1 element (element 2) is not a parameter of /v1/embeddings",
     ]
 
 
 def test_counts_of_ranges_are_merged_as_if_one_had_read_all() -> None:
-    """Numbers of lines are those of the file, of the first one that has the name."""
+    """Line numbers are those of the file; the first line with the name counts."""
     whole, first, second = UnknownParameters(), UnknownParameters(), UnknownParameters()
     for line in range(1, 7):
         body = {"a": 1} if line % 2 else {"b": 1}
@@ -41,7 +41,7 @@ def test_counts_of_ranges_are_merged_as_if_one_had_read_all() -> None:
 
 
 def test_ten_thousand_names_are_counted_up_to_a_hundred() -> None:
-    """The others are one number; so much is listed, and in a moment."""
+    """The others are one number; only some are listed, and it takes no time."""
     unknown = UnknownParameters()
     started = time.perf_counter()
     for line in (1, 2):
@@ -55,7 +55,7 @@ def test_ten_thousand_names_are_counted_up_to_a_hundred() -> None:
 
 
 def test_a_name_is_cut_and_has_no_control_characters() -> None:
-    """It may be a megabyte, move a cursor or turn the text around; letters stay what they are."""
+    """It may be a megabyte, move a cursor or reverse the text; printable letters stay."""
     unknown = UnknownParameters()
     names = ("x" * 2**20, "\x1b[31m" * 2**18, "\n\u202e", "\ud800", "température")
     escapes = r"\x1b[31m" * 9

@@ -1,4 +1,4 @@
-"""Columns of all types that Arrow has, with nulls and extremes, by themselves and nested."""
+"""Columns of all Arrow types, with nulls and extremes, plain and nested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ZONES = (None, "UTC", "+05:30", "Europe/Berlin", "Mars/Phobos")
 
 
 class Custom(pa.ExtensionType):
-    """An extension type that nothing here knows."""
+    """An extension type that no code here supports."""
 
     def __init__(self) -> None:
         super().__init__(pa.int64(), "tests.custom")
@@ -27,7 +27,7 @@ class Custom(pa.ExtensionType):
 
 
 def columns() -> Iterator[pa.Array]:
-    """Yield a column of each type, and of each type inside of others."""
+    """Yield a column of each type, and of each type inside others."""
     plain = [*_numbers(), *_texts(), *_times(), *_lists()]
     for column in [*plain, *_extensions()]:
         yield column

@@ -1,6 +1,6 @@
-"""Small hostile tables, recipes and templates, and a program that takes each as intake does.
+"""Small hostile tables, recipes and templates, and a program that reads each as intake does.
 
-Each runs in a process of its own, which reports how it ended and how much memory it took.
+Each runs in a separate process, which reports how it ended and how much memory it used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _arrow(columns: Any, *, is_stream: bool = False, compression: str | None = N
 
 
 def _grown(data: bytes, length: int) -> bytes:
-    """Return an Arrow file whose buffer of a length says that it has 2 GB."""
+    """Return an Arrow file with a buffer that claims a length of 2 GB."""
     before = length.to_bytes(8, "little")
     start, found, end = data.rpartition(before)  # the first one is an offset
     assert found
@@ -135,7 +135,7 @@ _ENDLESS: Final = {
     "join of characters": "{{ ('y'*60000).join('x'*60000)|length }}",
     "loop without a body": "{% set x = range(100000)|list %}{% for i in range(99999) %}"
     "{% for y in x if y == -1 %}{% endfor %}{% endfor %}",
-    "printed in a block of its own": "{% set y = self.a()|length %}"
+    "printed in a separate block": "{% set y = self.a()|length %}"
     "{% block a %}{% set x = 'a' * 60000000 %}"
     "{% for i in range(1000) %}{{ x }}{% endfor %}{% endblock %}",
     "printed in a loop of itself": "{% set x = 'a' * 60000000 %}{% set y %}"
@@ -168,7 +168,7 @@ _FAILING: Final = {
 
 
 def _templates() -> dict[str, tuple[Callable[[], Case], str]]:
-    """Return tables of one row with a hostile template, and words of how each ends."""
+    """Return tables of one row with a hostile template, and the expected end of each."""
     found: dict[str, tuple[Callable[[], Case], str]] = {}
     for kind, templates, words in (
         ("deep", _DEEP, "is nested too deeply"),
@@ -209,8 +209,8 @@ _RECIPES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         _recipe(b"x = 0x" + b"f" * 16_000),
         "a number of more than 64 bits",
     ),
-    "not a number": (_recipe(b"x = nan"), "nan, which is not a number of JSON"),
-    "a date": (_recipe(b"x = 1979-05-27"), "dates and times have no place"),
+    "not a number": (_recipe(b"x = nan"), "nan, which JSON does not support"),
+    "a date": (_recipe(b"x = 1979-05-27"), "it contains a date or time"),
     "not UTF-8": (lambda: (_TEXT, b"prompt = '\xff'"), "it is not UTF-8"),
     "70 kB": (_recipe(b"x = '" + b"x" * 70_000 + b"'"), "longer than 65,536 bytes"),
     "900 templates": (
@@ -257,7 +257,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             _parquet({"text": _one_list(_dictionary(100_000, "x" * 1_000_000))}),
             _prompt("{{ text|length }}"),
         ),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "millions of rows in Parquet": (
         lambda: (_parquet({"text": _dictionary(20 * _MIB, "a")}, row_group_size=2**26), _PROMPT),
@@ -274,31 +274,34 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "is damaged or cut off: it is not UTF-8",
+        "is damaged or truncated: it is not UTF-8",
     ),
     "an Arrow name that is not UTF-8": (
         lambda: (
             _arrow({"text": ["a"], "zzzz": ["b"]}).replace(b"zzzz", b"\xff\xfe\xff\xfe"),
             _PROMPT,
         ),
-        "is damaged or cut off: it is not UTF-8",
+        "is damaged or truncated: it is not UTF-8",
     ),
-    "a footer that lies": (
+    "a footer with false sizes": (
         lambda: (_parquet({"text": ["a"]})[:-8] + b"\xff\xff\xff\x7fPAR1", _PROMPT),
-        "is damaged or cut off",
+        "is damaged or truncated",
     ),
-    "a cut Parquet": (lambda: (_parquet({"text": ["a"]})[:-20], _PROMPT), "is damaged or cut off"),
+    "a cut Parquet": (
+        lambda: (_parquet({"text": ["a"]})[:-20], _PROMPT),
+        "is damaged or truncated",
+    ),
     "an encrypted Parquet": (lambda: (b"PARE" + bytes(99), _PROMPT), "an encrypted Parquet table"),
     "a packed Arrow text": (
         lambda: (_arrow({"text": ["x" * 140_000_000]}, compression="zstd"), _PROMPT),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "a packed Arrow batch of gigabytes": (
         lambda: (
             _grown(_arrow({"text": ["x" * 9_000_000]}, compression="zstd"), 9_000_000),
             _PROMPT,
         ),
-        "unpacks to 2,",
+        "decompresses to 2,",
     ),
     "a packed Arrow stream of gigabytes": (
         lambda: (
@@ -307,7 +310,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "unpacks to 2,",
+        "decompresses to 2,",
     ),
     "a text in every row": (
         lambda: (
@@ -383,7 +386,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             _arrow({"text": _one_list(pa.nulls(2**31 - 2))}),
             _prompt("{{ text|length }}"),
         ),
-        "takes more than 134,217,728 bytes",
+        "needs more than 134,217,728 bytes",
     ),
     "an index outside": (
         lambda: (
@@ -399,12 +402,12 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             ),
             _PROMPT,
         ),
-        "is damaged or cut off, at row 1",
+        "is damaged or truncated, at row 1",
     ),
-    "a cut Arrow": (lambda: (_arrow({"text": ["a"]})[:200], _PROMPT), "is damaged or cut off"),
+    "a cut Arrow": (lambda: (_arrow({"text": ["a"]})[:200], _PROMPT), "is damaged or truncated"),
     "a stream of 2^31 bytes": (
         lambda: (b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(100), _PROMPT),
-        "is damaged or cut off",
+        "is damaged or truncated",
     ),
     "100,000 columns": (
         lambda: (_csv([f"c{i}" for i in range(100_000)]), _prompt("{{ row|tojson|length }}")),
@@ -412,7 +415,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "10,000 columns and a name": (
         lambda: (_csv([f"c{i}" for i in range(10_000)]), _prompt("{{ c1x }}")),
-        "names `c1x`, which is no column",
+        "names `c1x`, which is not a column",
     ),
     "100,000 equal names": (lambda: (_csv(["a"] * 100_000), _PROMPT), "more than one column named"),
     "a name of 10 MB": (lambda: (_csv(["x" * 10_000_000, "a"]), _PROMPT), "names `text`, which is"),
@@ -422,7 +425,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "a gzip of 90 MB": (
         lambda: (gzip.compress(b"text\n" + b"x" * 90_000_000), _PROMPT),
-        "unfolds to more than 400 times",
+        "expands to more than 400 times",
     ),
     "records of 3 MB": (
         lambda: (gzip.compress((b"x" * 3_000_000 + b"\n") * 33), _prompt("hi")),
@@ -430,7 +433,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "JSON in 100,000 lists": (
         lambda: (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", _PROMPT),
-        "Line 1 of the table is no JSON",
+        "Line 1 of the table is not valid JSON",
     ),
     "JSON in 150 lists": (
         lambda: (b'{"text": ' + b"[" * 150 + b"]" * 150 + b"}\n", _prompt("{{ text|tojson }}")),
@@ -442,7 +445,7 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
     ),
     "JSON with half a character": (
         lambda: (b'{"text": "a", "\\ud800": 1}\n', _PROMPT),
-        "is no JSON",
+        "is not valid JSON",
     ),
 }
 CASES: Final = {
@@ -461,7 +464,7 @@ def _keys(number: int) -> bytes:
 
 
 def outcome_of(data: bytes, recipe_file: bytes) -> str:
-    """Return how intake takes a table: `rows`, the error of the first row, or of all of it."""
+    """Return how intake handles a table: `rows`, or the error of the first row or of the table."""
     from tidemill.batch.file.lines import ROW_ERROR, FormatError
     from tidemill.batch.table.drop_recipe import recipe_of_file
     from tidemill.batch.table.errors import RecipeError, TableError
@@ -488,7 +491,7 @@ def outcome_of(data: bytes, recipe_file: bytes) -> str:
 
 
 def _run(name: str) -> None:
-    """Build a case in one process, take it in another, and print how that ended."""
+    """Build a case in one process, read it in another, and print how that ended."""
     with tempfile.TemporaryFile() as table, tempfile.TemporaryFile() as recipe:
         if not os.fork():
             try:
@@ -496,7 +499,7 @@ def _run(name: str) -> None:
                     file.write(data)
                     file.flush()
             finally:
-                os._exit(0)  # an empty table is refused with other words
+                os._exit(0)  # an empty table is refused with another message
         os.wait()
         if not os.fork():
             table.seek(0)
@@ -513,6 +516,6 @@ def _run(name: str) -> None:
 
 
 if __name__ == "__main__":
-    outcome_of(_TEXT, _prompt("{{ text | upper }}"))  # imports all before processes are forked
+    outcome_of(_TEXT, _prompt("{{ text | upper }}"))  # imports everything before processes fork
     for each in sys.argv[1:] or CASES:
         _run(each)

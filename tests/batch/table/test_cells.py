@@ -1,4 +1,4 @@
-"""Cells of every type of Arrow: a value or one sentence, in prompts and in each output format."""
+"""Cells of every Arrow type: a value or one message, in prompts and in each output format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS: Any = ("parquet", "arrow", "csv", "tsv", "jsonl")
 
 
 def refusal(column: pa.Array, form: Any = None, **given: Any) -> str | None:
-    """Return why a table with this column is refused."""
+    """Return the error of a table with this column."""
     recipe = parse_recipe({"prompt": "x", **given})
     try:
         checked_template(recipe, pa.schema([("c", column.type)]), form)
@@ -39,8 +39,8 @@ def refusal(column: pa.Array, form: Any = None, **given: Any) -> str | None:
 
 
 @pytest.mark.parametrize("template", ["{{ c }}", "{{ c or '' }}", "{{ c | tojson }}"])
-def test_each_type_gives_a_prompt_or_a_sentence(template: str) -> None:
-    """Each row has a prompt or an error that names its column, also in a slice of a batch."""
+def test_each_type_gives_a_prompt_or_an_error(template: str) -> None:
+    """Each row has a prompt or an error with its column, also in a slice of a batch."""
     made = RequestTemplate(parse_recipe({"prompt": template}), ["c"])
     for column in ALL:
         try:
@@ -102,7 +102,7 @@ def _plain(cell: Any) -> Any:
 
 
 def test_only_these_types_are_refused() -> None:
-    """Few types have no value in a format, and a prompt has most of those of Arrow."""
+    """Few types have no value in a format, and most Arrow types work in a prompt."""
     flat = {
         form: {
             str(column.type)
@@ -157,13 +157,13 @@ def _is_flat(column: pa.Array) -> bool:
     ],
 )
 def test_cells_have_one_text_in_each_place(column: pa.Array, expected: list[Any]) -> None:
-    """Times and durations have texts with their unit, also inside of lists and structs."""
+    """Times and durations are printed with their unit, also inside lists and structs."""
     assert cells_of(column) == expected
     assert str(cells_of(column)[0]) == str(expected[0])  # of a decimal, too
 
 
-def test_bytes_and_broken_texts_have_a_text_in_csv_and_json() -> None:
-    """Bytes are standard base64 without quotes, and broken UTF-8 has replacement characters."""
+def test_bytes_and_invalid_texts_have_a_text_in_csv_and_json() -> None:
+    """Bytes are standard base64 without quotes, and invalid UTF-8 gets replacement characters."""
     broken = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
     )
@@ -178,7 +178,7 @@ def test_bytes_and_broken_texts_have_a_text_in_csv_and_json() -> None:
 
 
 def test_a_carriage_return_in_a_cell_is_quoted() -> None:
-    """Readers of CSV end a row at a carriage return that is not in quotes."""
+    """CSV readers end a row at an unquoted carriage return."""
     batch = pa.RecordBatch.from_pydict({"t": ["a\rb"], "n": [1]})
     file = io.BytesIO()
     open_writer(file, batch.schema, "csv").write(batch)
@@ -188,8 +188,8 @@ def test_a_carriage_return_in_a_cell_is_quoted() -> None:
     ]
 
 
-def test_times_that_parquet_cannot_hold_are_refused_by_their_values() -> None:
-    """A time in seconds has a thousand times as many milliseconds, which may be too many."""
+def test_times_that_parquet_cannot_store_are_refused_by_value() -> None:
+    """A time in seconds has a thousand times as many milliseconds, which may overflow."""
     kind = pa.struct([("x", pa.timestamp("s"))])
     column = pa.array([{"x": 1}, {"x": GREATEST}], kind)
     batch = pa.RecordBatch.from_arrays([column], names=["c"])
@@ -205,13 +205,13 @@ def test_times_that_parquet_cannot_hold_are_refused_by_their_values() -> None:
     )
 
 
-def test_a_refusal_names_the_column_the_type_and_the_way_out() -> None:
-    """The way out works: another format, or `keep` without the column."""
+def test_an_error_has_the_column_the_type_and_the_remedy() -> None:
+    """The remedies work: another format, or `keep` without the column."""
     column = pa.array([[pa.MonthDayNano([1, 2, 3])]])
     reason = refusal(column, "parquet")
     assert reason == (
-        "column `c` contains month_day_nano_interval, which Parquet does not support: choose "
-        "`arrow` or `jsonl` as the output format, or leave the column out of `keep`"
+        "column `c` contains month_day_nano_interval, which Parquet does not support: use "
+        "`arrow` or `jsonl` as the output format, or remove the column from `keep`"
     )
     assert refusal(column, "arrow") is refusal(column, "jsonl") is None
     assert refusal(column, "parquet", keep=[]) is None

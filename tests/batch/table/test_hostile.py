@@ -1,4 +1,4 @@
-"""Hostile tables, recipes and templates: each ends in a sentence, within a bound of memory."""
+"""Hostile tables, recipes and templates: each ends with a message, within a memory limit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_KIB = 512 * 2**10
 
 @pytest.fixture(scope="module")
 def reports() -> Mapping[str, Mapping[str, Any]]:
-    """Return how each case ended, by its name; a case whose process died is missing."""
+    """Return how each case ended, by name; a case whose process died is missing."""
     command = [sys.executable, "-m", hostile.__name__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {report["name"]: report for report in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", hostile.CASES)
-def test_hostile_input_ends_in_a_sentence(
+def test_hostile_input_ends_with_a_message(
     reports: Mapping[str, Mapping[str, Any]], name: str
 ) -> None:
     """No input ends the process, raises another exception or takes gigabytes."""

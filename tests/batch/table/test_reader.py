@@ -1,4 +1,4 @@
-"""Tables in every format, and the sentence for each that is damaged."""
+"""Tables in every format, and the message for each damaged one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_typed_tables_are_read_as_they_are(data: bytes) -> None:
     ],
 )
 def test_csv_has_texts_and_nulls(data: bytes) -> None:
-    """Whatever its delimiter; blank lines are no rows."""
+    """The delimiter does not matter; blank lines are not rows."""
     assert rows_of(data) == [{"id": "1", "text": "a"}, {"id": "2", "text": None}]
 
 
@@ -76,7 +76,7 @@ def test_csv_has_texts_and_nulls(data: bytes) -> None:
 def test_a_json_array_of_objects_is_a_table(
     indent: int | None, pack: Callable[[bytes], bytes]
 ) -> None:
-    """The array may be packed and stand over many lines; an array of requests is not a table."""
+    """The array may be compressed and multi-line; an array of requests is not a table."""
     rows = [{"id": 1, "text": "a"}, {"id": 2, "text": None}]
     data = pack(json.dumps(rows, indent=indent).encode())
     assert rows_of(data) == rows
@@ -87,18 +87,18 @@ def test_a_json_array_of_objects_is_a_table(
 
 @pytest.mark.parametrize("data", [b"text\na\n\nb\n\n", b'text\r\na\r\n\r\nb\r\n""\r\n'])
 def test_a_blank_line_of_a_one_column_csv_is_a_row(data: bytes) -> None:
-    """Writers of CSV leave a line blank for an empty cell, so that rows stay one to one."""
+    """CSV writers leave a line blank for an empty cell, so rows must stay one to one."""
     cells = [row["text"] for row in rows_of(data)]
     assert cells == ["a", None, "b", None]
 
 
-def test_a_cell_of_csv_may_hold_anything_in_quotes() -> None:
-    """Newlines, delimiters, quotes."""
+def test_a_quoted_csv_cell_may_contain_anything() -> None:
+    """It may contain newlines, delimiters and quotes."""
     assert rows_of(b'a,b\n"x\n,""y""",2\n') == [{"a": 'x\n,"y"', "b": "2"}]
 
 
-def test_json_rows_have_columns_of_all_rows() -> None:
-    """The types of columns are those of all rows together."""
+def test_json_columns_are_inferred_from_all_rows() -> None:
+    """The types of columns fit all rows together."""
     data = b'{"id": 1, "tags": ["a"]}\n{"id": 2.5, "more": {"x": 1}}\n'
     assert rows_of(data) == [
         {"id": 1.0, "tags": ["a"], "more": None},
@@ -107,7 +107,7 @@ def test_json_rows_have_columns_of_all_rows() -> None:
 
 
 def test_large_rows_come_in_small_batches() -> None:
-    """The first rows of each row group say how many."""
+    """The first rows of each row group determine the number."""
     wide = pa.table({"text": ["x" * 2**20] * 100})
     file = io.BytesIO()
     pq.write_table(wide, file, use_dictionary=False)
@@ -121,8 +121,8 @@ def test_large_rows_come_in_small_batches() -> None:
     with_long([lambda text: {"a": text}], [str, lambda text: [text]]),
     ids=["struct", "text", "list"],
 )
-def test_a_dictionary_unfolds_little_by_little(nest: Callable[[str], Any]) -> None:
-    """A text that stands once in a file, and a thousand times in it behind short ones."""
+def test_a_dictionary_is_decoded_little_by_little(nest: Callable[[str], Any]) -> None:
+    """A text is stored once in a file, and a thousand rows refer to it after short ones."""
     long, short = nest("x" * 2**20), nest("a")
     column = pa.array([short] * 20 + [long] * 1000)
     data = parquet(pa.table({"text": column}), row_group_size=10_000)
@@ -137,7 +137,7 @@ def test_a_dictionary_unfolds_little_by_little(nest: Callable[[str], Any]) -> No
 
 
 def test_cells_are_texts_numbers_lists_and_structs() -> None:
-    """Dates and times as text without trailing zeros, categories as their values."""
+    """Dates and times are text without trailing zeros, categories their values."""
     columns = {
         "time": pa.array([1767323045 * 10**6], pa.timestamp("us")),
         "day": pa.array([dt.date(2026, 1, 2)]),
@@ -159,45 +159,45 @@ def test_cells_are_texts_numbers_lists_and_structs() -> None:
 
 WRONG = [
     (b"", "The table is empty"),
-    (b"\n\n", "must hold the names of its columns"),
+    (b"\n\n", "must contain the column names"),
     (b"a,a\n1,2\n", "more than one column named `a`"),
-    (b"a,b\n1,2\n1\n", "Row 2 (line 3) of the CSV has 1 cells, and its header 2"),
-    (b'a,b\n1,"x"y\n', "stray quote, or a cell that is too long, in the row that begins at line 2"),
-    (b'a,b\n1,2\n3,"x\n4,5\n', "in the row that begins at line 3"),
+    (b"a,b\n1,2\n1\n", "Row 2 (line 3) of the CSV has 1 cells, but its header has 2"),
+    (b'a,b\n1,"x"y\n', "stray quote, or a cell that is too long, in the row that starts at line 2"),
+    (b'a,b\n1,2\n3,"x\n4,5\n', "in the row that starts at line 3"),
     (b"a,b\n1,\xff\n", "Line 2 of the CSV is not UTF-8: 0xff at byte 3"),
     ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
     (b'{"a": 1}\n{"a": "x"}\n', "Row 2 of the table has 'x' in column `a`"),
-    (b'{"a": 1}\n[]\n', "Line 2 of the table is no JSON object"),
-    (b'{"a": 1}\n{"a"\n', "Line 2 of the table is no JSON"),
+    (b'{"a": 1}\n[]\n', "Line 2 of the table is not a JSON object"),
+    (b'{"a": 1}\n{"a"\n', "Line 2 of the table is not valid JSON"),
     (b'{"a": 123456789012345678901234567890}\n', "in column `a`"),
-    (b'[{"a": 1}, 2]', "Element 2 of the table is no JSON object"),
+    (b'[{"a": 1}, 2]', "Element 2 of the table is not a JSON object"),
     (b'[{"a": 1}', "the array's `]` is missing"),
     (b'["a", "b"]\n["c", "d"]\n', "This looks like JSON arrays"),
     (b'{"a": 1},\n{"a": 2},\n', "A comma follows each line"),
     (b'"{\\"a\\": 1}"\n', "a JSON string that contains an object"),
-    (b"PAR1 and no more", "The Parquet table is damaged or cut off"),
-    (parquet()[:-9], "The Parquet table is damaged or cut off"),
-    (parquet()[:4] + bytes(60) + parquet()[64:], "damaged or cut off, at row 1 or after it"),
-    (arrow()[:-20], "The Arrow table is damaged or cut off"),
-    (arrow(is_stream=True)[:-100], "The Arrow table is damaged or cut off"),
+    (b"PAR1 and no more", "The Parquet table is damaged or truncated"),
+    (parquet()[:-9], "The Parquet table is damaged or truncated"),
+    (parquet()[:4] + bytes(60) + parquet()[64:], "damaged or truncated, at row 1 or after it"),
+    (arrow()[:-20], "The Arrow table is damaged or truncated"),
+    (arrow(is_stream=True)[:-100], "The Arrow table is damaged or truncated"),
     (b"PK\x03\x04", "zip archive"),
-    (gzip.compress(b"a,b\n1,2\n")[:-9], "gzip data is cut off"),
-    # Members one after the other: processes that collect this compress a sixteenth of it.
-    (gzip.compress(b"a\n") + gzip.compress(bytes(2**24)) * 16, "unfolds to more than"),
+    (gzip.compress(b"a,b\n1,2\n")[:-9], "gzip data is truncated"),
+    # Members one after another: processes that collect this compress a sixteenth of it.
+    (gzip.compress(b"a\n") + gzip.compress(bytes(2**24)) * 16, "expands to more than"),
 ]
 
 
 @pytest.mark.parametrize(("data", "words"), WRONG, ids=range(len(WRONG)))
-def test_a_table_that_cannot_be_read_is_told(data: bytes, words: str) -> None:
-    """With row or line, where there is one."""
+def test_an_unreadable_table_is_reported(data: bytes, words: str) -> None:
+    """The message has the row or line, if there is one."""
     with pytest.raises((TableError, FormatError)) as caught:
         rows_of(data)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("codec", ["snappy", "gzip", "zstd", "lz4", "brotli", "none"])
-def test_a_flipped_byte_gives_rows_or_a_sentence(codec: str) -> None:
-    """And no other exception, wherever it is."""
+def test_a_flipped_byte_gives_rows_or_a_message(codec: str) -> None:
+    """No position of the byte raises another exception."""
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["some text"] * 50, "n": range(50)}), file, compression=codec)
     data = bytearray(file.getvalue())

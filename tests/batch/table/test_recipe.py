@@ -1,4 +1,4 @@
-"""Recipes: what they come to, and the sentence for each one that cannot work."""
+"""Recipes: their results, and the message for each invalid one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ output = "csv"
 
 
 def test_a_recipe_is_read_from_toml() -> None:
-    """Columns that are kept twice are kept once."""
+    """Columns that are listed twice are kept once."""
     recipe = parse_recipe(load_recipe(WHOLE))
     assert recipe.fields["messages"][1] == {"role": "user", "content": "{{ text }}"}
     assert (recipe.id, recipe.keep, recipe.output) == ("review_id", ("review_id", "stars"), "csv")
@@ -36,8 +36,8 @@ def test_a_recipe_is_read_from_toml() -> None:
         ("/v1/embeddings", {"input": "{{ a }}"}),
     ],
 )
-def test_a_prompt_stands_where_the_url_has_it(url: str, expected: Any) -> None:
-    """Chats have it as the user's message."""
+def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
+    """In chats it becomes the user's message."""
     recipe = parse_recipe({"url": url, "prompt": "{{ a }}"})
     assert recipe.fields == expected
     assert ("encoding_format" in recipe.body_params) == (url == "/v1/embeddings")
@@ -47,28 +47,28 @@ def test_a_prompt_stands_where_the_url_has_it(url: str, expected: Any) -> None:
     ("given", "words"),
     [
         ({}, "it has no template"),
-        ({"promt": "x"}, "`promt` is no key of a recipe: did you mean `prompt`?"),
-        ({"temperature": 0, "prompt": "x"}, "parameters of the request go into `params`"),
+        ({"promt": "x"}, "`promt` is not a recipe key: did you mean `prompt`?"),
+        ({"temperature": 0, "prompt": "x"}, "put parameters of the request into `params`"),
         ({"prompt": "x", "url": "/v1/images"}, "`url` is '/v1/images': it must be one of /v1/"),
         ({"prompt": "x", "url": "/v1/rerank"}, "/v1/rerank has no `prompt`"),
-        ({"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
+        ({"prompt": "x", "messages": []}, "`prompt` and `messages` cannot be used together"),
         ({"input": "x", "system": "y", "url": "/v1/embeddings"}, "`system` needs a `prompt`"),
-        ({"input": "x", "params": {"input": "y"}}, "`input` stands both in `params` and beside"),
+        ({"input": "x", "params": {"input": "y"}}, "`input` is both in `params` and outside of it"),
         ({"prompt": "x", "params": 1}, "`params` must be a table"),
-        ({"prompt": "x", "id": 1}, "`id` must be a text"),
-        ({"prompt": "x", "keep": "a"}, "`keep` must be a list of columns"),
+        ({"prompt": "x", "id": 1}, "`id` must be a string"),
+        ({"prompt": "x", "keep": "a"}, "`keep` must be a list of column names"),
         ({"prompt": "x", "output": "xlsx"}, "`output` is 'xlsx': it must be one of parquet, csv"),
         ({"prompt": "x", "vectors": "int4"}, "`vectors` is 'int4'"),
     ],
 )
-def test_a_recipe_that_cannot_work_is_told(given: dict[str, Any], words: str) -> None:
-    """With the key at fault."""
+def test_an_invalid_recipe_is_reported(given: dict[str, Any], words: str) -> None:
+    """The message has the key at fault."""
     with pytest.raises(RecipeError) as caught:
         parse_recipe(given)
     assert words in str(caught.value)
 
 
-def test_what_is_no_toml_is_told() -> None:
-    """With the place."""
-    with pytest.raises(RecipeError, match=r"it is no TOML: .*line 1"):
+def test_invalid_toml_is_reported() -> None:
+    """The message has the place."""
+    with pytest.raises(RecipeError, match=r"it is not valid TOML: .*line 1"):
         load_recipe("prompt = \n")

@@ -1,4 +1,4 @@
-"""Rows rendered as requests, and the sentence for each cell that gives none."""
+"""Rows rendered as requests, and the message for each cell that cannot be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("id", "text", "my tags", "stars", "dict")
 
 
 def rendered(template: str, cell: Any, **given: Any) -> list[Any]:
-    """Return what a prompt becomes for rows with this cell as `text`, or the message of its row."""
+    """Return the prompts of rows with this cell as `text`, or their errors."""
     made = RequestTemplate(parse_recipe({"prompt": template, **given}), COLUMNS)
     cells = {"id": ["a"], "text": [cell], "my tags": [["x", "y"]], "stars": [3], "dict": ["1-2"]}
     found = []
@@ -51,7 +51,7 @@ def rendered(template: str, cell: Any, **given: Any) -> list[Any]:
         ("{{ dict | upper }} {{ range(3) | join }}", "", "1-2 012"),
     ],
 )
-def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> None:
+def test_cells_are_rendered_in_templates(template: str, cell: Any, expected: Any) -> None:
     """Text in a cell is never a template; a lone list or struct is a value of the body."""
     assert rendered(template, cell) == [expected]
 
@@ -62,12 +62,16 @@ def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> No
         ("{{ text }}", None, "column `text` is null"),
         ("{{ text | upper }}", None, "column `text` is null"),
         ("a {{ text }}", float("nan"), "column `text` is null"),
-        ("a {{ text }}", ["x"], "column `text` is a list: {{ text | join(', ') }} makes it a text"),
+        (
+            "a {{ text }}",
+            ["x"],
+            "column `text` is a list: {{ text | join(', ') }} converts it to text",
+        ),
         ("a {{ text | first }}", [["x"]], "is a list"),
         (
             "a {{ text }}",
             {"x": 1},
-            "column `text` is a struct: {{ text | tojson }} makes it a text",
+            "column `text` is a struct: {{ text | tojson }} converts it to text",
         ),
         ("{{ text }}", NoText("bytes"), "column `text` is bytes"),
         ("{{ text | upper }}", NoText("bytes"), "column `text` is bytes"),
@@ -81,8 +85,8 @@ def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> No
         ),
     ],
 )
-def test_a_cell_that_gives_no_request_is_told(template: str, cell: Any, words: str) -> None:
-    """In its row's place, so that it gets its error row there."""
+def test_a_cell_without_a_text_is_reported(template: str, cell: Any, words: str) -> None:
+    """The error takes the place of the row's request."""
     (message,) = rendered(template, cell)
     assert words in message
 
@@ -98,16 +102,16 @@ def test_a_cell_that_gives_no_request_is_told(template: str, cell: Any, words: s
         (1.0, "a float"),
     ],
 )
-def test_ids_are_texts_or_whole_numbers(cell: Any, expected: str) -> None:
-    """Nothing else tells rows apart for sure."""
+def test_ids_are_texts_or_integers(cell: Any, expected: str) -> None:
+    """Other values may not be unique."""
     made = RequestTemplate(parse_recipe({"prompt": "x", "id": "text"}), COLUMNS)
     (line,) = made.lines({"text": [cell]}, 1, 1)
     fields = json.loads(line)
     assert expected in (fields["custom_id"] or fields["row_error"]["message"])
 
 
-def test_only_columns_that_are_named_are_read() -> None:
-    """All of them where a template may name any."""
+def test_only_used_columns_are_read() -> None:
+    """All columns are read if a template may use any."""
     made = [
         RequestTemplate(parse_recipe({"prompt": prompt, "id": "id"}), COLUMNS).columns
         for prompt in (
@@ -124,18 +128,18 @@ def test_only_columns_that_are_named_are_read() -> None:
     [
         (
             {"prompt": "{{ txt }}"},
-            "names `txt`, which is no column of the table: did you mean `text`",
+            "names `txt`, which is not a column of the table: did you mean `text`",
         ),
-        ({"prompt": "{{ zzz }}"}, "no column of the table: it has id, text, my tags, stars"),
+        ({"prompt": "{{ zzz }}"}, "not a column of the table: it has id, text, my tags, stars"),
         ({"prompt": "{{ row['my tag'] }}"}, "did you mean `my tags`"),
         ({"prompt": "x", "id": "ident"}, "the recipe names `ident`"),
         ({"prompt": "x", "keep": ["nope"]}, "the recipe names `nope`"),
-        ({"prompt": "{{ text"}, "the template of `messages[0].content` is no Jinja: line 1"),
+        ({"prompt": "{{ text"}, "the template of `messages[0].content` is not valid Jinja: line 1"),
         ({"prompt": "{{ text | nope }}"}, "No filter named 'nope'"),
     ],
 )
-def test_a_recipe_for_another_table_is_told(given: dict[str, Any], words: str) -> None:
-    """Before any row is read."""
+def test_a_recipe_for_another_table_is_reported(given: dict[str, Any], words: str) -> None:
+    """The error comes before any row is read."""
     with pytest.raises(RecipeError) as caught:
         RequestTemplate(parse_recipe(given), COLUMNS)
     assert words in str(caught.value)
@@ -155,8 +159,8 @@ METHODS = ("items", "keys", "values", "get", "pop", "copy", "update", "clear", "
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_field_goes_before_a_method_of_its_name(name: str) -> None:
-    """A row and a struct have fields; Python's methods of a mapping have other names for them."""
+def test_a_field_takes_precedence_over_a_method(name: str) -> None:
+    """A row and a struct have fields; Python's mapping methods are only a fallback."""
     assert of_row(f"{{{{ row.{name} }}}}!", **{name: "cell"}) == "cell!"
     assert of_row(f"{{{{ row['{name}'] }}}}!", **{name: "cell"}) == "cell!"
     assert of_row(f"{{{{ s.{name} }}}}!", s={name: "field"}) == "field!"
@@ -166,7 +170,7 @@ def test_a_field_goes_before_a_method_of_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("template", ["{{ s.%s }}!", "{{ s['%s'] ~ '!' }}", "{{ s.%s | upper }}"])
 def test_a_method_is_never_printed(template: str, name: str) -> None:
-    """A struct without such a field gives an error that names it."""
+    """A struct without such a field gives an error with the name."""
     message = of_row(template % name, s={"x": 1})
     assert f"`{name}`" in message
     assert "method" in message or "has no" in message
@@ -189,9 +193,9 @@ def test_methods_that_read_can_be_called() -> None:
         ("{{ range(3) }}", "prints a range"),
         ("{{ none }}", "prints null"),
         ("{{ l[:1] }}!", "prints a list"),
-        ("{{ text.upper }}!", "`upper` is a method: write upper() to call it"),
+        ("{{ text.upper }}!", "`upper` is a method: use upper() to call it"),
         ("{{ row }}!", "{{ row | tojson }} prints it"),
-        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} makes it a text"),
+        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} converts it to text"),
         ("{{ l ~ '' }}", "column `l` is a list"),
         ("{{ s.l | string }}", "column `s` is a list at `s.l`: {{ s.l | join(', ') }}"),
         ("{{ s.n | upper }}", "column `s` is null at `s.n`: {{ s.n or '' }}"),
@@ -201,13 +205,13 @@ def test_methods_that_read_can_be_called() -> None:
     ],
 )
 def test_only_texts_and_numbers_are_printed(template: str, words: str) -> None:
-    """Whatever Python would print in its own way fails the row with a sentence."""
+    """Any value that Python would print in its own format fails the row with a message."""
     cells = {"text": "x", "l": ["a"], "s": {"n": None, "l": ["b", None]}}
     assert words in of_row(template, **cells)
 
 
-def test_the_cell_that_fails_is_named() -> None:
-    """Not the first one of its kind in the row."""
+def test_the_failing_cell_is_named() -> None:
+    """Another null in the same row is not blamed."""
     cells: dict[str, Any] = {"a": None, "b": None, "c": ["x"], "d": ["y"], "e": {"f": 1}, "g": {}}
     for template, column in (
         ("{{ a or '' }}{{ b | upper }}", "b"),
@@ -221,8 +225,8 @@ def test_the_cell_that_fails_is_named() -> None:
         )
 
 
-def test_json_of_a_cell_has_null_for_what_is_null() -> None:
-    """Null, NaN and infinity have no other text in JSON; a decimal is a text."""
+def test_null_cells_are_null_in_json() -> None:
+    """Null, NaN and infinity are null; a decimal is a text."""
     cell = {"n": None, "x": float("nan"), "y": float("inf"), "d": Decimal("1.50"), "l": [None]}
     expected = {"n": None, "x": None, "y": None, "d": "1.50", "l": [None]}
     assert json.loads(of_row("{{ c | tojson }} ", c=cell)) == expected
@@ -243,8 +247,8 @@ JINJA_NAMES = (
 @pytest.mark.parametrize(
     "template", ["{{ %s }}", "a {{ %s }}", "{{ %s | upper }}", "{{ %s ~ '' }}"]
 )
-def test_a_name_of_jinja_is_the_column_or_refused(template: str, name: str) -> None:
-    """The spelling in the refusal is that of the column."""
+def test_a_jinja_name_is_the_column_or_refused(template: str, name: str) -> None:
+    """The message shows how to write the column."""
     try:
         found = of_row(template % name, **{name: "cell"})
     except RecipeError as exc:
@@ -254,15 +258,15 @@ def test_a_name_of_jinja_is_the_column_or_refused(template: str, name: str) -> N
     assert found.lower().removeprefix("a ") == "cell"
 
 
-def test_names_of_jinja_are_its_own_where_no_column_has_them() -> None:
-    """A table with other columns changes nothing, and neither do tests, filters and options."""
+def test_jinja_names_work_without_such_a_column() -> None:
+    """Other columns change nothing, and neither do tests, filters and options."""
     assert of_row("{{ text is none }}, {{ true }}", text=None) == "True, True"
     assert (
         of_row("{% if text is not none %}{{ row['none'] }}{% endif %}", text="x", none="n") == "n"
     )
     loop = "{% for x in l %}{{ loop.index }}{{ x }}{% endfor %}"
     assert of_row(loop, l=["a", "b"], loop="c") == "1a2b"
-    with pytest.raises(RecipeError, match=r"`loop`, which is Jinja's inside of a `for`"):
+    with pytest.raises(RecipeError, match=r"`loop`, which is Jinja's own inside a `for`"):
         of_row("{% for x in l %}{{ loop }}{% endfor %}", l=["a"], loop="c")
     with pytest.raises(RecipeError, match="rename the column"):
         of_row("{{ true }}", true="x", row="y")

@@ -1,4 +1,4 @@
-"""Results as columns: their names, types and cells, and the files that hold them."""
+"""Results as columns: their names, types and cells, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 
 def row(body: dict[str, Any] | None, **error: Any) -> bytes:
-    """Return a printed row with a body, or with an error."""
+    """Return a printed row with a body or an error."""
     response = {"status_code": 200 if body else 400, "request_id": "r", "body": body or error}
-    told = {"id": "batch_req_1", "custom_id": "1", "response": response, "error": None}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    fields = {"id": "batch_req_1", "custom_id": "1", "response": response, "error": None}
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def chat(*texts: str | None, **message: Any) -> bytes:
@@ -53,7 +53,7 @@ def chat(*texts: str | None, **message: Any) -> bytes:
 
 
 def columns_of(rows: list[bytes], **given: Any) -> tuple[pa.Schema, list[dict[str, Any]]]:
-    """Return schema and rows of the results of a recipe, beside a kept column `text`."""
+    """Return schema and rows of a recipe's results, next to a retained column `text`."""
     recipe = parse_recipe({"prompt": "{{ text }}", **given})
     made = ResultColumns(
         recipe, pa.schema([("text", pa.string())]), ResultFacts.of_rows(rows, recipe)
@@ -62,8 +62,8 @@ def columns_of(rows: list[bytes], **given: Any) -> tuple[pa.Schema, list[dict[st
     return made.schema, batch.to_pylist()
 
 
-def test_answers_stand_beside_kept_columns() -> None:
-    """Under another name where a kept column has theirs; a failed row says why."""
+def test_results_are_next_to_retained_columns() -> None:
+    """They get other names in a conflict; a failed row contains its error."""
     schema, (good, bad) = columns_of([chat("hi"), row(None, error={"message": "no"})])
     assert schema.names == ["text", "output_text", "finish_reason", "usage", "error"]
     assert good == {
@@ -76,8 +76,8 @@ def test_answers_stand_beside_kept_columns() -> None:
     assert bad == dict.fromkeys(good) | {"text": "kept", "error": "no"}
 
 
-def test_fields_of_a_schema_are_columns_of_their_types() -> None:
-    """What is cut off, or does not fit, is null, and the text still has it."""
+def test_fields_of_a_schema_are_typed_columns() -> None:
+    """A truncated or unsuitable value is null, and the text still contains it."""
     whole = {"label": "good", "stars": 3, "score": 1, "tags": ["a"], "place": {"x": 1}, "any": [1]}
     odd = {"label": 5, "stars": 10**30, "score": None, "tags": "a", "place": {}, "any": None}
     texts = [json.dumps(whole), json.dumps(odd), '{"label": "go', "[]"]
@@ -119,7 +119,7 @@ def choices(*texts: str | None, ends: tuple[str, ...], **message: Any) -> bytes:
         (row(None, error={"message": "no"}), "no"),
     ],
 )
-def test_a_text_that_was_cut_off_has_an_error(given: bytes, error: str | None) -> None:
+def test_a_truncated_text_has_an_error(given: bytes, error: str | None) -> None:
     """The row keeps its answer."""
     _, (found,) = columns_of([given], params={"n": 1})
     assert found["error"] == error
@@ -145,7 +145,7 @@ def test_a_text_that_was_cut_off_has_an_error(given: bytes, error: str | None) -
 def test_an_answer_without_the_fields_of_its_schema_has_an_error(
     given: bytes, error: str | None
 ) -> None:
-    """Columns of a schema are not null without a reason."""
+    """Columns of a schema are never null without a reason."""
     _, (found,) = columns_of([given], params={"response_format": FORMAT})
     assert found["error"] == error
     assert found["usage"] == USAGE
@@ -154,13 +154,13 @@ def test_an_answer_without_the_fields_of_its_schema_has_an_error(
 
 
 def test_several_choices_are_lists() -> None:
-    """A column of lists for each."""
+    """Each one is a column of lists."""
     _, (found,) = columns_of([chat("a", "b")], params={"n": 2})
     assert (found["output_text"], found["finish_reason"]) == (["a", "b"], ["stop", "stop"])
 
 
-def test_reasoning_and_tool_calls_have_columns_where_a_row_has_them() -> None:
-    """As text, and as JSON."""
+def test_reasoning_and_tool_calls_have_columns_if_a_row_has_them() -> None:
+    """Reasoning is text, and calls are JSON."""
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
     schema, found = columns_of([chat("a"), chat(None, reasoning="why", tool_calls=calls)])
     assert {"reasoning", "tool_calls"} <= {*schema.names}
@@ -173,7 +173,7 @@ def test_reasoning_and_tool_calls_have_columns_where_a_row_has_them() -> None:
     [("float32", [0.5, -1.0]), ("float16", [0.5, -1.0]), ("int8", [64, -127])],
 )
 @pytest.mark.parametrize("num_failed", [0, 1])
-def test_vectors_are_lists_that_parquet_gives_back(
+def test_vectors_are_lists_in_parquet(
     kind: str, expected: list[float], num_failed: int, tmp_path: Path
 ) -> None:
     """The list has a fixed length unless a row failed, whose vector is null."""
@@ -189,7 +189,7 @@ def test_vectors_are_lists_that_parquet_gives_back(
 
 
 def test_rows_of_several_texts_have_several_vectors(tmp_path: Path) -> None:
-    """A row that failed has none, and Parquet gives all of them back."""
+    """A failed row has none, and Parquet returns all of them."""
     texts = [base64.b64encode(struct.pack("<2f", n, n)).decode() for n in (1, 2)]
     data = [{"index": place, "embedding": text} for place, text in enumerate(texts)]
     rows = [row({"data": data}), row(None), row({"data": data[:1]})]
@@ -201,7 +201,7 @@ def test_rows_of_several_texts_have_several_vectors(tmp_path: Path) -> None:
 
 
 def test_scores_and_ranks_are_lists() -> None:
-    """In the order of the reply."""
+    """They are in the reply's order."""
     scored = row({"data": [{"index": 0, "score": 0.25}, {"index": 1, "score": 0.5}]})
     ranked = row({"results": [{"index": 1, "relevance_score": 0.5, "document": {"text": "b"}}]})
     given = {"prompt": None, "text_1": "a", "text_2": "b"}
@@ -211,8 +211,8 @@ def test_scores_and_ranks_are_lists() -> None:
     assert found["results"] == [{"index": 1, "relevance_score": 0.5}]
 
 
-def test_names_that_cannot_be_told_apart_are_refused() -> None:
-    """Before anything runs."""
+def test_ambiguous_names_are_refused() -> None:
+    """The error comes before anything runs."""
     kept = pa.schema([("error", pa.string()), ("output_error", pa.string())])
     with pytest.raises(RecipeError, match="`error` or `output_error`"):
         ResultColumns(parse_recipe({"prompt": "x"}), kept, ResultFacts())
@@ -240,7 +240,7 @@ def written(form: Any) -> bytes:
 
 
 def test_tables_are_written_in_every_format() -> None:
-    """Types stay in Parquet and Arrow; nested cells of CSV are JSON."""
+    """Types are preserved in Parquet and Arrow; nested cells of CSV are JSON."""
     rows = BATCH.to_pylist() * 2
     parquet = pq.read_table(io.BytesIO(written("parquet")))
     assert parquet.to_pylist() == rows
@@ -260,8 +260,8 @@ def test_tables_are_written_in_every_format() -> None:
         )
 
 
-def test_a_property_may_be_named_as_a_column_of_results() -> None:
-    """It gets the other name."""
+def test_a_property_may_have_the_name_of_a_result_column() -> None:
+    """It gets the prefixed name."""
     schema = {"type": "object", "properties": {"error": {"type": "string"}}}
     given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     found, (each,) = columns_of([chat('{"error": "none"}')], params={"response_format": given})

@@ -161,7 +161,7 @@ def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:
     assert [error.code for error in report.verdict.errors] == ["model_mismatch"]
     report = checked({"model": 5})
     assert [error.message for error in report.verdict.errors] == [
-        "`model` must be a string. Name one that is served."
+        "`model` must be a string. Use the name of a served model."
     ]
 
 

@@ -189,7 +189,7 @@ def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
     """Its lines are named."""
     said = shell.type("drop", shell.file(line("a"), {"custom_id": "b"}), "--bucket", bucket)
     assert (said.status, said.out) == (1, "")
-    assert "line 2: `url` is missing" in said.err
+    assert "line 2: `url` is required" in said.err
     assert "Contents" not in s3.list_objects_v2(Bucket=bucket)
 
 
@@ -288,7 +288,7 @@ def test_a_file_in_another_form_is_dropped_as_it_is(
     Path(name).write_bytes(b"a,b\n1,2\n")
     refused = shell.type("drop", name, "--bucket", bucket, *asked)
     assert (refused.status, refused.out) == (1, "")
-    assert "This looks like CSV: say what to ask of each row" in refused.err
+    assert "This looks like CSV: define a request for each row" in refused.err
 
 
 @pytest.fixture
@@ -352,8 +352,8 @@ def test_waiting_for_a_table_fetches_it(
     [
         (["--prompt", "{{ txet }}"], "did you mean `text`?"),
         (["--prompt", "{{ text }}", "-o", "x.parquet"], "give it too"),
-        (["--recipe", "dates.toml"], "dates.toml cannot work: dates and times have no place in it"),
-        ([], "The file is a Parquet table: say what to ask of each row"),
+        (["--recipe", "dates.toml"], "dates.toml cannot work: it contains a date or time"),
+        ([], "The file is a Parquet table: define a request for each row"),
     ],
 )
 def test_a_table_that_cannot_be_run_is_not_dropped(  # noqa: PLR0917 - fixtures

@@ -158,7 +158,7 @@ def test_a_file_of_which_nothing_can_run_says_so(
     assert main(["estimate", str(source)]) == 1
     words = capsys.readouterr().out
     assert "would fail" in words
-    assert "1 × `url` is missing" in words
+    assert "1 × `url` is required" in words
     assert main(["estimate", str(source.with_name("gone"))]) == 2
     too_long = write_input(*(chat(number, "a " * 10_000) for number in range(3)))
     assert main(["estimate", str(too_long)]) == 1

@@ -42,7 +42,7 @@ def test_flags_of_reuse_need_it(flag: tuple[str, ...], capsys: pytest.CaptureFix
 def test_a_socket_in_no_folder_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """By its folder."""
     assert main(["serve", "--uds", "/no/such/folder/socket"]) == 2
-    assert "/no/such/folder is no folder that can be written to" in capsys.readouterr().err
+    assert "/no/such/folder is not a writable folder" in capsys.readouterr().err
 
 
 def test_a_socket_that_cannot_be_made_is_told_before_a_model_loads(
@@ -55,8 +55,8 @@ def test_a_socket_that_cannot_be_made_is_told_before_a_model_loads(
         server.bind(str(heard))
         server.listen()
         for path, words in (
-            (file, "a file of that name"),
-            (heard, "another server listens there"),
+            (file, f"{file} exists and is not a socket"),
+            (heard, "another server is listening there"),
             (tmp_path / ("x" * 120), "AF_UNIX path too long"),
         ):
             assert main(["serve", "--uds", str(path)]) == 2
@@ -74,7 +74,7 @@ def test_a_certificate_that_is_none_is_told_before_a_model_loads(
     file.touch()
     missing = tmp_path / "no"
     for key, words in (
-        (file, f"{file} and {file} are no certificate and its key"),
+        (file, f"{file} and {file} are not a certificate and its private key"),
         (missing, f"{missing} cannot be read: No such file or directory"),
     ):
         typed = ["serve", "--port", "0", "--ssl-certfile", str(file), "--ssl-keyfile", str(key)]

@@ -64,7 +64,9 @@ def test_unknown_parameters_of_a_batch_are_told(shell: Shell) -> None:
     unknown = {"name": "topp", "url": "/v1/completions", "count": 1, "first_line": 4}
     more = {"suggestion": "top_p", "new": 1}
     shell.api.batches[batch_id]["tidemill"] = {"unknown_parameters": [unknown | more]}
-    words = "`topp` in 1 line (line 4) is no parameter of /v1/completions; did you mean `top_p`?\n"
+    words = (
+        "`topp` in 1 line (line 4) is not a parameter of /v1/completions; did you mean `top_p`?\n"
+    )
     assert f"warning: {words}" in shell.type("status", batch_id).out
     assert f"warning: {words}" in shell.type("resume", batch_id).err
 

@@ -122,9 +122,9 @@ def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
     bad = [{"custom_id": str(number)} for number in range(105)]
     said = shell.type("submit", shell.file(line("good"), *bad))
     assert (said.status, said.out) == (1, "")
-    assert "100 × `url` is missing: every line needs one, a string: lines 2–101\n" in said.err
+    assert "100 × `url` is required and must be a string: lines 2–101\n" in said.err
     assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in said.err
-    assert "There are 5 more errors." in said.err
+    assert "5 more errors are not listed." in said.err
     assert shell.api.files == {}
 
 
@@ -138,7 +138,7 @@ def test_lines_that_an_engine_will_refuse_are_told_before_the_upload(shell: Shel
 def test_unknown_parameters_are_told_before_the_upload(shell: Shell) -> None:
     """Also by a dry run; where that is strict the file is not uploaded."""
     file = shell.file(line("a", temprature=1), line("b", temprature=1))
-    sentence = "is no parameter of /v1/completions; did you mean `temperature`?\n"
+    sentence = "is not a parameter of /v1/completions; did you mean `temperature`?\n"
     said = shell.type("submit", file, "--dry-run")
     assert f"  `temprature` in 2 lines (first: line 1) {sentence}" in said.err
     assert "nothing else is wrong with it" in said.out
@@ -164,10 +164,10 @@ def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:
     [
         (b"\n", "The file has no lines"),
         (b"", "The file has no lines"),
-        (b"\x1f\x8b\x08", "The gzip data is cut off after 3 bytes"),
-        (b"PK\x03\x04\x14\x00", "unpack it"),
+        (b"\x1f\x8b\x08", "The gzip data is truncated after 3 bytes"),
+        (b"PK\x03\x04\x14\x00", "extract it"),
         (b"a,b\n1,2\n", "looks like CSV"),
-        (b"[\n{}\n]\n", "element 1: `custom_id` is missing"),
+        (b"[\n{}\n]\n", "element 1: `custom_id` is required"),
         (b"[{},]", "Element 1 of the array is the last one, but a comma follows it"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_model_that_is_not_served_is_found_here(shell: Shell) -> None:
     """The server is asked for its models first."""
     said = shell.type("submit", shell.file(line("a", model="other")))
     assert said.status == 1
-    assert "The model `other` does not exist. Served: tidemill-demo. `aliases` in" in said.err
+    assert "The model `other` does not exist. Served: tidemill-demo. Use one of these" in said.err
 
 
 def test_windows_line_ends_are_no_mistake(shell: Shell) -> None:
@@ -340,7 +340,7 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
         (["."], ". is a directory"),
         ([""], "the name of the file is empty"),
         (["in.jsonl", "--window", "1m"], "--window must be a number of minutes"),
-        (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https url"),
+        (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https URL"),
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),
         (["in.jsonl", "-o", "out.jsonl"], "-o and -e are for the rows that --wait fetches"),

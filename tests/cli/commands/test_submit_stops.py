@@ -136,5 +136,5 @@ def test_a_hole_is_no_file_of_requests(shell: Shell, monkeypatch: pytest.MonkeyP
         file.truncate(2**40)
     said = shell.type("submit", "hole.jsonl")
     assert said.status == 1
-    assert "Line 2 is longer than a file of requests can have." in said.err
+    assert "Line 2 is longer than any request may be." in said.err
     assert shell.api.files == {}

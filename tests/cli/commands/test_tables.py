@@ -49,7 +49,7 @@ def test_a_file_of_requests_is_checked_as_by_submit(shell: Shell) -> None:
     """Without any server."""
     said = shell.type("check", write("t.jsonl", '{"text": "x"}\n'))
     assert said.status == 1
-    assert "line 1: `custom_id` is missing" in said.err
+    assert "line 1: `custom_id` is required" in said.err
 
 
 def test_waiting_ends_with_the_table(shell: Shell) -> None:

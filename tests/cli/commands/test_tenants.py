@@ -105,8 +105,8 @@ def test_a_new_secret_signs_beside_the_old_one_for_a_day(
     ("arguments", "words"),
     [
         ([], "nothing is to be set"),
-        (["--webhook-url", "http://example.com"], "does not begin with https://"),
-        (["--webhook-url", ""], "must be an https url"),
+        (["--webhook-url", "http://example.com"], "must start with https://"),
+        (["--webhook-url", ""], "must be an https URL"),
         (["--webhook-url", "https://u:secret@example.com"], "a user name or password"),
     ],
 )

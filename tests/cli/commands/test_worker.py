@@ -84,7 +84,7 @@ def test_the_hours_of_idle_workers_are_checked() -> None:
     """What cannot be read is told before a model loads."""
     config = read("--min-workers", "2", "--min-workers-hours", "Mon-Fri 07:00-18:00")[1]
     assert (config.min_workers, config.min_workers_hours) == (2, "Mon-Fri 07:00-18:00")
-    with pytest.raises(Refused, match=r"--min-workers-hours or .* is no span such as"):
+    with pytest.raises(Refused, match=r"--min-workers-hours or .* is not a span such as"):
         read("--min-workers-hours", "always")
 
 

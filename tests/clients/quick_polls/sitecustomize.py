@@ -1,6 +1,6 @@
-"""Loaded by Python at its start where this folder is on PYTHONPATH: waits are short.
+"""Loaded by Python at startup if this folder is on PYTHONPATH: it shortens waits.
 
-openai-batch looks at its batch once a minute and nothing can tell it otherwise.
+openai-batch polls its batch once a minute, and has no option to change that.
 """
 
 import time

@@ -55,10 +55,10 @@ async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
 @pytest.mark.parametrize(
     ("url", "needs"),
     [
-        ("/v1/embeddings", "a model that gives vectors"),
-        ("/score", "a reranker, or a model that gives vectors"),
-        ("/v2/rerank", "a reranker, or a model that gives vectors"),
-        ("/v1/audio/transcriptions", "a model that writes down speech"),
+        ("/v1/embeddings", "an embedding model"),
+        ("/score", "a reranker or an embedding model"),
+        ("/v2/rerank", "a reranker or an embedding model"),
+        ("/v1/audio/transcriptions", "a speech recognition model"),
     ],
 )
 async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, needs: str) -> None:
@@ -67,7 +67,7 @@ async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, n
     assert reply.status_code == 400
     assert not reply.bare_message
     assert reply.body["error"]["message"] == (
-        f"Model does not support endpoint: {url}. It takes {needs}; this one serves "
+        f"Model does not support endpoint: {url}. It requires {needs}; this model supports "
         "/v1/chat/completions, /v1/completions, /v1/generative_scoring."
     )
 

@@ -273,6 +273,6 @@ async def test_a_url_of_other_models_says_which() -> None:
     """And what this one answers."""
     error = await Scene().error("/v1/chat/completions", messages=[])
     assert error["message"] == (
-        "Model does not support endpoint: /v1/chat/completions. It takes a model that writes text; "
-        "this one serves /v1/embeddings, /v1/score, /v1/rerank."
+        "Model does not support endpoint: /v1/chat/completions. It requires a text generation "
+        "model; this model supports /v1/embeddings, /v1/score, /v1/rerank."
     )

@@ -286,7 +286,7 @@ async def test_hosts_are_held_to_the_rules_on_the_whole_way() -> None:
             ("inside", "169.254.169.254 is not a public host"),
             ("round", "redirects more than 3 times"),
             ("large", "larger than 1,000,000 bytes"),
-            ("gone", "answers 403"),
+            ("gone", "returned HTTP 403"),
         ):
             words = await told(engine, file_url=f"http://{HOST}/{path}?{secret}")
             assert why in words
@@ -312,7 +312,7 @@ async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come
     fetcher = MediaFetcher(fetch, 10)
     async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=20) as found:
         assert found == {"a": b"a" * 10, "b": b"b" * 10}
-    with pytest.raises(RequestError, match="are larger than 19 bytes together"):
+    with pytest.raises(RequestError, match="exceed 19 bytes"):
         async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=19):
             pass
     assert ended == 4

@@ -264,8 +264,8 @@ async def test_a_reranker_gives_no_vectors() -> None:
     """The message says what it serves."""
     error = await reranker().error("/v1/embeddings", input="a")
     assert error["message"] == (
-        "Model does not support endpoint: /v1/embeddings. It takes a model that gives vectors; "
-        "this one serves /v1/score, /v1/rerank."
+        "Model does not support endpoint: /v1/embeddings. It requires an embedding model; "
+        "this model supports /v1/score, /v1/rerank."
     )
 
 

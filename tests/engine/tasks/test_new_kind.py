@@ -139,8 +139,8 @@ async def test_what_another_kind_answers_is_refused_by_name(served: Dispatcher) 
     reply = await served.respond("/v1/chat/completions", {"messages": []}, "req_1", 0)
     assert reply.body["error"]["code"] == "endpoint_not_supported"
     message = (
-        "Model does not support endpoint: /v1/chat/completions. It takes a model that writes text; "
-        f"this one serves {URL}."
+        "Model does not support endpoint: /v1/chat/completions. It requires a text generation "
+        f"model; this model supports {URL}."
     )
     assert (reply.status_code, reply.body["error"]["message"]) == (400, message)
     reply = await served.respond("/v1/unknown", {}, "req_1", 0)

@@ -46,7 +46,7 @@ async def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
         entry["corpus_id"] for entry in reference.rank(query, documents)
     ]
     reply = await refusal(served, "/v1/embeddings", input="a")
-    assert "this one serves /v1/score, /v1/rerank" in reply.body["error"]["message"]
+    assert "this model supports /v1/score, /v1/rerank" in reply.body["error"]["message"]
 
 
 async def test_a_document_is_cut_to_what_the_network_takes(serve: Serve, reranker: Path) -> None:

@@ -281,10 +281,10 @@ async def test_what_cannot_be_fetched_is_told_with_its_place(
     served: Dispatcher, host: Host
 ) -> None:
     """And in the words of whoever tried."""
-    host.answer = FetchFailed("its host answers 404")
+    host.answer = FetchFailed("its host returned HTTP 404")
     param, words = await refused(served, said("Look: "), shown(f"{PLACE}a.png"))
     assert param == "messages.0.content.1"
-    assert words == "`messages.0.content.1` could not be fetched: its host answers 404."
+    assert words == "`messages.0.content.1` could not be fetched: its host returned HTTP 404."
 
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {

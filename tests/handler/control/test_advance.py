@@ -162,7 +162,7 @@ def test_a_batch_that_has_cost_all_it_may_expires(files: Cloud) -> None:
     assert (error.code, error.param) == ("max_cost_reached", "max_cost")
     assert "0.5" in error.message
     errors = cloud.run(cloud.deployment.bucket.get(batch.outputs.error_key))
-    assert errors.count(b"came to its `max_cost`") == 20
+    assert errors.count(b"reached its `max_cost`") == 20
 
 
 def test_a_cost_that_nobody_knows_has_no_limit(files: Cloud) -> None:

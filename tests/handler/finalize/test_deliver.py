@@ -273,7 +273,7 @@ def test_bytes_that_are_taken_too_slowly_are_taken_back(
     with Receiver(tmp_path, Script(200)) as receiver:
         drop.finish(network=receiver.network())
     assert not any(got.body for got in receiver.received)
-    assert "TimeoutError: it takes the bytes too slowly" in errors_of(drop)[0]
+    assert "TimeoutError: it reads the upload too slowly" in errors_of(drop)[0]
 
 
 def test_what_is_delivered_is_not_put_again(mini: Cloud, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
     other = mini.create(parquet(REVIEWS), "input/y.parquet")
     refused = mini.ingest(other, now=lambda: time.time() + 30)
     assert refused.status is Status.FAILED
-    assert "recipe beside it in the bucket (NAME.recipe.toml)" in refused.errors[0].message
+    assert "recipe next to it in the bucket (NAME.recipe.toml)" in refused.errors[0].message
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
     [
         (parquet(REVIEWS), b"prompt = '{{ txet }}'", "invalid_recipe", "did you mean `text`?"),
         (parquet(REVIEWS), b"promt = '{{ text }}'", "invalid_recipe", "did you mean `prompt`?"),
-        (parquet(REVIEWS), b"prompt = ", "invalid_recipe", "no TOML"),
+        (parquet(REVIEWS), b"prompt = ", "invalid_recipe", "not valid TOML"),
         (parquet(REVIEWS), b"prompt = '\xff'", "invalid_recipe", "not UTF-8"),
         (parquet(REVIEWS), b"#" * 70_000 + b"\n" + RECIPE, "invalid_recipe", "65,536 bytes"),
         (
@@ -287,8 +287,8 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
             "invalid_recipe",
             "column `at` is timestamp[ms, tz=Mars/Phobos], and this machine does not know",
         ),
-        (parquet(REVIEWS)[:-9], RECIPE, "invalid_table", "damaged or cut off"),
-        (b"PAR1", RECIPE, "invalid_table", "damaged or cut off"),
+        (parquet(REVIEWS)[:-9], RECIPE, "invalid_table", "damaged or truncated"),
+        (b"PAR1", RECIPE, "invalid_table", "damaged or truncated"),
         (b"a,text\n1,x\n2\n", b"prompt = '{{ text }}'", "invalid_table", "Row 2 (line 3)"),
         (b'text\n"x\n', b"prompt = '{{ text }}'", "invalid_table", "CSV"),
         (
@@ -301,7 +301,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
             parquet(pa.table({"text": ["a", "b"], "n": [1, 1]})),
             b"prompt = '{{ text }}'\nid = 'n'",
             "duplicate_custom_id",
-            "row 1 too",
+            "used in row 1",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

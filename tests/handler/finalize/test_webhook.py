@@ -278,7 +278,7 @@ def test_a_try_ends_soon_whatever_the_receiver_does(
 
         batch.send_webhook(replace(network, connect=connect))
     assert waits == [15.0]
-    assert batch.batch.webhook_log[0].error == "TimeoutError: not done after 0.125 s"
+    assert batch.batch.webhook_log[0].error == "TimeoutError: timed out after 0.125 s"
 
 
 def slow(batch: Ended, seconds: float) -> Network:

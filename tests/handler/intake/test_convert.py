@@ -111,13 +111,13 @@ def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:
         ("invalid_json_line", 3),
         ("duplicate_custom_id", 4),
     ]
-    assert batch.errors[-1].message == "`custom_id` is that of element 1 too"
+    assert batch.errors[-1].message == "`custom_id` is already used in element 1"
 
 
 def test_a_damaged_file_leaves_nothing_behind(mini: Cloud) -> None:
     """No upload that S3 would keep, and be paid for."""
     batch = mini.ingest(mini.create(gzip.compress(lines_of(50))[:-1]))
-    assert "cut off after" in batch.errors[0].message
+    assert "truncated after" in batch.errors[0].message
     assert uploads_of(mini) == []
     assert not mini.has_object(converted_key(batch.id))
 
@@ -305,6 +305,6 @@ def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud, stride: int)
         mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
         refused = mini.ingest(left)
         assert refused.status is Status.FAILED
-        assert "cut off after" in refused.errors[0].message
+        assert "truncated after" in refused.errors[0].message
         num_calls += stride
     assert num_calls > 8

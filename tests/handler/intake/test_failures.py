@@ -53,7 +53,7 @@ def test_an_outage_of_aws_fails_no_file(mini: Cloud, monkeypatch: pytest.MonkeyP
     [
         ("{% for a in text %}" * 25 + "{% endfor %}" * 25, "cannot be compiled: it is nested too"),
         ("{{ " + "(" * 900 + "1" + ")" * 900 + " }}", "cannot be compiled: it is nested too deep"),
-        ("{{ row['" + "x" * 1_900 + "'] }}", "which is no column of the table: it has text."),
+        ("{{ row['" + "x" * 1_900 + "'] }}", "which is not a column of the table: it has text."),
     ],
     ids=["blocks", "parentheses", "a long name"],
 )

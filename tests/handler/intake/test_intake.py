@@ -65,7 +65,7 @@ def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
         (b"\xef\xbb\xbf", "empty_file", "no lines"),
         (gzip.compress(b""), "empty_file", "no lines"),
         (b"[ ]", "empty_file", "no lines"),
-        (gzip.compress(lines_of(3))[:-9], "invalid_json_line", "cut off after"),
+        (gzip.compress(lines_of(3))[:-9], "invalid_json_line", "truncated after"),
         (gzip.compress(b"a,b\n1,2\n"), "invalid_json_line", "CSV"),
         (b"PK\x03\x04" + bytes(40), "invalid_json_line", "zip archive"),
         (lines_of(3).decode().encode("utf-16"), "invalid_json_line", "UTF-16"),

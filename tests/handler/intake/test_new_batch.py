@@ -66,7 +66,7 @@ def test_folders_name_tenants_where_the_deployment_says_so(mini: Cloud) -> None:
         made[3]
         .errors[0]
         .message.startswith(
-            "The first folder below input/ is the tenant, and '$' can be none's name."
+            "The first folder under input/ must be a tenant's name, and '$' is not one."
         )
     )
     names = [f"s3://{mini.bucket}/{key}" for key in keys]

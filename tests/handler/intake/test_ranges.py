@@ -138,7 +138,7 @@ def search(
             ]
             repeated = find_repeated(pieces, share.slice_number, share.num_slices)
             of_share = of_share.plus(repeated, 100)
-        found = found.beside(of_share, 100)
+        found = found.merged(of_share, 100)
     return found
 
 
@@ -247,7 +247,7 @@ def test_a_line_without_an_end_is_given_up_by_its_number(
     data = line_of(1) + b"\n\n" + b'{"custom_id": "' + b"x" * 3000
     seen = look_at(data, range_bytes, chunk_bytes=50, choice="skip")
     [error] = seen.verdict.errors
-    assert error.message == "Line 3 is longer than a file of requests can have."
+    assert error.message == "Line 3 is longer than any request may be."
 
 
 def test_a_file_of_any_length_has_no_more_ranges_than_runs_can_know_of() -> None:

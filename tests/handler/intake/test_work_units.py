@@ -94,7 +94,7 @@ def test_a_bad_long_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
         ("duplicate_custom_id", 32),
         ("model_not_found", 33),
     ]
-    assert batch.errors[1].message == "`custom_id` is that of line 4 too"
+    assert batch.errors[1].message == "`custom_id` is already used in line 4"
     assert cloud.shards(batch.id) == []
 
 
@@ -105,7 +105,7 @@ def test_a_range_that_began_with_another_model_is_scanned_again(ministack: Emula
     good = [line_of(f"a{n}", body={"model": "a"}) + b"\n" for n in range(12)]
     batch = read_whole(cloud, cloud.create(b"".join([*good, *other])), lambda _: None)
     assert [error.line for error in batch.errors] == list(range(13, 25))
-    words = "the model is 'b', but the file began with 'a': make a file for each model"
+    words = "the model is 'b', but earlier lines use 'a': make one file per model"
     assert {error.message for error in batch.errors} == {words}
 
 
@@ -129,7 +129,7 @@ def test_a_range_of_very_many_lines_is_scanned_in_parts(mini: Cloud, range_bytes
     batch = read_whole(short, batch, lambda _: None)
     [error] = batch.errors
     assert (error.code, error.line) == ("model_mismatch", 111)
-    assert f"began with '{MODEL}'" in error.message
+    assert f"use '{MODEL}'" in error.message
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -89,7 +89,7 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     first, *reasons = words.splitlines()
     assert first.startswith("none of the 5 lines of ")
     assert first.endswith("in.jsonl can run; nothing was run:")
-    assert reasons[0].startswith("  3 × `suffix` is not supported: leave it out or send null or ")
+    assert reasons[0].startswith("  3 × `suffix` is not supported: remove it or send null or ")
     assert reasons[0].endswith(" (first: line 1)")
     assert reasons[1:] == [
         f"  1 × {told.value} (line 4)",
@@ -105,19 +105,19 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     )
     words = refused(run, "-i", source, "-o", out)
     offered = f"is not supported. Supported endpoints: {', '.join(ENDPOINTS)}."
-    assert f"The url /v1/embedding {offered} (line 1)" in words
-    assert f"The url /v1/responses {offered} (line 2)" in words
+    assert f"The URL /v1/embedding {offered} (line 1)" in words
+    assert f"The URL /v1/responses {offered} (line 2)" in words
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"id,prompt\na,Hello\n", "This looks like CSV: say what to ask of each row"),
-        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: say what"),
-        (b"Tell me a joke\nAnd another\n", "This looks like plain text: write one JSON object a"),
+        (b"id,prompt\na,Hello\n", "This looks like CSV: define a request for each row"),
+        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: define"),
+        (b"Tell me a joke\nAnd another\n", "This looks like plain text: write one JSON object per"),
         (line("a").encode("utf-16"), "The file is UTF-16: save it as UTF-8."),
         (b"PK\x03\x04rest", "The file is a zip archive"),
-        (gzip.compress(line("a").encode())[:-9], "The gzip data is cut off"),
+        (gzip.compress(line("a").encode())[:-9], "The gzip data is truncated"),
         (json.dumps({"a": 1}, indent=1).encode(), "This looks like JSON over several lines"),
     ],
     ids=["CSV", "TSV", "text", "UTF-16", "zip", "torn gzip", "JSON"],
@@ -136,7 +136,7 @@ def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(
 ) -> None:
     """And the example is one that runs."""
     words = refused(run, "-i", write_input(line("a"), '{"prompt":"Hi"}'), "-o", out)
-    assert "  line 2: `custom_id` is missing: every line needs one, a string\n" in words
+    assert "  line 2: `custom_id` is required and must be a string\n" in words
     assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in words
     assert run("-i", write_input(EXAMPLE_LINE), "-o", out) == 0
 
@@ -167,7 +167,7 @@ def test_with_nothing_but_malformed_lines_nothing_is_loaded(
     source = write_input("[1]", '{"custom_id":"a"}')
     words = refused(run, "-i", source, "-o", out, "--on-invalid-line", "skip")
     assert "can run; nothing was run:\n  1 × " in words
-    assert words.endswith("\n  1 × `url` is missing: every line needs one, a string (line 2)")
+    assert words.endswith("\n  1 × `url` is required and must be a string (line 2)")
 
 
 def write_more(path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
     source.write_text(f"{json.dumps(request)}\n" * 3)
     words = refused(run, "-i", source, "-o", out, "--model", MODEL_PATH)
     assert words.splitlines()[1] == (
-        "  3 × Model does not support endpoint: /v1/embeddings. It takes a model that gives "
-        "vectors; this one serves /v1/chat/completions, /v1/completions, "
+        "  3 × Model does not support endpoint: /v1/embeddings. It requires an embedding "
+        "model; this model supports /v1/chat/completions, /v1/completions, "
         "/v1/generative_scoring. (first: line 1)"
     )
 
@@ -281,7 +281,7 @@ def test_unknown_parameters_are_counted_before_the_model_loads(
     """They have no effect, so the lines run; a strict run refuses the file, and says it as well."""
     source = write_input(line("a", temprature=0), line("b"), line("c", temprature=0))
     sentence = (
-        "  `temprature` in 2 lines (first: line 1) is no parameter of /v1/chat/completions; "
+        "  `temprature` in 2 lines (first: line 1) is not a parameter of /v1/chat/completions; "
         "did you mean `temperature`?\n"
     )
     assert run("-i", source, "-o", out) == 0

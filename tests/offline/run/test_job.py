@@ -256,7 +256,7 @@ def test_every_malformed_line_is_named_before_the_model_loads(
         run("-i", source, "-o", out, "--force")
     named = [words for words in str(refused.value).splitlines() if words.startswith("  line")]
     assert [words.split(":")[0] for words in named] == ["  line 3", "  line 5", "  line 6"]
-    assert "`url` is missing" in named[1]
+    assert "`url` is required" in named[1]
     assert "--on-invalid-line skip" in str(refused.value)
     assert refused.value.exit_status == 1
     assert run.engine is None
@@ -296,7 +296,7 @@ def test_malformed_lines_can_have_an_error_row_instead(
     assert statuses(found) == [("a", 200), (None, None), ("c", None), ("b", 200)]
     assert found[1]["error"]["code"] == found[2]["error"]["code"] == "invalid_json_line"
     assert found[1]["error"]["message"].startswith("Line 2: not JSON: ")
-    assert found[2]["error"]["message"].startswith("Line 4: `url` is missing")
+    assert found[2]["error"]["message"].startswith("Line 4: `url` is required")
     assert found[1]["response"] is None
     assert len({row["id"] for row in found}) == 4
 

@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -
     (twice.folder / FILE_NAME).write_bytes(b"something else" * 1_000)
     out, num_asked = twice(greedy("a"))
     assert (len(rows(out)), num_asked) == (1, 1)
-    assert "the result cache cannot be used: file is not a database" in capsys.readouterr().err
+    assert "cannot use the result cache: file is not a database" in capsys.readouterr().err
 
 
 def test_a_cache_that_fails_amid_a_run_is_left_alone(
@@ -184,7 +184,7 @@ def test_a_cache_that_fails_amid_a_run_is_left_alone(
     from tidemill.batch.result_key import CacheError
 
     def fail(*_: object) -> None:
-        raise CacheError("the result cache cannot be used: database or disk is full")
+        raise CacheError("cannot use the result cache: database or disk is full")
 
     monkeypatch.setattr(ResultCache, "add", fail)
     out, num_asked = twice(*(greedy(f"c{number}") for number in range(5)))
@@ -367,7 +367,7 @@ async def test_a_second_batch_of_a_server_reuses_every_row(
                 batch = await local.submit(lines_of(bodies))
                 batches.append(await local.ended(batch["id"]))
             rows = [await local.rows(batch["output_file_id"]) for batch in batches]
-    assert len(engine.asked) == 4
+    assert len(engine.requests) == 4
     assert [batch["tidemill"]["reused_rows"] for batch in batches] == [0, 4]
     said = [[row["response"]["body"]["say"] for row in each] for each in rows]
     assert said == [["s0", "a", "a", "a"]] * 2

@@ -289,7 +289,7 @@ def test_a_table_that_changes_meanwhile_is_no_output(
         (["--id", "id"], None, "--id is for tables, and there is no recipe"),
         (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
         (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "a table has no error file"),
-        ([], ["colour = 1"], "`colour` is no key of a recipe"),
+        ([], ["colour = 1"], "`colour` is not a recipe key"),
         (["-o", "-"], [], "a table is written to a file: name one with -o"),
     ],
 )
@@ -310,7 +310,7 @@ def test_a_recipe_that_cannot_work_is_refused(
     [
         ("t.parquet", b"PAR1", "t.parquet cannot be run. The Parquet table is damaged"),
         ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
-        ("t.csv", b"body\nx\n", "names `text`, which is no column of the table"),
+        ("t.csv", b"body\nx\n", "names `text`, which is not a column of the table"),
         ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
         ("folder", b"", "the folder {} has no table"),
     ],

@@ -1,4 +1,4 @@
-"""Automata that would be too large are refused before anything is compiled, with their place."""
+"""Automata that would be too large are refused with their place before anything is compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.protocol.errors import RequestError
 
 
 def ladder(height: int) -> dict[str, Any]:
-    """Return definitions each of which holds the next one twice, joined with something."""
+    """Return definitions that each contain the next one twice, joined with something."""
     steps = {
         f"d{i}": {
             "properties": {
@@ -99,10 +99,10 @@ BY_SCHEMA: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "place", "words"), BY_SCHEMA, ids=range(len(BY_SCHEMA)))
-def test_a_schema_that_is_too_large_says_where(
+def test_a_schema_that_is_too_large_is_reported_with_its_place(
     schema: dict[str, Any], place: str | None, words: str
 ) -> None:
-    """By a JSON pointer, as what cannot be held to does."""
+    """The place is a JSON pointer, as for unsupported keywords."""
     if place is None:
         check_schema(schema)
         return
@@ -131,13 +131,13 @@ def test_a_schema_that_is_too_large_says_where(
     ],
     ids=range(11),
 )
-def test_what_people_write_passes(schema: dict[str, Any]) -> None:
-    """Prices, seconds of a day, dates with a pattern, two long patterns, trees."""
+def test_usual_schemas_are_accepted(schema: dict[str, Any]) -> None:
+    """They have prices, seconds of a day, dates with a pattern, two long patterns, and trees."""
     check_schema(schema)
 
 
 def closed(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return an object of these properties alone, as the strict mode wants it."""
+    """Return an object with only these properties, as strict mode requires."""
     return {
         "type": "object",
         "properties": properties,
@@ -147,7 +147,7 @@ def closed(**properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def optional(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what pydantic writes for a value that may be null."""
+    """Return the schema that pydantic writes for a nullable value."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -179,7 +179,7 @@ EVERYDAY: dict[str, dict[str, Any]] = {
             {"type": "object", "properties": {"dueAt": DATE_TIME}},
         ]
     },
-    "an object beside its base": {
+    "an object next to its base": {
         "type": "object",
         "properties": {"createdAt": DATE_TIME},
         "allOf": [{"$ref": "#/$defs/base"}],
@@ -196,20 +196,20 @@ EVERYDAY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_everyday_schemas_are_served(name: str) -> None:
-    """Dates of several properties multiply nothing, and neither do lists of values beside them."""
+def test_everyday_schemas_are_accepted(name: str) -> None:
+    """Dates of several properties do not multiply, and neither do lists of values."""
     served_schema(EVERYDAY[name], "response_format", SchemaRules())
 
 
-def test_tools_with_dates_are_served_together() -> None:
-    """Thirty tools with two optional ones each, in one grammar."""
+def test_tools_with_dates_are_accepted_together() -> None:
+    """Thirty tools have two optional dates each, in one grammar."""
     schema = closed(since=optional(DATE_TIME), until=optional(DATE_TIME))
     text = json.dumps(served_schema(schema, "tools", SchemaRules()))
     check_grammar("".join(f"t{i}: %json {text}\n" for i in range(30)))
 
 
-def test_references_that_are_spelled_differently_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they name is gone through once; values in it are no schemas, and not gone into."""
+def test_equal_references_with_different_spellings_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their target is visited once; values in it that are not schemas are skipped."""
     walked = []
     nodes = automata._nodes
 
@@ -228,12 +228,12 @@ def test_references_that_are_spelled_differently_are_one(monkeypatch: pytest.Mon
             ],
         }
     )
-    # All 6 for anchors and for references, and once what is named.
+    # Each of the 6 for anchors and for references, and once for the target.
     assert len(walked) == 6 + 6 + 1
 
 
 def test_joined_objects_of_many_members_are_refused() -> None:
-    """However their references double what is to be joined."""
+    """Their references double the number of members to join."""
     steps = {
         f"{kind}{i}": {
             "properties": {name: {"$ref": f"#/$defs/{kind}{i + 1}"} for name in "ab"},
@@ -258,7 +258,7 @@ def test_joined_objects_of_many_members_are_refused() -> None:
     ids=range(4),
 )
 def test_a_grammar_that_is_too_large_is_refused(source: str, words: str) -> None:
-    """By the term, or by what the schemas in it come to."""
+    """The error has the term, or the size of the schemas in it."""
     with pytest.raises(TooLarge, match=words):
         check_grammar(source)
     with pytest.raises(RequestError, match=words) as caught:
@@ -277,6 +277,6 @@ def test_a_grammar_that_is_too_large_is_refused(source: str, words: str) -> None
     ],
     ids=range(5),
 )
-def test_a_grammar_that_people_write_passes(source: str) -> None:
-    """Keywords that no name may be, signs in texts, circles that the compiler finds."""
+def test_a_usual_grammar_is_accepted(source: str) -> None:
+    """It has keywords that cannot be names, operators in texts, and cycles for the compiler."""
     check_grammar(source)

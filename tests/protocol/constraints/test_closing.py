@@ -1,4 +1,4 @@
-"""Closing of objects: what is generated has listed properties only, and is valid as given."""
+"""Closing of objects: they have only listed properties, and still satisfy the original schema."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def listing(*names: str, required: str = "", **others: Any) -> dict[str, Any]:
 
 
 def tagged(tag: str, *names: str) -> dict[str, Any]:
-    """Return the schema of an object that its property `t` tells from others."""
+    """Return the schema of an object with the discriminator `t`."""
     schema = listing(*names, required="t")
     return {**schema, "properties": {"t": {"const": tag}, **schema["properties"]}}
 
 
 def served(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema that is enforced."""
+    """Return the enforced schema."""
     return served_schema(copy.deepcopy(schema), "field", SchemaRules())
 
 
@@ -179,7 +179,7 @@ COMPOSED: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_an_object_has_only_the_properties_that_are_listed_at_its_place(name: str) -> None:
+def test_an_object_has_only_the_properties_listed_at_its_place(name: str) -> None:
     """Properties of other parts and of the chosen branch are allowed, and no others."""
     schema, good, bad = COMPOSED[name]
     held = served(schema)
@@ -198,13 +198,13 @@ class Reply(BaseModel):
 
 
 class Free(BaseModel):
-    """A model that opens itself."""
+    """A model that allows other properties."""
 
     model_config = ConfigDict(extra="allow")
     topic: Literal["a", "b"]
 
 
-# As `z.toJSONSchema(…, {io: "input"})` of zod 4 and `Type.Intersect` of TypeBox print them.
+# Output of zod 4's `z.toJSONSchema(…, {io: "input"})` and of TypeBox's `Type.Intersect`.
 ZOD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
@@ -280,7 +280,7 @@ def test_the_schemas_of_common_libraries_are_closed(
 def test_arguments_of_tools_are_closed(
     parameters: dict[str, Any], good: object, bad: object, *, strict: bool | None
 ) -> None:
-    """A function whose `properties` are empty has no arguments."""
+    """A function with empty `properties` has no arguments."""
     function = {"name": "f", "parameters": parameters, "strict": strict}
     tool = Tool.model_validate({"type": "function", "function": function})
     assert allows(tool.arguments_schema(), good)
@@ -297,13 +297,13 @@ def test_arguments_of_tools_are_closed(
 def test_an_unevaluatedproperties_that_no_grammar_can_express_is_refused(
     schema: dict[str, Any],
 ) -> None:
-    """Two choices at one place, and whole values, are named with the place."""
+    """Two choices at one place, and whole values, are reported with their place."""
     schema = {"properties": {"p": {**schema, "unevaluatedProperties": False}}}
     with pytest.raises(RequestError, match="`/properties/p/unevaluatedProperties` of `field`"):
         served(schema)
 
 
-def test_a_schema_of_very_many_names_or_links_stays_open() -> None:
+def test_a_schema_of_very_many_names_or_references_stays_open() -> None:
     """The work is bounded: a schema with too many names to compare is enforced as it is."""
     wide = listing(*(f"p{i}" for i in range(1_000)))
     chain = {f"d{i}": {**ref(f"d{i + 1}"), **listing(f"p{i}")} for i in range(100)}
@@ -320,7 +320,7 @@ LEAVES = st.sampled_from([WHOLE, {"const": "x"}, {"type": "null"}, {"enum": [1, 
 
 @st.composite
 def objects(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """Draw the schema of an object, which may be opened, shut or left as it is."""
+    """Draw the schema of an object, which may be open, closed or neither."""
     names = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=3))
     schema: dict[str, Any] = {"properties": {name: draw(values) for name in names}}
     if draw(st.booleans()):
@@ -355,7 +355,7 @@ COMPOSITIONS = st.recursive(
     ),
     max_leaves=8,
 )
-# One is also part of the other, and neither of itself.
+# One definition is also part of the other, and neither of itself.
 UNIONS = st.builds(
     lambda base, part, keyword: {**base, keyword: [ref("A"), part]},
     OBJECTS,
@@ -365,16 +365,16 @@ UNIONS = st.builds(
 
 
 def generated(found: LLMatcher, choose: random.Random) -> str | None:
-    """Return a text drawn byte by byte from what is allowed; None if it does not end soon."""
+    """Return a text of random allowed bytes; None if it does not end soon."""
     text = b""
     for _ in range(300):
         if found.is_accepting() and (found.is_stopped() or choose.random() < 0.5):
             return text.decode()
         mask = found.compute_logit_bias()
         allowed = [i for i in range(256) if mask[i]]
-        # Names of free objects are short, and their values simple.
+        # Names of open objects are short, and their values simple.
         usual = [i for i in allowed if chr(i) in '{}[],:"abcdtxy0123456789nul'] or allowed
-        if not usual:  # the schema requires objects in objects without end
+        if not usual:  # the schema requires endlessly nested objects
             return None
         text += bytes([choose.choice(usual)])
         found.consume_token(text[-1])
@@ -383,20 +383,20 @@ def generated(found: LLMatcher, choose: random.Random) -> str | None:
 
 @settings(max_examples=150, deadline=None)
 @given(schema=COMPOSITIONS, a=OBJECTS, b=UNIONS, seed=st.integers(0, 2**16))
-def test_what_is_generated_is_valid_under_the_schema_as_given(
+def test_generated_values_satisfy_the_original_schema(
     schema: dict[str, Any], a: dict[str, Any], b: dict[str, Any], seed: int
 ) -> None:
-    """No composition that can be generated from becomes empty by closing, nor invalid."""
+    """Closing makes no generable composition empty or invalid."""
     schema = {**schema, "$defs": {"A": a, "B": b}}
     try:
         held = served(schema)
     except RequestError:
         return
     found = matcher_of(held)
-    if found.is_error():  # then it is one without closing, too
+    if found.is_error():  # then it also fails without closing
         with patch("tidemill.protocol.constraints.schemas.close_objects"):
             opened = served(schema)
-        # A recursive property that two parts list is refused or not by the order of definitions.
+        # The order of definitions decides whether a recursive property in two parts is refused.
         is_circular = "circular" in found.get_error()
         is_held = "unevaluatedProperties" in json.dumps(opened)
         assert is_circular or is_held or matcher_of(opened).is_error()

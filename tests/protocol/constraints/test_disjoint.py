@@ -1,4 +1,4 @@
-"""Disjointness: which `oneOf` is an `anyOf`, and which cannot be shown to be one."""
+"""Disjointness: which `oneOf` equals an `anyOf`, and which cannot be proved to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ref(name: str) -> dict[str, Any]:
 
 
 def tagged(*values: object, name: str = "t", **others: Any) -> dict[str, Any]:
-    """Return the schema of objects that one of these values tells from others."""
+    """Return the schema of objects with a discriminator that has these values."""
     return {
         "type": "object",
         "properties": {name: {"enum": list(values)}, **others},
@@ -57,12 +57,12 @@ def tagged(*values: object, name: str = "t", **others: Any) -> dict[str, Any]:
 
 
 def served(schema: dict[str, Any], rules: SchemaRules | None = None) -> dict[str, Any]:
-    """Return what is held to of a schema."""
+    """Return the enforced schema."""
     return served_schema(schema, "field", rules or SchemaRules())
 
 
 def lets_through(schema: dict[str, Any], value: object) -> bool:
-    """Say whether a value goes through the grammar of a schema as it is served."""
+    """Say whether the grammar of an enforced schema accepts a value."""
     text = json.dumps(value).encode()
     matcher = LLMatcher(TOKENS, grammar_of(asked("json_schema", schema)), log_level=0)
     assert not matcher.is_error(), (schema, matcher.get_error())
@@ -70,7 +70,7 @@ def lets_through(schema: dict[str, Any], value: object) -> bool:
 
 
 def overlap(*ways: object, **root: Any) -> tuple[int, int] | None:
-    """Return the pair of a `oneOf` that may hold at once."""
+    """Return the pair of a `oneOf` that may overlap."""
     schema = {"oneOf": list(ways), **root}
     try:
         Disjointness(schema).disjoint(schema)
@@ -79,8 +79,8 @@ def overlap(*ways: object, **root: Any) -> tuple[int, int] | None:
     return None
 
 
-def test_the_unions_that_pydantic_writes_are_held_to() -> None:
-    """Discriminators in references, in one another, with a union that contains itself."""
+def test_pydantics_unions_are_enforced() -> None:
+    """Discriminators are in references and nested, and a union contains itself."""
     schema = TypeAdapter(list[Pet]).json_schema()
     held = served(schema)
     cat = {"kind": "cat", "lives": 9}
@@ -125,14 +125,14 @@ def test_the_unions_that_pydantic_writes_are_held_to() -> None:
     ],
     ids=range(20),
 )
-def test_what_no_value_can_be_twice_is_disjoint(ways: list[Any]) -> None:
-    """By type, value, bound, or a member that must be there, however the schema says so."""
+def test_mutually_exclusive_schemas_are_disjoint(ways: list[Any]) -> None:
+    """They differ by type, value, bound or required member, in any spelling."""
     defs = {"a": tagged("a"), "b": tagged("b"), "c": ref("a")}
     assert overlap(*ways, **{"$defs": defs}) is None
 
 
-def test_what_stands_beside_a_choice_counts_for_each_of_its_schemas() -> None:
-    """As in schemas that require the discriminator once for all."""
+def test_siblings_of_a_choice_count_for_each_of_its_schemas() -> None:
+    """Some schemas require the discriminator once for all."""
     ways = [{"properties": {"t": {"const": "a"}}}, {"properties": {"t": {"const": "b"}}}]
     assert overlap(*ways) == (0, 1)
     assert overlap(*ways, type="object", required=["t"]) is None
@@ -141,8 +141,8 @@ def test_what_stands_beside_a_choice_counts_for_each_of_its_schemas() -> None:
     assert not lets_through(held, {"t": "c"})
 
 
-def test_a_discriminator_with_a_default_is_always_written() -> None:
-    """Pydantic requires it of what it reads, though not in the schema that it writes."""
+def test_a_discriminator_with_a_default_is_always_generated() -> None:
+    """Pydantic requires it in input, though not in the schema that it writes."""
 
     class Ship(BaseModel):
         kind: Literal["ship"] = "ship"
@@ -161,8 +161,8 @@ def test_a_discriminator_with_a_default_is_always_written() -> None:
     assert [kinds.validate_python(value) is None for value in good] == [False, False, True]
 
 
-def test_a_schema_that_is_disjoint_as_it_is_stays_as_it_is() -> None:
-    """A member that could tell it from others is not required where nothing has to be told."""
+def test_an_already_disjoint_schema_stays_unchanged() -> None:
+    """An optional discriminator is not required if it is not needed."""
     flag = {"type": "object", "properties": {"flag": {"type": "boolean"}}}
     for ways in ([flag, {"type": "string"}], [flag, tagged("a"), {"type": "null"}][::2]):
         held = served({"oneOf": ways})["oneOf"]
@@ -170,7 +170,7 @@ def test_a_schema_that_is_disjoint_as_it_is_stays_as_it_is() -> None:
 
 
 def test_expressions_whose_discriminators_have_defaults_may_contain_themselves() -> None:
-    """What is required is so in copies of the definitions, which all else leaves as they are."""
+    """Members are required only in copies of the definitions, which stay unchanged otherwise."""
     number = {"type": "object", "properties": {"t": {"const": "n"}, "v": {"type": "number"}}}
     added = {
         "type": "object",
@@ -191,8 +191,8 @@ def test_expressions_whose_discriminators_have_defaults_may_contain_themselves()
         assert not lets_through(held, {"all": {**leaf, "w": 1}})
 
 
-def test_a_whole_schema_may_be_one_of_its_own_choices() -> None:
-    """Its copy stands among its definitions, beside others of any name, and holds none itself."""
+def test_a_schema_may_be_one_of_its_choices() -> None:
+    """Its copy is among its definitions, next to others of any name, and contains none itself."""
     schema = {
         "type": "object",
         "properties": {
@@ -209,8 +209,8 @@ def test_a_whole_schema_may_be_one_of_its_own_choices() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -> None:
-    """Where each schema requires another, a value of one has nothing that another requires."""
+def test_only_one_of_mutually_exclusive_members_is_generated(*, is_closed: bool) -> None:
+    """If each schema requires a different member, a value has only one of them."""
     members = {name: {"type": "integer"} for name in "abc"}
     ways = [{"required": [name]} for name in "abc"]
     schema = {"type": "object", "properties": members, "oneOf": ways}
@@ -241,33 +241,33 @@ def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -
     ],
     ids=range(11),
 )
-def test_a_pair_that_may_hold_at_once_is_named(ways: list[Any], pair: tuple[int, int]) -> None:
-    """So it is with what leads nowhere, of which nothing is known."""
+def test_an_overlapping_pair_is_reported(ways: list[Any], pair: tuple[int, int]) -> None:
+    """Dangling references are reported too, because nothing is known about them."""
     defs = {"loop": {"$ref": "#/$defs/pool"}, "pool": {"$ref": "#/$defs/loop"}}
     assert overlap(*ways, **{"$defs": defs}) == pair
 
 
-def test_a_choice_that_cannot_be_held_to_says_where_why_and_what_helps() -> None:
-    """With the pointer of its keyword."""
+def test_an_overlapping_choice_is_reported_with_place_reason_and_advice() -> None:
+    """The place is the pointer of its keyword."""
     with pytest.raises(RequestError) as caught:
         served({"properties": {"pet": {"oneOf": [tagged("a"), tagged("b"), tagged("a")]}}})
     assert caught.value.message == (
-        "`/properties/pet/oneOf` of `field` cannot be held to, as a value may satisfy both 0 and 2"
-        " of it: give each a required property with a `const` of its own, or write `anyOf` where"
-        " any of them will do."
+        "`/properties/pet/oneOf` of `field` is not supported, because a value may satisfy both 0"
+        " and 2 of it: give each a required property with a different `const`, or use `anyOf` if"
+        " any match is enough."
     )
 
 
-def test_references_below_another_base_are_not_followed() -> None:
-    """Where `$id` stands inside, `#` means that part, and nobody knows which of them is meant."""
+def test_references_under_another_base_are_not_followed() -> None:
+    """With a nested `$id`, `#` means that part, so references are ambiguous."""
     schema = {"oneOf": [ref("a"), ref("b")], "$defs": {"a": tagged("a"), "b": tagged("b")}}
     assert served(schema)
     with pytest.raises(RequestError, match="oneOf"):
         served({"items": {"$id": "http://example.com/x", **schema}, "$defs": schema["$defs"]})
 
 
-def test_closing_objects_makes_none_of_them_disjoint() -> None:
-    """The answer is judged by the schema as it was sent, which leaves them open."""
+def test_closing_objects_makes_no_schemas_disjoint() -> None:
+    """The original schema decides, in which the objects are open."""
     ways: list[Any] = [
         {"type": "object", "properties": {"a": {}}},
         {"type": "object", "properties": {"b": {}}, "required": ["b"]},
@@ -277,7 +277,7 @@ def test_closing_objects_makes_none_of_them_disjoint() -> None:
 
 
 def hostile() -> dict[str, dict[str, Any]]:
-    """Return schemas that would take ages if each way through them were gone."""
+    """Return schemas that would take ages if each path through them were followed."""
 
     def chain(link: Any, length: int) -> dict[str, Any]:
         defs = {f"d{i}": link(ref(f"d{i + 1}")) for i in range(length)}
@@ -303,8 +303,8 @@ def hostile() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", hostile())
-def test_hostile_schemas_cost_a_bounded_number_of_looks(name: str) -> None:
-    """What is not shown by then is refused; recursion never goes deep."""
+def test_hostile_schemas_need_a_bounded_number_of_steps(name: str) -> None:
+    """Schemas that are not proved by then are refused; recursion is never deep."""
     schema = hostile()[name]
     disjointness = Disjointness(schema)
     with pytest.raises(Overlap):
@@ -370,20 +370,20 @@ SCHEMAS = st.recursive(
 )
 
 
-@given(ways=st.lists(SCHEMAS, min_size=2, max_size=3), x=SCHEMAS, y=LEAVES, beside=SCHEMAS)
-def test_what_is_shown_to_be_disjoint_is(ways: list[Any], x: Any, y: Any, beside: Any) -> None:
-    """Judged by jsonschema on values of all kinds: no two schemas hold at once beside the rest."""
-    # A definition that is itself again is none: jsonschema would go round for ever.
+@given(ways=st.lists(SCHEMAS, min_size=2, max_size=3), x=SCHEMAS, y=LEAVES, sibling=SCHEMAS)
+def test_proved_schemas_are_disjoint(ways: list[Any], x: Any, y: Any, sibling: Any) -> None:
+    """According to jsonschema, no value of any kind satisfies two of them and their siblings."""
+    # A definition that only refers to itself is left out: jsonschema would not terminate.
     defs = {"x": x if "$ref" not in json.dumps(x) else {"type": "object"}, "y": y}
     defs["y"] = y if "$ref" not in json.dumps(y) else {"const": "a"}
-    schema = {"oneOf": ways, "allOf": [beside], "$defs": defs}
+    schema = {"oneOf": ways, "allOf": [sibling], "$defs": defs}
     disjointness = Disjointness(schema)
     try:
         ways = disjointness.disjoint(schema)
     except Overlap:
         return
     disjointness.fill()
-    judges = [Draft202012Validator({"allOf": [way, beside], "$defs": defs}) for way in ways]
+    judges = [Draft202012Validator({"allOf": [way, sibling], "$defs": defs}) for way in ways]
     judge = Draft202012Validator(schema)
     for value in VALUES:
         held = sum(judge.is_valid(value) for judge in judges)
@@ -396,10 +396,10 @@ def test_what_is_shown_to_be_disjoint_is(ways: list[Any], x: Any, y: Any, beside
     value=st.sampled_from([None, True, 3, "x"]),
     by=st.sampled_from(["const", "enum", "ref"]),
 )
-def test_a_discriminated_union_lets_through_what_jsonschema_does(
+def test_a_discriminated_union_accepts_the_same_values_as_jsonschema(
     names: list[str], inner: list[str], value: object, by: str
 ) -> None:
-    """Of each branch, and of none."""
+    """The values belong to each branch, or to none."""
     defs: dict[str, Any] = {f"is_{name}": {"const": name} for name in names}
     for name, kind in zip(names, inner, strict=False):
         signs = {"const": {"const": name}, "enum": {"enum": [name, name * 2]}}
@@ -418,8 +418,8 @@ def test_a_discriminated_union_lets_through_what_jsonschema_does(
             assert lets_through(held, sample) == judge.is_valid(sample), sample
 
 
-def test_unions_of_many_values_are_not_kept() -> None:
-    """A set for each would hold the large one again and again; what they share is kept once."""
+def test_unions_of_many_values_are_not_copied() -> None:
+    """A set for each would copy the large one again and again; the shared part is stored once."""
     large = {"enum": [*range(100_000)]}
     ways = [{"anyOf": [{"$ref": "#/$defs/B"}, {"const": -i}]} for i in range(1, 5)]
     meets = [{"allOf": [{"$ref": "#/$defs/B"}, {"minimum": i, "enum": [i, -i]}]} for i in (1, 2)]

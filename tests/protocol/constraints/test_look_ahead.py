@@ -1,4 +1,4 @@
-"""Look-ahead in patterns: real ones, random ones against another implementation, and bounds."""
+"""Look-ahead in patterns: real ones, random ones against another implementation, and limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ EXAMPLES = {
 
 
 def lets_through(kind: Any, source: Any, text: str) -> bool:
-    """Say whether a text goes through a grammar."""
+    """Say whether a grammar accepts a text."""
     matcher = LLMatcher(TOKENS, grammar_of(asked(kind, source)), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     ids = list(text.encode())
@@ -67,11 +67,13 @@ def lets_through(kind: Any, source: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize(("pattern", "good", "bad"), EXAMPLES.values(), ids=EXAMPLES)
-def test_patterns_of_other_tools_are_held_to(pattern: str, good: list[str], bad: list[str]) -> None:
-    """A schema, the names of an object, a regex and a tag let exactly the right texts through."""
+def test_patterns_of_other_tools_are_enforced(
+    pattern: str, good: list[str], bad: list[str]
+) -> None:
+    """A schema, an object's names, a regex and a tag accept exactly the right texts."""
     schema = served_schema({"type": "string", "pattern": pattern}, "field", SchemaRules())
     named = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
-    is_large = pattern == PASSWORD  # for one expression, which a name needs
+    is_large = pattern == PASSWORD  # too large for a single expression, which a name needs
     names = {} if is_large else served_schema(named, "field", SchemaRules())
     tag = {"type": "regex", "pattern": pattern}
     for text in (*good, *bad):
@@ -84,7 +86,7 @@ def test_patterns_of_other_tools_are_held_to(pattern: str, good: list[str], bad:
 
 
 def expressions() -> st.SearchStrategy[str]:
-    """Return expressions of a few characters, with look-ahead in any place that is supported."""
+    """Return expressions of a few characters, with look-ahead in any supported place."""
     plain = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", "a*", "b?", "a+", "b{2}"])
 
     def longer(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -101,8 +103,8 @@ TEXTS = ["".join(each) for length in range(4) for each in product("ab1.", repeat
 
 
 @given(expressions().filter(looks_around))
-def test_plain_expressions_match_what_the_one_with_look_ahead_matches(pattern: str) -> None:
-    """Texts are those that another implementation finds, or fewer where there is no anchor."""
+def test_plain_expressions_match_the_same_texts(pattern: str) -> None:
+    """Another implementation finds the same texts, or more if there is no anchor."""
     try:
         found = plain_patterns(pattern)
     except LookAroundError as exc:
@@ -127,19 +129,19 @@ def test_plain_expressions_match_what_the_one_with_look_ahead_matches(pattern: s
     [
         ("a(?<=b)c", "look-behind is not supported"),
         ("a(?<!b)c", "look-behind is not supported"),
-        (r"^(?!.*(.)\1)a+$", "references to groups are not supported"),
+        (r"^(?!.*(.)\1)a+$", "back-references are not supported"),
         ("^(?:(?!ab).){9}$", "look-ahead in a repetition of more than 8 times is not supported"),
         ("^(?:(?=a))*$", "is nested too deeply"),
         ("^(?=(?i)a)a$", "flags are not supported next to look-ahead"),
         ("^(?!)a$", "its look-ahead excludes every text"),
-        ("^(?=a", "a parenthesis is not closed"),
+        ("^(?=a", "missing closing parenthesis"),
         (r"^(?=\p{L})a$", r"\p is not supported next to look-ahead"),
         (f"^(?!{'a?' * 300}b)(?:.*c)?$", "its look-ahead"),
         (f"^(?!{'.*a' * 40}.{{900}}b).*c$", "its look-ahead"),
-        ("^" + "(?=" * 60 + ")" * 60, "more than 50 groups are nested"),
+        ("^" + "(?=" * 60 + ")" * 60, "more than 50 nested groups are not supported"),
     ],
 )
-def test_other_look_around_is_one_line_with_its_place(pattern: str, words: str) -> None:
+def test_unsupported_look_around_is_one_line_with_its_place(pattern: str, words: str) -> None:
     """The error has the JSON pointer, the pattern as it was sent, and the reason."""
     schema = {"properties": {"a/b": {"type": "string", "pattern": pattern}}}
     message = {"role": "user", "content": "x"}
@@ -158,8 +160,8 @@ def test_other_look_around_is_one_line_with_its_place(pattern: str, words: str) 
         served_schema(names, "field", SchemaRules())
 
 
-def test_distinct_patterns_with_look_ahead_are_few() -> None:
-    """One schema may repeat a pattern as often as it likes, but not have very many of them."""
+def test_distinct_patterns_with_look_ahead_are_limited() -> None:
+    """A schema may repeat a pattern any number of times, but not have very many different ones."""
     same = {"items": [{"pattern": "^(?!a)b"}] * 100}
     assert len(served_schema(same, "field", SchemaRules())["items"]) == 100
     many = {"items": [{"pattern": f"^(?!{number})b"} for number in range(100)]}
@@ -167,8 +169,8 @@ def test_distinct_patterns_with_look_ahead_are_few() -> None:
         served_schema(many, "field", SchemaRules())
 
 
-def test_a_pattern_without_look_around_stays_as_it_was_sent() -> None:
-    """Escapes, classes and comments that contain its signs are no look-around."""
+def test_a_pattern_without_look_around_stays_unchanged() -> None:
+    """Escapes, classes and comments with the same characters are not look-around."""
     for pattern in (r"^\(?=a$", "[(?=a)]", r"[\](?!]", "(?:a)", "(?<name>a)", r"\\b", "(?P<n>a)"):
         assert not looks_around(pattern)
         assert served_schema({"pattern": pattern}, "x", SchemaRules()) == {"pattern": pattern}

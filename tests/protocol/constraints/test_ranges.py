@@ -1,4 +1,4 @@
-"""Ranges of numbers: what is held to of bounds that are no floats, or beyond 64 bits."""
+"""Numeric ranges: bounds that are not exact floats, or exceed 64 bits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ POINTS = [0, 2**53, 2**53 + 1, 10**17, 10**18 - 1, 10**18, 2**60 + 1, 2**62, LAR
 
 
 def lets_through(schema: dict[str, Any], value: int) -> bool:
-    """Say whether a whole number goes through the grammar of a schema as it is served."""
+    """Say whether the grammar of an enforced schema accepts an integer."""
     text = str(value).encode()
     matcher = LLMatcher(TOKENS, grammar_of(asked("json_schema", schema)), log_level=0)
-    if matcher.is_error():  # of small bounds the library itself says where nothing lies between
+    if matcher.is_error():  # for small bounds the library itself reports an empty range
         assert "Unsatisfiable" in matcher.get_error()
         return False
     return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
 
 
 def served(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what is held to of a schema."""
+    """Return the enforced schema."""
     return served_schema(schema, "field", SchemaRules())
 
 
@@ -53,17 +53,17 @@ def served(schema: dict[str, Any]) -> dict[str, Any]:
     ids=range(7),
 )
 @pytest.mark.parametrize("kind", ["integer", "number"])
-def test_ranges_of_64_bits_and_more_are_held_to(
+def test_ranges_of_64_bits_and_more_are_enforced(
     kind: str, bounds: dict[str, float], good: list[int], bad: list[int]
 ) -> None:
-    """As schemas made from other languages' integers and floats have them."""
+    """Schemas generated from other languages' integers and floats have them."""
     schema = served({"type": kind, **bounds})
     assert [value for value in good if not lets_through(schema, value)] == []
     assert [value for value in bad if lets_through(schema, value)] == []
 
 
-def test_bounds_that_can_be_held_to_stay_as_they_are() -> None:
-    """Also where they are none of whole numbers."""
+def test_enforceable_bounds_stay_unchanged() -> None:
+    """Bounds of non-integers stay too."""
     for bounds in ({"minimum": -5, "maximum": 2.5}, {"exclusiveMaximum": 2**53 - 1}):
         assert served(bounds) == bounds
 
@@ -79,8 +79,8 @@ def test_bounds_that_can_be_held_to_stay_as_they_are() -> None:
     ),
     near=st.integers(-600, 600),
 )
-def test_what_goes_through_is_in_range(kind: str, bounds: dict[str, float], near: int) -> None:
-    """Whatever the bounds: a range in which no number can be written is refused."""
+def test_accepted_numbers_are_in_range(kind: str, bounds: dict[str, float], near: int) -> None:
+    """A range without any number is refused, whatever the bounds."""
     schema = {"type": kind, **bounds}
     try:
         held = served(schema)

@@ -1,4 +1,4 @@
-"""What a body says its output must be: every form of it comes to one value, or to one error."""
+"""Output constraints of a body: every form of it is parsed to one value, or to one error."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SCALAR = '{"type":"any_text"}'
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-def asked(**fields: Any) -> OutputConstraint | None:
-    """Return what a chat asks of its output, which a completion asks alike."""
+def constraint_of(**fields: Any) -> OutputConstraint | None:
+    """Return the constraint of a chat's output, which is the same as a completion's."""
     of_chat = read_body(ChatCompletionRequest, {**CHAT, **fields}).output_constraint
     assert read_body(CompletionRequest, {"prompt": "Hi", **fields}).output_constraint == of_chat
     return of_chat
 
 
 def fault(**fields: Any) -> RequestError:
-    """Return the error that a chat gets, before any model is there."""
+    """Return the error for a chat, before any model is loaded."""
     with pytest.raises(RequestError) as caught:
-        asked(**fields)
+        constraint_of(**fields)
     return caught.value
 
 
@@ -107,11 +107,11 @@ def fault(**fields: Any) -> RequestError:
         ({"grammar": "root ::= x"}, "grammar", "root ::= x", "grammar"),
     ],
 )
-def test_every_form_comes_to_one_value(
+def test_every_form_is_parsed_to_one_value(
     fields: dict[str, Any], kind: str, source: str, param: str
 ) -> None:
-    """Its `param` is the field that somebody would have to change."""
-    found = asked(**fields)
+    """Its `param` is the field to change."""
+    found = constraint_of(**fields)
     assert found is not None
     assert (found.kind, found.source, found.param) == (kind, source, param)
     assert found.whitespace == JSON_WHITESPACE
@@ -129,9 +129,9 @@ def test_every_form_comes_to_one_value(
         {"guided_whitespace_pattern": " "},
     ],
 )
-def test_what_asks_for_nothing_is_no_constraint(fields: dict[str, Any]) -> None:
-    """Null and the defaults that clients write out."""
-    assert asked(**fields) is None
+def test_empty_fields_give_no_constraint(fields: dict[str, Any]) -> None:
+    """They are null, or the defaults that clients write out."""
+    assert constraint_of(**fields) is None
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_what_asks_for_nothing_is_no_constraint(fields: dict[str, Any]) -> None:
         ({"guided_json": SCHEMA, "guided_whitespace_pattern": "\\n"}, "\\n"),
     ],
 )
-def test_white_space_is_what_is_asked_for(fields: dict[str, Any], whitespace: str) -> None:
-    """Between the tokens of a JSON text."""
-    found = asked(**fields)
+def test_white_space_follows_the_request(fields: dict[str, Any], whitespace: str) -> None:
+    """It is allowed between the tokens of a JSON text."""
+    found = constraint_of(**fields)
     assert found is not None
     assert found.whitespace == whitespace
 
@@ -157,11 +157,11 @@ def test_white_space_is_what_is_asked_for(fields: dict[str, Any], whitespace: st
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
     ],
 )
-def test_two_constraints_exclude_each_other(fields: dict[str, Any], param: str) -> None:
-    """Both are named."""
+def test_two_constraints_are_refused(fields: dict[str, Any], param: str) -> None:
+    """The error names both."""
     error = fault(**fields)
     assert error.param == param
-    assert "exclude each other" in error.message
+    assert "cannot be used together" in error.message
 
 
 @pytest.mark.parametrize(
@@ -174,20 +174,20 @@ def test_two_constraints_exclude_each_other(fields: dict[str, Any], param: str) 
         {"guided_choice": ["a"], "structured_outputs": {"choice": ["a", "a"]}},
     ],
 )
-def test_one_form_under_its_old_name_and_its_new_one_is_one_form(fields: dict[str, Any]) -> None:
-    """Clients that talk to servers of several ages send both; the first is named in errors."""
-    first = next(iter(found for name in fields if (found := asked(**{name: fields[name]}))))
-    found = asked(**fields)
+def test_the_old_and_the_new_name_of_one_constraint_are_allowed(fields: dict[str, Any]) -> None:
+    """Clients that support servers of several versions send both; errors name the first."""
+    first = next(iter(found for name in fields if (found := constraint_of(**{name: fields[name]}))))
+    found = constraint_of(**fields)
     assert found is not None
     assert found.is_same_form(first)
 
 
-def test_equal_schemas_with_other_white_space_exclude_each_other() -> None:
-    """Nobody knows which of them is meant."""
+def test_equal_schemas_with_different_white_space_are_refused() -> None:
+    """It is ambiguous which of them is meant."""
     error = fault(
         guided_json=SCHEMA, structured_outputs={"json": SCHEMA, "disable_any_whitespace": True}
     )
-    assert "exclude each other" in error.message
+    assert "cannot be used together" in error.message
 
 
 @pytest.mark.parametrize(
@@ -224,37 +224,39 @@ def test_equal_schemas_with_other_white_space_exclude_each_other() -> None:
     ],
     ids=range(25),
 )
-def test_a_wrong_form_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
-    """Whatever is sent, and however large it is."""
+def test_an_invalid_form_is_a_400_with_its_field(fields: dict[str, Any], param: str) -> None:
+    """The value may be anything of any size."""
     error = fault(**fields)
     assert (error.param, error.status_code) == (param, 400)
 
 
-def test_strict_takes_no_unknown_keyword() -> None:
-    """OpenAI's strict mode refuses what it does not know; the constraint is the same without it."""
+def test_strict_allows_no_unknown_keyword() -> None:
+    """OpenAI's strict mode refuses unknown keywords; the constraint is the same without it."""
 
     def of(schema: dict[str, Any], *, strict: bool) -> OutputConstraint | None:
         described = {"name": "x", "schema": schema, "strict": strict}
-        return asked(response_format={"type": "json_schema", "json_schema": described})
+        return constraint_of(response_format={"type": "json_schema", "json_schema": described})
 
     assert of(SCHEMA, strict=True) == of(SCHEMA, strict=False)
     assert of({"maxlength": 3}, strict=False) is not None
     with pytest.raises(RequestError, match="maxlength"):
         of({"maxlength": 3}, strict=True)
-    closed = asked(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
-    assert closed == asked(structured_outputs={"json": SCHEMA})
+    closed = constraint_of(
+        structured_outputs={"json": SCHEMA, "disable_additional_properties": True}
+    )
+    assert closed == constraint_of(structured_outputs={"json": SCHEMA})
 
 
-def test_a_schema_that_rows_share_is_parsed_once() -> None:
+def test_a_schema_shared_by_rows_is_parsed_once() -> None:
     """Rows of a file have equal schemas, as objects or as texts."""
     schema = {**SCHEMA, "required": ["parsed once"]}
     with patch("tidemill.protocol.constraints.request.served_schema", wraps=served_schema) as parse:
-        assert asked(guided_json=schema) == asked(guided_json=json.dumps(schema))
+        assert constraint_of(guided_json=schema) == constraint_of(guided_json=json.dumps(schema))
     assert parse.call_count == 1
 
 
 def test_every_field_of_a_constraint_is_known_to_be_compiled() -> None:
-    """So that none of them is compiled on a loop."""
+    """None of them may be compiled on an event loop."""
     own = ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
     for name in {*own, "tools", "stop_regex"} - {"guided_whitespace_pattern"}:
         assert asks_for_automaton({name: {}}), name

@@ -1,4 +1,4 @@
-"""JSON schemas: what is held to of them, and what is refused with its place."""
+"""JSON schemas: the enforced part, and errors with their place."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tidemill.protocol.errors import RequestError
 
 
 def served(schema: object, rules: SchemaRules | None = None) -> dict[str, Any]:
-    """Return what is held to of a schema."""
+    """Return the enforced schema."""
     return served_schema(schema, "regex", rules or SchemaRules())
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Return a schema of lists in lists."""
+    """Return a schema of nested lists."""
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
     return schema
 
 
-def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
-    """Titles, defaults, OpenAPI's words, keywords that nobody knows, formats that nobody knows."""
+def test_annotations_are_removed_and_the_rest_keeps_its_order() -> None:
+    """They are titles, defaults, OpenAPI's keywords, and unknown keywords and formats."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "T",
@@ -135,8 +135,8 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"items": {"anyOf": [{"oneOf": [{"$ref": "#/$defs/a"}, True]}]}}, "/items/anyOf/0/oneOf"),
     ],
 )
-def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], place: str) -> None:
-    """A JSON pointer into the schema as it was sent."""
+def test_an_unsupported_part_is_reported_with_its_place(schema: dict[str, Any], place: str) -> None:
+    """The place is a JSON pointer into the original schema."""
     with pytest.raises(RequestError) as caught:
         served(schema)
     assert caught.value.message.startswith(f"`{place}` of `regex` ")
@@ -169,14 +169,14 @@ def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], 
         {"required": ["b"], "dependentRequired": {"a": ["b"]}},
     ],
 )
-def test_a_keyword_that_restricts_nothing_where_it_is_has_no_effect(schema: dict[str, Any]) -> None:
-    """The same keywords are refused where they restrict values."""
+def test_a_keyword_without_effect_is_allowed(schema: dict[str, Any]) -> None:
+    """The same keywords are refused if they restrict values."""
     names = "type items required minItems maxItems".split()
     assert served(schema) == {name: value for name, value in schema.items() if name in names}
 
 
-def test_a_format_that_is_not_enforced_is_noted_with_its_place() -> None:
-    """Formats are annotations: known and unknown ones pass, and those of numbers need no note."""
+def test_an_unenforced_format_is_noted_with_its_place() -> None:
+    """Formats are annotations: all of them are allowed, and those of numbers need no note."""
     notes: list[str] = []
     schema = {
         "properties": {
@@ -215,21 +215,21 @@ def test_a_format_that_is_not_enforced_is_noted_with_its_place() -> None:
         ({"pattern": "^a"}, {}, {"patternProperties": {"^a": True}}),
     ],
 )
-def test_names_of_properties_are_held_to_by_the_properties(
+def test_property_names_are_enforced_by_the_properties(
     names: dict[str, Any], others: dict[str, Any], held: dict[str, Any]
 ) -> None:
-    """Zod and pydantic write the keys of their records and dictionaries so."""
+    """Zod and pydantic write the keys of their records and dictionaries this way."""
     assert served({"propertyNames": names, **others}) == {**held, "additionalProperties": False}
 
 
 def test_a_count_may_be_written_as_a_float() -> None:
-    """As spreadsheets and data frames write it."""
+    """Spreadsheets and data frames write it so."""
     assert served({"maxItems": 2.0, "minimum": 2.5}) == {"maxItems": 2, "minimum": 2.5}
     assert isinstance(served({"maxItems": 2.0})["maxItems"], int)
 
 
-def test_a_schema_may_be_so_deep_and_refer_so_often() -> None:
-    """What is deeper, or refers more often, could bring down what goes through it."""
+def test_depth_and_references_are_limited() -> None:
+    """A deeper schema, or one with more references, could crash its readers."""
     assert served(nested(50))
     with pytest.raises(RequestError, match="too deep"):
         served(nested(51))
@@ -257,10 +257,8 @@ def test_a_schema_may_be_so_deep_and_refer_so_often() -> None:
         ),
     ],
 )
-def test_dates_and_times_are_those_of_a_calendar_and_a_clock(
-    name: str, good: list[str], bad: list[str]
-) -> None:
-    """Beside the format itself, which lets more through; a leap second is not written."""
+def test_dates_and_times_exist(name: str, good: list[str], bad: list[str]) -> None:
+    """The format itself allows more; leap seconds are never generated."""
     schema = served({"type": "string", "format": name, "allOf": [{"minLength": 1}]})
     first, narrower = schema["allOf"]
     assert first == {"minLength": 1}

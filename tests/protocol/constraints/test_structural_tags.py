@@ -1,4 +1,4 @@
-"""Structural tags: both forms come to one tree, and what is not served is named with its place."""
+"""Structural tags: both forms give one tree; unsupported parts are reported with their place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "<
 
 
 def test_the_older_form_is_text_with_triggered_tags() -> None:
-    """SGLang's and older vLLM's: structures and triggers."""
+    """SGLang and older vLLM use structures and triggers."""
     assert served_tag({"structures": [CALL], "triggers": ["<f="]}, "field") == {
         "type": "triggered_tags",
         "triggers": ["<f="],
@@ -32,7 +32,7 @@ def test_the_older_form_is_text_with_triggered_tags() -> None:
 
 
 def test_the_newer_form_is_a_tree_of_formats() -> None:
-    """XGrammar's; what stands beside a format's own fields says nothing."""
+    """It is XGrammar's; additional fields are ignored."""
     tree = {
         "type": "sequence",
         "elements": [
@@ -94,8 +94,10 @@ def test_the_newer_form_is_a_tree_of_formats() -> None:
     ],
     ids=range(20),
 )
-def test_what_is_not_served_is_named_with_its_place(value: Any, place: str | None) -> None:
-    """A JSON pointer into what was sent."""
+def test_an_unsupported_part_of_a_tag_is_reported_with_its_place(
+    value: Any, place: str | None
+) -> None:
+    """The place is a JSON pointer into the value as it was sent."""
     with pytest.raises(RequestError) as caught:
         served_tag(value, "field")
     assert (caught.value.param, caught.value.status_code) == ("field", 400)
@@ -104,13 +106,13 @@ def test_what_is_not_served_is_named_with_its_place(value: Any, place: str | Non
         assert caught.value.message.startswith(named), caught.value.message
 
 
-def test_a_schema_inside_is_held_to_the_same_rules() -> None:
-    """Its own places are told."""
+def test_a_schema_inside_a_tag_follows_the_same_rules() -> None:
+    """The error has the place inside the schema."""
     with pytest.raises(RequestError, match="`/not` of `field`"):
         served_tag({"structures": [{**CALL, "schema": {"not": {}}}], "triggers": ["<f"]}, "field")
 
 
-def test_a_tree_without_end_is_refused() -> None:
+def test_an_endless_tree_is_refused() -> None:
     """Its formats are counted as they are read."""
     tree: dict[str, Any] = {"type": "any_text"}
     for _ in range(300):

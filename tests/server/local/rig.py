@@ -1,4 +1,4 @@
-"""A server without a cloud in one loop: a folder, an engine that does what bodies say, a client."""
+"""A local server in the test's own loop: a data folder, a scripted engine and a client."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CHAT = "/v1/chat/completions"
 
 
 class ScriptedEngine:
-    """Answers at once, but where a body says `wait`: then when `go` is set, or by a permit each."""
+    """Answers at once; a body's `wait` waits for `go`, or for one permit."""
 
     def __init__(self, max_num_seqs: int = 4) -> None:
         self.max_num_seqs = max_num_seqs
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.go = asyncio.Event()
         self.permits = asyncio.Semaphore(0)
         self.running = 0
@@ -48,7 +48,7 @@ class ScriptedEngine:
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
         del url, request_id
-        self.asked.append(body["say"])
+        self.requests.append(body["say"])
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -68,24 +68,24 @@ class ScriptedEngine:
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer whole, whatever is asked."""
+        """Answer with one whole reply."""
         return await self.respond(url, body, request_id, created)
 
     def info(self) -> EngineInfo:
-        """A model without weights."""
+        """Describe a model without weights."""
         return EngineInfo(MODEL, None, "test", "cpu", 0, self.max_num_seqs)
 
     def stats(self) -> EngineStats:
-        """Nothing to tell."""
+        """Return empty statistics."""
         return EngineStats()
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
 
 @dataclass
 class Local:
-    """One server that is up: its store, its engine, and a client of it."""
+    """A running server: its store, its engine and a client."""
 
     store: Store
     runner: Runner
@@ -94,13 +94,13 @@ class Local:
     seen: list[dict[str, Any]] = field(default_factory=list)
 
     async def upload(self, data: bytes, **fields: str) -> httpx.Response:
-        """Upload a file for batches."""
+        """Upload a batch input file."""
         return await self.client.post(
             "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch", **fields}
         )
 
     async def submit(self, data: bytes, **options: Any) -> dict[str, Any]:
-        """Upload a file and make a batch of it."""
+        """Upload a file and create a batch from it."""
         uploaded = await self.upload(data)
         assert uploaded.status_code == 200, uploaded.text
         created = await self.client.post(
@@ -111,14 +111,14 @@ class Local:
         return dict(created.json())
 
     async def batch(self, batch_id: str) -> dict[str, Any]:
-        """Return a batch as it is now."""
+        """Return the current batch object."""
         found = await self.client.get(f"/v1/batches/{batch_id}")
         assert found.status_code == 200, found.text
         self.seen.append(found.json())
         return dict(found.json())
 
     async def until(self, batch_id: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return a batch as soon as something holds for it."""
+        """Return a batch as soon as a condition holds."""
         async with asyncio.timeout(SECONDS):
             batch = await self.batch(batch_id)
             while not holds(batch):
@@ -134,7 +134,7 @@ class Local:
         )
 
     async def rows(self, file_id: str | None) -> list[dict[str, Any]]:
-        """Return the rows of a result, none where there is no file."""
+        """Return the rows of a result file; none if there is no file."""
         if file_id is None:
             return []
         found = await self.client.get(f"/v1/files/{file_id}/content")
@@ -146,7 +146,7 @@ class Local:
 async def serving(
     root: Path, engine: ScriptedEngine | None = None, **settings: Any
 ) -> AsyncIterator[Local]:
-    """Serve a folder; whatever was begun in it goes on."""
+    """Serve a folder; its unfinished batches continue."""
     engine = engine or ScriptedEngine()
     max_file_bytes = settings.pop("max_file_bytes", 2**30)
     with open_store(root) as store:
@@ -166,7 +166,7 @@ async def serving(
 
 
 def lines_of(bodies: Sequence[dict[str, Any]]) -> bytes:
-    """Return a file of requests, of which number i has the custom id `ci` and says `si`."""
+    """Return a file of requests; request i has the custom ID `ci` and says `si`."""
     return b"".join(
         json.dumps(
             {

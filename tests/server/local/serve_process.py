@@ -1,8 +1,8 @@
 """`tidemill serve` with a scripted engine: `python tests/server/local/serve_process.py serve …`.
 
-A body's `wait` is how many seconds its answer takes, its `status` that of an error; with a `gate`
-the answer waits until there is a file of this name.
-`--file-bytes N` lets no file grow longer, as on a full disk.
+A body's `wait` is the number of seconds before its answer, and its `status` that of an error. With
+a `gate`, the answer waits until a file of this name exists.
+`--file-bytes N` limits the size of every file, as on a full disk.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tidemill.protocol.contract import Reply, Usage
 
 
 class Timed(ScriptedEngine):
-    """Answers after as many seconds as a body says."""
+    """Answers after the number of seconds in a body."""
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Wait, then say what was asked."""
+        """Wait, then repeat the prompt."""
         del url
         await asyncio.sleep(body.get("wait", 0))
         await pass_gate(body)
         if (status := body.get("status", 200)) != 200:
             error = {"message": "No.", "type": "t", "param": None, "code": "c"}
             return Reply(status, {"error": error}, Usage(1, 0, 0))
-        asked = body["messages"][0]["content"] if "messages" in body else body["prompt"]
-        message = {"role": "assistant", "content": f"{asked}!"}
+        prompt = body["messages"][0]["content"] if "messages" in body else body["prompt"]
+        message = {"role": "assistant", "content": f"{prompt}!"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         shown = {"id": request_id, "created": created, "model": body["model"], "choices": [choice]}
         return Reply(200, shown, Usage(10, 4, 3))

@@ -1,4 +1,4 @@
-"""Batches on a server's own port: from a file to its rows, whatever comes between."""
+"""Batches of a local server: from a file to its rows, with faults and restarts in between."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.protocol.contract import Reply, Usage
 
 
-async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
-    """Successes and failures apart, counted and summed as the cloud does."""
+async def test_a_file_becomes_rows_in_input_order(tmp_path: Path) -> None:
+    """Successes and failures are separate, counted and summed as in the cloud."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{}, {"status": 400}, {}]), metadata={"k": "v"})
         batch = await local.ended(batch["id"])
@@ -35,10 +35,10 @@ async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
     Batch.model_validate(batch, strict=True)
 
 
-async def test_rows_that_come_in_any_order_are_published_in_that_of_the_lines(
+async def test_rows_that_finish_in_any_order_are_published_in_line_order(
     tmp_path: Path,
 ) -> None:
-    """Of many more lines than are on their way at once."""
+    """There are many more lines than run at once."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         bodies = [{"wait": number % 7 == 0} for number in range(200)]
@@ -49,11 +49,11 @@ async def test_rows_that_come_in_any_order_are_published_in_that_of_the_lines(
         rows = await local.rows(batch["output_file_id"])
     assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(200)]
     assert engine.most_running == 16
-    assert len(engine.asked) == 200
+    assert len(engine.requests) == 200
 
 
-async def test_a_file_of_rows_has_one_line_per_row_for_every_reader(tmp_path: Path) -> None:
-    """httpx's `iter_lines`, which ends a line at U+2028, yields whole rows."""
+async def test_every_reader_sees_one_line_per_row(tmp_path: Path) -> None:
+    """A client's `iter_lines`, which also splits at U+2028, yields whole rows."""
     say = "a\u2028b\u2029c\x85d"
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{"say": say}, {"status": 400}]))
@@ -68,7 +68,7 @@ async def test_a_file_of_rows_has_one_line_per_row_for_every_reader(tmp_path: Pa
 
 
 async def test_truncated_answers_are_counted(tmp_path: Path) -> None:
-    """They are completed rows of the Batch, which a restart does not forget."""
+    """They count as completed rows of the batch, also after a restart."""
     engine = ChoosingEngine()
     async with serving(tmp_path, engine) as local:
         bodies: list[dict[str, Any]] = [{"finish": each} for each in ("length", "stop", "length")]
@@ -84,7 +84,7 @@ async def test_truncated_answers_are_counted(tmp_path: Path) -> None:
 
 
 class ChoosingEngine(ScriptedEngine):
-    """Answers with a choice whose finish reason the body names."""
+    """Answers with a choice whose finish reason is in the body."""
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
@@ -95,7 +95,7 @@ class ChoosingEngine(ScriptedEngine):
 
 
 async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
-    """It is completed all the same, as the cloud has it."""
+    """The batch is still completed, as in the cloud."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{"status": 500}]))
         batch = await local.ended(batch["id"])
@@ -105,8 +105,8 @@ async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gzip", "array"])
-async def test_other_forms_of_files_are_taken(tmp_path: Path, form: str) -> None:
-    """What intake takes, this takes."""
+async def test_other_file_formats_are_accepted(tmp_path: Path, form: str) -> None:
+    """The server accepts the same formats as a deployment's intake."""
     data = lines_of([{}, {}])
     packed = gzip.compress(data)
     array = b"[" + b",".join(data.splitlines()) + b"]"
@@ -120,13 +120,13 @@ async def test_other_forms_of_files_are_taken(tmp_path: Path, form: str) -> None
     assert stored.progress.expected == stored.batch.expected != NO_TOKENS
 
 
-async def test_a_wrong_file_fails_with_each_of_its_errors(tmp_path: Path) -> None:
-    """Nothing of it is run."""
+async def test_an_invalid_file_fails_with_all_of_its_errors(tmp_path: Path) -> None:
+    """No line of it runs."""
     data = lines_of([{}, {"stream": True}, {"model": "other"}]) + b"no json\n"
     async with serving(tmp_path) as local:
         batch = await local.submit(data + lines_of([{}]))
         batch = await local.ended(batch["id"])
-        asked = local.engine.asked
+        requests = local.engine.requests
     assert batch["status"] == "failed"
     assert [(error["code"], error["line"]) for error in batch["errors"]["data"]] == [
         ("stream_not_supported", 2),
@@ -134,12 +134,16 @@ async def test_a_wrong_file_fails_with_each_of_its_errors(tmp_path: Path) -> Non
         ("invalid_json_line", 4),
         ("duplicate_custom_id", 5),
     ]
-    assert asked == []
+    assert requests == []
     assert batch["output_file_id"] is None
+    [message] = [error["message"] for error in batch["errors"]["data"] if error["line"] == 3]
+    assert "`--served-model-name`" in message
+    assert "`--any-model`" in message
+    assert "aliases" not in message  # only a deployment has them
 
 
-async def test_wrong_lines_get_a_row_where_that_is_asked_for(tmp_path: Path) -> None:
-    """The others run."""
+async def test_invalid_lines_get_a_row_with_the_skip_option(tmp_path: Path) -> None:
+    """The other lines run."""
     async with serving(tmp_path) as local:
         batch = await local.submit(b"no json\n" + lines_of([{}]), on_invalid_line="skip")
         batch = await local.ended(batch["id"])
@@ -149,7 +153,7 @@ async def test_wrong_lines_get_a_row_where_that_is_asked_for(tmp_path: Path) -> 
 
 
 async def test_unknown_parameters_are_counted_in_the_batch(tmp_path: Path) -> None:
-    """A batch that is strict fails."""
+    """In a batch with `strict_parameters` they are errors."""
     async with serving(tmp_path) as local:
         data = lines_of([{}, {"temprature": 1}])
         batch = await local.ended((await local.submit(data))["id"])
@@ -161,7 +165,7 @@ async def test_unknown_parameters_are_counted_in_the_batch(tmp_path: Path) -> No
 
 
 async def test_finished_rows_of_a_cancelled_batch_are_kept(tmp_path: Path) -> None:
-    """What was on its way is dropped and counts as nothing; a second cancel changes nothing."""
+    """Requests in flight are dropped and not counted; a second cancel changes nothing."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": number > 4} for number in range(100)]))
@@ -180,7 +184,7 @@ async def test_finished_rows_of_a_cancelled_batch_are_kept(tmp_path: Path) -> No
 
 
 async def test_a_batch_that_has_ended_cannot_be_cancelled(tmp_path: Path) -> None:
-    """It says how it has ended."""
+    """The error contains the batch's status."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{}]))
         await local.ended(batch["id"])
@@ -190,10 +194,10 @@ async def test_a_batch_that_has_ended_cannot_be_cancelled(tmp_path: Path) -> Non
     assert "completed" in refused.json()["error"]["message"]
 
 
-async def test_a_batch_whose_time_is_over_tells_of_the_lines_that_were_not_run(
+async def test_an_expired_batch_reports_the_lines_that_did_not_run(
     tmp_path: Path,
 ) -> None:
-    """Finished rows are kept; the others are no failures."""
+    """Finished rows are kept; the others do not count as failures."""
     late = asyncio.Event()
 
     def clock() -> float:
@@ -215,25 +219,25 @@ async def test_a_batch_whose_time_is_over_tells_of_the_lines_that_were_not_run(
     assert batch["request_counts"] == {"total": 40, "completed": 2, "failed": 0}
 
 
-async def test_a_server_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> None:
-    """No line is run twice that had a row, and none is left out."""
+async def test_a_restarted_server_resumes_its_batches(tmp_path: Path) -> None:
+    """No line with a row runs again, and none is skipped."""
     bodies = [{"wait": 10 <= number < 20} for number in range(60)]
     first = ScriptedEngine()
     async with serving(tmp_path, first) as local:
         batch = await local.submit(lines_of(bodies))
-        await local.until(batch["id"], lambda _: first.running == 10 and len(first.asked) == 60)
+        await local.until(batch["id"], lambda _: first.running == 10 and len(first.requests) == 60)
     second = ScriptedEngine()
     second.go.set()
     async with serving(tmp_path, second) as local:
         ended = await local.ended(batch["id"])
         rows = await local.rows(ended["output_file_id"])
-    assert sorted(second.asked) == [f"s{number}" for number in range(10, 20)]
+    assert sorted(second.requests) == [f"s{number}" for number in range(10, 20)]
     assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(60)]
     assert {row["response"]["body"]["created"] for row in rows} == {batch["created_at"]}
 
 
 async def test_counts_only_grow(tmp_path: Path) -> None:
-    """However often a batch is asked for, also across a restart."""
+    """The counts never decrease between polls, also across a restart."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": number > 30} for number in range(60)]))
@@ -249,23 +253,23 @@ async def test_counts_only_grow(tmp_path: Path) -> None:
     assert counts[-1] == 60
 
 
-async def test_batches_that_run_at_once_take_turns(tmp_path: Path) -> None:
-    """A small one does not wait for the end of a large one."""
+async def test_concurrent_batches_take_turns(tmp_path: Path) -> None:
+    """A small batch does not wait for the end of a large one."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         large = await local.submit(lines_of([{"wait": "permit"}] * 100))
         await local.until(large["id"], lambda _: engine.running == 16)
         small = await local.submit(lines_of([{"wait": "permit"}] * 3))
         await local.until(small["id"], lambda _: len(local.runner._in_flight._waiters) == 2)
-        for _ in range(60):  # the last of the large one starts when 84 have ended
+        for _ in range(60):  # the last line of the large one starts once 84 have ended
             engine.permits.release()
         await local.ended(small["id"])
         state = await local.batch(large["id"])
     assert state["status"] == "in_progress"
 
 
-async def test_a_file_may_be_deleted_while_a_batch_reads_it(tmp_path: Path) -> None:
-    """The batch goes on, as it does in the cloud."""
+async def test_a_file_may_be_deleted_while_a_batch_uses_it(tmp_path: Path) -> None:
+    """The batch continues, as in the cloud."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": True}] * 40))
@@ -279,8 +283,8 @@ async def test_a_file_may_be_deleted_while_a_batch_reads_it(tmp_path: Path) -> N
     assert gone.status_code == 404
 
 
-async def test_an_input_that_somebody_removes_fails_its_batch_with_a_word(tmp_path: Path) -> None:
-    """Rows that were finished are kept."""
+async def test_a_missing_input_fails_its_batch_with_a_message(tmp_path: Path) -> None:
+    """Finished rows are kept."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": number > 2} for number in range(40)]))
@@ -294,8 +298,8 @@ async def test_an_input_that_somebody_removes_fails_its_batch_with_a_word(tmp_pa
     assert len(rows) == 3
 
 
-async def test_rows_that_somebody_removes_fail_their_batch_with_a_word(tmp_path: Path) -> None:
-    """Nothing is made up in their place."""
+async def test_missing_rows_fail_their_batch_with_a_message(tmp_path: Path) -> None:
+    """The server does not invent rows."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": number > 2} for number in range(40)]))
@@ -307,8 +311,8 @@ async def test_rows_that_somebody_removes_fail_their_batch_with_a_word(tmp_path:
     assert [error["code"] for error in ended["errors"]["data"]] == ["rows_gone"]
 
 
-async def test_a_torn_tail_is_dropped_and_its_lines_are_run_again(tmp_path: Path) -> None:
-    """Bytes behind the last row that was recorded are of a write that never ended."""
+async def test_a_torn_tail_is_dropped_and_its_lines_run_again(tmp_path: Path) -> None:
+    """Bytes after the last recorded row belong to an unfinished write."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         batch = await local.submit(lines_of([{"wait": number > 2} for number in range(20)]))
@@ -322,8 +326,8 @@ async def test_a_torn_tail_is_dropped_and_its_lines_are_run_again(tmp_path: Path
     assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(20)]
 
 
-async def test_an_engine_that_dies_leaves_batches_for_the_next_server(tmp_path: Path) -> None:
-    """What holds the batch up stands in it."""
+async def test_a_failed_engine_leaves_its_batches_to_the_next_server(tmp_path: Path) -> None:
+    """The batch object contains the reason for the delay."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{}, {"die": True}]))
         held = await local.until(batch["id"], lambda batch: batch["errors"] is not None)
@@ -331,8 +335,8 @@ async def test_an_engine_that_dies_leaves_batches_for_the_next_server(tmp_path: 
     assert [error["code"] for error in held["errors"]["data"]] == ["engine_error"]
 
 
-async def test_a_list_goes_through_all_batches_newest_first(tmp_path: Path) -> None:
-    """Page by page, the last of which says that it is."""
+async def test_a_list_pages_through_all_batches_newest_first(tmp_path: Path) -> None:
+    """Only the last page has no more after it."""
     async with serving(tmp_path) as local:
         made = [(await local.submit(lines_of([{}])))["id"] for _ in range(5)]
         first = (await local.client.get("/v1/batches", params={"limit": 3})).json()
@@ -348,7 +352,7 @@ async def test_a_list_goes_through_all_batches_newest_first(tmp_path: Path) -> N
 async def test_fifty_batches_of_one_second_are_listed_newest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of creation decides, although `created_at` is the same in all of them."""
+    """The order of creation decides, although all have the same `created_at`."""
     async with serving(tmp_path) as local:
         monkeypatch.setattr(time, "time", lambda: 1_800_000_000.5)
         made = [(await local.submit(lines_of([{}])))["id"] for _ in range(50)]
@@ -373,38 +377,38 @@ async def test_fifty_batches_of_one_second_are_listed_newest_first(
     ],
     ids=["no file", "bucket", "endpoint", "window", "metadata", "output url", "webhook", "null"],
 )
-async def test_a_wrong_parameter_is_refused_at_once(
+async def test_an_invalid_parameter_is_refused_at_once(
     tmp_path: Path, body: dict[str, Any], param: str
 ) -> None:
-    """By its name, and no batch is made."""
+    """The error names the parameter, and no batch is created."""
     async with serving(tmp_path) as local:
         uploaded = (await local.upload(lines_of([{}]))).json()
-        asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"} | body
-        refused = await local.client.post("/v1/batches", json=asked)
+        requests = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"} | body
+        refused = await local.client.post("/v1/batches", json=requests)
         listed = (await local.client.get("/v1/batches")).json()
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert listed["data"] == []
 
 
-async def test_a_request_that_is_repeated_with_its_key_makes_one_batch(tmp_path: Path) -> None:
-    """The same key for something else is refused."""
+async def test_a_repeated_request_with_an_idempotency_key_creates_one_batch(tmp_path: Path) -> None:
+    """The same key with different parameters is refused."""
     async with serving(tmp_path) as local:
         uploaded = (await local.upload(lines_of([{}]))).json()
-        asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"}
+        requests = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"}
         header = {"Idempotency-Key": "mine"}
-        first = await local.client.post("/v1/batches", json=asked, headers=header)
-        second = await local.client.post("/v1/batches", json=asked, headers=header)
+        first = await local.client.post("/v1/batches", json=requests, headers=header)
+        second = await local.client.post("/v1/batches", json=requests, headers=header)
         other = await local.client.post(
-            "/v1/batches", json=asked | {"metadata": {"k": "v"}}, headers=header
+            "/v1/batches", json=requests | {"metadata": {"k": "v"}}, headers=header
         )
     assert first.json()["id"] == second.json()["id"]
     assert other.status_code == 400
     assert other.json()["error"]["code"] == "idempotency_key_reused"
 
 
-async def test_what_a_killed_server_left_behind_is_cleared_away(tmp_path: Path) -> None:
-    """Work of batches that have ended, half an upload, bytes that are no file's; no more."""
+async def test_the_leftovers_of_a_killed_server_are_deleted(tmp_path: Path) -> None:
+    """Only work of ended batches, partial uploads and bytes without a file are deleted."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{}]))
         batch = await local.ended(batch["id"])
@@ -414,7 +418,7 @@ async def test_what_a_killed_server_left_behind_is_cleared_away(tmp_path: Path) 
     ]
     for stray in strays:
         path = tmp_path / stray
-        # The batch's own folder may not have been cleared away yet.
+        # The batch's own folder may not have been deleted yet.
         path.mkdir(exist_ok=True) if "_" in stray else path.touch()
     async with serving(tmp_path) as local:
         rows = await local.rows(batch["output_file_id"])
@@ -422,8 +426,8 @@ async def test_what_a_killed_server_left_behind_is_cleared_away(tmp_path: Path) 
     assert len(rows) == 1
 
 
-async def test_files_are_as_openai_has_them(tmp_path: Path) -> None:
-    """Made, listed by purpose, told of, fetched byte by byte, deleted."""
+async def test_the_files_api_matches_openai(tmp_path: Path) -> None:
+    """Files are created, listed by purpose, retrieved, downloaded and deleted."""
     data = lines_of([{}])
     async with serving(tmp_path) as local:
         uploaded = await local.upload(data)
@@ -444,8 +448,8 @@ async def test_files_are_as_openai_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [["purpose", "file"], ["file", "purpose"]], ids=" ".join)
-async def test_fields_of_an_upload_come_in_any_order(tmp_path: Path, order: list[str]) -> None:
-    """A form says nothing of their order."""
+async def test_form_fields_may_come_in_any_order(tmp_path: Path, order: list[str]) -> None:
+    """Their order in a form has no meaning."""
     parts = {
         "file": b'Content-Disposition: form-data; name="file"; filename="upload"\r\n\r\n'
         + lines_of([{}]),
@@ -461,8 +465,8 @@ async def test_fields_of_an_upload_come_in_any_order(tmp_path: Path, order: list
     assert made.json()["filename"] == "upload"
 
 
-async def test_a_file_above_the_bound_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    """Also where its length is not told beforehand."""
+async def test_a_file_above_the_limit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """The limit also applies to uploads without a Content-Length header."""
     body = (
         b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
         + b"x" * 5000
@@ -484,8 +488,8 @@ async def test_a_file_above_the_bound_is_refused_and_leaves_nothing(tmp_path: Pa
     assert list((tmp_path / "files").iterdir()) == []
 
 
-async def test_a_file_whose_bytes_are_gone_says_so(tmp_path: Path) -> None:
-    """Somebody has removed them from the folder."""
+async def test_a_file_whose_bytes_are_missing_is_reported(tmp_path: Path) -> None:
+    """Its bytes were removed from the data folder."""
     async with serving(tmp_path) as local:
         uploaded = (await local.upload(b"x")).json()
         (tmp_path / "files" / uploaded["id"]).unlink()
@@ -500,8 +504,8 @@ async def test_a_file_whose_bytes_are_gone_says_so(tmp_path: Path) -> None:
     assert made.json()["error"]["param"] == "input_file_id"
 
 
-async def test_what_a_batch_object_says_is_json_of_openai(tmp_path: Path) -> None:
-    """Every key is there from the first answer on."""
+async def test_the_batch_object_matches_openai(tmp_path: Path) -> None:
+    """Every key is present from the first response on."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{}]))
     Batch.model_validate(json.loads(json.dumps(batch)), strict=True)

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 def documented_routes(name: str, heading: str, method: str) -> Iterator[tuple[str, str]]:
     """Yield method and path of each route in the first column of a table.
 
-    A path without a method has that of the path before it in its row, or the default `method`,
-    which is empty for any.
+    A path without a method has the method of the previous path in its row, or else the default
+    `method`; an empty one means any method.
     """
     _, found, rest = (ROOT / name).read_text(encoding="utf-8").partition(f"\n| {heading} |")
     assert found, f"{name} has no table {heading}"
@@ -34,7 +34,7 @@ ROUTES = {
 
 
 async def test_every_documented_route_is_served(tmp_path: Path) -> None:
-    """No route of serve.md and endpoints.md is a 404 or a 405."""
+    """No route of serve.md and endpoints.md returns 404 or 405."""
     assert len(ROUTES) > 20
     statuses = {}
     async with serving(tmp_path) as local:

@@ -25,14 +25,14 @@ IDS = [f"c{number}" for number in range(len(BODIES))]
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have several reads and flushes in a small batch, and give up soon."""
+    """Make a small batch take several reads and flushes, and limit retries."""
     monkeypatch.setattr(batch_run, "_READ_LINES", 2)
     monkeypatch.setattr(batch_run, "FLUSH_SECONDS", 0.005)
     monkeypatch.setattr(rig, "SECONDS", 30)
 
 
 async def ended(local: Local, batch_id: str) -> dict[str, Any]:
-    """Return a batch once it has ended; a poll that fails is sent again, as clients do."""
+    """Return a batch once it has ended; a failed poll is retried, as clients do."""
     async with asyncio.timeout(rig.SECONDS):
         while True:
             polled = await local.client.get(f"/v1/batches/{batch_id}")
@@ -43,14 +43,14 @@ async def ended(local: Local, batch_id: str) -> dict[str, Any]:
 
 
 async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], object]:
-    """Return the status of a batch, the IDs of its rows, sorted, and the calls behind it."""
+    """Return the status of a batch, the sorted IDs of its rows, and the calls behind it."""
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor())  # a profile is that of threads it sees start
+    loop.set_default_executor(ThreadPoolExecutor())  # a profile covers threads that start under it
     async with serving(root) as local:
         with profiled(FOLDERS, fault) as counts:
             try:
                 batch = await local.submit(lines_of(BODIES))
-            except AssertionError:  # the answer is a 500, and there is no batch
+            except AssertionError:  # the response is a 500, and there is no batch
                 return "refused", [], counts
             loop.call_later(0.02, local.engine.go.set)
             batch = await ended(local, batch["id"])
@@ -59,18 +59,18 @@ async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], ob
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
 
 
-# A fault behind the opening of a file leaves it to the garbage collector.
+# A fault after the opening of a file leaves the file to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("one_in", [61, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_in: int) -> None:
-    """What fails is tried again, or ends the batch with its finished rows and an error."""
+    """A failed step is retried, or ends the batch with its finished rows and an error."""
     await run_batch(tmp_path / "first", None)
     status, ids, counts = await run_batch(tmp_path / "whole", None)
     assert (status, ids) == ("completed", IDS)
     exits = EXCEPTIONS[-1]
     for place, fault in enumerate(faults_of(counts, one_in=one_in)):  # type: ignore[arg-type]
-        if fault.exception is exits:  # it ends the server, whose next start goes on
+        if fault.exception is exits:  # it ends the server, and the next one continues
             continue
         status, ids, _ = await run_batch(tmp_path / str(place), fault)
         if status == "completed":
@@ -83,11 +83,11 @@ async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_i
 @pytest.mark.parametrize(
     ("call", "number"),
     [
-        # The write is committed: the next one leaves its rows out.
+        # The write was committed: the next one skips its rows.
         (Call("server/local/rows.py", "Rows.append", "end"), 0),
-        # The batch's task ends before it can handle anything: it is started again.
+        # The batch's task ends before it can handle anything, and is started again.
         (Call("server/local/runner.py", "Runner._run_to_end", "start"), 0),
-        # Two tasks of the run have started: they must not write beside the next run.
+        # Two tasks of the run have started: they must not write during the next run.
         (Call("server/local/runner.py", "Runner._run_batch.<locals>.<genexpr>", "start"), 2),
     ],
 )

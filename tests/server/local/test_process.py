@@ -1,4 +1,4 @@
-"""Batches at a server's port by OpenAI's SDK: many lines, kills, two servers, a full disk."""
+"""Batches of a server process with OpenAI's SDK: many lines, kills, two servers, a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 @contextmanager
 def served(folder: Path, *flags: str, command: tuple[str, ...] = ()) -> Iterator[Served]:
-    """Serve a folder by a process of its own, killed at the end."""
+    """Serve a folder in a separate process, which is killed at the end."""
     process = subprocess.Popen(
         [
             *(command or (sys.executable, str(SCRIPT))),
@@ -36,9 +36,9 @@ def served(folder: Path, *flags: str, command: tuple[str, ...] = ()) -> Iterator
     )
     assert process.stderr is not None
     try:
-        said = [*iter_until(process.stderr, " at http://")]
-        assert " at http://" in said[-1], said
-        url = f"{said[-1].rpartition(' at ')[2].strip()}/v1"
+        output = [*iter_until(process.stderr, " at http://")]
+        assert " at http://" in output[-1], output
+        url = f"{output[-1].rpartition(' at ')[2].strip()}/v1"
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             yield Served(process, client)
     finally:
@@ -47,7 +47,7 @@ def served(folder: Path, *flags: str, command: tuple[str, ...] = ()) -> Iterator
 
 
 class Served:
-    """A server that is up, and a client of it."""
+    """A running server and a client."""
 
     def __init__(self, process: subprocess.Popen[str], client: openai.OpenAI) -> None:
         self.process = process
@@ -55,7 +55,7 @@ class Served:
 
 
 def test_five_thousand_requests_are_answered(tmp_path: Path) -> None:
-    """Each has its row, in order."""
+    """Each request has a row, in input order."""
     write_file(tmp_path / "in.jsonl", "/v1/chat/completions", [CHAT] * 5000)
     with served(tmp_path / "served") as server:
         batch = submit(server.client, tmp_path / "in.jsonl", "/v1/chat/completions")
@@ -65,8 +65,8 @@ def test_five_thousand_requests_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_a_batch_goes_on_whatever_ends_the_server(tmp_path: Path, end: signal.Signals) -> None:
-    """Each line has one row in the end, and no row is lost that was told of."""
+def test_a_batch_resumes_however_the_server_ends(tmp_path: Path, end: signal.Signals) -> None:
+    """Each line has one row in the end, and no reported row is lost."""
     path, folder = tmp_path / "in.jsonl", tmp_path / "served"
     write_file(path, "/v1/chat/completions", [{**CHAT, "wait": 0.3}] * 1200)
     with served(folder) as server:
@@ -85,7 +85,7 @@ def test_a_batch_goes_on_whatever_ends_the_server(tmp_path: Path, end: signal.Si
 
 
 def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
-    """Another is refused before it loads anything, with a word."""
+    """A second server is refused with a message before it loads anything."""
     with served(tmp_path) as server:
         refused = subprocess.run(
             [sys.executable, str(SCRIPT), "serve", "--port", "0", "--data-dir", str(tmp_path)],
@@ -95,34 +95,34 @@ def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
         )
         assert server.client.files.list().data == []
     assert refused.returncode == 2
-    assert f"held by another server (process {server.process.pid})" in refused.stderr
+    assert f"in use by another server (process {server.process.pid})" in refused.stderr
     assert "loading" not in refused.stderr
 
 
-def test_a_server_that_has_no_usual_folder_serves_all_the_same(tmp_path: Path) -> None:
-    """As in a container that may not write there; its files go with it."""
+def test_a_server_without_a_usable_default_folder_still_serves(tmp_path: Path) -> None:
+    """Containers without write access need it; the files are deleted at the end."""
     (tmp_path / "cache").touch()
     environment = {**os.environ, "TIDEMILL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, str(SCRIPT), "serve", "--uds", str(tmp_path / "socket")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        said = "".join(iter_until(process.stderr, "serving "))
+        output = "".join(iter_until(process.stderr, "serving "))
         process.terminate()
         assert process.wait() == 0
-    assert "cannot be used for files" in said
-    assert "until the end" in said
+    assert "cannot create the data folder" in output
+    assert "until the end" in output
 
 
 def iter_until(lines: Iterable[str], word: str) -> Iterator[str]:
-    """Yield lines up to the one that has a word."""
+    """Yield lines up to the one that contains a word."""
     for line in lines:
         yield line
         if word in line:
             return
 
 
-def test_a_full_disk_holds_a_batch_up_with_a_word_and_loses_nothing(tmp_path: Path) -> None:
-    """Uploads are refused; the batch goes on once there is room."""
+def test_a_full_disk_delays_a_batch_with_a_message_and_loses_nothing(tmp_path: Path) -> None:
+    """Uploads are refused, and the batch continues once there is space."""
     bodies = [{**CHAT, "messages": [{"role": "user", "content": "x" * 1000}]}] * 600
     write_file(tmp_path / "in.jsonl", "/v1/chat/completions", bodies)
     folder = tmp_path / "served"
@@ -149,13 +149,13 @@ def test_a_full_disk_holds_a_batch_up_with_a_word_and_loses_nothing(tmp_path: Pa
 
 
 def completed(batch: openai.types.Batch) -> int:
-    """Return how many rows are told of."""
+    """Return the reported number of completed rows."""
     assert batch.request_counts is not None
     return batch.request_counts.completed
 
 
 def custom_ids(client: openai.OpenAI, batch: openai.types.Batch) -> list[str]:
-    """Return whose rows an output has, in its order."""
+    """Return the custom IDs of an output, in order."""
     assert batch.output_file_id is not None
     lines = client.files.content(batch.output_file_id).text.splitlines()
     return [json.loads(line)["custom_id"] for line in lines]

@@ -1,4 +1,4 @@
-"""Finished rows of a server's batches by their lines, while they run and after."""
+"""Finished rows of a local server's batches, by line, during and after the run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import httpx
 from tests.server.local.rig import SECONDS, Local, ScriptedEngine, lines_of, serving
 
 
-async def page(local: Local, batch_id: str, **asked: int) -> httpx.Response:
-    """Return an answer about rows."""
-    return await local.client.get(f"/v1/batches/{batch_id}/results", params=asked)
+async def page(local: Local, batch_id: str, **params: int) -> httpx.Response:
+    """Request a page of rows and return the response."""
+    return await local.client.get(f"/v1/batches/{batch_id}/results", params=params)
 
 
 async def until_listed(
     local: Local, batch_id: str, num_rows: int, *, through: int = 0
 ) -> dict[str, Any]:
-    """Return the page that lists so many rows, with all of the first lines, once they are there."""
+    """Return the first page with this number of rows and all of the first lines."""
     async with asyncio.timeout(SECONDS):
         while True:
             found: dict[str, Any] = (await page(local, batch_id, limit=1000)).json()
@@ -29,12 +29,12 @@ async def until_listed(
 
 
 def custom_ids(found: dict[str, Any]) -> list[str]:
-    """Return the custom ids of listed rows."""
+    """Return the custom IDs of listed rows."""
     return [row["custom_id"] for row in found["data"]]
 
 
-async def test_finished_rows_are_listed_while_others_are_on_their_way(tmp_path: Path) -> None:
-    """What is behind a slow line is not held back, and the line before it is told."""
+async def test_finished_rows_are_listed_while_others_are_running(tmp_path: Path) -> None:
+    """Rows after a slow line are listed too, and the page says which lines are complete."""
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as local:
         lines = lines_of([{}, {}, {"wait": True}, {"status": 400}]).replace(b"\n", b"\n\n")
@@ -50,24 +50,24 @@ async def test_finished_rows_are_listed_while_others_are_on_their_way(tmp_path: 
     assert found["complete_through"] == 7
 
 
-async def test_rows_of_a_batch_that_has_ended_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
-    """Good ones and bad ones in the order of lines, from the files that they are in."""
+async def test_rows_of_an_ended_batch_are_listed_in_pages(tmp_path: Path) -> None:
+    """Successes and errors come in line order, from their two files."""
     async with serving(tmp_path) as local:
         bodies = [{"status": 400 if number % 3 else 200} for number in range(25)]
         batch = await local.ended((await local.submit(lines_of(bodies)))["id"])
-        told, after, has_more = [], 0, True
+        listed, after, has_more = [], 0, True
         while has_more:
             found = (await page(local, batch["id"], after_line=after, limit=7)).json()
-            told += custom_ids(found)
+            listed += custom_ids(found)
             after, has_more = found["complete_through"], found["has_more"]
         output = await local.rows(batch["output_file_id"])
         first = (await page(local, batch["id"], limit=1)).json()["data"][0]
-    assert told == [f"c{number}" for number in range(25)]
+    assert listed == [f"c{number}" for number in range(25)]
     assert first == {"line": 1, **output[0]}
 
 
-async def test_a_server_that_comes_back_lists_the_same_rows(tmp_path: Path) -> None:
-    """Those of a batch that has ended, and those of one that goes on."""
+async def test_a_restarted_server_lists_the_same_rows(tmp_path: Path) -> None:
+    """Both ended and running batches keep their rows."""
     bodies = [{}, {"wait": True}, {}]
     async with serving(tmp_path) as local:
         ended = await local.ended((await local.submit(lines_of([{}, {}])))["id"])
@@ -82,8 +82,8 @@ async def test_a_server_that_comes_back_lists_the_same_rows(tmp_path: Path) -> N
         assert custom_ids((await page(local, going["id"])).json()) == ["c0", "c1", "c2"]
 
 
-async def test_rows_whose_files_are_deleted_are_gone(tmp_path: Path) -> None:
-    """It is said so, and the next server keeps nothing of them."""
+async def test_rows_of_deleted_files_are_gone(tmp_path: Path) -> None:
+    """The error reports it, and the next server deletes their positions."""
     async with serving(tmp_path) as local:
         batch = await local.ended((await local.submit(lines_of([{}])))["id"])
         await local.client.delete(f"/v1/files/{batch['output_file_id']}")
@@ -97,7 +97,7 @@ async def test_rows_whose_files_are_deleted_are_gone(tmp_path: Path) -> None:
 
 
 async def test_a_refused_file_has_no_rows(tmp_path: Path) -> None:
-    """An empty page, as of a batch that nobody has run; of no batch a 404, of nonsense a 400."""
+    """A refused file has an empty page; an unknown batch is a 404, a bad parameter a 400."""
     async with serving(tmp_path) as local:
         batch = await local.ended((await local.submit(b"no json\n"))["id"])
         found = (await page(local, batch["id"])).json()

@@ -1,4 +1,4 @@
-"""Uploads that stop, or trickle: each has an end."""
+"""Uploads that stall or trickle: each one ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEAD = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
 
 
 @pytest.mark.parametrize("pause", [0.01, 30.0], ids=["trickles", "stops"])
-async def test_an_upload_that_does_not_come_is_given_up(
+async def test_a_stalled_upload_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pause: float
 ) -> None:
-    """Were it a byte a minute, it would hold its connection and its file for ever."""
+    """At a byte per minute it would hold its connection and its file for ever."""
     monkeypatch.setattr(upload, "_IDLE_SECONDS", 0.2)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -34,12 +34,12 @@ async def test_an_upload_that_does_not_come_is_given_up(
             headers={"Content-Type": "multipart/form-data; boundary=b"},
         )
     assert (refused.status_code, refused.json()["error"]["code"]) == (408, "body_timeout")
-    assert "more slowly than 16,384 bytes a second" in refused.json()["error"]["message"]
+    assert "slower than 16,384 bytes per second" in refused.json()["error"]["message"]
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
 async def test_an_upload_may_be_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As long as it comes on: bytes that are there give it more time."""
+    """Every received byte gives it more time."""
     monkeypatch.setattr(upload, "_IDLE_SECONDS", 0.2)
     monkeypatch.setattr(upload, "_LEAST_BYTES_A_SECOND", 1_000)
     purpose = b'\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'

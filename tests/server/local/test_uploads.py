@@ -1,4 +1,4 @@
-"""`/v1/uploads` of a server: files in parts, by OpenAI's SDK and by addresses of the parts."""
+"""`/v1/uploads` of a local server: files in parts, with OpenAI's SDK and by part URLs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGUN = {"filename": "../in.jsonl", "mime_type": "application/jsonl", "purpose":
 
 
 async def begin(local: Local, num_bytes: int) -> str:
-    """Return the id of a new upload."""
+    """Return the ID of a new upload."""
     made = await local.client.post("/v1/uploads", json=BEGUN | {"bytes": num_bytes})
     assert made.status_code == 200, made.text
     Upload.model_validate(made.json(), strict=True)
@@ -28,7 +28,7 @@ async def begin(local: Local, num_bytes: int) -> str:
 
 
 async def add(local: Local, upload_id: str, data: bytes) -> str:
-    """Send a part as a form and return its id."""
+    """Send a part as a form and return its ID."""
     path = f"/v1/uploads/{upload_id}/parts"
     made = await local.client.post(path, files={"data": ("part", data)})
     assert made.status_code == 200, made.text
@@ -43,12 +43,12 @@ async def end(local: Local, upload_id: str, part_ids: list[str], **fields: str) 
 
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:
-    """Return status and code of a refusal."""
+    """Return status and code of an error response."""
     return answer.status_code, answer.json()["error"]["code"]
 
 
 async def test_the_sdk_uploads_a_file_in_chunks(tmp_path: Path) -> None:
-    """Its parts become one file with the bytes in order, and nothing is left of them."""
+    """Its parts become one file with the bytes in order, and are deleted."""
     async with serving(tmp_path) as local:
         client = openai.AsyncOpenAI(
             base_url="http://server/v1", api_key="any", http_client=local.client
@@ -71,8 +71,8 @@ async def test_the_sdk_uploads_a_file_in_chunks(tmp_path: Path) -> None:
     assert [*(tmp_path / "uploads").iterdir()] == [*(tmp_path / "incoming").iterdir()] == []
 
 
-async def test_parts_count_in_the_order_of_complete(tmp_path: Path) -> None:
-    """One that is not named is left out; complete repeated answers the same."""
+async def test_parts_are_joined_in_the_order_of_complete(tmp_path: Path) -> None:
+    """Unlisted parts are left out, and a repeated complete returns the same file."""
     async with serving(tmp_path) as local:
         upload_id = await begin(local, 6)
         ids = [await add(local, upload_id, text) for text in (b"two", b"no", b"one")]
@@ -88,26 +88,26 @@ async def test_parts_count_in_the_order_of_complete(tmp_path: Path) -> None:
     assert code_of(other) == code_of(late) == (400, "upload_completed")
 
 
-async def test_parts_that_are_not_the_file_are_refused(tmp_path: Path) -> None:
-    """Nothing is lost by that: the right ones make the file afterwards."""
+async def test_invalid_parts_are_refused(tmp_path: Path) -> None:
+    """A refusal loses nothing: the right parts make the file afterwards."""
     async with serving(tmp_path) as local:
-        upload_id, beside = await begin(local, 3), await begin(local, 3)
+        upload_id, other = await begin(local, 3), await begin(local, 3)
         part, more = await add(local, upload_id, b"one"), await add(local, upload_id, b"x")
-        strange = await add(local, beside, b"one")
+        strange = await add(local, other, b"one")
         for ids, code in (
             ([], "wrong_bytes"),
             ([more], "wrong_bytes"),
             ([part, part], "unknown_part"),
             ([strange], "unknown_part"),
-            ([f"../{beside}/{strange}"], "unknown_part"),
+            ([f"../{other}/{strange}"], "unknown_part"),
             ([""], "unknown_part"),
         ):
             assert code_of(await end(local, upload_id, ids)) == (400, code)
         assert (await end(local, upload_id, [part])).json()["status"] == "completed"
 
 
-async def test_wrong_bytes_are_known_by_their_md5(tmp_path: Path) -> None:
-    """The upload is over then, as in the cloud."""
+async def test_wrong_bytes_are_detected_by_their_md5(tmp_path: Path) -> None:
+    """The upload has then ended, as in the cloud."""
     async with serving(tmp_path) as local:
         upload_id = await begin(local, 3)
         part = await add(local, upload_id, b"one")
@@ -116,8 +116,8 @@ async def test_wrong_bytes_are_known_by_their_md5(tmp_path: Path) -> None:
         assert (await local.client.get("/v1/files")).json()["data"] == []
 
 
-async def test_numbered_parts_go_to_addresses_of_the_server(tmp_path: Path) -> None:
-    """In any order; which are there is told, also by the next server on the folder."""
+async def test_numbered_parts_are_put_to_urls_of_the_server(tmp_path: Path) -> None:
+    """They may come in any order; the server lists the received ones, also after a restart."""
     size = part_bytes_of(len(DATA))
     async with serving(tmp_path) as local:
         upload_id = await begin(local, len(DATA))
@@ -140,8 +140,8 @@ async def test_numbered_parts_go_to_addresses_of_the_server(tmp_path: Path) -> N
     assert found.content == DATA
 
 
-async def test_a_cancelled_upload_takes_nothing_any_more(tmp_path: Path) -> None:
-    """Its parts are gone, and a second cancel changes nothing."""
+async def test_a_cancelled_upload_accepts_no_more_parts(tmp_path: Path) -> None:
+    """Its parts are deleted, and a second cancel changes nothing."""
     async with serving(tmp_path) as local:
         upload_id = await begin(local, 3)
         own = f"/v1/uploads/{upload_id}"
@@ -168,10 +168,10 @@ async def test_a_cancelled_upload_takes_nothing_any_more(tmp_path: Path) -> None
         ({"purpose": "assistants"}, 400, "invalid_purpose"),
     ],
 )
-async def test_what_can_be_no_file_is_refused_at_once(
+async def test_an_invalid_upload_is_refused_at_once(
     tmp_path: Path, fields: dict[str, Any], status: int, code: str
 ) -> None:
-    """Before any of it is sent."""
+    """It is refused before any of it is sent."""
     async with serving(tmp_path, max_file_bytes=2**20) as local:
         made = await local.client.post("/v1/uploads", json=BEGUN | {"bytes": 3} | fields)
         missing = await local.client.get("/v1/uploads/upload_1")
@@ -179,8 +179,8 @@ async def test_what_can_be_no_file_is_refused_at_once(
     assert code_of(missing) == (404, "upload_not_found")
 
 
-async def test_two_that_complete_at_once_make_one_file(tmp_path: Path) -> None:
-    """The second is told of the first's."""
+async def test_two_concurrent_completes_create_one_file(tmp_path: Path) -> None:
+    """The second one returns the first one's file."""
     async with serving(tmp_path) as local:
         upload_id = await begin(local, 3)
         part = await add(local, upload_id, b"one")

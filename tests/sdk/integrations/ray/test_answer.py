@@ -113,14 +113,14 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"prompt": "{{ txt }}"}, "names `txt`, which is no column of the table: did you mean"),
+        ({"prompt": "{{ txt }}"}, "names `txt`, which is not a column of the table: did you mean"),
         ({"prompt": "{{ text"}, "is no Jinja"),
         (
             {"promt": "{{ text }}"},
             "`promt` is neither a key of a recipe nor an option",
         ),
         ({"prompt": "{{ text }}", "params": {}}, "sampled requests need an ID per row"),
-        ({"prompt": "{{ text }}", "id": "key"}, "names `key`, which is no column"),
+        ({"prompt": "{{ text }}", "id": "key"}, "names `key`, which is not a column"),
         ({"prompt": "{{ text }}", "dtype": "float8"}, "float8"),
         ({"prompt": "{{ text }}", "engines": (3, 2)}, "`engines` is \\(3, 2\\)"),
         ({"prompt": "{{ text }}", "engines": 0}, "`engines` is 0"),
