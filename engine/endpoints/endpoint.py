@@ -33,9 +33,9 @@ class RequestMetadata:
     """Metadata of a request: the requested model name, an id, and a time.
 
     `request_id` also seeds a request without `seed`; `created` (in seconds since the epoch) is
-    the time that a template may use. `adapter` is the number of the named adapter, 0 for the model itself.
-    `priority` is 1 for an interactive request and 0 for a row of a file. With `shows_cached_tokens`
-    its usage includes the number of cached prompt tokens.
+    the time that a template may use. `adapter` is the number of the named adapter, 0 for the
+    model itself. `priority` is 1 for an interactive request and 0 for a row of a file. With
+    `shows_cached_tokens` its usage includes the number of cached prompt tokens.
     """
 
     model: str

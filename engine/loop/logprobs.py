@@ -33,7 +33,7 @@ class _Prompt(NamedTuple):
 
 
 class StepLogprobs:
-    """Log-probabilities of one step: of its sampled tokens, then of prompts it computes."""
+    """Log-probabilities of one step: for its sampled tokens, then for prompts it computes."""
 
     def __init__(self, plan: StepPlan, scheduler: Scheduler) -> None:
         self._scheduler, self._table = scheduler, scheduler.table

@@ -123,7 +123,7 @@ QUICK: dict[str, tuple[Break, str]] = {
     "half a tokenizer": (cut("tokenizer.json"), "tokenizer"),
     "a tokenizer that is a number": (written("tokenizer.json", "3"), "tokenizer"),
     "a tokenizer without a model": (said("tokenizer.json", "model", value=None), "tokenizer"),
-    "another model's tokenizer": (renumbered, "is another model's"),
+    "another model's tokenizer": (renumbered, "belongs to another model"),
     "a tokenizer config that is null": (written("tokenizer_config.json", "null"), "tokenizer"),
     "a template without end": (written("chat_template.jinja", NESTED), "may never end"),
     "a template that calls itself": (
@@ -138,14 +138,14 @@ QUICK: dict[str, tuple[Break, str]] = {
         written("chat_template.jinja", "{{ 'x' * 10 ** 10 }}"),
         "characters",
     ),
-    "half a template": (cut("chat_template.jinja"), "no Jinja"),
+    "half a template": (cut("chat_template.jinja"), "not valid Jinja"),
     "a template of brackets": (
         written("chat_template.jinja", "{{ " + "(" * 9_999 + ")" * 9_999 + " }}"),
         "chat template",
     ),
     "a template that reads no message": (
         written("chat_template.jinja", "Hello."),
-        "leaves out what a user's message says",
+        "does not render the content of user messages",
     ),
 }
 WIDTHS = ("hidden_size", "head_dim", "intermediate_size", "num_hidden_layers")

@@ -69,7 +69,7 @@ def test_an_engine_that_says_something_else_is_not(
     """What it comes to in the first life is what it must come to in all others."""
     canary = Canary(b"line")
     assert canary.find_fault(row(before)) is None
-    assert canary.find_fault(row(now)) == "a known line came to something else than before"
+    assert canary.find_fault(row(now)) == "the canary request had another result than before"
     assert canary.find_fault(row(before)) is None
 
 
@@ -78,7 +78,7 @@ def test_a_failure_speaks_against_a_machine_and_a_refusal_does_not() -> None:
     canary = Canary(b"line")
     assert canary.find_fault(row({"error": {"message": "no"}}, 400)) is None
     fault = canary.find_fault(row({"error": {"message": "no"}}, 500))
-    assert fault == "a known line failed with status 500"
+    assert fault == "the canary request failed with status 500"
     assert canary.find_fault(row(text("and"))) is None
 
 

@@ -239,7 +239,7 @@ async def test_a_frame_that_no_worker_sends_ends_it(start: Start) -> None:
     """Two programs that do not understand each other must not go on."""
     child = await start()
     child.send(Stats((await child.next(Stats)).stats))
-    assert "Stats frame is none for an engine" in (await child.next(Failed)).message
+    assert "Stats frame must not be sent to an engine" in (await child.next(Failed)).message
     assert await child.exit_status() == 3
 
 

@@ -103,7 +103,7 @@ def test_a_torn_frame_is_an_error_wherever_it_is_torn(frame: Frame, place: int) 
         reader.feed_data(data + torn)
         reader.feed_eof()
         assert await read_frame(reader) == frame
-        with pytest.raises(FrameError, match=r"a torn frame: the pipe ended after [\d,]+ of"):
+        with pytest.raises(FrameError, match=r"truncated frame: the pipe ended after [\d,]+ of"):
             await read_frame(reader)
 
     asyncio.run(read())

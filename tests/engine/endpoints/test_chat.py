@@ -304,7 +304,7 @@ def test_a_prompt_beyond_the_context_is_told_the_figures() -> None:
     """Whoever reads it knows by how much to shorten what."""
     error = Scene().chat_fault(max_tokens=63)
     assert "64 tokens" in error.message
-    assert "63 to generate" in error.message
+    assert "63 in the completion" in error.message
 
 
 def test_the_whole_context_may_be_used() -> None:

@@ -145,7 +145,7 @@ async def test_a_name_that_is_neither_the_models_nor_an_adapters_is_refused() ->
 
 def test_a_star_alone_names_no_model() -> None:
     """A reply must show a name where its line has none."""
-    with pytest.raises(ValueError, match="needs the name"):
+    with pytest.raises(ValueError, match="at least one model name"):
         Scene(model_names=["*"])
 
 

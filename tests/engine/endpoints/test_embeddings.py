@@ -116,11 +116,11 @@ async def test_dimensions_cut_a_vector_before_it_is_brought_to_length_one(
 @pytest.mark.parametrize(
     ("widths", "dimensions", "words"),
     [
-        (None, 4, "not made to be cut"),
-        (None, 9, "not made to be cut"),
+        (None, 4, "cannot be truncated"),
+        (None, 9, "cannot be truncated"),
         (frozenset(), 9, "vectors have 8 dimensions"),
         (frozenset(), 0, "greater than or equal to 1"),
-        (frozenset({2, 4}), 3, "may be cut to 2, 4"),
+        (frozenset({2, 4}), 3, "supports 2, 4"),
     ],
 )
 async def test_dimensions_that_mean_nothing_are_refused(
@@ -145,8 +145,8 @@ async def test_a_text_that_is_too_long_is_told_by_how_much() -> None:
     error = await Scene().error(URL, input=["a", LONG])
     assert error["message"] == (
         f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of `input`"
-        " has 42 tokens; `truncate_prompt_tokens`, or --truncate-prompt-tokens for all requests,"
-        " cuts what is longer."
+        " has 42 tokens. To truncate it, set `truncate_prompt_tokens`, or pass"
+        " --truncate-prompt-tokens for all requests."
     )
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
@@ -181,7 +181,7 @@ async def test_an_engine_cuts_texts_of_requests_that_do_not_say_so() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "must not be above 16"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "must be at most 16"),
         ({"truncate_prompt_tokens": 2}, "special tokens"),
     ],
 )
@@ -208,7 +208,9 @@ async def test_token_ids_are_cut_too() -> None:
 async def test_token_ids_must_be_the_models(token_id: int) -> None:
     """The message names the one that is not."""
     error = await Scene().error(URL, input=[5, token_id])
-    assert error["message"] == f"`input` names token {token_id}; this model has tokens 0 to 30521."
+    assert error["message"] == (
+        f"`input` contains token ID {token_id}; token IDs of this model must be between 0 and 30521."
+    )
 
 
 async def test_prompts_come_before_texts_by_their_names() -> None:
@@ -221,9 +223,7 @@ async def test_prompts_come_before_texts_by_their_names() -> None:
     read = [request.token_ids for request in scene.encoder.requests]
     assert read == [ids("find: a"), ids("a"), [5, 6]]
     error = await scene.error(URL, input="a", prompt_name="other")
-    assert error["message"] == (
-        "`prompt_name` 'other' is no prompt of this model; it has none, query."
-    )
+    assert error["message"] == ("Unknown `prompt_name` 'other'; this model has none, query.")
 
 
 async def test_a_prompt_that_is_not_pooled_is_skipped() -> None:

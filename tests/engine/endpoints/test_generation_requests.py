@@ -229,7 +229,7 @@ def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> Non
         assert LONG.chats.prepare(body | fields, METADATA).requests[0].max_tokens == max_tokens
     free = Scene(model=replace(LONG.model, max_logprobs=-1))
     error = free.chat_fault(n=128, logprobs=True, top_logprobs=-1)
-    assert (error.param, "sets no maximum" in error.message) == ("top_logprobs", True)
+    assert (error.param, "has no `max_tokens`" in error.message) == ("top_logprobs", True)
 
 
 def test_a_prompt_is_scored_from_where_it_is_said() -> None:

@@ -79,6 +79,6 @@ def test_what_cannot_be_scored_is_named(fields: dict[str, Any], param: str) -> N
 def test_a_query_is_not_repeated_for_more_items_than_memory_holds() -> None:
     """A body of 300 kB would be two hundred million tokens."""
     body = {"query": [5] * 100_000, "items": ["a"] * 2_048, "label_token_ids": [1]}
-    with pytest.raises(RequestError, match=r"at most 16,777,216: use more requests") as refused:
+    with pytest.raises(RequestError, match=r"the maximum is 16,777,216") as refused:
         LONG.scoring.prepare(body, METADATA)
     assert refused.value.param == "items"

@@ -228,12 +228,12 @@ async def test_what_waits_for_the_engine_is_bounded(monkeypatch: pytest.MonkeyPa
     ("data", "why"),
     [
         (b"", "0 bytes"),
-        (CLIP[:4_000], "was cut off"),
-        (b"<html>Not Found</html>" * 100, "is no recording"),
+        (CLIP[:4_000], "is truncated"),
+        (b"<html>Not Found</html>" * 100, "is not a valid recording"),
         (wav(tone(1), 1), "sample rate of 1 Hz"),
         (wav(np.zeros(61 * 8_000, np.float32), 8_000), "longer than 60 s"),
         (encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac") * 2, "longer than 60 s"),
-        (video(None, "mp4", "mpeg4", ""), "video without any"),
+        (video(None, "mp4", "mpeg4", ""), "video without sound"),
         (bytes(2**20 + 1), "larger than 1,048,576 bytes"),
     ],
 )

@@ -136,9 +136,7 @@ async def test_tokens_of_too_long_a_text_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tokens, "_MAX_DETOKENIZED_BYTES", 8)
     ids = SCENE.tokenizer.encode("The capital", add_special_tokens=False)
     reply = await asked("/detokenize", {"tokens": ids})
-    assert (
-        reply.body["error"]["message"] == "The text of `tokens` has more than 8 bytes: send fewer."
-    )
+    assert reply.body["error"]["message"] == "The text of `tokens` exceeds 8 bytes: send fewer."
 
 
 async def test_tokens_are_told_as_text() -> None:

@@ -56,7 +56,7 @@ def test_a_device_that_fails_or_errs_does_not(
 def test_a_device_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up after some seconds."""
     monkeypatch.setattr(device_health, "_sum_on", lambda _: time.sleep(1))
-    with pytest.raises(DeviceFailed, match="does not answer"):
+    with pytest.raises(DeviceFailed, match="does not respond"):
         probe(CPU, seconds=0.01)
 
 
@@ -73,7 +73,7 @@ def test_some_failures_are_the_machines_by_their_kind(error: Exception) -> None:
     """No request can fill a disk or break a compiler."""
     failure = attempt(raising(error))
     assert isinstance(failure, Failure)
-    with pytest.raises(DeviceFailed, match="again and again"):
+    with pytest.raises(DeviceFailed, match="repeatedly"):
         refuse_machine_failure(failure)
 
 

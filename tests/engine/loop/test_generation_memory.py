@@ -72,7 +72,7 @@ def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
 def test_what_started_with_the_step_starts_again() -> None:
     """It may share pages that the failed step was to compute, and that are computed only later."""
     prompt = [*range(11), *range(10)]  # five pages that all share, and one token
-    rig = lacking(lambda plan: plan.starts_anew.sum() < 4, budget=64)
+    rig = lacking(lambda plan: plan.starts_fresh.sum() < 4, budget=64)
     answers = rig.run(*(request(prompt, min_tokens=number) for number in range(4)))
     assert rig.model.num_memory_freed == 1
     for answer in answers:

@@ -51,7 +51,7 @@ def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceT
     columns = np.array(spans, np.int64).T
     no = np.zeros(len(slots), np.bool_)
     return StepPlan(
-        num_decodes, *columns, samples=no, is_scored=no, starts_anew=no, num_drafts=0 * columns[0]
+        num_decodes, *columns, samples=no, is_scored=no, starts_fresh=no, num_drafts=0 * columns[0]
     ), table
 
 

@@ -142,7 +142,7 @@ def test_an_svg_is_called_one(text: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 100, b"<html></html>", b"%PDF-1.7"])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     """By what it is not."""
-    with pytest.raises(ImageRefused, match=r"is empty|is no PNG"):
+    with pytest.raises(ImageRefused, match=r"is empty|is not a PNG"):
         decode(data, max_pixels=ROOMY)
 
 
@@ -166,7 +166,7 @@ def test_what_an_image_unfolds_to_is_told_before_it_is_decoded() -> None:
     assert len(data) < 1_000
     assert peak_bytes(data, max_pixels=2**22) >= 16 * 2_000 * 2_000
     assert peak_bytes(encoded(small, "PNG"), max_pixels=ROOMY) < 1_000
-    with pytest.raises(ImageRefused, match="no more than 1,000,000 are taken"):
+    with pytest.raises(ImageRefused, match="the maximum is 1,000,000"):
         peak_bytes(data, max_pixels=10**6)
     with pytest.raises(ImageRefused, match="is empty"):
         peak_bytes(b"", max_pixels=ROOMY)

@@ -226,7 +226,7 @@ def test_a_rank_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
         leader._patience = 0
         leader._awaited = (0.0, None)
         leader._watch()
-        with pytest.raises(RankFailed, match="for 0 s: rank 1 does not answer"):
+        with pytest.raises(RankFailed, match="for 0 s: rank 1 does not respond"):
             leader.check()
         assert has_ended(processes_of(leader)[0].pid)
 
@@ -400,6 +400,6 @@ def test_as_many_gpus_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """And their number is said."""
     monkeypatch.setattr(leading, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(EngineError, match="--tensor-parallel-size 4: torch sees 2 GPUs here"):
+    with pytest.raises(EngineError, match="--tensor-parallel-size 4 exceeds the 2 GPUs"):
         make_leader(EngineConfig(str(tmp_path), tensor_parallel_size=4))
     assert make_leader(EngineConfig(str(tmp_path))) is None

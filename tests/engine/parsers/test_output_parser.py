@@ -558,9 +558,13 @@ def test_a_form_may_be_named() -> None:
     )
     assert select_parsers(template, reasoning="openai_gptoss").has_channels
     assert select_parsers(template, reasoning="gpt-oss").has_channels
-    with pytest.raises(EngineError, match=r"--tool-call-parser x is none of cohere_command3"):
+    with pytest.raises(
+        EngineError, match=r"--tool-call-parser: unknown parser 'x': use one of cohere_command3"
+    ):
         select_parsers(template, tool_calls="x")
-    with pytest.raises(EngineError, match=r"--reasoning-parser x is none of cohere_command3"):
+    with pytest.raises(
+        EngineError, match=r"--reasoning-parser: unknown parser 'x': use one of cohere_command3"
+    ):
         select_parsers(template, reasoning="x")
 
 

@@ -29,10 +29,10 @@ class Notebooks:
         return 0
 
     def room(
-        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_others: int
     ) -> int:
         """Return 1, the page that a sequence takes."""
-        del digests, num_cached, num_tokens, num_beside
+        del digests, num_cached, num_tokens, num_others
         return 1
 
     def most_pages(self, num_tokens: int) -> int:

@@ -52,17 +52,17 @@ def test_a_hub_that_cannot_be_reached_is_told_with_the_cause() -> None:
     with pytest.raises(ModelRefused) as refused:
         check_hub(["org/cached", "org/other"])
     assert str(refused.value) == (
-        "org/other is neither a folder here nor in the cache of the hub, and the hub at "
-        f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused); HTTPS_PROXY "
-        "names a proxy and HF_ENDPOINT a mirror. A folder that was copied from another machine "
-        "can be named instead"
+        "org/other is neither a local folder nor in the hub's cache, and the hub at "
+        f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused): set "
+        "HTTPS_PROXY for a proxy or HF_ENDPOINT for a mirror. You can also pass the path of a "
+        "folder copied from another machine"
     )
 
 
 @pytest.mark.usefixtures("listening")
 def test_a_hub_that_does_not_answer_is_waited_for_once() -> None:
     """Not file by file, and not again and again."""
-    with pytest.raises(ModelRefused, match=r"cannot be reached \(no answer within 0.1 s\)"):
+    with pytest.raises(ModelRefused, match=r"cannot be reached \(no response within 0.1 s\)"):
         check_hub(["org/other"], seconds=0.1)
 
 
@@ -71,7 +71,7 @@ def test_a_model_in_the_cache_runs_without_the_hub() -> None:
     """With a note; nothing asks the hub again, in the processes of other ranks neither."""
     note = check_hub(["org/cached"])
     assert note is not None
-    assert note.endswith(" Connection refused): org/cached is taken from the cache")
+    assert note.endswith(" Connection refused): org/cached is loaded from the cache")
     assert constants.HF_HUB_OFFLINE
     assert os.environ["HF_HUB_OFFLINE"] == "0"
     assert child_environment()["HF_HUB_OFFLINE"] == "1"

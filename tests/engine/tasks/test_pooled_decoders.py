@@ -170,5 +170,5 @@ async def test_a_decoder_writes_gives_vectors_or_scores_as_it_is_told(
 
 def test_pooling_is_not_said_of_a_model_that_writes(serve: Serve) -> None:
     """It would change nothing there."""
-    with pytest.raises(EngineError, match="writes text: --pooler-config is for models of vectors"):
+    with pytest.raises(EngineError, match="--pooler-config requires an embedding"):
         serve(MODEL_PATH, pooler_config={"pooling_type": "CLS"})

@@ -206,7 +206,7 @@ def test_rows_come_with_a_verdict_where_it_is_asked_for() -> None:
     good = {"holds": True, "by": "jsonschema", "why": None}
     assert held.body["tidemill"] == {"proof": [good, good]}
     (bad,) = cut.body["tidemill"]["proof"]
-    assert (bad["holds"], bad["why"].startswith("it is no JSON")) == (False, True)
+    assert (bad["holds"], bad["why"].startswith("it is not valid JSON")) == (False, True)
     assert "tidemill" not in free.body
     assert [one["holds"] for one in completion.body["tidemill"]["proof"]] == [True, True]
 

@@ -289,12 +289,15 @@ async def test_what_cannot_be_fetched_is_told_with_its_place(
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "an SVG": (lambda: b'<?xml version="1.0"?><svg/>', "an SVG"),
-    "no image": (lambda: b"GIF, or what?", "no PNG, JPEG, WebP, GIF or BMP"),
+    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF or BMP"),
     "empty": (lambda: b"", "empty"),
-    "cut off": (lambda: encoded(picture(90, 90))[:-900], "broken, or was cut off"),
+    "cut off": (lambda: encoded(picture(90, 90))[:-900], "damaged or truncated"),
     "a bomb": (lambda: encoded(Image.new("1", (20_000, 20_000))), "20,000 x 20,000 pixels"),
     "too large": (lambda: encoded(picture(400, 400)), "larger than 262,144 bytes"),
-    "of another form": (lambda: encoded(picture(9, 9), "TIFF"), "no PNG, JPEG, WebP, GIF or BMP"),
+    "of another form": (
+        lambda: encoded(picture(9, 9), "TIFF"),
+        "not a PNG, JPEG, WebP, GIF or BMP",
+    ),
 }
 
 
@@ -335,7 +338,7 @@ async def test_what_images_forbid_is_named(served: Dispatcher) -> None:
     assert (await refused(served, part, truncate_prompt_tokens=9))[0] == "truncate_prompt_tokens"
     param, words = await refused(served, said("<|image_pad|><image_soft_token>"), part)
     assert param == "messages"
-    assert "own marks" in words
+    assert "image marks" in words
     messages = [*user(said("Hm?")), {"role": "assistant", "content": [part]}]
     reply = await ask(served, messages, continue_final_message=True)
     assert reply.status_code == 400
@@ -382,8 +385,8 @@ async def test_a_model_whose_marks_are_unknown_is_served_for_text(
     network.config.image_token_id = token
     save_with_vocabulary(network, tmp_path)
     served = serve(tmp_path)
-    assert any("without images" in note for note in served.info().notes)
+    assert any("images are disabled" in note for note in served.info().notes)
     param, words = await refused(served, shown(inline(encoded(picture(30, 30)))))
     assert param == "messages.0.content.0"
-    assert "reads no images" in words
+    assert "does not support images" in words
     assert (await ask(served, user(said("Well?")))).status_code == 200

@@ -152,7 +152,7 @@ def test_deep_nesting_in_variables_is_a_fault_of_the_request() -> None:
 
 def test_what_is_no_jinja_is_refused_at_once() -> None:
     """A broken template stops the start, not each row."""
-    with pytest.raises(EngineError, match="no Jinja"):
+    with pytest.raises(EngineError, match="not valid Jinja"):
         template("{% for %}")
 
 
@@ -201,7 +201,7 @@ def test_an_open_end_in_the_last_of_many_parts() -> None:
     assert render([message("assistant", parts)], PARTS_ONLY, **options) == "(a)(b "
     trimmed = "{{ messages[0].content | trim }}|end"
     assert render([message("assistant", "b ")], trimmed, **options) == "b"
-    with pytest.raises(RequestError, match="leaves the last message out"):
+    with pytest.raises(RequestError, match="skips the last message"):
         render([message("assistant", "b")], "nothing", **options)
 
 

@@ -369,5 +369,5 @@ def test_the_demo_models_is_remembered(tmp_path: Path) -> None:
 def test_a_folder_without_a_vocabulary_is_refused(kind: str, tmp_path: Path) -> None:
     """transformers makes one up of special tokens, by which every text reads the same."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(EngineError, match="none of its files has a vocabulary"):
+    with pytest.raises(EngineError, match="none of its files contains a vocabulary"):
         loaded(tmp_path)

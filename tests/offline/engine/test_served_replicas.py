@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import from_json
 
 from tidemill.engine_process.exchange import (
-    AskedRequest,
+    ExchangeRequest,
     decode_reply,
     decode_request,
     encode_reply,
@@ -68,7 +68,9 @@ def asked_of(path: Path) -> list[str]:
 
 def test_requests_and_replies_cross_processes_whole() -> None:
     """With files, which are bytes, and whatever a reply says beside its body."""
-    request = AskedRequest("/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1")
+    request = ExchangeRequest(
+        "/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1"
+    )
     assert decode_request(encode_request(request)) == request
     deep = from_json(b'{"a":' * 200 + b"1" + b"}" * 200)  # as deep as the parser allows
     assert decode_request(encode_request(request._replace(body=deep))).body == deep

@@ -116,7 +116,7 @@ def test_a_type_that_the_gguf_package_cannot_read_is_refused(tmp_path: Path, who
     place = whole.index(name) + len(name) + 4 + 8  # its number of dimensions, and the only one
     for kind, called in ((26, "I32"), (999, "999")):
         file.write_bytes(whole[:place] + struct.pack("<I", kind) + whole[place + 4 :])
-        assert f"output_norm.weight has the type {called}, which" in refused(file)
+        assert f"output_norm.weight has type {called}, which" in refused(file)
 
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:

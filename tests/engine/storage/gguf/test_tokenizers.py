@@ -340,7 +340,7 @@ def test_spaces_behind_special_tokens_of_phi3_belong_to_them(tmp_path: Path) -> 
         ({"pre": "mystery"}, "the GGUF pre-tokenizer 'mystery' is not supported"),
         ({"pre": None}, "the GGUF pre-tokenizer None is not supported"),
         ({"types": [1]}, "tokenizer.ggml.token_type has 1 entries for 3 tokens"),
-        ({"merges": ["a z"]}, "its tokenizer tables do not fit together"),
+        ({"merges": ["a z"]}, "the tokenizer tables are inconsistent"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_built_is_refused_by_name(

@@ -68,7 +68,7 @@ def test_a_file_is_unpacked_once_until_it_is_written_again(file: Path, cache: Pa
     assert same == folder
     assert note is not None
     assert note.startswith("dequantized 0.00 GB of GGUF to 0.00 GB of weights in ")
-    assert note.endswith(f" s, kept in {folder}")
+    assert note.endswith(f" s, stored in {folder}")
     assert unpack_weights(file) == (folder, None)
     assert not [path for path in folder.iterdir() if path.name.startswith(".partial")]
     os.utime(file, (1, 1))
@@ -107,7 +107,7 @@ def test_a_disk_without_room_and_a_cache_that_cannot_be_are_told(
     description_folder(file)
     full = SimpleNamespace(free=10)
     monkeypatch.setattr(unpacked.shutil, "disk_usage", lambda _: full)
-    with pytest.raises(ModelRefused, match=r"weights take .* on disk, and .* has 0.0 GB free"):
+    with pytest.raises(ModelRefused, match=r"weights need .* on disk, and .* has 0.0 GB free"):
         unpack_weights(file)
     shutil.rmtree(cache)
     cache.write_text("a file where the folder would be")
