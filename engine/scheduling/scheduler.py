@@ -2,10 +2,10 @@
 
 Every running sequence with one token to compute gets it. The rest of the budget goes to prompts, in
 chunks, oldest first. Then waiting sequences are admitted while slots and pages last, in a
-policy's order. No chunk splits an image that must be computed as one; a step may exceed its budget for
-it. If a sequence needs a page and none is free, the one that started last releases all of its pages
-and waits to be recomputed, so that the one that started first always advances. This module handles
-no tensors.
+policy's order. No chunk splits an image that must be computed as one; a step may exceed its budget
+for it. If a sequence needs a page and none is free, the one that started last releases all of its
+pages and waits to be recomputed, so that the one that started first always advances. This module
+handles no tensors.
 
 Interactive sequences have priority over rows of files in all of this. Rows are preempted for them,
 and use only the part of a step that the line limit leaves them.

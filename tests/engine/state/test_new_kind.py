@@ -1,4 +1,4 @@
-"""The smallest kind of state of its own: one page a sequence, which nobody else can resume from."""
+"""The smallest custom kind of state: one page per sequence, which no other sequence can reuse."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Notebooks:
         return False
 
 
-def test_a_kind_of_its_own_limits_who_runs() -> None:
-    """Four sequences over two pages of it: two run at a time, and all come to their ends."""
+def test_a_custom_kind_limits_the_running_sequences() -> None:
+    """Four sequences share two of its pages: two run at a time, and all of them finish."""
     yard = Yard()
     notebooks = Notebooks(2, yard.max_num_seqs)
     yard.scheduler = Scheduler(

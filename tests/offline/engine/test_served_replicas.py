@@ -88,7 +88,10 @@ async def test_answers_are_those_of_the_engine() -> None:
         assert reply.body == {"id": "req_1", "created": 7, "echo": {"say": "é"}}
         assert reply.usage == Usage(10, 4, 3)
         failed = await served.respond("/v1/x", {"status": 400}, "req_1", 7)
-        assert (failed.status_code, failed.body["error"]["message"]) == (400, "As told.")
+        assert (failed.status_code, failed.body["error"]["message"]) == (
+            400,
+            "The body requested this error.",
+        )
         *chunks, last = await chunks_of(await ask(served, stream=3))
         assert chunks == [{"number": number} for number in range(3)]
         assert last["echo"] == {"stream": 3}
