@@ -36,7 +36,7 @@ def open_max_tokens(
     values_per_step = num_sequences * values_per_token
     num_values = prompt_values + values_per_step * (max_tokens or 0)
     if num_values > MAX_VALUES:
-        raise _refusal(f"requests {num_values:,} values", param)
+        raise _refusal(f"would return {num_values:,} values", param)
     if max_tokens is not None or not values_per_token:
         return None
     limit = (MAX_VALUES - num_values) // values_per_step

@@ -213,7 +213,7 @@ def _notes(model: LoadedModel, room: KVCacheSize) -> tuple[str, ...]:
     if room.max_model_len >= model.max_model_len:
         return model.notes
     note = (
-        f"the context is {room.max_model_len:,} tokens instead of the model's "
+        f"the context is {room.max_model_len:,} tokens, not the model's "
         f"{model.max_model_len:,}, to fit the KV cache (--kv-cache-memory)"
     )
     return (*model.notes, note)

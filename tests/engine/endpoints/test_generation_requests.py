@@ -189,7 +189,7 @@ def test_alternatives_are_bounded_by_the_engine() -> None:
     """20 by default; -1 is the whole vocabulary, for a request and for the engine."""
     scene, size = Scene(), text_model().vocab_size
     assert scene.chat_fault(logprobs=True, top_logprobs=21).param == "top_logprobs"
-    assert "at most 20 (--max-logprobs)" in scene.completion_fault(logprobs=-1).message
+    assert "the maximum is 20 (--max-logprobs)" in scene.completion_fault(logprobs=-1).message
     assert scene.completion_fault(prompt_logprobs=21).param == "prompt_logprobs"
     free = Scene(model=replace(text_model(), max_logprobs=-1))
     free.complete(logprobs=-1, prompt_logprobs=2 * size)
@@ -216,7 +216,7 @@ def test_an_answer_of_too_many_values_is_refused(fields: dict[str, Any], param: 
     """Log-probabilities, repeated prompts and their choices count, for any body size."""
     error = LONG.completion_fault(**fields)
     assert (error.code, error.param) == ("invalid_request", param)
-    assert re.search(r"at most (1,048,576 log-prob|16,777,216: use)", error.message)
+    assert re.search(r"the maximum is (1,048,576 log-prob|16,777,216\.)", error.message)
 
 
 def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> None:

@@ -233,8 +233,11 @@ async def test_recordings_that_wait_for_the_engine_are_limited(
         (CLIP[:4_000], "is truncated"),
         (b"<html>Not Found</html>" * 100, "is not a valid recording"),
         (wav(tone(1), 1), "sample rate of 1 Hz"),
-        (wav(np.zeros(61 * 8_000, np.float32), 8_000), "longer than 60 s"),
-        (encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac") * 2, "longer than 60 s"),
+        (wav(np.zeros(61 * 8_000, np.float32), 8_000), "longer than the maximum of 60 s"),
+        (
+            encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac") * 2,
+            "longer than the maximum of 60 s",
+        ),
         (video(None, "mp4", "mpeg4", ""), "video without sound"),
         (bytes(2**20 + 1), "larger than 1,048,576 bytes"),
     ],

@@ -169,7 +169,7 @@ async def test_a_query_counts_once_for_each_of_its_documents() -> None:
     """A reranker reads it again with each, and 70 kB of a body would be gigabytes of text."""
     fields = {"query": "a" * 40_000, "documents": ["b"] * 2_000}
     error = await reranker().error("/rerank", **fields)
-    assert error["message"].startswith("The pairs have 80,002,000 characters; a request may have")
+    assert error["message"].startswith("The pairs have 80,002,000 characters; the maximum is")
     assert error["param"] == "documents"
 
 
@@ -180,7 +180,7 @@ async def test_the_error_of_a_too_long_document_has_its_length(scene: Scene) -> 
     num_tokens = 40 + (4 if scene.model.description.task == "score" else 2)
     assert error["message"].startswith(
         f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of "
-        f"`documents` has {num_tokens} tokens;"
+        f"`documents` has {num_tokens} tokens."
     )
     assert (error["param"], error["code"]) == ("documents", "context_length_exceeded")
 

@@ -192,7 +192,9 @@ def test_limits_are_the_models() -> None:
     """The limits are on bytes and on seconds."""
     small = replace(MODEL, max_file_bytes=len(CLIP) - 1)
     assert f"larger than {len(CLIP) - 1:,} bytes" in refusal(model=small).message
-    assert "longer than 2 s" in refusal(model=replace(MODEL, max_seconds=2.0)).message
+    assert (
+        "longer than the maximum of 2 s" in refusal(model=replace(MODEL, max_seconds=2.0)).message
+    )
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_offline_mode_is_named_when_a_model_is_missing(monkeypatch: pytest.Monke
     """For a cached model there is no message."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert check_hub(["org/cached"]) is None
-    with pytest.raises(ModelRefused, match="and HF_HUB_OFFLINE keeps it from being fetched"):
+    with pytest.raises(ModelRefused, match="and HF_HUB_OFFLINE prevents a download"):
         check_hub(["org/other"])
 
 

@@ -41,7 +41,7 @@ def test_a_small_cache_shortens_the_context_and_says_so(
     choices = rows(tmp_path / "out.jsonl")[0]["response"]["body"]["choices"]
     assert len(choices) == 8
     said = capfd.readouterr().err
-    assert "the context is 96 tokens instead of the model's 2,048" in said
+    assert "the context is 96 tokens, not the model's 2,048" in said
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]

@@ -118,21 +118,21 @@ async def test_a_chance_death_costs_no_time_in_which_lines_run_one_by_one(
 async def test_other_lines_run_while_suspects_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial takes one engine; no other line is in its company."""
     names, machine = NAMES[:60], Machine(slots=2, killers=frozenset({"c1"}), turns=5)
-    suspects, num_others = set[str](), 0
+    suspects, num_beside = set[str](), 0
 
     def note(life: Life, name: str) -> None:
-        nonlocal num_others
+        nonlocal num_beside
         suspects.update(*(one.lost for one in machine.lives))
         is_trial = any(one.running and one.running <= suspects for one in machine.lives)
         if name in suspects:
             assert life.running <= suspects
         else:
-            num_others += is_trial
+            num_beside += is_trial
 
     machine.on_start = note
     rows = await Run(monkeypatch, machine, engines=2).rows(names)
     assert (failed_of(rows), ids_of(rows)) == (["c1"], names)
-    assert num_others > 4
+    assert num_beside > 4
 
 
 async def test_a_harmless_line_next_to_two_killers_has_its_row(

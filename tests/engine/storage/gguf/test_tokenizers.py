@@ -180,12 +180,12 @@ def sentencepiece(
                 break
             _, i = min(known)
             symbols[i : i + 2] = [joined[i]]
-        ids: list[int] = []
+        encoded: list[int] = []
         for symbol in symbols:
             known_id = ids.get(symbol)
             raw = [ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
-            ids += raw if known_id is None else [known_id]
-        return ids
+            encoded += raw if known_id is None else [known_id]
+        return encoded
 
     return encode
 
