@@ -214,7 +214,7 @@ async def test_an_incomplete_frame_ends_it(start: Start) -> None:
     await child.next(Ready)
     child.writer.write(encode_frame(Run(1, 1, 0, line()))[:-3])
     child.writer.close()
-    assert "torn" in (await child.next(Failed)).message
+    assert "truncated" in (await child.next(Failed)).message
     assert await child.exit_status() == 3
 
 

@@ -273,7 +273,7 @@ async def test_a_missing_command_is_reported(make_client: MakeLink) -> None:
 async def test_a_model_that_takes_too_long_to_load_is_ended(make_client: MakeLink) -> None:
     """Its process does not remain."""
     client = make_client("--load-seconds", NEVER, start_seconds=0.3, stall_seconds=0.1)
-    with pytest.raises(EngineFailed, match=r"not loaded after 0\.3 s") as caught:
+    with pytest.raises(EngineFailed, match=r"not loaded within 0\.3 s") as caught:
         await client.start()
     assert caught.value.code == "engine_start_timeout"
     assert not is_alive(client._process.pid)

@@ -122,16 +122,16 @@ def test_any_bytes_are_a_frame_or_a_frame_error(kind: int, payload: bytes) -> No
 @pytest.mark.parametrize(
     ("kind", "payload", "words"),
     [
-        (0, b"", "unknown kind 0"),
-        (99, b"{}", "unknown kind 99"),
-        (1, b"short", "broken Run frame"),
-        (2, b"123456789", "broken Abort frame"),
-        (3, b"short", "broken Row frame"),
-        (4, b"{}", "broken Ready frame"),
-        (5, b'{"steps": 1, "wrong": 2}', "broken Stats frame"),
-        (6, b"no json", "broken Failed frame"),
-        (6, b"[]", "broken Failed frame"),
-        (6, b"\xff", "broken Failed frame"),
+        (0, b"", "unknown frame kind 0"),
+        (99, b"{}", "unknown frame kind 99"),
+        (1, b"short", "invalid Run frame"),
+        (2, b"123456789", "invalid Abort frame"),
+        (3, b"short", "invalid Row frame"),
+        (4, b"{}", "invalid Ready frame"),
+        (5, b'{"steps": 1, "wrong": 2}', "invalid Stats frame"),
+        (6, b"no json", "invalid Failed frame"),
+        (6, b"[]", "invalid Failed frame"),
+        (6, b"\xff", "invalid Failed frame"),
     ],
 )
 def test_an_invalid_frame_is_named(kind: int, payload: bytes, words: str) -> None:

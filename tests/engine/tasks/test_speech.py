@@ -158,7 +158,7 @@ def test_a_model_without_start_tokens_is_refused(folder: Path, tmp_path: Path) -
     """Without its generation config, it would write noise in a valid format."""
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "generation_config.json").unlink()
-    with pytest.raises(EngineError, match=r"how a text begins.*generation_config\.json"):
+    with pytest.raises(EngineError, match=r"generation_config\.json"):
         load_served(EngineConfig(str(copy), device="cpu"))
 
 

@@ -121,7 +121,7 @@ def served_piece(served: Dispatcher, token_id: int) -> str:
     [
         ({"guided_json": {"type": "object", "properties": {"a": {"not": {}}}}}, None, "/a/not"),
         ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, None, "minimum"),
-        ({"guided_json": {"$ref": "#"}}, None, "cannot be held to"),
+        ({"guided_json": {"$ref": "#"}}, None, "is not a supported constraint"),
         ({"guided_json": {"$ref": "#/$defs/x"}}, None, "x"),
         ({"guided_regex": "(a"}, None, "unclosed"),
         ({"guided_regex": "(?<=a)b"}, None, "look-behind"),

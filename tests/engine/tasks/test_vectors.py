@@ -130,7 +130,7 @@ def test_a_model_without_pooling_files_logs_a_warning(serve: Serve, tmp_path: Pa
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(minilm() / name, tmp_path)
     head, pooling = serve(tmp_path).info().notes
-    assert "its first token's" in pooling
+    assert "the first token's vector" in pooling
     assert "BertForMaskedLM" in head
     assert not any("define pooling" in note for note in serve(minilm()).info().notes)
 

@@ -336,7 +336,7 @@ async def test_the_number_of_images_is_limited(served: Dispatcher) -> None:
     parts = [image_part(f"{PLACE}{i}.png") for i in range(5)]
     param, words = await refused(served, *parts)
     assert param == "messages.0.content.4"
-    assert "may have 4" in words
+    assert "per request, 4" in words
 
 
 async def test_parameters_that_conflict_with_images_are_named(served: Dispatcher) -> None:
