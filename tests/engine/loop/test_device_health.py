@@ -41,7 +41,7 @@ def test_a_device_that_computes_passes_a_probe() -> None:
     ("answer", "words"),
     [
         (raising(RuntimeError("CUDA error: unspecified\nmore")), r"\(cpu\) has failed: CUDA error"),
-        (lambda _: 17.0, "wrong numbers: 17, not 4096"),
+        (lambda _: 17.0, "wrong numbers: 17 instead of 4096"),
     ],
 )
 def test_a_device_that_fails_or_errs_does_not(

@@ -53,7 +53,7 @@ def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFi
     assert answers == [alone(one) for one in requests]
     failed = [plan for plan in rig.model.plans if plan.num_tokens > 5]
     assert 0 < len(caplog.records) == rig.model.num_memory_freed <= len(failed)
-    assert "a step of 32 tokens did not fit into memory: at most 16 from now on" in caplog.text
+    assert "a step of 32 tokens did not fit into memory: the limit is 16 from now on" in caplog.text
     assert max(len(plan.slots) for plan in rig.model.plans[-8:]) > 1
 
 
