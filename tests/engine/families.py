@@ -283,7 +283,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 20.0,
         },
     ),
-    "Gemma4, MoE next to an MLP": (
+    "Gemma4, MoE beside an MLP": (
         "Gemma4TextConfig",
         {
             "sliding_window": 12,

@@ -147,7 +147,7 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("LlamaConfig", 3, "4 query heads and 2 key heads"),
         ("LlamaConfig", 8, "4 query heads cannot"),
         ("GptOssConfig", 5, "96 columns of an expert"),
-        ("Gemma4, MoE next to an MLP", 2, "experts beside an MLP"),
+        ("Gemma4, MoE beside an MLP", 2, "experts beside an MLP"),
         ("FalconH1Config", 2, "parts are multiplied"),
         ("Qwen3NextConfig", 4, "2 key heads of recurrent layers"),
         ("Mamba2Config", 4, "2 groups of B and C and 2 groups of gated norms"),
