@@ -1,5 +1,4 @@
-"""Requests in, responses out: the inference engine. Knows nothing of any cloud.
+"""The inference engine: requests in, responses out. It is independent of any cloud.
 
-Importing this package imports nothing else. What handles batches (`batchfile`, `contract`,
-`errors`, `process`, `protocol`) never needs torch.
+Importing this package imports no other module, and no torch.
 """

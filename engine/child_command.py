@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-# Where `tidemill` lies; links are not followed, or it were another folder in a checkout.
+# The folder that contains `tidemill`. Links are not resolved: in a checkout they lead elsewhere.
 _PATH: Final = str(Path(__file__).absolute().parents[2])
 _RUN: Final = (
     "import sys; path, module = sys.argv[1:3]; del sys.argv[1:3]; "
@@ -16,9 +16,9 @@ _RUN: Final = (
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this package in a process of its own.
+    """Return the command that runs a module of this package in a separate process.
 
-    With `-P` the working folder is not on the path: a `json.py` in it must not be imported. The
-    package is the one of this process, installed or not, as both ends of a pipe are of one version.
+    With `-P` the working folder is not on the path, so a `json.py` in it is never imported. The
+    child runs the same package as this process, so both ends of a pipe have the same version.
     """
     return [sys.executable, "-P", "-c", _RUN, _PATH, module, *arguments]

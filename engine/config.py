@@ -1,4 +1,4 @@
-"""The engine's settings, checked once when they are made."""
+"""The engine's settings, checked once when they are created."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ImageLimits:
 
 
 MAX_LOGPROBS = 20
-"""Alternatives of a token, as OpenAI has them, and vLLM by default."""
+"""Alternatives for each token: OpenAI's limit, and vLLM's default."""
 
 MAX_DECODING_BYTES = 512 * 2**20
-"""Of all images, or all recordings, that are being decoded; a larger one is decoded alone."""
+"""Limit on all images, or all recordings, being decoded; a larger one is decoded alone."""
 
 MAX_AUDIO_SECONDS = 7_200.0
-"""Two hours are 460 MB of samples; 25 MB of a telephone's codec are ten times as long."""
+"""Two hours are 460 MB of samples. 25 MB from a telephone codec can hold ten times as much."""
 
 _NAMES = {
     "dtype": get_args(DtypeName),
@@ -61,7 +61,7 @@ _LEAST: Mapping[str, int] = dict.fromkeys(
 
 
 class LoraModule(NamedTuple):
-    """An adapter of low rank: what requests call it, and its folder or hub id."""
+    """A LoRA adapter: its name in requests, and its folder or hub id."""
 
     name: str
     path: str
@@ -71,30 +71,32 @@ class LoraModule(NamedTuple):
 class EngineConfig:
     """Settings of one engine, which runs one model.
 
-    `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
-    `max_num_batched_tokens` is the token budget of one step, `max_num_seqs` the sequences in it;
-    None goes by the device and its memory. `kv_cache_memory` (bytes) None takes what the device has
-    left after the weights; `kv_cache_dtype` "fp8", which is fp8_e4m3, keeps keys and values in
-    eight bits, "auto" as the weights are. `quantization` "fp8" or, on a CPU, "int8" quantises
-    weights as they are read; of weights that are quantised in their files it may say how, None
-    takes them as they are.
-    `seed` keys requests that name none. `steps_ahead` 1 prepares a step while another is computed,
-    0 one after the other; None is 1 on a GPU, else 0.
-    `admission` says who starts next: who came first, or, where nobody waits for one answer, those
-    that begin alike together.
-    `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
-    `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
-    pooling, in vLLM's words. `tool_call_parser` and `reasoning_parser` name the forms that a model
-    writes calls and thoughts in; None goes by its template. `fetching` bounds what lines name by
-    url, `max_audio_seconds` how long a recording may be, `images` what images may be.
-    `mm_processor_kwargs` bound the pixels that they are brought to.
-    `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
-    `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
-    `proof_rows` each answer that was held to a form comes with a judgement, with
-    `enable_prompt_tokens_details` each with how many tokens of its prompt were cached. Each token
-    may have `max_logprobs` alternatives, -1 for the whole vocabulary. Prompts of requests that name
-    no `truncate_prompt_tokens` are cut to this one; -1 is as much as the model takes. With
-    `speculative_decoding` tokens are drafted where that was measured to gain.
+    `model` is a local folder or a hub id. `max_model_len` None uses the model's own context length.
+    `max_num_batched_tokens` is the token budget of a step and `max_num_seqs` its limit on
+    sequences; None derives them from the device and its memory. `kv_cache_memory` is in bytes; None
+    uses the memory left after the weights. `kv_cache_dtype` "fp8" means fp8_e4m3 and stores keys
+    and values in eight bits; "auto" uses the dtype of the weights. `quantization` "fp8", or "int8"
+    on a CPU, quantizes weights while they are loaded. For a quantized checkpoint it may name the
+    checkpoint's own method; None reads it from the checkpoint.
+
+    `seed` is the default for requests without one. `steps_ahead` 1 prepares the next step during
+    the current one; 0 runs them one after the other; None is 1 on a GPU, else 0. `admission` orders
+    the waiting requests: by arrival, or, while no interactive request waits, by common prefix.
+
+    `runner` selects generation or pooling, and `convert` selects vectors or scores. `hf_overrides`
+    replaces fields of config.json, and `pooler_config` those of the pooling config, both with
+    vLLM's names. `tool_call_parser` and `reasoning_parser` name the formats of tool calls and
+    reasoning; None detects them from the chat template. `fetching` limits downloads of media,
+    `max_audio_seconds` the length of a recording, and `images` the images of a request.
+    `mm_processor_kwargs` sets the pixel limits that images are resized to.
+
+    `lora_modules` are adapters of the model: at most `max_loras`, each with a rank of at most
+    `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on its own GPU. With
+    `proof_rows` each constrained answer includes a verdict. With `enable_prompt_tokens_details` its
+    usage includes the number of cached prompt tokens. A token may have `max_logprobs` alternatives;
+    -1 allows the whole vocabulary. `truncate_prompt_tokens` is the default for requests without
+    one; -1 truncates to the model's context. With `speculative_decoding` tokens are drafted where
+    measurements show a gain.
     """
 
     model: str
@@ -132,29 +134,31 @@ class EngineConfig:
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse settings that no engine could run with, naming the setting."""
+        """Raise `EngineError` naming the first invalid setting."""
         for name, names in _NAMES.items():
             value = getattr(self, name)
             if value not in names:
-                raise EngineError(f"{name} {value!r} is none of {', '.join(filter(None, names))}")
+                raise EngineError(
+                    f"{name} {value!r} is not supported: use {', '.join(filter(None, names))}"
+                )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise EngineError(f"{name} must be at least {least}, not {value}")
         if self.runner == "generate" and self.convert in ("embed", "classify"):
-            raise EngineError(f"convert {self.convert!r} is for models that do not generate")
+            raise EngineError(f"convert {self.convert!r} requires runner 'auto' or 'pooling'")
         adapters = [module.name for module in self.lora_modules]
-        if twice := [name for name in adapters if adapters.count(name) > 1]:
-            raise EngineError(f"two adapters are called {twice[0]}")
+        if duplicates := [name for name in adapters if adapters.count(name) > 1]:
+            raise EngineError(f"adapter name {duplicates[0]!r} is used twice: use unique names")
         if self.max_loras is not None and len(adapters) > self.max_loras:
             raise EngineError(
-                f"max_loras is {self.max_loras}, but there are {len(adapters)} adapters"
+                f"{len(adapters)} adapters exceed max_loras ({self.max_loras}): increase max_loras"
             )
         if self.steps_ahead not in (None, 0, 1):
             raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
         tokens, sequences = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is not None and sequences is not None and tokens < sequences:
             raise EngineError(
-                f"max_num_batched_tokens ({tokens}) must not be below max_num_seqs ({sequences}): "
-                "each running sequence takes a token a step"
+                f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({sequences}): "
+                "each running sequence takes one token per step"
             )

@@ -1,8 +1,8 @@
-"""Heap trimming: returns memory that large requests freed to the system, by glibc's malloc_trim.
+"""Heap trimming: returns memory freed by large requests to the system, with glibc's malloc_trim.
 
 glibc keeps freed pages in the arena of the thread that freed them: a text of 3 MB leaves 500 MB
-behind, in each thread that ever tokenized one. They are trimmed once there is a pause, or every few
-seconds where there is none. With other C libraries nothing is done.
+behind in each thread that tokenized one. The pages are trimmed at the next pause, or every few
+seconds if there is none. With other C libraries nothing is done.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeapTrimmer:
         self._first = self._last = 0.0
 
     def schedule(self) -> None:
-        """Schedule a trim, as something large was just freed; callable from any thread."""
+        """Schedule a trim after something large was freed; callable from any thread."""
         with self._lock:
             self._last = time.monotonic()
             if self._timer is None:
@@ -71,5 +71,5 @@ _trimmer = HeapTrimmer(trim_heap)
 
 
 def schedule_trim() -> None:
-    """Schedule a heap trim, as something large was just freed."""
+    """Schedule a heap trim, after something large was freed."""
     _trimmer.schedule()

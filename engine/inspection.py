@@ -1,6 +1,7 @@
-"""Inspection of a model before it is loaded: how it would run, in which memory, what is missing.
+"""Inspection of a model before loading: its implementation, its memory, and its missing files.
 
-It takes the steps of a load that read no weights, in their order, and goes on where one refuses.
+It takes the steps of a load that read no weights, in the same order, and continues after a
+refusal.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ NO_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """Report on a model: its `plan`, None where there is none, and the `faults` that refuse it.
+    """Report on a model: its `plan`, None if there is none, and the `faults` that prevent a load.
 
-    Where only files of weights are missing it has both: the plan tells what they would take.
-    `missing` names files and what lacks without them. `quantization_methods` are those that it may
-    be published in. The parsers are None where its template shows none.
+    If only weight files are missing it has both: the plan contains their memory requirements.
+    `missing` names files, and what does not work without them. `quantization_methods` are the
+    formats that the model's weights may have. The parsers are None if its template shows none.
     """
 
     model: str
@@ -75,26 +76,26 @@ class ModelReport:
 
     @property
     def is_refused(self) -> bool:
-        """Say whether a load would refuse it."""
+        """Return whether a load would refuse the model."""
         return self.plan is None or bool(self.faults)
 
     @property
     def runs(self) -> Runs | Literal["refused"]:
-        """Return what runs it."""
+        """Return the implementation that runs the model."""
         return "refused" if self.plan is None or self.faults else self.plan.runs
 
     @property
     def why(self) -> str | None:
-        """Return why it is refused, or why transformers runs it."""
+        """Return the reason for a refusal, or for running with transformers."""
         if self.faults:
             return "; ".join(self.faults)
         return None if self.plan is None else self.plan.why
 
 
 def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> ModelReport:
-    """Return what a load of `config.model` would come to; raises `EngineError` for bad settings.
+    """Return a report on loading `config.model`; raise `EngineError` for invalid settings.
 
-    `chat_template` is a template's text or the path of a file that holds it.
+    `chat_template` is a template's text or the path of a file that contains it.
     """
     check_parser_names(tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser)
     source = None if chat_template is None else read_chat_template(chat_template)
@@ -102,8 +103,8 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     try:
         hf_config = read_hf_config(config.model)
     except EngineError as exc:
-        lacking = (CONFIG,) if _lacks_config(config.model) else ()
-        return replace(report, faults=(str(exc),), missing=lacking)
+        absent = (CONFIG,) if _lacks_config(config.model) else ()
+        return replace(report, faults=(str(exc),), missing=absent)
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
     if isinstance(task, PoolingTask):
@@ -118,7 +119,7 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
 
 
 def _lacks_config(model: str) -> bool:
-    """Say whether a model has no config.json; a GGUF file that is refused has other faults."""
+    """Return whether a model has no config.json; a refused GGUF file has other faults."""
     try:
         return find_folder(model) is None
     except ModelRefused:
@@ -141,7 +142,7 @@ def _with_plan(
 
 
 def _with_weights(report: ModelReport) -> ModelReport:
-    """Return a report that says what a load would of weights of which files are missing."""
+    """Return the report, with the faults that a load would find in incomplete weights."""
     try:
         find_checkpoint(report.model)
     except EngineError as exc:
@@ -150,7 +151,7 @@ def _with_weights(report: ModelReport) -> ModelReport:
 
 
 def _plan_encoder(config: EngineConfig) -> ModelPlan:
-    """Return the plan of a model of vectors or scores."""
+    """Return the plan of an embedding model or reranker."""
     pooling_config = read_encoder(config)
     hf_config = parse_hf_config(config.model, pooling_config.config)
     if hf_config.quantization_config:
@@ -171,10 +172,10 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
         notes = notes_on_ignored(hf_config.where, class_name, own.ignored_fields)
     except UnsupportedConfig as exc:
         if head is not None and not isinstance(head, Classifier):
-            message = f"{config.model}: the engine's decoder cannot run it: {exc}"
+            message = f"{config.model}: the engine's decoder does not support it: {exc}"
             raise ModelRefused(message) from exc
         why = str(exc)
-        whole = eager.read_config(config.model, pooling_config.config)  # which may refuse it
+        whole = eager.read_config(config.model, pooling_config.config)  # this may refuse the model
         class_name = str((hf_config.raw.get("architectures") or ["a class"])[0])
         positions = positions_of_encoder(whole)
     plan = _plan_of(config, hf_config.dtype, class_name, positions, why)
@@ -184,10 +185,10 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
 
 def _plan_speech(config: EngineConfig) -> ModelPlan:
     """Return the plan of a model of the Whisper family."""
-    said = read_speech(config.model)
-    stored = STORED_DTYPES.get(str(said.stored_dtype))
-    plan = _plan_of(config, stored, TITLE, said.architecture.max_target_positions, None)
-    if said.hearing.languages:
+    speech = read_speech(config.model)
+    stored = STORED_DTYPES.get(str(speech.stored_dtype))
+    plan = _plan_of(config, stored, TITLE, speech.architecture.max_target_positions, None)
+    if speech.hearing.languages:
         return plan
     return replace(plan, notes=(*plan.notes, ENGLISH_ONLY))
 
@@ -199,7 +200,7 @@ def _plan_of(
     positions: int,
     why: str | None,
 ) -> ModelPlan:
-    """Return the plan of a model whose weights alone take memory that a plan can tell."""
+    """Return the plan of a model whose only known memory requirement is its weights."""
     device = choose_planned_device(config.device)
     dtype = choose_dtype(config.dtype, stored, device)
     checkpoint, notes = find_weights(config.model)
@@ -228,11 +229,11 @@ def _with_vocabulary(report: ModelReport, config: EngineConfig, source: str | No
             return report
         return _with_template(report, config, vocabulary, source)
     except EngineError as exc:
-        what = str(exc)
+        fault = str(exc)
         return replace(
             report,
-            faults=(*report.faults, what),
-            missing=(*report.missing, *(["a tokenizer"] if "no tokenizer" in what else [])),
+            faults=(*report.faults, fault),
+            missing=(*report.missing, *(["a tokenizer"] if "no tokenizer" in fault else [])),
         )
 
 

@@ -1,4 +1,4 @@
-"""From settings to something that answers requests: what the model is decides what that takes."""
+"""Loading: settings to a dispatcher that answers requests, depending on the kind of model."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def load_served(
 ) -> Dispatcher:
     """Load `config.model` and serve it under `served_names` (default: the model's own name).
 
-    `chat_template` is a template's text or the path of a file that holds it; `tasks` are what a
-    model may be. Raises `EngineError` for what cannot be loaded.
+    `chat_template` is a template's text or the path of a file that contains it; `tasks` are the
+    supported kinds of models. Raises `EngineError` if the model cannot be loaded.
     """
     names = served_names or (config.model,)
     adapters = tuple(module.name for module in config.lora_modules)
-    if taken := set(adapters) & set(names):
-        raise EngineError(f"an adapter and its model are both called {min(taken)}")
+    if shared := set(adapters) & set(names):
+        raise EngineError(f"the name {min(shared)!r} is used for both an adapter and the model")
     with downloading():
         folder = find_folder(config.model)
     gguf = find_gguf(config.model)
@@ -71,20 +71,20 @@ def load_served(
 
 
 def prepare(config: EngineConfig) -> None:
-    """Do what a load begins with and needs no weights for; raises `EngineError` without a GPU."""
+    """Do the first steps of a load, which need no weights; raise `EngineError` without a GPU."""
     device = choose_device(config.device)
     if device.type == "cuda":
-        torch.empty(1, device=device)  # which makes its context
+        torch.empty(1, device=device)  # this creates its context
 
 
 def _unpacked(gguf: Path) -> str | None:
-    """Dequantize a GGUF file's weights where that was not done before; return a note on it."""
+    """Dequantize a GGUF file's weights if that was not done before; return a note on it."""
     with downloading(), timed("dequantization"):
         return unpack_weights(gguf)[1]
 
 
 def _version() -> str:
-    """Return the version that is installed, or for a tree of sources what lies in them."""
+    """Return the installed version, or a digest of the sources in a source tree."""
     try:
         return metadata.version("tidemill")
     except metadata.PackageNotFoundError:

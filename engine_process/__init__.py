@@ -1,1 +1,1 @@
-"""Engine process: the engine in a child process, and the wire to it. Loads no model library."""
+"""Engine process: the engine in a child process, and the wire to it; without model libraries."""

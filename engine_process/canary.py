@@ -1,6 +1,6 @@
-"""Canary: a known line that checks a machine before it runs the lines of users.
+"""Canary: a known request that checks a machine before it runs users' requests.
 
-A machine is broken when its engine dies of the canary, fails it, or answers it differently from the
+A machine is faulty if its engine dies on the canary, fails it, or answers it differently from the
 first engine of the same worker.
 """
 
@@ -19,36 +19,37 @@ from .frames import Row
 
 _RATE: Final = 16_000
 _TEXT: Final = "The tide comes in."
-# Engines of one machine may sum in a different order; a broken machine's numbers are far off.
+# Engines may sum in a different order; the numbers of a faulty machine are far off.
 _MOST_DISTANCE: Final = 0.1
 
 
 class Canary:
-    """A known line, and its outcome when it was run first."""
+    """A known request, and the outcome of its first run."""
 
     def __init__(self, line: bytes) -> None:
         self.line = line
         self._outcome: str | list[float] | None = None
 
     def find_fault(self, row: Row) -> str | None:
-        """Return the fault of the machine that the line's row shows, or None.
+        """Return the fault of the machine that the canary's row shows, or None.
 
-        The first good outcome is kept for comparison. A row that refuses the line shows no fault.
+        The first good outcome is stored for comparison. A row that rejects the request shows no
+        fault.
         """
         response = from_json(row.row)["response"]
         if not row.is_success:
             status = response["status_code"]
-            return f"a known line failed with status {status}" if status >= 500 else None
+            return f"the canary request failed with status {status}" if status >= 500 else None
         outcome = _outcome_of(response["body"])
         if self._outcome is None:
             self._outcome = outcome
         elif not _are_alike(self._outcome, outcome):
-            return "a known line came to something else than before"
+            return "the canary request had another result than before"
         return None
 
 
 def canary_line(endpoints: Collection[str]) -> bytes | None:
-    """Return a canary line for one of these endpoints; None where none of them has one."""
+    """Return a canary line for one of these endpoints; None if none of them has one."""
     for url, body in _bodies().items():
         if url in endpoints:
             line = {"custom_id": "known", "method": "POST", "url": url, "body": body}
@@ -77,7 +78,7 @@ def _outcome_of(body: dict[str, Any]) -> str | list[float] | None:
 
 
 def _are_alike(before: str | list[float], now: str | list[float] | None) -> bool:
-    """Say whether two outcomes agree up to rounding: in the first word, or in the numbers."""
+    """Return whether two outcomes agree up to rounding: in the first word, or in the numbers."""
     if isinstance(before, str) or not isinstance(now, list):
         return isinstance(before, str) and isinstance(now, str) and _word(before) == _word(now)
     return len(before) == len(now) and _distance(before, now) <= _MOST_DISTANCE * math.hypot(

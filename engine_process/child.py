@@ -1,6 +1,6 @@
 """Engine process: answers a worker's requests over two pipes.
 
-The wire is `frames`. No model library is loaded here: `load` is the caller's.
+The wire is `frames`. This module loads no model library: the caller provides `load`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _FAREWELL_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _STDERR = 2
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 Load: TypeAlias = Callable[[Callable[[], Mapping[str, str]]], Served]
-"""Makes an engine. Its argument waits for the weights and returns the folder of each URL."""
+"""Creates an engine. Its argument waits for the weights and returns the folder of each URL."""
 
 
 def serve(
@@ -69,10 +69,10 @@ def serve(
 ) -> NoReturn:
     """Read requests from one pipe, write rows to the other, then exit this process.
 
-    Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, when `load` raised
-    or the engine has failed. Statistics are sent every `stats_seconds`, heartbeats written to the
-    page at `liveness_fd`; error rows are printed in the `dialect`. SIGINT and SIGTERM are ignored:
-    the parent process decides. On Linux this process dies with the thread that started it.
+    Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, if `load` raised or
+    the engine has failed. Statistics are sent every `stats_seconds`, and heartbeats written to the
+    page at `liveness_fd`; error rows use the `dialect`. SIGINT and SIGTERM are ignored: the parent
+    process decides. On Linux this process dies with the thread that started it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -159,12 +159,14 @@ class _Process:
                 case Ask():
                     self._start(frame.ticket, self._answer(frame))
                 case Abort():
-                    if task := self._tasks.get(frame.ticket):  # else its row is on its way
+                    if task := self._tasks.get(frame.ticket):  # otherwise its row is being sent
                         task.cancel()
                 case Fetched() if not self._fetched.done():
                     self._fetched.set_result(frame.folders)
                 case _:
-                    raise FrameError(f"a {type(frame).__name__} frame is none for an engine")
+                    raise FrameError(
+                        f"a {type(frame).__name__} frame must not be sent to an engine"
+                    )
 
     async def _count_turns(self, liveness: LivenessWriter) -> None:
         """Count iterations of the event loop."""
@@ -208,8 +210,8 @@ class _Process:
         await self._send(Row(run.ticket, answered.is_success, usage, answered.row))
 
     async def _send(self, frame: Frame) -> None:
-        # Drain before the write, not after: while rows stream, the pipe may stay full, and a task
-        # that waited after its write would hold its row until the stream ends.
+        # Drain before the write instead of after it: while rows stream, the pipe may stay full, and
+        # a task that waited after its write would hold its row until the stream ends.
         await self._writer.drain()
         self._writer.write(encode_frame(frame))
 
@@ -218,7 +220,7 @@ class _Process:
             words, code = str(failure), failure.code
         else:
             words, code = f"{type(failure).__name__}: {failure}", EngineError.code
-            logger.error("the engine cannot go on", exc_info=failure)
+            logger.error("the engine has failed", exc_info=failure)
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await self._send(Failed(words, code))
@@ -232,16 +234,16 @@ class _Process:
         await asyncio.wait([closing], timeout=_FAREWELL_SECONDS)
 
 
-def in_thread(make: Callable[[], _Made]) -> Future[_Made]:
+def in_thread(make: Callable[[], _Result]) -> Future[_Result]:
     """Run a function in a daemon thread, which, unlike an executor's, is not joined at exit."""
-    made: Future[_Made] = Future()
+    result: Future[_Result] = Future()
 
     def work() -> None:
-        made.set_running_or_notify_cancel()  # no longer cancellable
+        result.set_running_or_notify_cancel()  # no longer cancellable
         try:
-            made.set_result(make())
-        except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
-            made.set_exception(exc)
+            result.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 - raised again by `result.result`
+            result.set_exception(exc)
 
     threading.Thread(target=work, daemon=True).start()
-    return made
+    return result

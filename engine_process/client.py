@@ -1,6 +1,6 @@
 """Engine client: runs the engine in a child process and survives its death.
 
-The child's half is `engine_process.child`, the wire between them `engine_process.frames`.
+The child's side is `engine_process.child`, the wire between them `engine_process.frames`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .frames import (
 )
 from .liveness import STACKS_SIGNAL, LivenessPage
 
-# The code of an engine that no line can have killed: engine.errors.MachineFailed.
+# The code of a failure that no request can have caused: engine.errors.MachineFailed.
 MACHINE_FAILED = "machine_failed"
 _STACKS_SECONDS = 0.5
 _CLOSE_SECONDS = 8.0
@@ -55,7 +55,7 @@ class EngineDied(HandlerError):
     """The engine's process has ended, or was killed because it stalled.
 
     The requests in flight have no row, and one of them may be the cause, unless the engine itself
-    reports that its machine `is_broken`. A request that comes later was not sent.
+    reports that its machine `is_broken`. A later request was not sent.
     """
 
     code = "engine_died"
@@ -68,11 +68,11 @@ class EngineDied(HandlerError):
 
 
 class EngineClient:
-    """Client of one engine process, from `start` to its death or `close`; each start needs one.
+    """Client of one engine process, from `start` to its death or `close`; it starts once.
 
     `command` starts it; the descriptors of two pipes and of the liveness page are appended. Start
     it from a thread that lives as long as the process should: on Linux the engine dies with that
-    thread. Where the command names weights by URL, `folders` resolves to the folder of each, once
+    thread. If the command contains weights by URL, `folders` resolves to the folder of each, once
     they are fetched. Its standard error is this process's, or the descriptor `stderr`, which is
     closed once the process has it.
     """
@@ -96,8 +96,8 @@ class EngineClient:
         self._tickets = count(1)
         self._pending: dict[int, asyncio.Future[Row]] = {}
         self._exchanges: dict[int, asyncio.Queue[Answer | EngineDied]] = {}
-        self._reason: str | None = None  # why we killed the process
-        self._failed: Failed | None = None  # why it ended by itself
+        self._reason: str | None = None  # why this client killed the process
+        self._failed: Failed | None = None  # why the process ended by itself
         self._death: str | None = None
         self._listening: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -125,8 +125,8 @@ class EngineClient:
     async def start(self) -> EngineInfo:
         """Start the process; return the engine's info once the model is loaded.
 
-        Raises EngineFailed when it cannot be loaded, dies or takes longer than `start_seconds`,
-        without the time in which weights are fetched.
+        Raises EngineFailed if it cannot be loaded, dies or takes longer than `start_seconds`, not
+        counting the time in which weights are fetched.
         """
         try:
             await self._spawn()
@@ -139,7 +139,7 @@ class EngineClient:
         except TimeoutError as exc:
             await self._print_stacks()
             raise EngineFailed(
-                f"the model was not loaded after {self._start_seconds:g} s",
+                f"the model was not loaded within {self._start_seconds:g} s",
                 code="engine_start_timeout",
             ) from exc
         else:
@@ -152,10 +152,10 @@ class EngineClient:
                 await self.close()
 
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
-        """Return the row of the line `number` with these bytes; called by many tasks at once.
+        """Return the row of request line `number` with these bytes; callable by many tasks at once.
 
-        Cancelling the call aborts the request. Raises EngineDied when there will be no row,
-        FrameError for a line too long to be sent.
+        Cancelling the call aborts the request. Raises EngineDied if there will be no row, and
+        FrameError for a line that is too long to send.
         """
         if self._death is not None:
             raise self._died(self._death, was_sent=False)
@@ -178,8 +178,8 @@ class EngineClient:
     ) -> AsyncGenerator[Answer, None]:
         """Yield the frames of the answer to a request of `exchange.encode_request`.
 
-        Leaving it before the last aborts the request. Raises EngineDied when there will be no
-        further one, FrameError for a request too long to be sent.
+        Leaving the iterator before the last frame aborts the request. Raises EngineDied if there
+        will be no further frame, and FrameError for a request that is too long to send.
         """
         if self._death is not None:
             raise self._died(self._death, was_sent=False)
@@ -209,7 +209,7 @@ class EngineClient:
             self._writer.write(encode_frame(Abort(ticket)))
 
     async def close(self) -> None:
-        """End the process, by SIGKILL if it does not exit by itself. Idempotent."""
+        """End the process, with SIGKILL if it does not exit by itself. Idempotent."""
         if self._listening is None:
             return
         self._reason = self._reason or "closed"
@@ -233,8 +233,8 @@ class EngineClient:
                 pass_fds=(child_reader, child_writer, liveness),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=self._stderr,
-                # A process group of its own: signals to the worker do not reach it, ours also
-                # reach its children.
+                # A separate process group: signals to the worker do not reach it, and this client's
+                # signals also reach its children.
                 start_new_session=True,
             )
         except BaseException:
@@ -248,7 +248,7 @@ class EngineClient:
         self._listening = asyncio.create_task(self._listen(wire))
 
     async def _send_folders(self) -> None:
-        """Send the engine the folders of its weights once they are there, unless it has ended."""
+        """Send the engine the folders of its weights once they are fetched, unless it has ended."""
         if self._folders is None:
             return
         await asyncio.wait((self._folders, self._ready), return_when=asyncio.FIRST_COMPLETED)
@@ -257,21 +257,21 @@ class EngineClient:
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Handle frames until the process has ended, then fail all pending requests."""
-        reason = "it cannot be listened to any more"
+        reason = "reading its frames failed"
         try:
             reason = await self._end_of(wire)
         finally:
             self._end(self._reason or reason)
 
     async def _end_of(self, wire: asyncio.StreamReader) -> str:
-        """Handle frames until the process has ended, and return why it has."""
+        """Handle frames until the process has ended, and return the reason."""
         reading = asyncio.create_task(self._read_frames(wire))
         exiting = asyncio.create_task(self._process.wait())
         both = [reading, exiting]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         self._writer.close()
         _, undone = await asyncio.wait(both, timeout=_EXIT_SECONDS)
-        if undone:  # it lives on without its pipe, or a child of it holds the pipe
+        if undone:  # it is still running without its pipe, or a child of it holds the pipe
             self._kill("closed its pipe" if exiting in undone else None)
             await asyncio.wait(both)
         status = exiting.result()
@@ -286,15 +286,15 @@ class EngineClient:
             while (frame := await read_frame(wire)) is not None:
                 self._handle_frame(frame)
         except FrameError as exc:
-            if wire.at_eof():  # its death tore the last frame
+            if wire.at_eof():  # its death truncated the last frame
                 return
             self._kill(f"broken wire: {exc}")
-        except Exception as exc:  # noqa: BLE001 - its requests would wait for ever
+        except Exception as exc:  # noqa: BLE001 - its requests would wait forever
             self._kill(f"its frames cannot be read: {type(exc).__name__}: {exc}")
         else:
             return
         while await wire.read(_DRAIN_BYTES):
-            pass  # to the end of the pipe, which closes it
+            pass  # read to the end of the pipe, which closes it
 
     def _handle_frame(self, frame: Frame) -> None:
         match frame:
@@ -309,8 +309,8 @@ class EngineClient:
                 if exchange is not None:
                     exchange.put_nowait(frame)
             case Stats():
-                said, before = frame.stats, self._stats
-                self._progress += (said.steps, said.layers) != (before.steps, before.layers)
+                stats, before = frame.stats, self._stats
+                self._progress += (stats.steps, stats.layers) != (before.steps, before.layers)
                 self._stats = frame.stats
             case Ready():
                 if not self._ready.done():
@@ -318,7 +318,7 @@ class EngineClient:
             case Failed():
                 self._failed = frame
             case _:
-                raise FrameError(f"a {type(frame).__name__} frame is none for a worker")
+                raise FrameError(f"a {type(frame).__name__} frame must not be sent to a worker")
 
     def _end(self, reason: str) -> None:
         self._death = reason
@@ -333,7 +333,7 @@ class EngineClient:
         for exchange in self._exchanges.values():
             exchange.put_nowait(self._died(reason))
         if self._writer.transport.get_write_buffer_size():
-            self._writer.transport.abort()  # frees requests that wait for a pipe that is not read
+            self._writer.transport.abort()  # frees requests that wait for an unread pipe
 
     def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
@@ -343,7 +343,7 @@ class EngineClient:
         """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`."""
         try:
             await self._kill_stalled()
-        except Exception as exc:  # noqa: BLE001 - without a watchdog it might hang for ever
+        except Exception as exc:  # noqa: BLE001 - without a watchdog it might hang forever
             self._kill(f"the watchdog failed: {type(exc).__name__}: {exc}")
 
     async def _kill_stalled(self) -> None:
@@ -362,17 +362,17 @@ class EngineClient:
         self._kill(self._reason)
         assert self._listening is not None
         _, alive = await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
-        if alive:  # a driver holds the process, and SIGKILL has to wait for it
+        if alive:  # a driver holds the process, so SIGKILL must wait
             self._end(f"{self._reason}; its process {self.pid} cannot be killed")
 
     async def _print_stacks(self) -> None:
-        """Let the process print the stacks of its threads on its standard error."""
+        """Make the process print the stacks of its threads to its standard error."""
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, STACKS_SIGNAL)
         await asyncio.sleep(_STACKS_SECONDS)
 
     def _kill(self, reason: str | None) -> None:
-        """Kill the process and its children; `reason` is None when it ended by itself."""
+        """Kill the process and its children; `reason` is None if it ended by itself."""
         if self._listening is None or self._listening.done():
             return
         self._reason = self._reason or reason

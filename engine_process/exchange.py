@@ -1,4 +1,4 @@
-"""Exchanges with an engine process: requests and replies as bytes, and how it answers them."""
+"""Exchanges with an engine process: requests and replies as bytes, and answering."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _LENGTHS: Final = struct.Struct("!II")  # of the header and of the body
 _LONG_BYTES: Final = 100_000
 
 
-class AskedRequest(NamedTuple):
-    """A request: what a Responder gets, but the time."""
+class ExchangeRequest(NamedTuple):
+    """A request: the arguments of a Responder, except the time."""
 
     url: str
     body: dict[str, Any]
     request_id: str
 
 
-def encode_request(request: AskedRequest) -> bytes:
-    """Return the bytes of a request; values of the body that are bytes, as of files, stay so."""
+def encode_request(request: ExchangeRequest) -> bytes:
+    """Return the bytes of a request; bytes in its body, such as files, stay bytes."""
     files = {name: value for name, value in request.body.items() if isinstance(value, bytes)}
     header = to_json(
         {
@@ -38,13 +38,13 @@ def encode_request(request: AskedRequest) -> bytes:
             "files": {name: len(value) for name, value in files.items()},
         }
     )
-    # On its own: within the header it would be nested deeper than a parser may have allowed it.
+    # Separate: in the header it would be nested deeper than a parser may allow.
     body = to_json({name: value for name, value in request.body.items() if name not in files})
     return b"".join((_LENGTHS.pack(len(header), len(body)), header, body, *files.values()))
 
 
-def decode_request(data: bytes) -> AskedRequest:
-    """Return the request of its bytes."""
+def decode_request(data: bytes) -> ExchangeRequest:
+    """Return the request in these bytes."""
     lengths = _LENGTHS.unpack_from(data)
     body_start = _LENGTHS.size + lengths[0]
     start = body_start + lengths[1]
@@ -53,11 +53,11 @@ def decode_request(data: bytes) -> AskedRequest:
     for name, size in header["files"].items():
         body[name] = data[start : start + size]
         start += size
-    return AskedRequest(header["url"], body, header["request_id"])
+    return ExchangeRequest(header["url"], body, header["request_id"])
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return the bytes of a whole reply."""
+    """Return the bytes of a complete reply."""
     # Field by field: `asdict` would copy the body, deeply.
     return to_json(
         {
@@ -72,26 +72,26 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Return the reply of its bytes."""
+    """Return the reply in these bytes."""
     fields = from_json(data)
     return Reply(**fields | {"usage": Usage(**fields["usage"])})
 
 
 async def in_thread_if_long(make: Callable[[bytes], Any], data: bytes) -> Any:
-    """Return what a function makes of bytes; of many in a thread."""
+    """Return a function's result for bytes; many bytes are processed in a thread."""
     return await asyncio.to_thread(make, data) if len(data) > _LONG_BYTES else make(data)
 
 
 async def answer_request(
     served: Served, ask: Ask, send: Callable[[Answer], Awaitable[None]]
 ) -> None:
-    """Answer a request in frames; raises EngineError where nothing can be answered any more.
+    """Answer a request in frames; raise EngineError if the engine can answer no more requests.
 
-    An engine that answers no interactive requests answers all as lines.
+    An engine without interactive requests answers all as rows of files.
     """
     ticket = ask.ticket
     try:
-        request: AskedRequest = await in_thread_if_long(decode_request, ask.data)
+        request: ExchangeRequest = await in_thread_if_long(decode_request, ask.data)
         respond = getattr(served, "answer", served.respond) if ask.is_online else served.respond
         reply: Reply | StreamedReply = await respond(
             request.url, request.body, request.request_id, ask.created
@@ -108,6 +108,6 @@ async def answer_request(
             await send(Answer(ticket, AnswerKind.REPLY, data))
     except EngineError:
         raise
-    except Exception as exc:  # noqa: BLE001 - a fault of one request ends no other
+    except Exception as exc:  # noqa: BLE001 - a fault of one request must not end others
         words = f"{type(exc).__name__}: {exc}".encode("utf-8", "replace")
         await send(Answer(ticket, AnswerKind.FAULT, words))

@@ -1,8 +1,8 @@
 """Frames: the wire between a worker and its engine process, over two pipes, one each way.
 
 A frame is the length of its payload (4 bytes), its kind (1 byte) and the payload; numbers are
-big-endian. Frequent payloads are packed, rare ones are JSON. Both ends are of one version: there is
-no negotiation, and an unreadable frame is an error.
+big-endian. Frequent payloads are packed, rare ones are JSON. Both ends have the same version, so
+there is no negotiation, and an unreadable frame is an error.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _ROW = struct.Struct("!Q?QQQdQ")
 
 
 class FrameError(ProtocolError):
-    """Bytes that are not a valid frame, or a frame that is too long to be sent."""
+    """Bytes that are not a valid frame, or a frame that is too long to send."""
 
     code = "broken_frame"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """To the engine: run the line `number`, whose bytes are `data`; see `run_line`.
+    """To the engine: run request line `number`, whose bytes are `data`; see `run_line`.
 
-    `ticket` names the request for as long as the process lives; `created` is in seconds since the
-    epoch.
+    `ticket` identifies the request for the lifetime of the process; `created` is in seconds since
+    the epoch.
     """
 
     ticket: int
@@ -67,7 +67,7 @@ class Run:
 class Ask:
     """To the engine: answer a request, `data` of `exchange.encode_request`, in one or more frames.
 
-    One `is_online` has priority over lines, and may be streamed.
+    A request that `is_online` has priority over rows of files, and may be streamed.
     """
 
     ticket: int
@@ -87,7 +87,7 @@ class Ask:
 
 
 class AnswerKind(IntEnum):
-    """Kind of an answer's frame: a reply, a chunk of a stream, its end, or why there is none."""
+    """Kind of an answer's frame: a reply, a chunk of a stream, its end, or a fault."""
 
     REPLY = 1
     CHUNK = 2
@@ -97,7 +97,7 @@ class AnswerKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """From the engine: a frame of the answer to an `Ask`; all but a chunk are the last."""
+    """From the engine: a frame of the answer to an `Ask`; every kind except a chunk is the last."""
 
     ticket: int
     kind: AnswerKind
@@ -132,7 +132,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """To the engine, once, if its command names weights by URL: the folder of each."""
+    """To the engine, once, if its command contains weights by URL: the folder of each."""
 
     folders: Mapping[str, str]
 
@@ -148,7 +148,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """From the engine: the printed row of a request, and what it cost."""
+    """From the engine: the serialized row of a request, and its usage."""
 
     ticket: int
     is_success: bool
@@ -186,7 +186,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """From the engine, every second: statistics; `steps` and `layers` do not grow in a hang."""
+    """From the engine, every second: statistics; `steps` and `layers` do not grow during a hang."""
 
     stats: EngineStats
 
@@ -226,7 +226,7 @@ _KIND_OF = {frame_type: kind for kind, frame_type in _TYPE_OF.items()}
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Return the bytes of a frame; raises FrameError when it is too long for the wire."""
+    """Return the bytes of a frame; raise FrameError if it is too long for the wire."""
     payload = frame.pack()
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise _too_long(len(payload))
@@ -234,14 +234,14 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def decode_frame(kind: int, payload: bytes) -> Frame:
-    """Decode a frame of this kind; raises FrameError for an invalid payload."""
+    """Decode a frame of this kind; raise FrameError for an invalid payload."""
     frame_type = _TYPE_OF.get(kind)
     if frame_type is None:
-        raise FrameError(f"a frame of the unknown kind {kind}")
+        raise FrameError(f"unknown frame kind {kind}")
     try:
         return frame_type.unpack(payload)
     except (struct.error, ValueError, TypeError, KeyError) as exc:
-        raise FrameError(f"a broken {frame_type.__name__} frame: {exc}") from exc
+        raise FrameError(f"invalid {frame_type.__name__} frame: {exc}") from exc
 
 
 async def open_wire(
@@ -254,7 +254,7 @@ async def open_wire(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb", buffering=0)
     )
     transport, protocol = await loop.connect_write_pipe(
-        # For its flow control only: from this end nothing is read.
+        # Only for its flow control: nothing is read from this end.
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
         os.fdopen(writer_fd, "wb", buffering=0),
     )
@@ -262,9 +262,9 @@ async def open_wire(
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Return the next frame, or None when the pipe was closed after the last one.
+    """Return the next frame, or None if the pipe was closed after the last one.
 
-    Raises FrameError for a frame that is torn, too long or unknown; reading must then stop.
+    Raises FrameError for a frame that is truncated, too long or unknown; reading must then stop.
     """
     header = await _read(reader, _HEADER.size)
     if not header:
@@ -274,22 +274,22 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
         raise _too_long(num_bytes)
     payload = await _read(reader, num_bytes)
     if len(payload) < num_bytes:
-        raise _torn(len(payload), num_bytes)
+        raise _truncated(len(payload), num_bytes)
     return decode_frame(kind, payload)
 
 
 async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Return that many bytes, or none when the pipe has ended."""
+    """Return `num_bytes` bytes, or none if the pipe has ended."""
     try:
         return await reader.readexactly(num_bytes)
     except asyncio.IncompleteReadError as exc:
         if exc.partial:
-            raise _torn(len(exc.partial), num_bytes) from exc
+            raise _truncated(len(exc.partial), num_bytes) from exc
         return b""
 
 
-def _torn(num_bytes: int, whole: int) -> FrameError:
-    return FrameError(f"a torn frame: the pipe ended after {num_bytes:,} of {whole:,} bytes")
+def _truncated(num_bytes: int, whole: int) -> FrameError:
+    return FrameError(f"truncated frame: the pipe ended after {num_bytes:,} of {whole:,} bytes")
 
 
 def _too_long(num_bytes: int) -> FrameError:

@@ -1,6 +1,6 @@
 """Liveness page: heartbeat counters in memory that the engine process shares with its parent.
 
-A thread of its own writes them, so that a slow event loop is distinguished from a hung process.
+A separate thread writes them, which distinguishes a slow event loop from a hung process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.protocol.contract import EngineError, EngineStats
 from tidemill.protocol.stall import BEAT_SECONDS
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""Signal at which an engine process prints the stacks of its threads, for a bug report."""
+"""Signal that makes an engine process print the stacks of its threads, for a bug report."""
 
 _PAGE = struct.Struct("=QQQQ")
 
@@ -26,7 +26,7 @@ _PAGE = struct.Struct("=QQQQ")
 class LivenessCounts(NamedTuple):
     """Growing counters: `beats` of the thread, `turns` of the event loop, the engine's steps.
 
-    `turns` does not grow while the event loop is blocked, `steps` and `layers` while no step runs.
+    `turns` stops while the event loop is blocked, `steps` and `layers` while no step runs.
     """
 
     beats: int = 0
@@ -44,7 +44,7 @@ class LivenessPage:
     @staticmethod
     def new_fd() -> int:
         """Return the descriptor of an empty page, for a child process to inherit."""
-        if hasattr(os, "memfd_create"):  # needs no folder and no disk
+        if hasattr(os, "memfd_create"):  # needs neither a folder nor a disk
             fd = os.memfd_create("tidemill-liveness")
             os.truncate(fd, _PAGE.size)
             return fd
@@ -86,7 +86,7 @@ class LivenessWriter:
                 try:
                     stats = self._stats()
                 except EngineError:
-                    return  # the engine is gone, which the loop reports
+                    return  # the engine is gone; the loop reports it
             life = LivenessCounts(life.beats + 1, self.turns, stats.steps, stats.layers)
             self._page.write(life)
             pause.wait(BEAT_SECONDS)

@@ -1,4 +1,4 @@
-"""Totals of several engines of one model: their info and their stats as one."""
+"""Totals of several engines of one model: combined info and statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.protocol.contract import EngineInfo, EngineStats
 
 
 def total_info(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """Return the info of all together: GPUs and sequences in a step are sums."""
+    """Return the combined info: GPUs and sequences in a step are sums."""
     return replace(
         infos[0],
         num_gpus=sum(info.num_gpus for info in infos),
@@ -18,7 +18,7 @@ def total_info(infos: Sequence[EngineInfo]) -> EngineInfo:
 
 
 def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
-    """Return the sums of all; the KV cache's usage is the mean."""
+    """Return the sums of all statistics; the KV cache's usage is the mean."""
     if not stats:
         return EngineStats()
     total = EngineStats(*map(sum, zip(*map(astuple, stats), strict=True)))

@@ -52,14 +52,14 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/engine/loop/test_cuda_graphs.py": {
         "test_rows_are_the_same_where_the_device_keeps_ids": 3,
         "test_rows_are_those_of_the_plain_loop": 4,
-        "test_what_is_captured_asks_the_device_for_no_number": 4,
+        "test_a_capture_reads_no_value_from_the_device": 4,
     },
     "tests/engine/loop/test_generation_memory.py": {
         "test_steps_grow_again_once_there_is_memory": 4,
     },
     "tests/engine/loop/test_speech.py": {
-        "test_a_long_recording_is_heard_window_by_window": 3,
-        "test_a_recording_that_is_streamed_is_told_window_by_window": 3,
+        "test_a_long_recording_is_transcribed_window_by_window": 3,
+        "test_a_streamed_recording_yields_its_windows": 3,
     },
     "tests/engine/model/encoders/test_parity.py": {
         "test_vectors_are_those_of_sentence_transformers": 4,
@@ -93,21 +93,21 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
         "test_rows_are_those_of_the_plain_loop": 3,
     },
     "tests/engine/parsers/test_bare_calls.py": {
-        "test_a_text_of_many_beginnings_is_read_through_once": 4,
+        "test_a_text_with_many_beginnings_is_parsed_once": 4,
     },
     "tests/engine/test_adapter_parity.py": {
         "test_greedy_tokens_are_those_of_merged_weights": 4,
         "test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights": 0,
     },
     "tests/engine/test_demo_speech.py": {
-        "test_every_token_is_that_of_transformers": 0,
+        "test_every_token_matches_transformers": 0,
     },
     "tests/engine/test_parity.py": {
-        "test_greedy_tokens_and_logprobs_are_those_of_eager_attention": 8,
-        "test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention": 3,
+        "test_greedy_tokens_and_logprobs_match_eager_attention": 8,
+        "test_in_bf16_scores_are_as_close_to_fp32_as_eager_attention": 3,
     },
     "tests/engine/test_vision_parity.py": {
-        "test_greedy_tokens_are_those_of_generate": 2,
+        "test_greedy_tokens_match_generate": 2,
     },
     "tests/infra/test_modes.py": {
         "test_templates_of_a_mode_pass_the_checks": 3,

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import SHAPES
-from tests.engine.families import FAMILIES, ONLY_OURS, told
+from tests.engine.families import FAMILIES, ONLY_OURS
+from tests.engine.families import config_fields as told
 from tests.engine.model.weights.quantised.checkpoints import quantise_mxfp4
 from tidemill.engine.config import EngineConfig
 

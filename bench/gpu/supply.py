@@ -55,7 +55,7 @@ class Supply:
             self.top_up()
             plan = self._scheduler.plan()
             assert plan is not None
-            num_started += int(plan.starts_anew.sum())
+            num_started += int(plan.starts_fresh.sum())
             num_steps += 1
             self._scheduler.launch(plan)
             land(self._scheduler, plan)

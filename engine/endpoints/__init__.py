@@ -1,4 +1,4 @@
-"""The registry of endpoints: each is one file, and one line here."""
+"""The registry of endpoints. Each endpoint is one file and one line here."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def text_endpoints(
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a generation model, with the parsers of its output.
 
-    `seed` keys requests that name none. A vision model has `image_support`. With `verifies`,
-    answers under a constraint carry a verdict on it.
+    `seed` is the default for requests without one. A vision model has `image_support`. With
+    `verifies`, constrained answers include a verdict.
     """
     chat = ChatCompletions(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies

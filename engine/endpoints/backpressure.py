@@ -1,7 +1,7 @@
-"""Backpressure: long work on bodies goes to threads, within a limit of bytes in flight.
+"""Backpressure: long work on bodies runs in threads, within a limit on bytes in flight.
 
-A tokenizer takes about 160 bytes of memory for each byte of its text; each value of a result
-becomes about 400 bytes of a body.
+A tokenizer takes about 160 bytes of memory for each byte of text. Each value of a result becomes
+about 400 bytes of a body.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from tidemill.protocol.in_flight import InFlightLimiter
 from ..heap_trim import schedule_trim
 
 SHORT_BYTES = 20_000
-"""Below this the work takes a few milliseconds at most, less than to wait behind longer work."""
+"""Work below this size takes a few milliseconds: less than waiting behind longer work."""
 
 MAX_BYTES_AT_ONCE = 2 * 2**20
 
 _LANE_SHARE = 8
 
-# Values of a body that are counted: about as long as a short body may take.
-_MOST_LOOKED_AT = 20_000
+# Limit on the values of a body that are counted, so that counting takes no longer than a short
+# body.
+_MAX_COUNTED_VALUES = 20_000
 
 _Value = TypeVar("_Value")
 _Arguments = TypeVarTuple("_Arguments")
 
 
 def body_size(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
-    """Return about how many bytes a body holds; an entry of a list counts as one.
+    """Return the approximate size of a body in bytes; an entry of a list counts as one.
 
-    A body above `most`, or of a great many values, is not counted to its end: the size is then more
-    than `most`.
+    Counting stops above `most` bytes, or after very many values; the returned size is then above
+    `most`.
     """
     size = num_values = 0
     seen: list[dict[str, Any] | list[Any]] = [body]
-    for holder in seen:  # which grows by what is found inside
+    for holder in seen:  # which grows by the containers found inside
         num_values += len(holder)
-        if size > most or num_values > _MOST_LOOKED_AT:
+        if size > most or num_values > _MAX_COUNTED_VALUES:
             return max(size, most + 1)
         inside: Iterable[Any] = holder
         if isinstance(holder, dict):
@@ -61,10 +62,10 @@ def body_size(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
 class BoundedExecutor:
     """Calls functions within a limit of bytes; one above it runs alone.
 
-    A function on no more than `short_bytes` is called inline, longer ones in threads, in order of
-    arrival. If the work is `interactive`, there is a round of the event loop between two that run
-    inline, and in threads the shortest runs first. Work on up to an eighth of the limit then has a
-    limit of its own, so that it never waits for the longest.
+    Work on at most `short_bytes` is called inline; longer work runs in threads, first come, first
+    served. If the work is `interactive`, the event loop runs once between two inline calls, and the
+    shortest work in threads runs first. Work on up to an eighth of the limit then has its own
+    limit, so that it never waits for the longest.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class BoundedExecutor:
     async def run(
         self, num_bytes: int, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments
     ) -> _Value:
-        """Return the function's value; its input of `num_bytes` may wait for room."""
+        """Return the function's value; work on `num_bytes` may wait for others to finish."""
         if num_bytes <= self._short_bytes:
             if self._alternating is None:
                 return function(*arguments)
@@ -97,7 +98,7 @@ class BoundedExecutor:
         await in_flight.acquire(num_bytes)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        except BaseException:  # such as that there can be no more threads
+        except BaseException:  # for example if no more threads can start
             in_flight.release(num_bytes)
             raise
         # A thread cannot be cancelled: its bytes are released when it ends.

@@ -33,7 +33,7 @@ _Prepared = Prepared[SequenceRequest, Conversation]
 
 
 class ChatCompletions:
-    """The chat endpoint of a model; `seed` keys requests that name none.
+    """The chat endpoint of a model; `seed` is the default for requests without one.
 
     With `verifies`, constrained answers carry a verdict.
     """
@@ -66,13 +66,13 @@ class ChatCompletions:
         options = _options(conversation)
         # A plain chat is not shown to the image inputs.
         shows_images = any(message.images() for message in request.messages)
-        if not shows_images:  # which cannot be cut
+        if not shows_images:  # image prompts cannot be truncated
             request = self._sequences.with_truncation(request)
         images = self._images.decode(request, body) if shows_images else []
         prompt = conversation.prompt
         if images:
             prompt = self._images.expand_marks(prompt, images)
-        # Templates write the tokens that open a text themselves, so none are added by default.
+        # Templates write the opening special tokens themselves, so none are added by default.
         prompt_ids = self._sequences.tokenize_prompt(
             prompt,
             request,
@@ -115,7 +115,7 @@ class ChatCompletions:
             entries = choices[0].result.prompt_logprobs or NO_LOGPROBS
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
         if self._verifies and request.output_constraint is not None:
-            texts = [None if said.calls else said.content for said in answers]
+            texts = [None if message.calls else message.content for message in answers]
             answer["tidemill"] = verification_field(texts, request.output_constraint)
         return Reply(200, answer, usage)
 

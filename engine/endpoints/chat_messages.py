@@ -26,7 +26,7 @@ def count_reasoning_tokens(
     conversation: Conversation,
     tokenizer: Tokenizer,
 ) -> int | None:
-    """Return how many tokens of all choices are reasoning; None for a model without reasoning."""
+    """Return the reasoning tokens of all choices; None for a model without reasoning."""
     if not conversation.parser.has_reasoning:
         return None
     return sum(
@@ -43,7 +43,7 @@ def num_reasoning_tokens(
     conversation: Conversation,
     tokenizer: Tokenizer,
 ) -> int:
-    """Return how many tokens of a choice begin within its reasoning, marks included."""
+    """Return the number of tokens that begin within a choice's reasoning, marks included."""
     if not reasoning_spans:
         return 0
     offsets = TextOffsets(
@@ -61,7 +61,7 @@ def choice_body(
     conversation: Conversation,
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """Return a finished choice as a response shows it."""
+    """Return the body of a finished choice."""
     request, result = conversation.request, choice.result
     logprobs = None
     if request.logprobs:
@@ -85,7 +85,7 @@ def choice_body(
 
 
 def shows_reasoning(conversation: Conversation) -> bool:
-    """Say whether answers show the model's reasoning."""
+    """Return whether answers show the model's reasoning."""
     return conversation.parser.has_reasoning and conversation.request.include_reasoning is not False
 
 

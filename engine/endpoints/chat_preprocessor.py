@@ -1,4 +1,4 @@
-"""Chat preprocessing: messages to a prompt by the chat template, and the parser of its answers."""
+"""Chat preprocessing: renders messages to a prompt, and selects the parser of the answers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..text.text_model import TextModel
 from .constraints import ChatConstraints
 from .endpoint import RequestMetadata
 
-# Template variables that switch reasoning off, and by which values; the last is Seed-OSS's.
+# Template variables that switch reasoning off, with their values; the last is Seed-OSS's.
 _SWITCHES = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat request, its rendered prompt, the parser of its answers, and their `constraint`."""
+    """A chat request, its rendered prompt, the parser of its answers, and its `constraint`."""
 
     request: ChatCompletionRequest
     prompt: str
@@ -32,7 +32,7 @@ class Conversation:
 
 
 class ChatPreprocessor:
-    """Renders one model's conversations by its chat template; `parsers` are those of its output."""
+    """Renders one model's conversations by its chat template; `parsers` parse its output."""
 
     def __init__(self, model: TextModel, parsers: ParserSet) -> None:
         self._template = model.chat_template
@@ -43,7 +43,7 @@ class ChatPreprocessor:
         self._constraints = ChatConstraints(model, self._mark_ids)
 
     def preprocess(self, request: ChatCompletionRequest, metadata: RequestMetadata) -> Conversation:
-        """Return a request with its prompt; raises `RequestError` where the model cannot do it."""
+        """Return a request with its prompt; raise `RequestError` if it is not supported."""
         prompt = self._prompt_text(request, metadata.created)
         parsers = self._parsers_for(request)
         start = _reasoning_start(parsers, request, prompt)
@@ -59,7 +59,7 @@ class ChatPreprocessor:
     def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
         if self._template is None:
             raise RequestError(
-                "This model has no chat template; pass one with --chat-template, or send text to"
+                "This model has no chat template: pass `--chat-template`, or send text to"
                 " /v1/completions.",
                 param="messages",
                 code="chat_template_missing",
@@ -67,8 +67,8 @@ class ChatPreprocessor:
         tools = [tool.as_template_reads() for tool in request.offered_tools]
         if tools and not self._template.knows_tools:
             raise RequestError(
-                "The chat template of this model shows it no tools: pass one that does with"
-                " --chat-template.",
+                "This model's chat template does not support tools: pass another one with"
+                " `--chat-template`.",
                 param="tools",
                 code="tools_not_supported",
             )
@@ -85,15 +85,14 @@ class ChatPreprocessor:
         )
 
     def _parsers_for(self, request: ChatCompletionRequest) -> ParserSet:
-        """Return the parsers of a request's answers, by whether it offers tools."""
+        """Return the parsers of a request's answers, which depend on whether it offers tools."""
         if not request.offered_tools:
             return self._parsers_without_calls
         if request.needs_call:
             return self._parsers.with_forced_calls
         if self._parsers.tool_calls is None:
             raise RequestError(
-                "It is not known how this model writes calls of tools: name the form with"
-                " --tool-call-parser.",
+                "Unknown tool-call format for this model: pass `--tool-call-parser`.",
                 param="tools",
                 code="tools_not_supported",
             )
@@ -123,7 +122,7 @@ class ChatPreprocessor:
 
 
 def _may_be_constrained(request: ChatCompletionRequest) -> bool:
-    """Say whether a request has anything to constrain its answers by; a plain chat has not."""
+    """Return whether a request constrains its answers; a plain chat does not."""
     budget, tools = request.thinking_token_budget, request.tools
     return request.output_constraint is not None or budget is not None or bool(tools)
 
@@ -142,7 +141,7 @@ def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
 def _reasoning_start(
     parsers: ParserSet, request: ChatCompletionRequest, prompt: str
 ) -> ReasoningStart:
-    """Return where an answer starts: the prompt may have opened or closed the reasoning."""
+    """Return where an answer starts: the prompt may open or close the reasoning."""
     if parsers.reasoning is None:
         return "closed"
     if request.continue_final_message:

@@ -17,7 +17,7 @@ from ..text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """One finished choice: its prompt, its sequence's result, its text, and its stop reason."""
+    """One finished choice: prompt, sequence result, text and stop reason."""
 
     prompt_ids: list[int]
     result: SequenceResult
@@ -33,9 +33,9 @@ def choices_by_prompt(
     *,
     markers: frozenset[int] = frozenset(),
 ) -> list[list[FinishedChoice]]:
-    """Return the choices of each prompt; all of a prompt's share the first one's prompt logprobs.
+    """Return the choices of each prompt; they share the prompt logprobs of its first choice.
 
-    `markers` are special tokens that stay in the texts even where others are skipped.
+    `markers` are special tokens that stay in the texts even if others are skipped.
     """
     num_choices = request.n or 1
     choices = [
@@ -71,12 +71,12 @@ def finished_choice(
 
 
 def usage_of(choices: Sequence[Sequence[FinishedChoice]]) -> Usage:
-    """Return the usage of a request: each prompt once, every choice's tokens."""
+    """Return the usage of a request: each prompt once, and the tokens of every choice."""
     return Usage(
         prompt_tokens=sum(len(first.prompt_ids) for first, *_ in choices),
         cached_tokens=sum(first.result.num_cached_tokens for first, *_ in choices),
         completion_tokens=sum(
-            len(choice.result.token_ids) for of_prompt in choices for choice in of_prompt
+            len(choice.result.token_ids) for prompt_choices in choices for choice in prompt_choices
         ),
     )
 
@@ -110,10 +110,10 @@ def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | st
     return reason
 
 
-def verification_field(texts: Sequence[str | None], asked: OutputConstraint) -> dict[str, Any]:
-    """Return our own field of a body: a verdict on each choice's text, null where it has none."""
+def verification_field(texts: Sequence[str | None], constraint: OutputConstraint) -> dict[str, Any]:
+    """Return Tidemill's field of a body: a verdict on each choice's text, or null."""
     # Imported here: validators load slowly, and most engines never verify.
     from ..structured_output.verify import verify
 
-    verdicts = [None if text is None else asdict(verify(text, asked)) for text in texts]
+    verdicts = [None if text is None else asdict(verify(text, constraint)) for text in texts]
     return {"proof": verdicts}

@@ -1,4 +1,4 @@
-"""`/v1/completions`: one or many prompts in, the text that follows each out."""
+"""`/v1/completions`: one or many prompts in, one or more continuations of each out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Prepared = Prepared[SequenceRequest, CompletionRequest]
 class _Echo:
     """The echoed prompt before a completion, or nothing.
 
-    `text` are the prompt's own characters, `token_ids` its tokens and `offsets` where each begins.
+    `text` is the prompt's own text, `token_ids` its tokens and `offsets` their start positions.
     """
 
     text: str = ""
@@ -45,7 +45,7 @@ class _Echo:
 
 
 class Completions:
-    """The completions endpoint of any text model; `seed` keys requests that name none."""
+    """The completions endpoint of a text model; `seed` is the default for requests without one."""
 
     route = COMPLETIONS
 
@@ -58,8 +58,8 @@ class Completions:
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of each prompt."""
         request = self._sequences.with_truncation(read_body(CompletionRequest, body))
-        asked = request.output_constraint
-        constraint = None if asked is None else self._grammars.constraint(asked)
+        requested = request.output_constraint
+        constraint = None if requested is None else self._grammars.constraint(requested)
         options = _options(request, constraint)
         prompts = [self._ids(prompt, request, options) for prompt in request.prompt]
         sequences = self._sequences.build(prompts, request, options, metadata=metadata)
@@ -123,14 +123,14 @@ class Completions:
         if request.logprobs is not None:
             offsets = TextOffsets(self._tokenizer, skip_special_tokens=skip).next_offsets(ids)
         if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
-            # A tokenizer may write a space before the first word that the prompt does not have.
+            # A tokenizer may add a space before the first word, which the prompt does not contain.
             added = max(0, len(text) - len(prompt))
             text, offsets = prompt, [max(0, offset - added) for offset in offsets]
         return _Echo(text, tuple(ids), tuple(offsets))
 
 
 class _ChoiceText:
-    """Renders one choice: at once, or delta by delta."""
+    """Renders one choice: as a whole or in deltas."""
 
     def __init__(
         self, request: CompletionRequest, prompt_ids: list[int], echo: _Echo, tokenizer: Tokenizer
@@ -143,7 +143,7 @@ class _ChoiceText:
         self._offsets = TextOffsets(tokenizer, start=len(echo.text), skip_special_tokens=skip)
 
     def body(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
-        """Return a delta of the choice as a response shows it."""
+        """Return the body of a delta of the choice."""
         request, finished = self._request, choice_delta.finished
         body = completion_choice(
             choice_delta.place,
@@ -165,7 +165,7 @@ class _ChoiceText:
 
     @staticmethod
     def _narrowed(choice_delta: ChoiceDelta, num_top: int) -> TokenLogprobs:
-        """Return the prompt's logprobs with as many alternatives as one of two fields asks for."""
+        """Return the prompt's logprobs, limited to the alternatives that one field requests."""
         logprobs = choice_delta.prompt_logprobs
         return logprobs if num_top < 0 else logprobs.narrowed(num_top)
 
@@ -205,12 +205,12 @@ class _CompletionStream:
         ]
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the usage, if it was asked for."""
+        """Return the usage, if the request includes it."""
         return self._chunks.usage_chunk(self._choices.usage)
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
-    """Say whether there is anything to send: some tokens bring no text, or none yet."""
+    """Return whether there is anything to send: some tokens add no text, or none yet."""
     return bool(
         choice["text"]
         or choice["finish_reason"]

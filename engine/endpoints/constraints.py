@@ -25,7 +25,7 @@ from ..text.text_model import TextModel
 
 
 class ChatConstraints:
-    """Builds the constraints of one model's answers; `mark_ids` are those of its special tokens."""
+    """Builds the constraints of one model's answers; `mark_ids` maps its marks to token ids."""
 
     def __init__(self, model: TextModel, mark_ids: Mapping[str, int]) -> None:
         self._grammars = model.grammars
@@ -37,7 +37,8 @@ class ChatConstraints:
     ) -> Constraint | None:
         """Return the constraint of the answers to a request, in these parsers' syntax.
 
-        Reasoning is under the thinking budget alone. Raises `RequestError` for what cannot be.
+        Only the thinking budget applies to reasoning. Raises `RequestError` for an invalid
+        constraint.
         """
         return all_of(
             [
@@ -54,8 +55,8 @@ class ChatConstraints:
             return None
         if parsers.reasoning is None:
             raise RequestError(
-                "`thinking_token_budget` is of models that think between marks; by its template"
-                " this one does not.",
+                "`thinking_token_budget` requires a model with reasoning marks; this model's chat"
+                " template has none.",
                 param="thinking_token_budget",
             )
         opener = self._tokenizer.encode(parsers.reasoning.opens[0], add_special_tokens=False)
@@ -68,17 +69,17 @@ class ChatConstraints:
     def _answer_constraint(
         self, request: ChatCompletionRequest, parsers: ParserSet, start: ReasoningStart
     ) -> Constraint | None:
-        asked = request.output_constraint
+        requested = request.output_constraint
         if request.constrains_calls:
-            asked = self._call_grammar(request, parsers)
-        elif asked is not None and parsers.has_channels:
-            return self._grammars.constraint(asked, begins_after=HARMONY.final)
-        if asked is None:
+            requested = self._call_grammar(request, parsers)
+        elif requested is not None and parsers.has_channels:
+            return self._grammars.constraint(requested, begins_after=HARMONY.final)
+        if requested is None:
             return None
         if parsers.reasoning is None or start == "closed":
-            return self._grammars.constraint(asked)
+            return self._grammars.constraint(requested)
         return self._grammars.constraint(
-            asked,
+            requested,
             begins_after=parsers.reasoning.closes[0],
             opened_by=None if start == "open" else parsers.reasoning.opens[0],
         )
@@ -91,7 +92,7 @@ class ChatConstraints:
         answer = None
         if request.output_constraint is not None and not request.needs_call:
             answer = _grammar_rule(
-                request.output_constraint, stands_apart=syntax.begins.startswith(marks)
+                request.output_constraint, has_call_mark=syntax.begins.startswith(marks)
             )
         grammar = grammar_of(
             syntax,
@@ -109,29 +110,29 @@ class ChatConstraints:
         )
         if len(grammar) > MAX_SOURCE_CHARS:
             raise RequestError(
-                f"`tools` have schemas of {len(grammar):,} characters; calls are held to at most"
-                f" {MAX_SOURCE_CHARS:,}.",
+                f"`tools` have schemas of {len(grammar):,} characters in total; the limit for"
+                f" constrained calls is {MAX_SOURCE_CHARS:,}.",
                 param="tools",
             )
         return OutputConstraint("lark", grammar, param)
 
 
-def _grammar_rule(asked: OutputConstraint, *, stands_apart: bool) -> str:
-    """Return the requested constraint as the body of a rule beside those of calls.
+def _grammar_rule(requested: OutputConstraint, *, has_call_mark: bool) -> str:
+    """Return the requested constraint as the body of a grammar rule, an alternative to calls.
 
-    Raises `RequestError` where it cannot stand there, as JSON cannot beside calls that are JSON.
+    Raises `RequestError` if the grammar cannot separate the two, such as JSON from JSON calls.
     """
-    if asked.kind == "json_schema" and stands_apart:
-        return f"%json {_schema_with_layout(json.loads(asked.source), asked.whitespace)}"
-    if asked.kind == "choice" and stands_apart:
-        return " | ".join(json.dumps(text) for text in json.loads(asked.source))
+    if requested.kind == "json_schema" and has_call_mark:
+        return f"%json {_schema_with_layout(json.loads(requested.source), requested.whitespace)}"
+    if requested.kind == "choice" and has_call_mark:
+        return " | ".join(json.dumps(text) for text in json.loads(requested.source))
     raise RequestError(
-        f"`{asked.param}` and `tools` exclude each other, unless `tool_choice` says whether a tool"
-        " is called.",
-        param=asked.param,
+        f'`{requested.param}` and `tools` cannot be combined here: set `tool_choice` to "none" or'
+        ' "required".',
+        param=requested.param,
     )
 
 
 def _schema_with_layout(schema: Mapping[str, object], whitespace: str) -> str:
-    """Return a schema for a grammar, with the white space allowed between its tokens."""
+    """Return a schema for a grammar, with the whitespace allowed between its tokens."""
     return json.dumps({**schema, "x-guidance": json_layout(whitespace)})

@@ -1,7 +1,7 @@
-"""Dispatcher: runs any url and body through its endpoint and the engine, and returns one reply.
+"""Dispatcher: runs any URL and body through its endpoint and the engine, and returns one reply.
 
-With `stream` in the body the reply comes in chunks. Bodies and responses that take long are worked
-on in threads, under backpressure.
+With `stream` in the body the reply comes in chunks. Long work on bodies and responses runs in
+threads, under backpressure.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from .endpoint import (
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
-_INTERACTIVE = 1  # the priority of an interactive request; that of a line is 0
-# Limits of media: decoded at once, fetched bytes, and decoded bytes that wait for the engine.
+_INTERACTIVE = 1  # the priority of an interactive request; a row of a file has 0
+# Limits on media: concurrent decoding, fetched bytes, and decoded bytes that wait for the engine.
 _MAX_DECODING = 4
 _MAX_FETCHED_BYTES = 64 * 2**20
 _MAX_HELD_BYTES = 512 * 2**20
-# A line of a file that is no longer is prepared sooner than a thread could be asked.
+# A row up to this size is prepared faster inline than in a thread.
 _SHORT_LINE_BYTES = 500
-# Each further sequence takes as long to prepare as this many bytes.
+# Each additional sequence takes as long to prepare as this number of bytes.
 _SEQUENCE_BYTES = 100
 # Threads that compile constraints, for each priority, whatever a body's size.
 _MAX_COMPILING = 2
-# Of a result's values each becomes about 400 bytes of a body, and takes some microseconds.
+# Each value of a result becomes about 400 bytes of a body, and takes some microseconds.
 _SHORT_VALUES = 1_000
 _VALUES_A_LOGPROB = 20
-# The failures that vLLM's dialect prints as a plain message.
+# Errors that vLLM's dialect returns as a plain message.
 _BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
@@ -71,11 +71,11 @@ _AnswerT = TypeVar("_AnswerT", bound=Reply | StreamedReply)
 
 
 class Dispatcher:
-    """Answers requests through the endpoints of one model, which `engine` runs; an `Online`.
+    """Answers requests through the endpoints of one model, run by `engine`; implements `Online`.
 
-    `online` endpoints serve interactive requests alone. `model_names` are the names that requests
-    may ask for, with `ANY_MODEL` every name; the first proper name is the default. `adapters` are
-    names of LoRA adapters, which requests may ask for, too.
+    `online` endpoints serve only interactive requests. `model_names` are the names that requests
+    may use, or `ANY_MODEL` for every name; the first proper name is the default. Requests may also
+    use `adapters`, the names of LoRA adapters.
     """
 
     def __init__(
@@ -90,12 +90,13 @@ class Dispatcher:
         shows_cached_tokens: bool = False,
     ) -> None:
         if not own_names(model_names):
-            raise ValueError("an engine needs the name of its model")
+            raise ValueError("model_names must contain at least one model name")
         self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
         self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
         self._engine: Engine[Any, Any] = engine
-        # By priority: interactive requests never queue behind lines of files.
-        # Threads leave the loop to others, and half of the cores to the model's step.
+        # One executor per priority: interactive requests never queue behind rows of files.
+        # Threads take at most half of the cores; the rest is for the event loop and the model's
+        # step.
         num_threads = max(1, (os.cpu_count() or 1) // 2)
         self._preparing = (
             BoundedExecutor(short_bytes=_SHORT_LINE_BYTES, num_threads=num_threads),
@@ -115,18 +116,17 @@ class Dispatcher:
         self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer one request; never raises for a fault of the request.
+        """Answer one request; an invalid request gets an error reply.
 
-        Raises `EngineError` only when the engine is gone and nothing can be answered any more.
-
-        Checks come in this order: the url, `stream`, `model`, the rest of the body.
+        Raises `EngineError` only if the engine is gone and cannot answer any more requests. The
+        order of checks is: the URL, `stream`, `model`, the rest of the body.
         """
         return await _always_reply(self._reply(url, body, request_id, created), request_id)
 
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer one request as `respond` does, streamed if its body asks for that."""
+        """Answer one request as `respond` does, streamed if its body sets `stream`."""
         return await _always_reply(
             self._reply_or_stream(url, body, request_id, created), request_id
         )
@@ -177,9 +177,9 @@ class Dispatcher:
         metadata: RequestMetadata,
         options: StreamOptions,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield an empty chunk with the first token, then those of the answer.
+        """Yield an empty chunk with the first token, then the chunks of the answer.
 
-        An error before the first token is the reply; behind it, it is the last chunk.
+        An error before the first token is the reply; a later one is the last chunk.
         """
         assert isinstance(endpoint, StreamingEndpoint)
         has_started = False
@@ -206,7 +206,7 @@ class Dispatcher:
     async def _add_delta(
         self, response: ResponseStream, place: int, output: StepOutput[Any], result: Any
     ) -> list[dict[str, Any]]:
-        """Return the chunks of an event; logprobs of a long prompt are printed in a thread."""
+        """Return the chunks of an event; logprobs of a long prompt are serialized in a thread."""
         num_values = sum(
             len(scores) * max(_VALUES_A_LOGPROB, 1 + scores.num_top)
             for scores in (output.new_logprobs, output.prompt_logprobs)
@@ -223,7 +223,7 @@ class Dispatcher:
         metadata: RequestMetadata,
         stack: AsyncExitStack,
     ) -> Prepared[Any, Any]:
-        """Return a prepared body; its media are within the limits until `stack` is left."""
+        """Return a prepared body; its media count against the limits until `stack` exits."""
         fetched = endpoint.fetched(body) if isinstance(endpoint, FetchingEndpoint) else None
         if fetched is None:
             is_constrained = asks_for_automaton(body)
@@ -234,7 +234,7 @@ class Dispatcher:
                 size += _SEQUENCE_BYTES * (num_sequences(body) - 1)
             prepared = await executor.run(size, endpoint.prepare, body, metadata)
         else:
-            # Fetched and decoded media are bounded: few of either at a time.
+            # Only a few media are fetched or decoded at a time.
             async with fetched as whole, self._decoding:
                 size = body_size(whole, _MAX_FETCHED_BYTES)
                 prepared = await self._preparing_fetched.run(
@@ -266,7 +266,7 @@ def _compile_executor() -> BoundedExecutor:
 def find_endpoint(
     url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]
 ) -> Endpoint[Any, Any, Any]:
-    """Return the endpoint of a url; raises `RequestError` where none of them serves it."""
+    """Return the endpoint of a URL; raise `RequestError` if there is none."""
     for endpoint in endpoints:
         if endpoint.route.matches(url):
             return endpoint
@@ -278,7 +278,7 @@ async def _always_reply(answer: Awaitable[_AnswerT], request_id: str) -> _Answer
     try:
         return await answer
     except EngineError:
-        raise  # the engine is gone: no reply can say so
+        raise  # the engine is gone: it cannot reply
     except Exception as error:  # noqa: BLE001 - reported in the reply, and logged
         return _error_reply(_request_error(error, request_id))
 
@@ -287,7 +287,7 @@ def _request_error(error: Exception, request_id: str) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if not isinstance(error, EngineError):
-        _logger.error("the request %s failed", request_id, exc_info=error)
+        _logger.error("request %s failed", request_id, exc_info=error)
     return InternalError(f"The engine failed: {type(error).__name__}.")
 
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts in, a vector for each out."""
+"""`/v1/embeddings`: texts in, one vector for each out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Embeddings:
         return Prepared(self._sequences(request, metadata.created), request, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
-        """Return the vectors in the order of their inputs."""
+        """Return the vectors in the order of the inputs."""
         request, metadata = prepared.context, prepared.metadata
         shown = as_base64 if request.encoding_format == "base64" else as_numbers
         num_tokens = sum(result.num_tokens for result in results)
@@ -62,7 +62,7 @@ class Embeddings:
                 continue_final_message=bool(request.continue_final_message),
                 variables=request.chat_template_kwargs,
             )
-            # Templates write the tokens that open a text themselves, so none are added by default.
+            # Templates write the opening special tokens themselves, so none are added by default.
             return self._requests.from_prompts(
                 [text],
                 request,
@@ -85,20 +85,20 @@ class Embeddings:
         return normalize(vector) if is_scaled else vector
 
     def _check_width(self, dimensions: int | None) -> None:
-        """Refuse dimensions that the model was not trained for (Matryoshka)."""
+        """Reject dimensions that the model was not trained for (Matryoshka)."""
         widths = self._description.matryoshka
         if dimensions is None or (widths is None and dimensions == self._width):
             return
         if widths is None:
-            why = (
-                f"this model's vectors have {self._width} dimensions and are not made to be cut;"
-                " where they are, `--hf-overrides '{\"is_matryoshka\": true}'` says so"
+            reason = (
+                f"this model's vectors have {self._width} dimensions and cannot be truncated;"
+                " if the model supports it, pass `--hf-overrides '{\"is_matryoshka\": true}'`"
             )
         elif dimensions > self._width:
-            why = f"this model's vectors have {self._width} dimensions"
+            reason = f"this model's vectors have {self._width} dimensions"
         elif widths and dimensions not in widths:
-            told = ", ".join(map(str, sorted(widths)))
-            why = f"this model's vectors may be cut to {told}"
+            supported = ", ".join(map(str, sorted(widths)))
+            reason = f"this model supports {supported}"
         else:
             return
-        raise RequestError(f"`dimensions` cannot be {dimensions}: {why}.", param="dimensions")
+        raise RequestError(f"`dimensions` cannot be {dimensions}: {reason}.", param="dimensions")

@@ -1,4 +1,4 @@
-"""Encoder requests: texts and pairs of texts tokenized for embedding models and rerankers."""
+"""Encoder requests: texts and pairs of texts, tokenized for embedding models and rerankers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MAX_NAMES_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class EncoderModel:
-    """An embedding model or reranker, as the endpoints know it.
+    """An embedding model or reranker, as the endpoints see it.
 
     `template` renders conversations, and pairs for a reranker that `reads_pairs_by_template`.
-    `max_model_len` counts the tokens of a sequence, special ones too; ids lie below `vocab_size`.
-    `width` is the number of dimensions of a vector. `has_types`: the segments of a pair differ.
-    `truncate_prompt_tokens` is that of requests without.
+    `max_model_len` counts all tokens of a sequence, including special ones. Ids are below
+    `vocab_size`. `width` is the number of dimensions of a vector. With `has_types` the segments of
+    a pair have different types. `truncate_prompt_tokens` is the default for requests without one.
     """
 
     reader: TruncatingTokenizer
@@ -60,10 +60,10 @@ class EncodingRequestBuilder:
         prefix: str = "",
         limit: int | None = None,
     ) -> list[EncodingRequest]:
-        """Return a sequence for each text, with `prefix` before it, or list of token ids.
+        """Return a sequence for each list of token ids or text; `prefix` is put before each text.
 
-        Each text is truncated to `limit` tokens; 0 and None are no limit. Raises `RequestError`
-        naming `param` for what the model cannot take.
+        Each text is truncated to `limit` tokens; 0 and None mean no limit. Raises `RequestError`
+        naming `param` for input that the model cannot process.
         """
         cut, num_skipped = self._truncation(request), 0
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -88,9 +88,9 @@ class EncodingRequestBuilder:
         param: str,
         created: int,
     ) -> list[EncodingRequest]:
-        """Return a sequence for each of `seconds`, behind its first text or the only one.
+        """Return a sequence for each of `seconds`, after its first text or the only one.
 
-        Raises `RequestError` naming `param` for what the model cannot take.
+        Raises `RequestError` naming `param` for input that the model cannot process.
         """
         check_pair_chars(firsts, seconds, param)
         if self._model.reads_pairs_by_template:
@@ -100,8 +100,8 @@ class EncodingRequestBuilder:
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise RequestError(
-                    f"`{name}` is for a template, and this model reads pairs without one; "
-                    "`--chat-template` gives it one.",
+                    f"`{name}` requires a chat template, and this model has none for pairs: "
+                    "pass `--chat-template`.",
                     param=name,
                 )
         pairs = self._reader.encode_pairs(firsts, seconds, self._truncation(request))
@@ -110,16 +110,16 @@ class EncodingRequestBuilder:
         return [EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs]
 
     def render(self, messages: Sequence[Message], *, created: int, **options: Any) -> str:
-        """Render a conversation; raises `RequestError` where the model has no template."""
+        """Render a conversation; raises `RequestError` if the model has no template."""
         if self._model.template is None:
             raise RequestError(
-                "This model has no chat template: send `input`, or run it with `--chat-template`.",
+                "This model has no chat template: send `input`, or pass `--chat-template`.",
                 param="messages",
             )
         return self._model.template.render(messages, created=created, **options)
 
     def prompt_named(self, name: str | None) -> str:
-        """Return the prompt of a name, the model's default one for None."""
+        """Return the prompt with this name, or the model's default prompt for None."""
         description = self._model.description
         if name is None:
             default = description.default_prompt_name
@@ -127,14 +127,14 @@ class EncodingRequestBuilder:
         if name not in description.prompts:
             names = ", ".join(sorted(description.prompts)[:_MAX_NAMES_SHOWN])
             raise RequestError(
-                f"`prompt_name` {short_repr(name)} is no prompt of this model; it has "
-                f"{names or 'none'}.",
+                f"Unknown `prompt_name` {short_repr(name)}; this model has "
+                f"{names or 'no prompts'}.",
                 param="prompt_name",
             )
         return description.prompts[name]
 
     def _num_skipped(self, prefix: str, *, add_special_tokens: bool) -> int:
-        """Return how many tokens of a prompt, and before it, are excluded from pooling."""
+        """Return the number of tokens, up to the prompt's end, that are excluded from pooling."""
         pooling = self._model.description.pooling
         if not prefix or pooling is None or pooling.include_prompt:
             return 0
@@ -145,11 +145,11 @@ class EncodingRequestBuilder:
     ) -> list[list[int]]:
         cut = self._truncation(request)
         heads = list(firsts) * (len(seconds) if len(firsts) == 1 else 1)
-        told = {} if request.instruction is None else {"instruction": request.instruction}
+        instruction = {} if request.instruction is None else {"instruction": request.instruction}
         variables = {
             "add_generation_prompt": False,
             **self._model.description.template_variables,
-            **told,
+            **instruction,
             **(request.chat_template_kwargs or {}),
         }
         opens = bool(variables.pop("add_generation_prompt"))
@@ -168,7 +168,7 @@ class EncodingRequestBuilder:
     def _template_pair(
         self, first: str, second: str, cut: Truncation, text_of: Callable[[str, str], str]
     ) -> list[int]:
-        """Return a pair by the template, its second text truncated until all of it fits."""
+        """Return a pair rendered by the template, its second text truncated until the pair fits."""
         if cut.max_first:
             first = self._reader.truncated_text(first, cut.max_first)
         if cut.max_second:
@@ -181,7 +181,7 @@ class EncodingRequestBuilder:
             num_left = self._reader.count_tokens(second) - excess
             if num_left < 1:
                 raise RequestError(
-                    "`truncate_prompt_tokens` is too small: it leaves no token of the document.",
+                    "`truncate_prompt_tokens` is too small: no token of the document remains.",
                     param="truncate_prompt_tokens",
                 )
             second = self._reader.truncated_text(second, num_left)
@@ -192,8 +192,8 @@ class EncodingRequestBuilder:
             max_tokens = self._model.truncate_prompt_tokens
         if max_tokens is not None and max_tokens > limit:
             raise RequestError(
-                f"`truncate_prompt_tokens` ({max_tokens}) must not be above {limit}, which is as "
-                "much as this model takes; -1 stands for that.",
+                f"`truncate_prompt_tokens` ({max_tokens}) must be at most {limit}, this model's "
+                "maximum context length; use -1 for that length.",
                 param="truncate_prompt_tokens",
             )
         cut = Truncation(
@@ -209,7 +209,7 @@ class EncodingRequestBuilder:
         return replace(cut, max_first=first, max_second=second)
 
     def _check_lengths(self, read: Sequence[list[int]], param: str, texts: Sequence[str]) -> None:
-        """Refuse what the context cannot hold; `texts` are the texts of `read`, if it was texts."""
+        """Reject inputs above the context length; `texts` are the texts of `read`, if any."""
         limit = self._model.max_model_len
         for number, ids in enumerate(read, 1):
             if len(ids) > limit:
@@ -217,8 +217,8 @@ class EncodingRequestBuilder:
                 is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
                 raise RequestError(
                     f"This model's maximum context length is {limit} tokens. However, {which} has "
-                    f"{'at least ' if is_part else ''}{len(ids)} tokens; `truncate_prompt_tokens`, "
-                    "or --truncate-prompt-tokens for all requests, cuts what is longer.",
+                    f"{'at least ' if is_part else ''}{len(ids)} tokens. To truncate it, set "
+                    "`truncate_prompt_tokens`, or pass --truncate-prompt-tokens for all requests.",
                     param=param,
                     code="context_length_exceeded",
                 )
@@ -231,7 +231,8 @@ class EncodingRequestBuilder:
             for token_id in (min(ids), max(ids)):
                 if not 0 <= token_id < size:
                     raise RequestError(
-                        f"`{param}` names token {token_id}; this model has tokens 0 to {size - 1}.",
+                        f"`{param}` contains token ID {token_id}; token IDs of this model must be "
+                        f"between 0 and {size - 1}.",
                         param=param,
                     )
 

@@ -1,4 +1,4 @@
-"""Contract of an endpoint: pure functions on either side of the engine, and a media fetch."""
+"""Contract of an endpoint: pure functions before and after the engine, and a media fetch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EngineResult(Protocol):
 
     @property
     def num_values(self) -> int:
-        """Return about how many values its body shows, which is what printing it costs."""
+        """Return the approximate number of values in its body, which printing depends on."""
 
 
 RequestT = TypeVar("RequestT")
@@ -30,12 +30,12 @@ ResultT_contra = TypeVar("ResultT_contra", bound=EngineResult, contravariant=Tru
 
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
-    """Metadata of a request: the model's name as asked for, an id, a time.
+    """Metadata of a request: the requested model name, an id, and a time.
 
-    `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
-    the epoch) is the time that a template may ask for. `adapter` is the number of the named
-    adapter, 0 for the model itself. `priority` is 1 for an interactive request, 0 for a line of a
-    file. With `shows_cached_tokens` its usage says how many tokens of the prompt were cached.
+    `request_id` also seeds a request without `seed`; `created` (in seconds since the epoch) is
+    the time that a template may use. `adapter` is the number of the named adapter, 0 for the
+    model itself. `priority` is 1 for an interactive request and 0 for a row of a file. With
+    `shows_cached_tokens` its usage includes the number of cached prompt tokens.
     """
 
     model: str
@@ -46,7 +46,7 @@ class RequestMetadata:
     shows_cached_tokens: bool = False
 
     def usage_body(self, usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
-        """Return the usage object of the reply; None for a model that does not think."""
+        """Return the usage object of the reply; `reasoning_tokens` is None without reasoning."""
         return usage_body(
             usage.prompt_tokens,
             usage.completion_tokens,
@@ -57,10 +57,10 @@ class RequestMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[RequestT, ContextT]):
-    """A body as requests to the engine; `context` is what its endpoint keeps for the answer.
+    """A body as requests to the engine; its endpoint stores `context` for the answer.
 
-    `num_bytes` is the size of media that its requests hold, such as samples. `num_values` is the
-    size of an answer that no request brings.
+    `num_bytes` is the size of media in its requests, such as samples. `num_values` is the size of
+    the parts of the answer that come from no request.
     """
 
     requests: Sequence[RequestT]
@@ -71,21 +71,21 @@ class Prepared(Generic[RequestT, ContextT]):
 
 
 FetchStep = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]
-"""Media fetch: while entered, the body with the media of its urls; raises `RequestError`.
+"""Media fetch: a context with the body that includes its media; raises `RequestError`.
 
 None for a body without media.
 """
 
 BodyCheck = Callable[[dict[str, Any]], object]
-"""Raises `RequestError` for a body that is invalid whatever its urls lead to."""
+"""Raises `RequestError` for a body that is invalid regardless of its URLs' contents."""
 
 
 @runtime_checkable
 class FetchingEndpoint(Protocol):
-    """An endpoint whose bodies may name media by url.
+    """An endpoint whose bodies may contain media URLs.
 
-    `prepare` gets the body from `fetched`, with the media in it, in a thread, however small it is;
-    it stays pure.
+    `prepare` receives the body from `fetched`, including the media. It runs in a thread, however
+    small the body, and stays pure.
     """
 
     @property
@@ -102,7 +102,7 @@ class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
 
     @property
     def route(self) -> Route:
-        """Return the urls of this endpoint."""
+        """Return the URLs of this endpoint."""
 
     def prepare(
         self, body: dict[str, Any], metadata: RequestMetadata
@@ -124,11 +124,11 @@ class OutputDelta(Protocol):
 
     @property
     def new_logprobs(self) -> TokenLogprobs:
-        """Return one for each new token, if logprobs were asked for."""
+        """Return one for each new token, if logprobs were requested."""
 
     @property
     def prompt_logprobs(self) -> TokenLogprobs:
-        """Return the prompt's, in the first event, if they were asked for."""
+        """Return the prompt's logprobs in the first event, if they were requested."""
 
     @property
     def part(self) -> Any:
@@ -136,9 +136,9 @@ class OutputDelta(Protocol):
 
 
 class ResponseStream(Protocol):
-    """One streamed response; it keeps what it has sent, and nothing else changes.
+    """One streamed response; the deltas that it has sent are its only state.
 
-    All chunks together say what `finish` would.
+    All chunks together contain the reply of `finish`.
     """
 
     def add(self, place: int, delta: OutputDelta, result: Any) -> list[dict[str, Any]]:

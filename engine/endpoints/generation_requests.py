@@ -21,11 +21,11 @@ from .endpoint import RequestMetadata
 from .prompt_tokens import PromptTokenizer
 from .request_bounds import check_prompt_tokens, open_max_tokens
 
-# Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
+# Lower temperatures are greedy; higher ones are uniform, and would overflow in half precision.
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e4
 _SEED_BITS = 63
-# More copies than any context has tokens, and few enough to be counted in 64 bits.
+# More copies than any context has tokens, and few enough for 64-bit counters.
 _NEVER_COPIES = 2**40
 
 _Number = TypeVar("_Number", int, float)
@@ -34,13 +34,13 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """An endpoint's own parameters, beside those that all generation requests share.
+    """An endpoint's own parameters, in addition to those of all generation requests.
 
-    `max_tokens` is the request's value of its field `max_tokens_param`, `default_max_tokens` the
-    default (None: the rest of the context). `logprobs`, of the field `logprobs_param`, and
-    `prompt_logprobs` count alternatives; None asks for none, -1 for all. `markers` are special
-    tokens that stay in the text. Every choice is under the `constraint`. With `repeats_prompts` it
-    shows what the request asks for of its prompt.
+    `max_tokens` is the value of the request's field `max_tokens_param`; `default_max_tokens` is its
+    default (None: the rest of the context). `logprobs`, from the field `logprobs_param`, and
+    `prompt_logprobs` count alternatives; None means no logprobs and -1 means all. `markers` are
+    special tokens that stay in the text. `constraint` applies to every choice. With
+    `repeats_prompts` every choice includes the requested fields of its prompt.
     """
 
     prompt_param: str
@@ -56,7 +56,7 @@ class EndpointOptions:
 
 
 class SequenceRequestBuilder:
-    """Builds the sequence requests of one model; `seed` keys requests that name none."""
+    """Builds the sequence requests of one model; `seed` is the default for requests without one."""
 
     def __init__(self, model: TextModel, *, seed: int) -> None:
         self._model = model
@@ -64,7 +64,7 @@ class SequenceRequestBuilder:
         self._tokenizer = PromptTokenizer(model)
 
     def with_truncation(self, request: _Request) -> _Request:
-        """Return a request that names no `truncate_prompt_tokens` with those of the engine."""
+        """Return the request with the default `truncate_prompt_tokens`, if it has none."""
         default = self._model.truncate_prompt_tokens
         if default is None or request.truncate_prompt_tokens is not None:
             return request
@@ -78,9 +78,9 @@ class SequenceRequestBuilder:
         *,
         add_special_tokens: bool,
     ) -> list[int]:
-        """Return the token ids of a prompt, truncated if the request says so.
+        """Return the token ids of a prompt, truncated if the request sets a limit.
 
-        Raises `RequestError` when the context cannot hold it; a prompt that must be too long by its
+        Raises `RequestError` if the prompt exceeds the context; a prompt that must exceed it by its
         number of bytes is not tokenized.
         """
         limit = self._truncation_limit(request, options)
@@ -107,12 +107,12 @@ class SequenceRequestBuilder:
     ) -> list[SequenceRequest]:
         """Return a sequence for each of the `n` choices of each prompt, prompt by prompt.
 
-        Raises `RequestError` for what the model cannot do.
+        Raises `RequestError` for unsupported parameters.
         """
         limit = self._truncation_limit(request, options)
         if limit is not None:
-            kept = slice(-limit, None) if _truncation_side(request) == "left" else slice(limit)
-            prompts = [ids[kept] for ids in prompts]
+            retained = slice(-limit, None) if _truncation_side(request) == "left" else slice(limit)
+            prompts = [ids[retained] for ids in prompts]
         options = replace(
             options,
             logprobs=self._num_logprobs(options.logprobs, options.logprobs_param),
@@ -127,7 +127,7 @@ class SequenceRequestBuilder:
             self._sequence(
                 ids,
                 request,
-                # The choices of a prompt share its logprobs: the first one asks for them.
+                # The choices of a prompt share its logprobs: only the first one requests them.
                 options if choice == 0 else replace(options, prompt_logprobs=None),
                 sampling=replace(sampling, seed=seed),
                 metadata=metadata,
@@ -140,7 +140,7 @@ class SequenceRequestBuilder:
     def _bounded(
         self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
     ) -> EndpointOptions:
-        """Return the options with the default `max_tokens` that the answer's size leaves."""
+        """Return the options with the default `max_tokens` that the limit on values allows."""
         num_choices = request.n or 1
         check_prompt_tokens(num_choices * sum(map(len, prompts)), options.prompt_param)
         values_per_token = 0
@@ -169,16 +169,15 @@ class SequenceRequestBuilder:
             for choice in range(request.n or 1)
         ]
 
-    def _num_logprobs(self, asked: int | None, param: str) -> int | None:
-        """Return how many alternatives to give of those that are asked for."""
-        if asked is None:
+    def _num_logprobs(self, requested: int | None, param: str) -> int | None:
+        """Return the number of alternatives; raise `RequestError` above the engine's limit."""
+        if requested is None:
             return None
         most, size = self._model.max_logprobs, self._model.vocab_size
-        count = size if asked == -1 else min(asked, size)
+        count = size if requested == -1 else min(requested, size)
         if most != -1 and count > most:
             raise RequestError(
-                f"`{param}` asks for {count} alternatives; this engine gives at most {most} "
-                "(--max-logprobs).",
+                f"`{param}` requests {count} alternatives; the maximum is {most} (--max-logprobs).",
                 param=param,
             )
         return count
@@ -188,7 +187,7 @@ class SequenceRequestBuilder:
         temperature = _value_or(request.temperature, defaults.temperature)
         top_p = _value_or(request.top_p, defaults.top_p)
         top_k = max(0, _value_or(request.top_k, defaults.top_k))
-        if top_p == 0:  # only the likeliest token is within a share of 0
+        if top_p == 0:  # only the most likely token is within a share of 0
             top_p, top_k = 1.0, 1
         return Sampling(
             temperature=0.0
@@ -219,12 +218,12 @@ class SequenceRequestBuilder:
         min_tokens = request.min_tokens or 0
         if min_tokens > max_tokens:
             raise RequestError(
-                f"`min_tokens` ({min_tokens}) must not be above the {max_tokens} tokens that"
-                " may be generated.",
+                f"`min_tokens` ({min_tokens}) must be at most the maximum number of generated"
+                f" tokens ({max_tokens}).",
                 param="min_tokens",
             )
         stops = frozenset(request.stop_token_ids or ())
-        # Constrained output ends, and the model's own end token says so.
+        # Constrained output always ends: the model's end token marks it.
         goes_on = request.ignore_eos and options.constraint is None
         return SequenceRequest(
             prompt_ids=ids,
@@ -248,18 +247,18 @@ class SequenceRequestBuilder:
         """Return all constraints of an output: its grammar first, then the token constraints."""
         if not request.allowed_token_ids and not request.bad_words:
             return options.constraint
-        held: list[Constraint | None] = [options.constraint]
+        constraints: list[Constraint | None] = [options.constraint]
         if request.allowed_token_ids:
-            held.append(AllowedTokens(frozenset(request.allowed_token_ids)))
+            constraints.append(AllowedTokens(frozenset(request.allowed_token_ids)))
         words = [tokens for word in request.bad_words or () for tokens in self._bad_word_ids(word)]
         if words:
-            held.append(BadWords(frozenset(words)))
-        return all_of(held)
+            constraints.append(BadWords(frozenset(words)))
+        return all_of(constraints)
 
     def _bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
-        """Return the tokens of a bad word at the beginning of a text and behind another word.
+        """Return the tokens of a bad word at the beginning of a text and after another word.
 
-        As in vLLM: the latter only if it has as many tokens, and another first one.
+        As in vLLM, the latter is included only if it has the same length and another first token.
         """
         bare = word.lstrip()
         first, second = (
@@ -268,27 +267,27 @@ class SequenceRequestBuilder:
         )
         if not first:
             raise RequestError(
-                f"`bad_words` names {word[:80]!r}, which is no token.", param="bad_words"
+                f"`bad_words` contains {word[:80]!r}, which has no tokens.", param="bad_words"
             )
         differs = len(second) == len(first) and second[0] != first[0]
         return [first, second] if differs else [first]
 
     def _truncation_limit(self, request: GenerationRequest, options: EndpointOptions) -> int | None:
-        """Return to how many tokens prompts are truncated; None for no limit."""
-        asked = request.truncate_prompt_tokens
-        if asked is None:
+        """Return the number of tokens that prompts are truncated to; None for no limit."""
+        requested = request.truncate_prompt_tokens
+        if requested is None:
             return None
         context = self._model.max_model_len
-        if asked == -1:
+        if requested == -1:
             to_come = _value_or(options.max_tokens, _value_or(options.default_max_tokens, 1))
             return max(1, context - to_come)
-        if asked > context:
+        if requested > context:
             raise RequestError(
-                f"`truncate_prompt_tokens` ({asked}) must not be above {context}, which is the "
-                "context of this model.",
+                f"`truncate_prompt_tokens` ({requested}) must be at most {context}, this model's "
+                "maximum context length.",
                 param="truncate_prompt_tokens",
             )
-        return asked
+        return requested
 
     def _stop_strings(
         self, request: GenerationRequest, min_tokens: int, markers: frozenset[int]
@@ -305,7 +304,7 @@ class SequenceRequestBuilder:
         )
 
     def _max_tokens(self, num_prompt_tokens: int, options: EndpointOptions) -> int:
-        """Return how many tokens may be generated after a prompt that must fit the context."""
+        """Return the token limit after a prompt; raise `RequestError` if it does not fit."""
         rest = self._model.max_model_len - num_prompt_tokens
         least = 0 if options.max_tokens == 0 else 1
         self._tokenizer.check_length(num_prompt_tokens, options.prompt_param, num_to_come=least)
@@ -318,8 +317,8 @@ class SequenceRequestBuilder:
         if options.max_tokens > rest:
             num_tokens = num_prompt_tokens + options.max_tokens
             raise RequestError(
-                f"{self._tokenizer.limit}you asked for {num_tokens} tokens:"
-                f" {num_prompt_tokens} in the prompt and {options.max_tokens} to generate.",
+                f"{self._tokenizer.limit}you requested {num_tokens} tokens:"
+                f" {num_prompt_tokens} in the prompt and {options.max_tokens} in the completion.",
                 param=options.max_tokens_param,
                 code="context_length_exceeded",
             )
@@ -328,7 +327,7 @@ class SequenceRequestBuilder:
     def _check_tokens(
         self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
     ) -> None:
-        """Refuse an empty prompt, and every token id that the model does not have."""
+        """Reject an empty prompt and unknown token ids."""
         for ids in prompts:
             if not ids:
                 raise RequestError("The prompt has no tokens.", param=options.prompt_param)
@@ -343,7 +342,8 @@ class SequenceRequestBuilder:
         for token_id in ids:
             if not 0 <= token_id < size:
                 raise RequestError(
-                    f"`{param}` names token {token_id}; this model has tokens 0 to {size - 1}.",
+                    f"`{param}` contains token ID {token_id}; token IDs of this model must be "
+                    f"between 0 and {size - 1}.",
                     param=param,
                 )
 
@@ -353,10 +353,10 @@ def seed_of_choice(
 ) -> int:
     """Return the sampler's seed of one choice, in [0, 2**63).
 
-    With a `request_seed` it depends on that and on the number of the `choice` alone: choice 0 is
-    the same as with `n: 1`, and every prompt of a list draws as if it were sent by itself. Without
-    one, the engine's seed, the request's id and the number of the `prompt` replace it, so that
-    equal prompts differ and a resumed job repeats its rows.
+    With a `request_seed` it depends only on that and on the number of the `choice`: choice 0 is the
+    same as with `n: 1`, and each prompt of a list draws the same tokens as in a separate request.
+    Without one, the engine's seed, the request's id and the number of the `prompt` replace it:
+    equal prompts differ, and a resumed job repeats its rows.
     """
     if request_seed is None:
         key = f"request {engine_seed} {request_id} {prompt} {choice}"
@@ -367,14 +367,14 @@ def seed_of_choice(
 
 
 def _truncation_side(request: GenerationRequest) -> Side:
-    """Return the end of a prompt that is cut off: the beginning by default, as in vLLM."""
+    """Return the end of a prompt that truncation removes: the left one by default, as in vLLM."""
     return request.truncation_side or "left"
 
 
 def _prompt_values(
     prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
 ) -> int:
-    """Return how many values an answer shows of its prompts, their own tokens not counted once."""
+    """Return the number of an answer's values about its prompts, not counting the first copy."""
     num_shown = (request.n or 1) if options.repeats_prompts else 1
     num_values = 0
     if options.prompt_logprobs is not None:
@@ -386,17 +386,17 @@ def _prompt_values(
 
 
 def _logprob_start(request: GenerationRequest, num_prompt_tokens: int) -> int:
-    """Return the first prompt token that is scored; with -1, as in SGLang, none is."""
-    asked = request.logprob_start_len or 0
-    return num_prompt_tokens if asked == -1 else min(asked, num_prompt_tokens)
+    """Return the position of the first scored prompt token; -1, as in SGLang, scores none."""
+    requested = request.logprob_start_len or 0
+    return num_prompt_tokens if requested == -1 else min(requested, num_prompt_tokens)
 
 
 def _repetition(request: GenerationRequest) -> Repetition | None:
-    asked = request.repetition_detection
-    if asked is None or not asked.max_pattern_size:
+    requested = request.repetition_detection
+    if requested is None or not requested.max_pattern_size:
         return None
-    num_copies = min(asked.min_count, _NEVER_COPIES)
-    return Repetition(max(1, asked.min_pattern_size), asked.max_pattern_size, num_copies)
+    num_copies = min(requested.min_count, _NEVER_COPIES)
+    return Repetition(max(1, requested.min_pattern_size), requested.max_pattern_size, num_copies)
 
 
 def _value_or(value: _Number | None, default: _Number) -> _Number:

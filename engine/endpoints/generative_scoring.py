@@ -1,4 +1,4 @@
-"""`/v1/generative_scoring`: how likely some tokens are behind a query and each of its items."""
+"""`/v1/generative_scoring`: the likelihood of given tokens after a query and each item."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .request_bounds import check_prompt_tokens
 
 _Prepared = Prepared[SequenceRequest, GenerativeScoringRequest]
 
-# Below the log-probability of any token that can come: labels of which none can have scores of 0.
+# Below the log-probability of any possible token: labels that are all impossible get scores of 0.
 _LEAST = -1e30
 _OPTIONS = EndpointOptions(prompt_param="items", max_tokens=1, logprobs=0)
 
 
 class GenerativeScoring:
-    """The generative scoring endpoint of any text model."""
+    """The generative scoring endpoint of a text model."""
 
     route = GENERATIVE_SCORING
 
@@ -45,11 +45,11 @@ class GenerativeScoring:
         for label in request.label_token_ids:
             if label >= size:
                 raise RequestError(
-                    f"`label_token_ids` names token {label}; this model has tokens 0 to "
-                    f"{size - 1}.",
+                    f"`label_token_ids` contains token ID {label}; token IDs of this model "
+                    f"must be between 0 and {size - 1}.",
                     param="label_token_ids",
                 )
-        asked = CompletionRequest(
+        completion = CompletionRequest(
             prompt=request.items,
             temperature=0,
             logprobs=0,
@@ -57,15 +57,15 @@ class GenerativeScoring:
             cache_salt=request.cache_salt,
         )
         has_special_tokens = request.add_special_tokens is not False
-        query = self._ids(request.query, asked, add_special_tokens=has_special_tokens)
-        items = [self._ids(item, asked, add_special_tokens=False) for item in request.items]
+        query = self._ids(request.query, completion, add_special_tokens=has_special_tokens)
+        items = [self._ids(item, completion, add_special_tokens=False) for item in request.items]
         check_prompt_tokens(len(items) * len(query) + sum(map(len, items)), "items")
         prompts = [item + query if request.item_first else query + item for item in items]
-        sequences = self._sequences.build(prompts, asked, _OPTIONS, metadata=metadata)
+        sequences = self._sequences.build(prompts, completion, _OPTIONS, metadata=metadata)
         return Prepared(sequences, request, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
-        """Return the scores in the order of their items."""
+        """Return the scores in the order of the items."""
         request, metadata = prepared.context, prepared.metadata
         usage = Usage(
             prompt_tokens=sum(len(sequence.prompt_ids) for sequence in prepared.requests),

@@ -1,4 +1,4 @@
-"""Image inputs: fetched, decoded, and placed where a prompt has their placeholders."""
+"""Image inputs: fetches and decodes images, and places them at a prompt's placeholders."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 # Fetched images of one request, in memory until it is prepared.
 MAX_BYTES_TOGETHER = 64 * 2**20
-# The field of a body that holds fetched images.
+# The field of a body that contains fetched images.
 FETCHED = "fetched_images"
 
 
 class FetchedImages(dict[str, bytes]):
-    """Images by their urls: of a type that no JSON holds."""
+    """Images by URL, in a type that JSON cannot represent: a client cannot send it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSupport:
-    """A vision model's image settings, limits, fetcher, and memory budget of decoding."""
+    """A vision model's image settings, limits, fetcher, and memory budget for decoding."""
 
     image_spec: ImageSpec
     limits: ImageLimits
@@ -44,7 +44,7 @@ class ImageSupport:
 
 
 class ImageInputs:
-    """The images of one model's conversations; without `image_support` it refuses them."""
+    """The images of one model's conversations; without `image_support` images are rejected."""
 
     def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
         self._image_support = image_support
@@ -74,28 +74,28 @@ class ImageInputs:
         if not urls:
             yield body
             return
-        async with image_support.fetcher.fetched(urls, max_bytes=MAX_BYTES_TOGETHER) as found:
-            yield body | {FETCHED: FetchedImages(found)}
+        async with image_support.fetcher.fetched(urls, max_bytes=MAX_BYTES_TOGETHER) as images:
+            yield body | {FETCHED: FetchedImages(images)}
 
     def decode(self, request: ChatCompletionRequest, body: Mapping[str, Any]) -> list[ResizedImage]:
         """Return a request's images, decoded and resized for the model, in their order.
 
-        Raises `RequestError` for an image that cannot be read, and for any where the model reads
-        none.
+        Raises `RequestError` for an invalid image, and for any image if the model does not support
+        images.
         """
-        brought = body.get(FETCHED)
-        found: Mapping[str, bytes] = brought if isinstance(brought, FetchedImages) else {}
+        fetched = body.get(FETCHED)
+        images_by_url: Mapping[str, bytes] = fetched if isinstance(fetched, FetchedImages) else {}
         by_url: dict[str, ResizedImage] = {}
         images = []
         for place, url in self._image_urls(request, self._image_support):
             assert self._image_support is not None
             if url not in by_url:
-                by_url[url] = _decoded(place, url, found, self._image_support)
+                by_url[url] = _decoded(place, url, images_by_url, self._image_support)
             images.append(by_url[url])
         return images
 
     def expand_marks(self, prompt: str, images: Sequence[ResizedImage]) -> str:
-        """Return a prompt's text with each image mark expanded to its placeholder."""
+        """Return a prompt's text with each image mark expanded to a placeholder."""
         if not images:
             return prompt
         self._check_marks(prompt.count(self._mark), images)
@@ -104,45 +104,45 @@ class ImageInputs:
     def place(
         self, ids: list[int], images: Sequence[ResizedImage]
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Return a prompt's tokens with each image's placeholder tokens, and the images there."""
+        """Return a prompt's tokens with each image's placeholder tokens, and the placed images."""
         if not images or self._image_support is None:
             return ids, ()
         image_spec = self._image_support.image_spec
         places = [place for place, token in enumerate(ids) if token == image_spec.token]
         self._check_marks(len(places), images)
-        told: list[int] = []
+        expanded: list[int] = []
         prompt_images = []
         done = 0
         for place, image in zip(places, images, strict=True):
-            told += ids[done:place]
-            prompt_images.append(image.at(len(told), image_spec))
-            told += image_spec.placeholders(image.rows, image.columns)
+            expanded += ids[done:place]
+            prompt_images.append(image.at(len(expanded), image_spec))
+            expanded += image_spec.placeholders(image.rows, image.columns)
             done = place + 1
-        return told + ids[done:], tuple(prompt_images)
+        return expanded + ids[done:], tuple(prompt_images)
 
     def _image_urls(
         self, request: ChatCompletionRequest, image_support: ImageSupport | None
     ) -> Iterator[tuple[str, str]]:
-        """Yield the place of each image, and its url."""
+        """Yield the place of each image, and its URL."""
         count = 0
         for i, message in enumerate(request.messages):
             for j, part in message.images():
                 place = f"messages.{i}.content.{j}"
                 if image_support is None:
                     raise RequestError(
-                        f"`{place}` is an image: this model reads no images.",
+                        f"`{place}` is an image: this model does not support images.",
                         param=place,
                         code="images_not_supported",
                     )
                 if not count and request.truncate_prompt_tokens is not None:
                     raise RequestError(
-                        "`truncate_prompt_tokens` cannot cut a prompt with images.",
+                        "`truncate_prompt_tokens` does not support prompts with images.",
                         param="truncate_prompt_tokens",
                     )
                 count += 1
                 if count > image_support.limits.max_per_prompt:
                     raise RequestError(
-                        f"`{place}` is one image too many: a request may have"
+                        f"`{place}` exceeds the maximum number of images per request,"
                         f" {image_support.limits.max_per_prompt} (--limit-mm-per-prompt).",
                         param=place,
                     )
@@ -151,26 +151,26 @@ class ImageInputs:
     def _check_marks(self, count: int, images: Sequence[ResizedImage]) -> None:
         if count < len(images):
             raise RequestError(
-                f"The chat template shows the model {count} of the {len(images)} images: pass one"
-                " that shows all with --chat-template.",
+                f"The chat template renders {count} of the {len(images)} images: pass one that"
+                " renders all of them with --chat-template.",
                 param="messages",
                 code="chat_template_error",
             )
         if count > len(images):
             raise RequestError(
-                "A text among images must not hold the model's own marks of an image.",
+                "A message with images must not contain the model's image marks in its text.",
                 param="messages",
             )
 
 
 def _decoded(
-    place: str, url: str, found: Mapping[str, bytes], image_support: ImageSupport
+    place: str, url: str, images_by_url: Mapping[str, bytes], image_support: ImageSupport
 ) -> ResizedImage:
-    # Imported here: most models never decode an image, and start faster without Pillow.
+    # Imported here: most models never decode images, and start faster without Pillow.
     from ..media.image_decoding import ImageRefused
     from ..media.image_resize import decode_and_resize
 
-    data = inline_bytes(url, IMAGE) if is_inline(url) else found.get(url)
+    data = inline_bytes(url, IMAGE) if is_inline(url) else images_by_url.get(url)
     if data is None:
         raise RequestError(f"The image of `{place}` was not fetched.", param=place)
     if len(data) > image_support.limits.max_bytes:

@@ -1,6 +1,6 @@
 r"""Log-probabilities as responses show them: in chats, in completions and for prompts.
 
-A token that is no whole text (a part of a character) is written by its bytes, as OpenAI does:
+A token that is not valid text (a part of a character) is written as bytes, as OpenAI does:
 `\xe2\x82` in chat, `bytes:\xe2\x82` in completions.
 """
 
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, proxy
 from ..scheduling.token_logprobs import LogprobRow, TokenLogprobs
 from ..text.tokenizer import Tokenizer
 
-# JSON has no infinity; this is what OpenAI and vLLM write for a token that cannot come.
+# JSON has no infinity; this is what OpenAI and vLLM write for an impossible token.
 LEAST_LOGPROB = -9999.0
 
 
@@ -21,9 +21,9 @@ _TEXTS: WeakKeyDictionary[Tokenizer, dict[bool, _TokenTexts]] = WeakKeyDictionar
 
 
 class _TokenText(NamedTuple):
-    """A token as responses show it: its text, or escaped bytes if that is no whole text.
+    """A token in responses: its text, or escaped bytes if it is not valid text.
 
-    Its `data` is a tuple, so that garbage collections pass over the million objects that show it.
+    Its `data` is a tuple, so that garbage collection skips the million objects that contain it.
     """
 
     text: str
@@ -32,14 +32,14 @@ class _TokenText(NamedTuple):
 
 
 class _TokenTexts(dict[int, _TokenText]):
-    """A cache of token texts, of one tokenizer for as long as it lives.
+    """A cache of one tokenizer's token texts, for the tokenizer's lifetime.
 
-    With `as_ids` each is `token_id:` and its number, as in vLLM; its bytes are its own.
+    With `as_ids` each text is `token_id:` and the token's number, as in vLLM; bytes do not change.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         super().__init__()
-        self._tokenizer = proxy(tokenizer)  # whose texts are forgotten with it
+        self._tokenizer = proxy(tokenizer)  # the cache must not keep it alive
         self._as_ids = as_ids
 
     def __missing__(self, token_id: int) -> _TokenText:
@@ -89,8 +89,8 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Return the `logprobs` object of a text choice.
 
-    `rows` goes with `token_ids`, None where a token has no score. The top logprobs always include
-    the sampled token, so there may be one more than was asked for.
+    `rows` correspond to `token_ids`; None is a token without a score. The top logprobs always
+    include the sampled token, so there may be one more than requested.
     """
     texts = _token_texts(tokenizer, as_ids=as_ids)
     top_logprobs: list[dict[str, float] | None] = []
@@ -112,7 +112,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
-    """Return vLLM's `prompt_logprobs`: for each token a table from token ids to their values.
+    """Return vLLM's `prompt_logprobs`: for each token a mapping from token ids to their values.
 
     `rank` counts from 1 among all tokens.
     """
@@ -125,7 +125,7 @@ def prompt_logprobs(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[
 class TextOffsets:
     """Offsets of tokens in a text, counted in characters from `start`.
 
-    A token inside a character begins where the character does; skipped special tokens take no room,
+    A token inside a character has that character's offset. Skipped special tokens have no length,
     but `markers` do.
     """
 
@@ -171,10 +171,10 @@ def _unfinished_character(data: bytes) -> bytes:
 
 
 def _token_texts(tokenizer: Tokenizer, *, as_ids: bool = False) -> _TokenTexts:
-    known = _TEXTS.setdefault(tokenizer, {})
-    if as_ids not in known:
-        known[as_ids] = _TokenTexts(tokenizer, as_ids=as_ids)
-    return known[as_ids]
+    caches = _TEXTS.setdefault(tokenizer, {})
+    if as_ids not in caches:
+        caches[as_ids] = _TokenTexts(tokenizer, as_ids=as_ids)
+    return caches[as_ids]
 
 
 def _prompt_entry(row: LogprobRow, texts: _TokenTexts) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Media fetch: media that urls of a body name, bounded in number and bytes."""
+"""Media fetch: downloads the media of URLs in a body, with limits on number and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.protocol.in_flight import InFlightLimiter
 
 from .endpoint import BodyCheck, FetchStep
 
-# Bodies, and bytes, whose fetched media are in memory until they are prepared.
+# Limits on bodies, and on bytes of fetched media, that wait in memory to be prepared.
 MAX_FETCHED = 16
 MAX_FETCHED_BYTES = 512 * 2**20
 
@@ -24,10 +24,10 @@ Fetch = Callable[[str, ByteBudget], Awaitable[bytes]]
 
 
 class MediaFetcher:
-    """Fetches media by their urls, each of up to `max_bytes`.
+    """Fetches media by their URLs, each of up to `max_bytes`.
 
-    A body without urls never waits. Before a fetch the largest possible size is reserved; the rest
-    is released behind it.
+    A body without URLs never waits. The largest possible size is reserved before a fetch; the rest
+    is released after it.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class MediaFetcher:
     async def fetched(
         self, urls: Mapping[str, str], *, max_bytes: int | None = None
     ) -> AsyncIterator[dict[str, bytes]]:
-        """Yield the media of urls, each with its place in the body; raises `RequestError`.
+        """Yield the media of URLs, given with their places in the body; raise `RequestError`.
 
-        All of them together may have `max_bytes`.
+        The media may have `max_bytes` in total.
         """
         together = math.inf if max_bytes is None else max_bytes
-        held = most = int(min(len(urls) * self._max_bytes, together))
+        reserved = most = int(min(len(urls) * self._max_bytes, together))
         await self._in_flight.acquire(most)
         try:
-            found = await self._all(urls, ByteBudget(together))
-            held = sum(map(len, found.values()))
-            self._in_flight.release_bytes(most - held)
-            yield found
+            media = await self._all(urls, ByteBudget(together))
+            reserved = sum(map(len, media.values()))
+            self._in_flight.release_bytes(most - reserved)
+            yield media
         finally:
-            self._in_flight.release(held)
+            self._in_flight.release(reserved)
 
     async def _all(self, urls: Mapping[str, str], allowance: ByteBudget) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        media: dict[str, bytes] = {}
         try:
             async with asyncio.TaskGroup() as group:
                 for url, place in urls.items():
-                    group.create_task(self._into(found, url, place, allowance))
+                    group.create_task(self._into(media, url, place, allowance))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return found
+        return media
 
     async def _into(
-        self, found: dict[str, bytes], url: str, place: str, allowance: ByteBudget
+        self, media: dict[str, bytes], url: str, place: str, allowance: ByteBudget
     ) -> None:
         try:
-            found[url] = await self._fetch(url, allowance)
+            media[url] = await self._fetch(url, allowance)
         except FetchFailed as exc:
             raise RequestError(
                 f"`{place}` could not be fetched: {exc}.", param=place, code="fetch_failed"
@@ -86,10 +86,10 @@ class RecordingFetcher:
     """Fetches recordings; a body with an inline recording never waits."""
 
     def __init__(self, fetcher: MediaFetcher) -> None:
-        self._bringing = fetcher
+        self._fetcher = fetcher
 
     def step_after(self, check: BodyCheck) -> FetchStep:
-        """Return the fetch step of an endpoint, behind its check of the body."""
+        """Return the fetch step of an endpoint, which checks the body first."""
 
         @asynccontextmanager
         async def fetched(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -98,7 +98,7 @@ class RecordingFetcher:
                 yield body
                 return
             check(body)
-            async with self._bringing.fetched({url: FILE_URL}) as found:
-                yield body | {FILE: found[url]}
+            async with self._fetcher.fetched({url: FILE_URL}) as media:
+                yield body | {FILE: media[url]}
 
         return fetched

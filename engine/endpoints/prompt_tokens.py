@@ -1,4 +1,4 @@
-"""Prompt tokenization: a text that the context cannot hold is refused before its end is read."""
+"""Prompt tokenization, which rejects a text above the context without reading all of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from tidemill.protocol.errors import RequestError
 from ..text.text_model import TextModel
 from ..text.truncation import TruncatingTokenizer, Truncation
 
-# Up to this a text is tokenized unchecked: it takes a few milliseconds at most.
+# Shorter texts are tokenized unchecked: it takes a few milliseconds at most.
 _LONG_TEXT_CHARS = 20_000
 
 
 class PromptTokenizer:
-    """Tokenizes prompts of one model and refuses prompts that are longer than its context."""
+    """Tokenizes prompts of one model and rejects prompts above its context."""
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
@@ -23,9 +23,9 @@ class PromptTokenizer:
         )
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text; raises `RequestError` for a long text above the context.
+        """Return the token ids of a text; raise `RequestError` for a long text above the context.
 
-        Of such a text no more is tokenized than shows that it is too long.
+        Tokenization of such a text stops once it is known to be too long.
         """
         if len(text) > _LONG_TEXT_CHARS:
             self._check_least(self._model.tokenizer.least_tokens(text), param)
@@ -36,15 +36,15 @@ class PromptTokenizer:
     def encode_truncated(
         self, text: str, cut: Truncation, *, add_special_tokens: bool
     ) -> list[int] | None:
-        """Return the token ids of a truncated text; None where the tokenizer cannot truncate."""
+        """Return the token ids of a truncated text; None if the tokenizer cannot truncate."""
         if self._reader is None:
             return None
         return self._reader.encode([text], cut, add_special_tokens=add_special_tokens)[0]
 
     def check_length(self, num_tokens: int, param: str, *, num_to_come: int = 0) -> None:
-        """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
+        """Reject a prompt that exceeds the context together with the tokens that must follow."""
         if num_tokens + num_to_come > self._model.max_model_len:
-            words = f"the prompt has {num_tokens} tokens, which leaves none to generate."
+            words = f"the prompt has {num_tokens} tokens, which leaves no room for the completion."
             raise self._too_long(words, param)
 
     @property

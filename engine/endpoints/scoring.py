@@ -1,7 +1,7 @@
-"""Scoring and reranking: pairs of texts to scores, by a cross-encoder or by cosine similarity.
+"""Scoring and reranking: scores of text pairs, from a cross-encoder or from cosine similarity.
 
-A reranker (cross-encoder) reads the two texts of a pair together. With an embedding model the score
-is the cosine of two vectors, as `/v1/embeddings` gives them.
+A reranker (cross-encoder) reads both texts of a pair together. With an embedding model the score is
+the cosine of two vectors, as returned by `/v1/embeddings`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ACTIVATIONS: Mapping[str, Callable[[Numbers], Numbers]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PairRequest:
-    """A request for scores; `sides` has the sequence of each text, for both sides.
+    """A request for scores; `sides` contains the index of each text's sequence, for both sides.
 
-    It is None where each pair has a sequence of its own.
+    It is None if each pair is one sequence.
     """
 
     request: ScoreRequest | RerankRequest
@@ -75,26 +75,26 @@ class PairScorer:
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise RequestError(
-                    f"`{name}` is for a reranker; this model gives vectors.", param=name
+                    f"`{name}` requires a reranker; this is an embedding model.", param=name
                 )
         return self._prepare_texts(request, metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
-        """Return the scores in the order of their pairs, or the ranking."""
-        asked, metadata = prepared.context, prepared.metadata
-        if asked.sides is None:
-            scores = self._activate(results, asked.request)
+        """Return the scores in the order of the pairs, or the ranking."""
+        pairs, metadata = prepared.context, prepared.metadata
+        if pairs.sides is None:
+            scores = self._activate(results, pairs.request)
             num_tokens = sum(result.num_tokens for result in results)
         else:
-            scores = _cosines(results, asked.sides)
-            num_tokens = sum(results[i].num_tokens for side in asked.sides for i in side)
+            scores = _cosines(results, pairs.sides)
+            num_tokens = sum(results[i].num_tokens for side in pairs.sides for i in side)
         shown = as_numbers(scores.astype(np.float32))
-        if isinstance(asked.request, RerankRequest):
+        if isinstance(pairs.request, RerankRequest):
             answer = rerank_body(
                 response_id("rerank", metadata.request_id),
                 model=metadata.model,
                 scores=shown,
-                request=asked.request,
+                request=pairs.request,
                 num_tokens=num_tokens,
             )
         else:
@@ -134,7 +134,7 @@ class PairScorer:
 
 
 def _cosines(results: Sequence[EncodingResult], sides: Sides) -> Numbers:
-    """Return the cosine `[pairs]` of each vector of the second side with its one of the first."""
+    """Return the cosine `[pairs]` of each second vector and its first vector."""
     rows = normalize(check_finite(np.stack([result.values for result in results])))  # [texts, D]
     firsts, seconds = (
         rows[side].astype(np.float64) for side in sides
@@ -152,7 +152,7 @@ class Rerank:
         self._pairs = PairScorer(model)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
-        """Return a sequence for each pair, or for each text where vectors are compared."""
+        """Return a sequence for each pair, or for each text of an embedding model."""
         return self._pairs.prepare(read_body(RerankRequest, body), metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
@@ -169,7 +169,7 @@ class Score:
         self._pairs = PairScorer(model)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
-        """Return a sequence for each pair, or for each text where vectors are compared."""
+        """Return a sequence for each pair, or for each text of an embedding model."""
         return self._pairs.prepare(read_score(body), metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:

@@ -29,8 +29,8 @@ from .logprob_bodies import chat_logprobs, prompt_logprobs
 class ChoiceDelta:
     """New output of the choice at `place` since its last delta.
 
-    `text` is final: no later token changes it. The prompt's logprobs come with the first delta, if
-    they were asked for. `finished` is the whole choice, with the last delta.
+    `text` is final: no later token changes it. The first delta includes the prompt's logprobs, if
+    they were requested. `finished` is the whole choice, in the last delta.
     """
 
     place: int
@@ -57,7 +57,7 @@ def whole_choice(place: int, choice: FinishedChoice) -> ChoiceDelta:
 
 
 class ChoiceStreams:
-    """The choices of one request as they stream; `markers` are special tokens kept in texts."""
+    """The choices of one request as they stream; texts include special tokens in `markers`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ChoiceStreams:
         self._tokenizer = tokenizer
         self._markers = markers
         beginnings = None
-        stops = sequences[0].stop_text  # which all of them share
+        stops = sequences[0].stop_text  # all choices share them
         if (
             isinstance(stops, StopStrings)
             and stops.stops
@@ -86,8 +86,9 @@ class ChoiceStreams:
         ]
         self._num_tokens = [0] * len(sequences)
         self._has_begun = [False] * len(sequences)
-        # By prompt: its first choice brings the prompt's logprobs, and output of the other choices
-        # waits for those.
+        # By prompt: its first choice provides the prompt's logprobs, and output of the other
+        # choices
+        # waits for them.
         self._prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._early: dict[int, list[tuple[int, OutputDelta, SequenceResult | None]]] = {}
 
@@ -145,9 +146,9 @@ class ChoiceStreams:
 
 
 class ChunkBuilder:
-    """Builds the chunks of one stream: the fields common to all, and the usage if asked for.
+    """Builds the chunks of one stream: the common fields, and the usage if it is requested.
 
-    `prefix` is that of the response's id.
+    `prefix` is the prefix of the response's id.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class ChunkBuilder:
     def usage_chunk(
         self, usage: Usage, *, reasoning_tokens: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return the chunk behind the choices: the usage, if it was asked for.
+        """Return the last chunk, with the usage, if it is requested.
 
         `reasoning_tokens` is None for a model without reasoning.
         """
@@ -189,7 +190,7 @@ class ChunkBuilder:
         return [self._frame | {"choices": [], "usage": shown}]
 
 
-_SAYING = (*REASONING_FIELDS, "content", "tool_calls")
+_OUTPUT_FIELDS = (*REASONING_FIELDS, "content", "tool_calls")
 
 
 class ChatStream:
@@ -211,7 +212,7 @@ class ChatStream:
         num_choices = conversation.request.n or 1
         self._readers = [conversation.parser.for_choice(place) for place in range(num_choices)]
         self._has_calls = [False] * num_choices
-        self._has_said = [False] * num_choices
+        self._has_output = [False] * num_choices
         self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
         self._num_thinking_tokens = 0
         self._has_prompt_fields = False
@@ -231,12 +232,12 @@ class ChatStream:
         return chunks
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the usage, if it was asked for."""
+        """Return the usage, if it is requested."""
         thought = self._num_thinking_tokens if self._conversation.parser.has_reasoning else None
         return self._chunks.usage_chunk(self._choices.usage, reasoning_tokens=thought)
 
     def _prompt_fields(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
-        """Return the first chunk's fields of the prompt, if they were asked for."""
+        """Return the first chunk's fields about the prompt, if they are requested."""
         if self._has_prompt_fields:
             return {}
         self._has_prompt_fields = True
@@ -284,9 +285,10 @@ class ChatStream:
         return shown
 
     def _delta(self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]) -> dict[str, Any]:
-        """Return new output as a delta; all deltas have null content only if the answer has.
+        """Return new output as a delta; content is null in all deltas only if the answer has none.
 
-        So the first delta has null, unless there is content or can be nothing else.
+        So the first delta has null content, unless it has text or the answer cannot have
+        other fields.
         """
         place, request = choice_delta.place, self._conversation.request
         delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
@@ -294,10 +296,10 @@ class ChatStream:
         if choice_delta.is_first:
             content = echoed_text(request) + delta.get("content", "")
             delta = {"role": "assistant", **delta, "content": content or None}
-        self._has_said[place] |= any(delta.get(name) for name in _SAYING)
-        if not self._has_said[place] and (choice_delta.finished or not self._may_be_silent):
+        self._has_output[place] |= any(delta.get(name) for name in _OUTPUT_FIELDS)
+        if not self._has_output[place] and (choice_delta.finished or not self._may_be_silent):
             delta["content"] = ""
-            self._has_said[place] = True
+            self._has_output[place] = True
         return delta
 
     def _logprobs(self, choice_delta: ChoiceDelta) -> dict[str, Any] | None:
@@ -309,7 +311,7 @@ class ChatStream:
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
-    """Say whether there is anything to send: some tokens bring no text, or none yet."""
+    """Return whether there is anything to send: some tokens add no text, or none yet."""
     return bool(
         choice["delta"]
         or choice["finish_reason"]
@@ -320,13 +322,13 @@ def _has_content(choice: dict[str, Any]) -> bool:
 
 
 def _delta_of(pieces: Iterable[DeltaMessage], *, with_reasoning: bool) -> dict[str, Any]:
-    """Return parser output as one delta, without fields that are empty."""
+    """Return parser output as one delta, without empty fields."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         reasoning = piece.reasoning if with_reasoning else ""
-        said = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
-        for name, text in said:
+        fields = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
+        for name, text in fields:
             if text:
                 delta[name] = delta.get(name, "") + text
         for more in piece.calls:

@@ -1,6 +1,6 @@
 """`/tokenize`, `/detokenize`, `/tokenizer_info`: texts to tokens and back, without the model.
 
-Interactive only: people use them while they write prompts, lines of files do not.
+Interactive only: people use them while writing prompts, and rows of files have no use for them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Tokenize:
         self._tokenizer = PromptTokenizer(model)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return the answer; nothing has to run.
+        """Return the answer; the model does not run.
 
-        A long text is counted up to the model's context, and refused above it.
+        A long text is counted up to the model's context, and rejected above it.
         """
         request: TokenizeTextRequest | TokenizeChatRequest
         if "messages" in body:
-            request = asked = read_body(TokenizeChatRequest, body)
-            text, param = self._preprocessor.preprocess(asked, metadata).prompt, "messages"
-            adds = bool(asked.add_special_tokens)
+            request = chat = read_body(TokenizeChatRequest, body)
+            text, param = self._preprocessor.preprocess(chat, metadata).prompt, "messages"
+            adds = bool(chat.add_special_tokens)
         else:
             request = read_body(TokenizeTextRequest, body)
             text, param = request.prompt, "prompt"
@@ -80,18 +80,19 @@ class Detokenize:
         self._model = model
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return the answer; nothing has to run."""
+        """Return the answer; the model does not run."""
         ids = read_body(DetokenizeRequest, body).tokens
         highest, size = max(ids, default=0), self._model.vocab_size
         if highest >= size:
             raise RequestError(
-                f"`tokens` names token {highest}; this model has tokens 0 to {size - 1}.",
+                f"`tokens` contains token ID {highest}; token IDs of this model must be between "
+                f"0 and {size - 1}.",
                 param="tokens",
             )
         tokenizer = self._model.tokenizer
         if sum(len(tokenizer.piece(token_id)) for token_id in ids) > _MAX_DETOKENIZED_BYTES:
             raise RequestError(
-                f"The text of `tokens` has more than {_MAX_DETOKENIZED_BYTES:,} bytes: send fewer.",
+                f"The text of `tokens` exceeds {_MAX_DETOKENIZED_BYTES:,} bytes: send fewer.",
                 param="tokens",
             )
         text = tokenizer.text(ids, skip_special_tokens=False)
@@ -120,7 +121,7 @@ class TokenizerInfo:
         }
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return the answer; nothing has to run."""
+        """Return the answer; the model does not run."""
         del body
         return Prepared([], self._answer, metadata)
 

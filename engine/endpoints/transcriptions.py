@@ -1,7 +1,7 @@
 """`/v1/audio/transcriptions` and `/v1/audio/translations`: a recording in, its transcript out.
 
-The body of every format is a JSON object, since a row is one: `text` holds the words, or the whole
-document of `srt` and `vtt`. Times are in seconds from the recording's start.
+The body is a JSON object in every format, as a row requires: `text` contains the transcript, or the
+whole document for `srt` and `vtt`. Times are in seconds from the recording's start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def vtt(cues: Iterable[Cue]) -> str:
 
 
 def _printable_cues(cues: Iterable[Cue]) -> Iterable[Cue]:
-    """Yield cues with text, in one line that no reader takes for times."""
+    """Yield cues with text, each on one line that cannot be mistaken for times."""
     for cue in cues:
         if text := " ".join(cue.text.split()):
             yield cue._replace(text=text.replace("-->", "->"))
@@ -79,16 +79,16 @@ def _clock(seconds: float, point: str) -> str:
 
 
 _ROUTES = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
-_SENT = "data:;base64,"  # a placeholder for bytes that are there already
+_SENT = "data:;base64,"  # a placeholder for bytes that are already available
 _TIMED_FORMATS = frozenset({"verbose_json", "srt", "vtt"})
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechModel:
-    """A speech recognition model, as the endpoints know it.
+    """A speech recognition model, as the endpoints see it.
 
-    A recording may have `max_file_bytes` and `max_seconds`; `seed` keys requests that name none;
-    `decoding` is the memory budget that all share.
+    A recording may have `max_file_bytes` and `max_seconds`; `seed` is the default for requests
+    without one; all requests share the memory budget `decoding`.
     """
 
     hearing: Hearing
@@ -113,7 +113,7 @@ class _Options:
 
     @property
     def wants_segments(self) -> bool:
-        """Say whether the response shows times of segments."""
+        """Return whether the response includes segment timestamps."""
         return self.response_format in _TIMED_FORMATS and "segment" in self.granularities
 
 
@@ -132,7 +132,7 @@ _Prepared = Prepared[SpeechRequest, _ReplyOptions]
 class Transcriptions:
     """The endpoint of one task of a speech recognition model.
 
-    `fetch_step_after` makes the media fetch, which follows a check of the body.
+    `fetch_step_after` creates the media fetch, which runs after a check of the body.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Transcriptions:
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return the decoded recording with its parameters."""
         data = body.get(FILE)
-        is_there = isinstance(data, bytes)  # which no JSON holds: fetched, or sent in a form
-        if is_there:
+        is_received = isinstance(data, bytes)  # never from JSON: fetched, or sent in a form
+        if is_received:
             body = {FILE_URL: _SENT} | {k: v for k, v in body.items() if k != FILE}
         options = self._options(body)
-        if not is_there:
+        if not is_received:
             data = inline_recording(options.file_url)
         if data is None:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
@@ -169,8 +169,8 @@ class Transcriptions:
         seconds = len(samples) / hearing.sampling_rate
         if not hearing.has_timestamps and seconds > hearing.window_seconds:
             raise RequestError(
-                f"The recording of `{FILE_URL}` is longer than {hearing.window_seconds:g} s, which "
-                "is all that this model hears: it tells no times, by which longer ones are cut.",
+                f"The recording of `{FILE_URL}` is longer than {hearing.window_seconds:g} s, the "
+                "maximum of this model: without timestamps it cannot be split.",
                 param=FILE_URL,
             )
         seed = seed_of_choice(
@@ -208,7 +208,7 @@ class Transcriptions:
                 body["text"] = vtt(self._cues(result))
             case "verbose_json":
                 body = self._verbose(result, answer, body["text"])
-        if self._task == "transcribe":  # as OpenAI and vLLM do, for these alone
+        if self._task == "transcribe":  # as OpenAI and vLLM do, for transcriptions only
             body["usage"] = {"type": "duration", "seconds": math.ceil(answer.seconds)}
         return Reply(200, body, usage)
 
@@ -217,8 +217,8 @@ class Transcriptions:
         response_format = prepared.context.response_format
         if response_format in _TIMED_FORMATS:
             raise RequestError(
-                f"`response_format` {response_format} comes whole: leave `stream` out, or send json"
-                " or text.",
+                f"`response_format` {response_format} cannot be streamed: remove `stream`, or use"
+                " json or text.",
                 param="response_format",
             )
         return TranscriptStream(self._model.tokenizer, self._task, prepared.metadata, options)
@@ -230,8 +230,8 @@ class Transcriptions:
         if self._task == "translate":
             request = read_body(TranslationRequest, body)
         else:
-            request = told = read_body(TranscriptionRequest, body)
-            granularities = tuple(told.timestamp_granularities or granularities)
+            request = transcription = read_body(TranscriptionRequest, body)
+            granularities = tuple(transcription.timestamp_granularities or granularities)
         response_format = request.response_format or "json"
         self._check_times(response_format, granularities)
         return _Options(
@@ -248,12 +248,13 @@ class Transcriptions:
         hearing = self._model.hearing
         if response_format in _TIMED_FORMATS and not hearing.has_timestamps:
             raise RequestError(
-                f"This model tells no times: `response_format` cannot be {response_format}.",
+                f"This model does not support timestamps: `response_format` cannot be"
+                f" {response_format}.",
                 param="response_format",
             )
         if "word" in granularities and not hearing.has_word_times:
             raise RequestError(
-                "This model tells no times of words.", param="timestamp_granularities"
+                "This model does not support word timestamps.", param="timestamp_granularities"
             )
 
     def _language(self, code: str | None) -> str | None:
@@ -268,14 +269,14 @@ class Transcriptions:
         )
 
     def _prompt_ids(self, prompt: str | None) -> tuple[int, ...]:
-        """Return the prompt's last tokens, tokenized behind a space, as in training."""
+        """Return the prompt's last tokens, tokenized after a space, as in training."""
         text = (prompt or "").strip()
         if not text:
             return ()
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode(f" {text}", add_special_tokens=False)
         if any(token_id in tokenizer.vocabulary.added for token_id in ids):
-            raise RequestError("`prompt` must not hold the model's own marks.", param="prompt")
+            raise RequestError("`prompt` must not contain special tokens.", param="prompt")
         max_tokens = self._model.hearing.max_prompt_tokens
         return tuple(ids[-max_tokens:]) if max_tokens else ()
 
@@ -330,7 +331,7 @@ class Transcriptions:
 
 def _sampling(request: TranscriptionRequest | TranslationRequest) -> Sampling:
     top_p, top_k = request.top_p, max(0, request.top_k or 0)
-    if top_p == 0:  # nothing but the likeliest token is within a share of 0
+    if top_p == 0:  # only the most likely token is within a share of 0
         top_p, top_k = 1.0, 1
     repetition_penalty = request.repetition_penalty
     return Sampling(

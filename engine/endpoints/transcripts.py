@@ -1,7 +1,7 @@
 """Transcripts: the text of a recording, joined segment by segment, whole or as a stream.
 
-A chunk is an event of OpenAI's (`transcript.text.delta`, last `transcript.text.done`) and one of
-vLLM's chunks at the same time: clients of each read their own fields of it.
+A chunk is both an OpenAI event (`transcript.text.delta`, last `transcript.text.done`) and a vLLM
+chunk: clients of each API read their own fields.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KINDS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
 
 
 def is_unspaced(task: Task, language: str | None) -> bool:
-    """Say whether the text's language is written without spaces between words."""
+    """Return whether the text's language is written without spaces between words."""
     return task == "transcribe" and language in UNSPACED
 
 
 class Transcript:
-    """The text of segments as they arrive, without white space at its beginning and end."""
+    """The text of segments as they arrive, without leading or trailing whitespace."""
 
     def __init__(self, tokenizer: Tokenizer, task: Task) -> None:
         self._tokenizer = tokenizer
@@ -39,11 +39,11 @@ class Transcript:
         joint = "" if is_unspaced(self._task, part.language) else " "
         text = self._held
         for segment in part.segments:
-            said = self._tokenizer.text(segment.token_ids)
-            if said and self._last and not (self._last.isspace() or said[0].isspace()):
-                said = joint + said
-            text += said
-            self._last = said[-1:] or self._last
+            piece = self._tokenizer.text(segment.token_ids)
+            if piece and self._last and not (self._last.isspace() or piece[0].isspace()):
+                piece = joint + piece
+            text += piece
+            self._last = piece[-1:] or self._last
         if not self._has_begun:
             text = text.lstrip()
         shown = text.rstrip()
@@ -86,7 +86,7 @@ class TranscriptStream:
         return chunks
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the usage in vLLM's form, if it was asked for."""
+        """Return the usage in vLLM's format, if it is requested."""
         if not self._options.include_usage:
             return []
         return [self._frame | {"choices": [], "usage": self._usage}]

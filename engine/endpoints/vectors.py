@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from tidemill.protocol.errors import InternalError
 
-# torch's, below which a vector is not normalized.
+# torch's limit: shorter vectors are not normalized.
 _LEAST_LENGTH = 1e-12
-# Nine digits tell any two of fp32 apart; fewer than seven are seven of which the last are zeros.
+# Nine digits distinguish any two fp32 values; with fewer than seven, the last of seven are zeros.
 _DIGITS = (9, 8, 7)
 
 
 def as_numbers(vector: NDArray[np.float32]) -> list[float]:
-    """Return the numbers of a vector `[D]`, each in the fewest digits that keep its fp32 value.
+    """Return a vector `[D]` as numbers with the fewest digits that preserve their fp32 values.
 
-    Printed as a double, as Python does, a number of fp32 has 17 digits: most of them are noise, and
-    a row is twice as long.
+    Printed as a double, as Python does, an fp32 number has 17 digits: most of them are noise, and a
+    row is twice as long.
     """
     exact = vector.astype(np.float64)
     magnitude = np.abs(exact)
@@ -37,19 +37,19 @@ def as_numbers(vector: NDArray[np.float32]) -> list[float]:
 
 
 def as_base64(vector: NDArray[np.float32]) -> str:
-    """Return the floats of a vector `[D]`, four bytes each with the lowest first, in base64."""
+    """Return the floats of a vector `[D]`, little-endian, in base64."""
     return b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
 
 
 def check_finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the model's values; `InternalError` if some are not finite."""
+    """Return the model's values; raise `InternalError` if some are not finite."""
     if not np.isfinite(values).all():
-        raise InternalError("The model gave numbers that are not finite.")
+        raise InternalError("The model's output is not finite.")
     return values
 
 
 def normalize(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector `[D]`, or each of `[n, D]`, at L2 norm 1; one of zeros stays as it is."""
+    """Return a vector `[D]`, or each of `[n, D]`, with L2 norm 1; zeros stay unchanged."""
     length = np.linalg.norm(vector.astype(np.float64), axis=-1, keepdims=True)
     scaled: NDArray[np.float32] = (vector / np.maximum(length, _LEAST_LENGTH)).astype(np.float32)
     return scaled

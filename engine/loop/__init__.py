@@ -1,1 +1,1 @@
-"""The step loop: a plan, logits, tokens, and the thread that it runs in."""
+"""The step loop: plans, logits, tokens, and the thread that runs it."""

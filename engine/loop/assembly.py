@@ -1,4 +1,4 @@
-"""Assembly of a decoder's loop: pages, table, scheduler, graphs; nothing of texts is loaded."""
+"""Assembly of a decoder's loop: pages, table, scheduler and graphs, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
 def measured_room(
     model: LoadedModel, config: EngineConfig, free: Callable[[], int] | None = None
 ) -> KVCacheSize:
-    """Return the room beside the largest step, which runs once where what it takes can be told.
+    """Return the room left by the largest step, which runs once if its memory can be measured.
 
-    `free` tells what is left then, where not only this device is asked.
+    `free` returns the memory that is left then, if other devices count as well.
     """
-    taken, peak_of = None, peak_memory_on(model.device)
+    used, peak_of = None, peak_memory_on(model.device)
     if peak_of is not None and config.kv_cache_memory is None:
         limits = step_limits(config, model.device)
-        taken = step_bytes(model, limits, lambda room: make_core(model, room, config), peak_of)
+        used = step_bytes(model, limits, lambda room: make_core(model, room, config), peak_of)
     return compute_kv_cache_size(
-        model, config, step_bytes=taken, free=None if free is None else free()
+        model, config, step_bytes=used, free=None if free is None else free()
     )
 
 
@@ -57,7 +57,7 @@ def make_core(
     *,
     keeps_ids: bool | None = None,
 ) -> GenerationCore:
-    """Give a loaded model its pages, table and scheduler; what is None goes by the device."""
+    """Give a loaded model its pages, table and scheduler; None selects the device's default."""
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
     limits = step_limits(config, model.device)
@@ -108,9 +108,9 @@ def _make_drafter(
     config: EngineConfig,
     steps_ahead: int,
 ) -> NgramDrafter | None:
-    """Return the drafter; None where layers cannot forget a draft, or none is wanted.
+    """Return the drafter; None if it is off, or if layers cannot forget a draft.
 
-    Nor where a step is prepared while another runs, whose last tokens a draft would wait for.
+    It is also None if a step is prepared while another runs, whose last tokens a draft would need.
     """
     if steps_ahead or not config.speculative_decoding:
         return None
@@ -118,7 +118,7 @@ def _make_drafter(
 
 
 def _grows(group: StateGroup, pool: PagePool, room: KVCacheSize) -> bool:
-    """Say whether a group takes pages of the pool for every token."""
+    """Return whether a group takes pages of the pool for every token."""
     most = room.max_model_len
     return group.pool is pool and group.most_pages(most) > group.most_pages(most // 2)
 
@@ -126,7 +126,7 @@ def _grows(group: StateGroup, pool: PagePool, room: KVCacheSize) -> bool:
 def further_groups(
     layer_groups: Sequence[LayerGroup], pool: PagePool, table: SequenceTable, step_tokens: int
 ) -> list[StateGroup]:
-    """Return the page groups of layers behind the first group."""
+    """Return the page groups of layers after the first group."""
     groups: list[StateGroup] = []
     for number, group in enumerate(layer_groups, start=1):
         visibility = None

@@ -1,4 +1,4 @@
-"""Blame for failed steps: a sequence or the device is the cause, or neither."""
+"""Blame for failed steps: the cause is a sequence, the device, or neither."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .runner import Runner
 class Blame:
     """Follows up the failures of one loop.
 
-    A `postponed` failure is followed up before the next step. `accused` sequences are out for good
-    and have an error that is not reported yet.
+    A `postponed` failure is followed up before the next step. `accused` sequences have left the
+    loop; their errors are not reported yet.
     """
 
     def __init__(self, failures: StepFailures, runner: Runner) -> None:
@@ -37,7 +37,7 @@ class Blame:
     def follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
         """Arrange retries for the sequences of lost steps, and accuse the one to blame.
 
-        Raises `DeviceFailed` where the device is to blame.
+        Raises `DeviceFailed` if the device is to blame.
         """
         if failure.is_for_want_of_memory:
             self._runner.free_memory()
@@ -55,7 +55,7 @@ class Blame:
     def judge(self, is_finite: Callable[[int], bool], vocab_size: int) -> list[Sequence]:
         """Return the accused, which end with their errors, after a canary step has succeeded.
 
-        `is_finite` runs a canary of one token. Raises `DeviceFailed` where none succeeds.
+        `is_finite` runs a canary of one token. Raises `DeviceFailed` if none succeeds.
         """
         run_canaries(is_finite, vocab_size)
         accused, self.accused = self.accused, []

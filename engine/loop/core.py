@@ -1,7 +1,7 @@
-"""Engine core: schedules and runs requests of one task in steps, each of which brings events.
+"""Engine core: schedules and runs the requests of one task in steps; each step yields events.
 
-Generation is one kind. Another (vectors of an encoder, text of a recording) is another class behind
-the same four verbs; the thread knows none of them.
+Generation is one task. Another (an encoder's vectors, a recording's text) is another class with the
+same four methods; the engine's thread knows none of them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class RunningRequest(Protocol[ResultT_co]):
     """A request that runs, known by its identity."""
 
     def result(self) -> ResultT_co:
-        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+        """Return the result of a finished request; raise its `RequestError` if it failed."""
 
 
 class StepOutput(NamedTuple, Generic[ResultT]):
     """Output of a step for one request: its new token ids since the last one, and its end.
 
-    Each request has one output that is finished, its last; after that its `result` may be read.
-    Others come only for what is streamed, since an event costs more than a token. Where they were
-    asked for, there is one of `new_logprobs` for each new token, and the first event has the
-    prompt's. Work whose results come in pieces, not in tokens, tells the next `part` of one.
+    Each request has one finished output, its last; after that its `result` may be read. Other
+    outputs come only for streamed requests, since an event costs more than a token. If logprobs
+    were requested, `new_logprobs` has one entry per new token, and the first event has the
+    prompt's. Tasks whose results consist of pieces instead of tokens put the next one in `part`.
     """
 
     request: RunningRequest[ResultT]
@@ -44,19 +44,19 @@ class StepOutput(NamedTuple, Generic[ResultT]):
 
 
 class EngineCore(Protocol[RequestT_contra, ResultT]):
-    """Items in by `add`, outputs out of `step`; called by one thread, but for `stats`."""
+    """Requests in through `add`, outputs out of `step`; only `stats` is called by other threads."""
 
     def add(self, request: RequestT_contra) -> RunningRequest[ResultT]:
-        """Queue one item; raises `RequestError` when it could never run here."""
+        """Queue one item; raises `RequestError` if it can never run here."""
 
     def step(self) -> Sequence[StepOutput[ResultT]] | None:
-        """Run one step and return what it brought; None when there is nothing to do."""
+        """Run one step and return its outputs; None if there is nothing to do."""
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
-        """Drop items wherever they are; no event comes of them any more."""
+        """Drop items at any stage; they yield no more events."""
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread.
+        """Return counts of running, waiting and finished work; callable from another thread.
 
-        Raises `EngineError` when it is known that nothing can be done any more.
+        Raises `EngineError` if no work can be done any more.
         """

@@ -1,9 +1,10 @@
 """CUDA graphs of small steps: a step's launches are captured once and then replayed.
 
-Steps of up to so many tokens, a bucket, that launch the same kernels have one graph, which computes
-all but a step's head. Their arrays are brought to fixed sizes at fixed addresses: tokens of no
-sequence fill the bucket up. The first such step is launched plainly, and captured behind that; the
-largest bucket comes first ([ADR 54](../../docs/adr/0054-cuda-graphs.md)).
+Steps up to a certain number of tokens, a bucket, that launch the same kernels share one graph,
+which computes everything except the step's head. Their arrays have fixed sizes at fixed addresses:
+tokens of no sequence fill up the bucket. The first such step is launched without a graph and
+captured afterwards; the largest bucket is captured first ([ADR
+54](../../docs/adr/0054-cuda-graphs.md)).
 """
 
 from __future__ import annotations
@@ -31,39 +32,39 @@ from .device_tokens import DeviceTokens
 
 logger = logging.getLogger(__name__)
 
-# Buckets of an octave: of the tokens of a full one, at most this share is none's.
+# Buckets per octave, which limits the share of tokens that only fill up a bucket.
 BUCKETS_AN_OCTAVE = 8
 SMALLEST_STRIDE = 8
-# Numbers of pages of a step's spans, one after another: as many as 64 MB hold.
+# Limit on the page numbers of a step's spans, laid end to end: 64 MB.
 MOST_PAGES = 2**24
-# With so many graphs, each some hundreds of kilobytes, a bucket's next one is for all its steps.
+# At this number of graphs, each some hundreds of KB, a bucket's next one serves all its steps.
 MOST_GRAPHS = 128
-# What launching a layer takes a host: 1.4 ms beside an H100, less on faster cores.
+# Time in which a host launches a layer: 1.4 ms with an H100, less on faster cores.
 LAYER_SECONDS = 1e-3
 
-# Relative L2 distance of a replayed step's hidden states from those of the launched one: a product
-# may be captured in another form, which rounds otherwise; an address that went stale gives noise.
+# Relative L2 distance of a replayed step's hidden states from those of the launched one: a captured
+# product may use another algorithm, which rounds differently; a stale address yields noise.
 REPLAY_TOLERANCE = 0.1
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class Graph(Protocol):
-    """A computation that was captured, over what lies at its addresses when it is replayed."""
+    """A captured computation; a replay reads the current contents of its addresses."""
 
     def replay(self) -> None:
         """Launch it."""
 
 
-# Captures what a function launches, and returns that with the tensor that it puts its result in.
+# Captures a function's launches; returns the graph and the tensor that it writes its result to.
 Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
 
 
 class CudaCapture:
     """Captures one set of graphs on a CUDA device; they run one at a time, and share a memory pool.
 
-    They are destroyed together: with any of them torch frees the cuBLAS workspace of the stream
-    that it was captured on, which the others would still write to. So a set has its own stream.
+    They are destroyed together: with any of them torch frees the cuBLAS workspace of its capture
+    stream, which the others would still write to. So each set has its own stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,20 +75,20 @@ class CudaCapture:
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
         """Capture; see `Capture`."""
         if self._num_reserved is None:
-            # The allocator gives back no cached memory while it captures, and fails instead. The
-            # first graph is the largest: those to come find room in the pool.
+            # The allocator cannot release cached memory during a capture; it would fail instead.
+            # The first graph is the largest: later ones find room in the pool.
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         # A capture runs nothing, so it waits for nothing that was launched before.
         with torch.cuda.stream(self._stream):
-            # Other threads may call the device meanwhile.
+            # In the meantime other threads may call the device.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = compute()
             except BaseException:
-                with suppress(RuntimeError):  # that the capture is invalid is known
+                with suppress(RuntimeError):  # the capture is already invalid
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -98,7 +99,7 @@ class CudaCapture:
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return what captures one set of graphs on a device, None where nothing does."""
+    """Return an object that captures one set of graphs; None if the device does not support it."""
     return CudaCapture(device) if device.type == "cuda" else None
 
 
@@ -109,7 +110,7 @@ def make_graphs(
     max_tokens: int,
     captures: Capture | None,
 ) -> CudaGraphs | None:
-    """Return the graphs of a model's steps of up to `max_tokens`; None where none is captured."""
+    """Return the graphs of a model's steps of up to `max_tokens`; None if none is captured."""
     network = model.network
     if (
         captures is None
@@ -130,7 +131,7 @@ def make_graphs(
 
 
 def max_graph_tokens(model: LoadedModel) -> int:
-    """Return above how many tokens a device computes a layer for longer than it is launched."""
+    """Return the number of tokens above which a layer computes for longer than it is launched."""
     widths = [
         (shape.num_query_heads + shape.num_kv_heads) * (shape.key_dim + shape.value_dim)
         for shape in model.shapes
@@ -141,7 +142,7 @@ def max_graph_tokens(model: LoadedModel) -> int:
 
 
 def buckets(most_tokens: int) -> Iterator[int]:
-    """Yield the sizes of steps that have a graph, until a step of so many tokens has one."""
+    """Yield the bucket sizes, up to the first one of at least `most_tokens`."""
     size = 0
     while size < most_tokens:
         size += max(SMALLEST_STRIDE, (1 << size.bit_length() >> 1) // BUCKETS_AN_OCTAVE)
@@ -156,7 +157,7 @@ class _Captured(NamedTuple):
 class CudaGraphs:
     """The graphs of one network over one attention backend, for steps of up to `most_tokens`.
 
-    Where one cannot be captured all are dropped, with a word, and steps are launched plainly.
+    If a capture fails, all are dropped with a warning, and steps are launched without graphs.
     """
 
     def __init__(
@@ -176,10 +177,10 @@ class CudaGraphs:
         self._buckets = list(buckets(most_tokens))
         self._most_tokens, self._most_pages = most_tokens, most_pages
         self._captures, self._has_ranks = captures, has_ranks
-        # By the tokens of a bucket, and what is launched.
+        # By the bucket's number of tokens, and the launched kernels.
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
-        self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
+        self._views: dict[int, dict[str, Any]] = {}  # by bucket: the views of its arrays
         self._has_long_rope = model.original_positions is not None
         self._num_groups = len(model.layer_groups)
         self._has_rows = bool(model.recurrent_shapes)
@@ -189,7 +190,7 @@ class CudaGraphs:
         self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
 
     def can_run(self, arrays: Arrays) -> bool:
-        """Say whether a step of these arrays may be run here."""
+        """Return whether a step with these arrays can run as a graph."""
         return (
             bool(self._buckets)
             and len(arrays["token_ids"]) <= self._buckets[-1]
@@ -199,10 +200,10 @@ class CudaGraphs:
         )
 
     def pack(self, num_decodes: int, arrays: Arrays) -> Step:
-        """Return the step of arrays, brought to its bucket's sizes on the device but not in `host`.
+        """Return a step from arrays, padded to its bucket's sizes on the device but not in `host`.
 
-        It lies where the one before lay. The first of all is brought to the largest bucket, so that
-        the memory pool has room for any graph from the beginning.
+        It overwrites the previous step. The first one is padded to the largest bucket, so that the
+        memory pool has room for every later graph.
         """
         num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
         smallest = bisect_left(self._buckets, num_tokens)
@@ -234,7 +235,7 @@ class CudaGraphs:
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
     def run(self, step: Step, ids: DeviceTokens) -> Tensor:
-        """Run a step that was packed here → the logits `[N, V]` of its rows.
+        """the logits→Run a packed step → the logits→ the logits `[N, V]` of its rows.
 
         `ids` are the same in all calls.
         """
@@ -257,13 +258,13 @@ class CudaGraphs:
         return self._network.compute_logits(hidden[: len(step.host.logit_rows)])
 
     def drop(self) -> None:
-        """Give back what graphs hold; there are none from now on."""
+        """Release all graphs; no more are captured."""
         self._captured.clear()
         self._buckets.clear()
         self._hidden = None
 
     def _lengths(self, bucket: int) -> dict[str, int]:
-        """Return how long a bucket's arrays are, but for pages, which come last."""
+        """Return the lengths of a bucket's arrays, except pages, which come last."""
         lengths = {
             "token_ids": bucket,
             "positions": bucket,
@@ -283,10 +284,10 @@ class CudaGraphs:
     def _further_slots(
         self, slots: NDArray[Any], num_tokens: int, bucket: int
     ) -> NDArray[np.int64]:
-        """Return the slots of groups behind the first, each filled up to the bucket."""
+        """Return the slots of groups after the first, each padded to the bucket."""
         wide = np.full((self._num_groups - 1, slot_stride(bucket)), self._attention.trash_slot)
-        of_groups = slots.reshape(self._num_groups - 1, slot_stride(num_tokens))
-        wide[:, :num_tokens] = of_groups[:, :num_tokens]
+        by_group = slots.reshape(self._num_groups - 1, slot_stride(num_tokens))
+        wide[:, :num_tokens] = by_group[:, :num_tokens]
         return wide.ravel()
 
     def _compute(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> Tensor:
@@ -299,10 +300,10 @@ class CudaGraphs:
     def _capture(
         self, step: Step, ids: DeviceTokens, kind: tuple[int, int], launched: Tensor
     ) -> None:
-        """Capture a step, and replay it once: its hidden states must be those `launched`.
+        """Capture a step, and replay it once: its hidden states must equal those `launched`.
 
-        Not with other ranks: if one of them captures nothing, the rest would wait for it. Nor with
-        recurrent layers, whose rows are behind the step already.
+        There is no replay with other ranks, which would wait for a rank that captures nothing, nor
+        with recurrent layers, whose rows have already advanced past the step.
         """
         num_begun = self._network.num_layers_started
         try:
@@ -311,14 +312,16 @@ class CudaGraphs:
                 graph.replay()
                 check_replay(hidden[: len(launched)], launched)
             self._captured[kind] = _Captured(graph, hidden)
-        except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
-            logger.warning("steps are launched without graphs from now on: %s", exc)
+        except Exception as exc:  # noqa: BLE001 - the step itself is computed in any case
+            logger.warning("CUDA graphs are disabled from now on: %s", exc)
             self.drop()
         self._network.num_layers_started = num_begun
 
 
 def check_replay(replayed: Tensor, launched: Tensor) -> None:
-    """Raise `EngineError` where hidden states `[N, H]` of a replay are others than those before."""
+    """Raise `EngineError` if the hidden states `[N, H]` of a replay differ from the launched."""
     distance, scale = (replayed.float() - launched.float()).norm(), launched.float().norm()
     if not distance <= REPLAY_TOLERANCE * scale:
-        raise EngineError(f"one gave other numbers (off by {distance:.2g} of {scale:.2g})")
+        raise EngineError(
+            f"a replayed graph computed other values (off by {distance:.2g} of {scale:.2g})"
+        )

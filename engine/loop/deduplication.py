@@ -13,24 +13,24 @@ _COMPARED = [one.name for one in fields(Sampling) if one.name not in ("logit_bia
 
 
 class Deduplicator:
-    """Sequences that are computed, and those that wait for what one of these comes to.
+    """Sequences that are computed, and duplicates that wait for their results.
 
-    A request asks for the same as another where prompt, parameters, salt and adapter are the same,
-    and the seed too where there is a choice to make. Whoever is told token by token runs alone.
+    Two requests are duplicates if prompt, parameters, salt and adapter are equal, and also the seed
+    if sampling is random. A streamed request always runs alone.
     """
 
     def __init__(self, *, is_on: bool = True) -> None:
         self._is_on = is_on
         self._first_of: dict[Hashable, Sequence] = {}
-        self._key_of: dict[Sequence, Hashable] = {}  # of those that are computed
+        self._key_of: dict[Sequence, Hashable] = {}  # of computed sequences
         self._repeats_of: dict[Sequence, list[Sequence]] = {}
 
     def __len__(self) -> int:
-        """Return how many sequences wait for another."""
+        """Return the number of waiting duplicates."""
         return sum(map(len, self._repeats_of.values()))
 
     def join(self, sequence: Sequence) -> bool:
-        """Take a new sequence in; say whether it waits for another, and must not be computed."""
+        """Add a new sequence; return whether it waits for another one and must not be computed."""
         key = _key(sequence) if self._is_on else None
         if key is None:
             return False
@@ -42,9 +42,9 @@ class Deduplicator:
         return True
 
     def settle(self, first: Sequence) -> tuple[list[Sequence], list[Sequence]]:
-        """Take a sequence that has ended; return those that end with it, and those to compute.
+        """Take a sequence that has ended; return the ones that end with it, and those to compute.
 
-        What failed is tried again by the next one: it may have been to blame, or another.
+        If it failed, the next duplicate runs: the cause may have been another sequence.
         """
         repeats = self._leave(first)
         if first.error is not None:
@@ -54,7 +54,7 @@ class Deduplicator:
         return repeats, []
 
     def drop(self, unwanted: AbstractSet[object]) -> list[Sequence]:
-        """Forget sequences; return those that others no longer compute, to be computed."""
+        """Forget sequences; return those that must now be computed themselves."""
         for first, repeats in list(self._repeats_of.items()):
             self._repeats_of[first] = [one for one in repeats if one not in unwanted]
         left = [first for first in self._key_of if first in unwanted]
@@ -71,7 +71,7 @@ class Deduplicator:
 
 
 def _key(sequence: Sequence) -> Hashable | None:
-    """Return what all requests have in common that come to the same; None where one runs alone."""
+    """Return a key that is equal for duplicates; None for a request that runs alone."""
     request, sampling = sequence.request, sequence.request.sampling
     if request.is_streamed:
         return None

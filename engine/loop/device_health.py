@@ -1,8 +1,8 @@
-"""Device health: a verdict on the device, which comes before any verdict on a request.
+"""Device health: a verdict on the device, which precedes any verdict on a request.
 
-After a failure that a device does not recover from, such as an illegal address, each call of it
-fails; one that hangs answers nothing. A probe, a few numbers computed and read back, finds out
-either. What it cannot find, a canary does: a step of one token, run before a request is blamed.
+After an unrecoverable failure, such as an illegal address, every call to the device fails; a
+hanging device answers nothing. A probe, a small sum that is computed and read back, detects both. A
+canary detects the rest: a step of one token, run before a request is blamed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_SECONDS = 30.0
 OUT_OF_MEMORY = "out_of_memory"
 
 _NUMBERS = 64
-# Failures of late, the same of which comes many times before there is a verdict.
+# Recent failures, which may repeat many times before there is a verdict.
 _logged: deque[str] = deque(maxlen=16)
 
 T = TypeVar("T")
@@ -39,16 +39,16 @@ class Failure(NamedTuple):
     cause: str
     words: str
     code: str = "internal_error"
-    is_of_machine: bool = False  # by its kind: a full disk, a compiler that cannot run
+    is_of_machine: bool = False  # judged by its kind, such as a full disk or a broken compiler
 
     @property
     def is_for_want_of_memory(self) -> bool:
-        """Say whether a smaller step might do."""
+        """Return whether a smaller step might succeed."""
         return self.code == OUT_OF_MEMORY
 
 
 def attempt(call: Callable[[], T], subject: str = "request") -> T | Failure:
-    """Do what the device may fail at; what ends the engine is raised."""
+    """Return the result of a call, or its failure; raise an error that ends the engine."""
     try:
         return call()
     except Exception as exc:  # noqa: BLE001 - returned as a Failure, and logged
@@ -56,9 +56,9 @@ def attempt(call: Callable[[], T], subject: str = "request") -> T | Failure:
 
 
 def failure_of(exc: Exception, subject: str = "request") -> Failure:
-    """Return what an exception of a step says; what ends the engine is raised.
+    """Return the failure of a step's exception; raise an error that ends the engine.
 
-    What is returned holds no frame of the exception, and so no tensor of the step.
+    The failure holds no frame of the exception, and so no tensor of the step.
     """
     if isinstance(exc, EngineError):
         raise exc
@@ -72,7 +72,7 @@ def failure_of(exc: Exception, subject: str = "request") -> Failure:
 
 
 def _log(exc: Exception) -> None:
-    """Log a step's failure, with where it came from unless that has been told lately."""
+    """Log a step's failure, with its traceback unless that was logged recently."""
     kind = f"{type(exc).__name__}: {first_line_of(exc)}"
     if kind in _logged:
         logger.error("a step failed again: %s", kind)
@@ -82,15 +82,15 @@ def _log(exc: Exception) -> None:
 
 
 def probe(device: torch.device, seconds: float = PROBE_SECONDS) -> None:
-    """Have a device add some numbers up; raises `DeviceFailed` where it fails, hangs or errs."""
+    """Compute a small sum on a device; raise `DeviceFailed` if it fails, hangs or is wrong."""
     answer: Future[float] = Future()
 
     def compute() -> None:
         try:
             answer.set_result(_sum_on(device))
-        except torch.OutOfMemoryError:  # it computes, but for want of room
+        except torch.OutOfMemoryError:  # the device works, but has no free memory
             answer.set_result(_NUMBERS**2)
-        except Exception as exc:  # noqa: BLE001 - raised again where it is waited for
+        except Exception as exc:  # noqa: BLE001 - raised again by `answer.result`
             answer.set_exception(exc)
 
     threading.Thread(target=compute, name="tidemill-probe", daemon=True).start()
@@ -98,34 +98,34 @@ def probe(device: torch.device, seconds: float = PROBE_SECONDS) -> None:
         total = answer.result(seconds)
     except TimeoutError as exc:
         raise DeviceFailed(
-            f"the device ({device}) does not answer: a probe of it took more than {seconds:g} s"
+            f"the device ({device}) does not respond: a probe took more than {seconds:g} s"
         ) from exc
     except Exception as exc:
         raise DeviceFailed(f"the device ({device}) has failed: {first_line_of(exc)}") from exc
     if total != _NUMBERS**2:
         raise MachineFailed(
-            f"the device ({device}) computes wrong numbers: {total:g}, not {_NUMBERS**2}"
+            f"the device ({device}) computes wrong numbers: {total:g} instead of {_NUMBERS**2}"
         )
 
 
 def refuse_machine_failure(failure: Failure) -> None:
-    """Raise `MachineFailed` for a failure that came twice and is the machine's by its kind."""
+    """Raise `MachineFailed` for a repeated failure whose kind is a machine's."""
     if failure.is_of_machine:
-        raise MachineFailed(f"the machine fails again and again: {failure.cause}")
+        raise MachineFailed(f"the machine fails repeatedly: {failure.cause}")
 
 
 def run_canaries(is_finite: Callable[[int], bool], vocab_size: int) -> None:
-    """Run a step of one token that says whether its numbers are finite; another where they are not.
+    """Run steps of one token until one has finite numbers.
 
-    Raises `DeviceFailed` where such a step fails, or none of a few tokens has finite numbers.
+    Raises `DeviceFailed` if such a step fails, or if none of a few tokens has finite numbers.
     """
     for token_id in sorted({0, vocab_size // 3, vocab_size // 2}):
-        came = attempt(lambda token_id=token_id: is_finite(token_id))  # type: ignore[misc]
-        if isinstance(came, Failure):
-            raise DeviceFailed(f"a step of one token fails as well: {came.cause}")
-        if came:
+        result = attempt(lambda token_id=token_id: is_finite(token_id))  # type: ignore[misc]
+        if isinstance(result, Failure):
+            raise DeviceFailed(f"a step of one token fails as well: {result.cause}")
+        if result:
             return
-    raise DeviceFailed("the model's numbers are not finite, whatever it is asked")
+    raise DeviceFailed("the model's output is not finite for any input")
 
 
 def _sum_on(device: torch.device) -> float:

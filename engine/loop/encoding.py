@@ -1,4 +1,4 @@
-"""Encoding, one kind of work: sequences to vectors or scores, packed into steps; no threads."""
+"""Encoding task: sequences to vectors or scores, packed into steps; without threads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .device_health import Failure, attempt, probe, refuse_machine_failure, run_
 def pack_steps(
     lengths: NDArray[np.int64], max_tokens: int, max_sequences: int
 ) -> list[NDArray[np.int64]]:
-    """Return which of some sequences each step runs, the longest first, without padding.
+    """Return the sequences of each step as indexes, the longest first, without padding.
 
-    A step has at most `max_tokens`, or one sequence that alone has more.
+    A step has at most `max_tokens`, or a single longer sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths[order])
@@ -45,21 +45,21 @@ def pack_steps(
 
 logger = logging.getLogger(__name__)
 
-# So many steps' worth of what waits is sorted at once: more makes steps more even, and lets who
-# came first wait longer.
+# Waiting requests are sorted in windows of this number of steps: a larger window makes steps more
+# even, and makes the oldest requests wait longer.
 WINDOW_STEPS = 16
 
 
 @dataclass(slots=True, eq=False)
 class RunningEncoding:
-    """One request, and what it came to."""
+    """One request and its result."""
 
     sequence: TokenSequence
     values: NDArray[np.float32] | None = None
     error: RequestError | None = None
 
     def result(self) -> EncodingResult:
-        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+        """Return the result, once finished; raise the request's `RequestError` if it failed."""
         if self.error is not None:
             raise self.error
         assert self.values is not None
@@ -67,14 +67,14 @@ class RunningEncoding:
 
     @property
     def key(self) -> Hashable:
-        """Return what all requests have in common that come to the same."""
+        """Return a key that is equal for requests with the same result."""
         ids, types, skipped = self.sequence
         return ids.tobytes(), None if types is None else types.tobytes(), skipped
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """Groups that run together, and how often they failed."""
+    """Groups that run together, and their failed attempts."""
 
     groups: list[_Group]
     attempts: Attempts = field(default_factory=Attempts)
@@ -84,14 +84,14 @@ class _Step:
         return sum(group.num_tokens for group in self.groups)
 
     def halves(self) -> list[_Step]:
-        """Return its groups as two steps, the first of which runs first."""
+        """Return the groups as two steps, in the order in which they run."""
         half = len(self.groups) // 2
         return [_Step(groups, HALF) for groups in (self.groups[:half], self.groups[half:])]
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Requests that must come to the same: the sequence of one is computed for all."""
+    """Requests with the same result: the sequence of one is computed for all."""
 
     items: list[RunningEncoding] = field(default_factory=list)
 
@@ -105,9 +105,9 @@ class _Group:
 
 
 class EncodingCore:
-    """Sequences in by `add`, what a model gives for them out of `step`.
+    """Sequences in through `add`, the model's values out of `step`.
 
-    Those that wait are taken in windows; a window is sorted by length and runs step by step.
+    Waiting sequences are taken in windows; a window is sorted by length and runs step by step.
     """
 
     def __init__(self, model: LoadedEncoder, max_tokens: int, max_sequences: int) -> None:
@@ -117,25 +117,25 @@ class EncodingCore:
         self._attention = model.attention(num_pages(model, most, max_sequences))
         self._step_limit = StepTokenLimit(max_tokens)
         self._waiting: deque[RunningEncoding] = deque()
-        self._urgent: deque[RunningEncoding] = deque()  # those that wait and somebody waits for
-        self._steps: deque[_Step] = deque()  # what is left of the window
+        self._urgent: deque[RunningEncoding] = deque()  # interactive ones that wait
+        self._steps: deque[_Step] = deque()  # the remaining steps of the window
         self._reliability = Reliability()
         self._num_running = 0
         self._num_failures = 0
         self._num_steps = self._prompt_tokens = self._cached_tokens = 0
 
     def add(self, request: EncodingRequest) -> RunningEncoding:
-        """Queue one sequence; `RequestError` when it could never run here."""
+        """Queue one sequence; raise `RequestError` if it can never run here."""
         length, most = len(request.token_ids), self._model.max_model_len
         if not 0 < length <= most:
             raise RequestError(
-                f"The input has {length} tokens; between 1 and {most} can be served.",
+                f"The input has {length} tokens; the number must be between 1 and {most}.",
                 code="context_length_exceeded",
             )
         if not 0 <= request.num_skipped < length:
             raise RequestError(
-                f"Of the {length} tokens of the input {request.num_skipped} are a prompt that is "
-                "left out: there is nothing to make a vector of."
+                f"The excluded prompt has {request.num_skipped} of the input's {length} tokens: "
+                "no token is left for the vector."
             )
         types = request.type_ids if self._model.num_types > 1 else None
         item = RunningEncoding(
@@ -149,9 +149,9 @@ class EncodingCore:
         return item
 
     def step(self) -> list[StepOutput[EncodingResult]] | None:
-        """Run one step and return what it brought; None when there is nothing to do.
+        """Run one step and return its outputs; None if there is nothing to do.
 
-        Raises `DeviceFailed` where it fails and no request is to blame.
+        Raises `DeviceFailed` if it fails and no request is to blame.
         """
         self._reliability.check()
         if self._urgent and not (self._steps and self._steps[0].attempts.has_failed):
@@ -174,7 +174,7 @@ class EncodingCore:
         return self._finish(step.groups, values)
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
-        """Drop items wherever they are; no event comes of them any more."""
+        """Drop items at any stage; they yield no more events."""
         self._waiting = deque(item for item in self._waiting if item not in unwanted)
         self._urgent = deque(item for item in self._urgent if item not in unwanted)
         for step in self._steps:
@@ -185,7 +185,7 @@ class EncodingCore:
         self._count_running()
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread."""
+        """Return counts of running, waiting and finished work; callable from another thread."""
         return EngineStats(
             running=self._num_running,
             waiting=len(self._waiting) + len(self._urgent),
@@ -197,13 +197,13 @@ class EncodingCore:
         )
 
     def _admit(self, waiting: deque[RunningEncoding]) -> None:
-        """Have the first of some that wait run next."""
+        """Run the first waiting items next."""
         packed = list(self._packed(self._next_window(waiting)))
         self._steps.extendleft(reversed(packed))
         self._count_running()
 
     def _next_window(self, waiting: deque[RunningEncoding]) -> list[_Group]:
-        """Take the first of some that wait, so many tokens that they make some steps."""
+        """Take enough of the first waiting items for a window of steps."""
         left = WINDOW_STEPS * self._step_limit.tokens
         groups: dict[Hashable, _Group] = {}
         while waiting and left > 0:
@@ -224,7 +224,7 @@ class EncodingCore:
         return values
 
     def _has_finite_values(self, token_id: int) -> bool:
-        """Run a step of one token of ours, and say whether its numbers are finite."""
+        """Run a canary of one token; return whether its values are finite."""
         self._num_steps += 1
         values = self._values_of([TokenSequence(np.array([token_id], np.int32))])
         return bool(np.isfinite(values).all())
@@ -240,9 +240,7 @@ class EncodingCore:
             for item in group.items:
                 item.values = row
                 if not is_number:
-                    item.error = InternalError(
-                        "What the model gives for this request is not finite."
-                    )
+                    item.error = InternalError("The model's output for this request is not finite.")
             self._prompt_tokens += group.num_tokens * len(group.items)
             self._cached_tokens += group.num_tokens * (len(group.items) - 1)
             outputs += _ended(group)
@@ -250,7 +248,7 @@ class EncodingCore:
         return outputs
 
     def _make_room(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
-        """After a step that did not fit into memory, go on with smaller ones."""
+        """Continue with smaller steps after one that did not fit into memory."""
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         num_tokens = step.num_tokens
@@ -259,7 +257,7 @@ class EncodingCore:
             return self._blame(step.groups[0], failure)
         self._step_limit.lower(num_tokens)
         logger.warning(
-            "a step of %d tokens did not fit into memory: at most %d from now on",
+            "a step of %d tokens did not fit into memory: the limit is %d from now on",
             num_tokens,
             self._step_limit.tokens,
         )
@@ -269,7 +267,7 @@ class EncodingCore:
         return []
 
     def _try_again(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
-        """After a step that failed, run it again, then its halves; who fails alone is to blame."""
+        """Run a failed step again, then its halves; a request that fails alone is to blame."""
         step.attempts = step.attempts.failed()
         match step.attempts.next_for(len(step.groups)):
             case "again":
@@ -281,7 +279,7 @@ class EncodingCore:
         return []
 
     def _blame(self, group: _Group, failure: Failure) -> list[StepOutput[EncodingResult]]:
-        """Fail a group, if a step of ours goes well."""
+        """Fail a group, if a canary step succeeds."""
         refuse_machine_failure(failure)
         run_canaries(self._has_finite_values, self._model.vocab_size)
         error = InternalError(failure.words, code=failure.code)

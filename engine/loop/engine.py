@@ -1,4 +1,4 @@
-"""The engine that others hold: requests in, events or results out; a thread of its own works."""
+"""The engine as callers see it: requests in, events or results out, with its own thread."""
 
 from __future__ import annotations
 
@@ -23,64 +23,64 @@ logger = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
-# An event and the place of its request in the call, or what ends the call.
+# An event and the place of its request in the call, or the exception that ends the call.
 _News: TypeAlias = tuple[int, StepOutput[ResultT]] | Exception
 
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[RequestT, ResultT]):
-    """One call of `stream`: what it asks for, and what has arrived for it in its loop."""
+    """One call of `stream`: its requests, and the events that arrived in its loop."""
 
     requests: Sequence[RequestT]
     loop: asyncio.AbstractEventLoop
     arrived: asyncio.Queue[_News[ResultT]] = field(default_factory=asyncio.Queue)
     place_of: dict[RunningRequest[ResultT], int] = field(default_factory=dict)
-    is_left: bool = False  # nobody waits for it any more
+    is_left: bool = False  # its caller no longer waits
 
 
 _Letter: TypeAlias = tuple[_Call[RequestT, ResultT], _News[ResultT]]
 
 
 class Engine(Generic[RequestT, ResultT]):
-    """Runs work of one kind for any number of asyncio callers until `close`."""
+    """Runs one kind of work for any number of asyncio callers until `close`."""
 
     def __init__(
         self,
         make_core: Callable[[], EngineCore[RequestT, ResultT]],
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the work in the engine's thread, wait for it, and raise what it raised.
+        """Create the core in the engine's thread, wait for it, and raise its exception, if any.
 
-        The thread does `at_end` last, whatever it ends by.
+        The thread always calls `at_end` last.
         """
         self._inbox: queue.SimpleQueue[_Call[RequestT, ResultT] | None] = queue.SimpleQueue()
         self._call_of: dict[RunningRequest[ResultT], _Call[RequestT, ResultT]] = {}
         self._is_closed = False
         self._failure: str | None = None  # why the thread has ended, unless it was closed
-        self._has_left = False  # some caller has, since the thread last looked
+        self._has_left = False  # a caller has left since the thread last checked
         # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
-        # computed, and with more of them than cores they sleep between operations instead of spin.
-        made: Future[None] = Future()
+        # computed; with more workers than cores they sleep between operations instead of spinning.
+        created: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(make_core, made, at_end), name="tidemill-engine", daemon=True
+            target=self._run, args=(make_core, created, at_end), name="tidemill-engine", daemon=True
         )
         self._thread.start()
-        made.result()
+        created.result()
 
     async def stream(
         self, requests: Sequence[RequestT]
     ) -> AsyncGenerator[tuple[int, StepOutput[ResultT]], None]:
         """Run all `requests`; yield events as they come, each with the place of its request.
 
-        Raises `RequestError` when one of them cannot run here, `EngineClosed` when the engine was
-        closed before the end. An iterator that is closed or cancelled drops what it asked for
-        within a step.
+        Raises `RequestError` if one of them cannot run here, and `EngineClosed` if the engine was
+        closed before the end. An iterator that is closed or cancelled drops its requests within a
+        step.
         """
         num_open = len(requests)
         call = _Call[RequestT, ResultT](requests, asyncio.get_running_loop())
         self._inbox.put(call)
         try:
-            if self._is_closed:  # asked last: the thread may have emptied its inbox before
+            if self._is_closed:  # checked last: the thread may have emptied its inbox before
                 raise EngineClosed(self._failure or "the engine is closed")
             while num_open:
                 news = await call.arrived.get()
@@ -96,8 +96,8 @@ class Engine(Generic[RequestT, ResultT]):
     async def generate(self, requests: Sequence[RequestT]) -> list[ResultT]:
         """Run all `requests` and return their results in the same order.
 
-        Raises as `stream` does, and the `RequestError` of the first that failed, once all are
-        through.
+        Raises the same errors as `stream`, and the `RequestError` of the first failed request once
+        all have ended.
         """
         finished: dict[int, RunningRequest[ResultT]] = {}
         async with aclosing(self.stream(requests)) as outputs:
@@ -109,7 +109,7 @@ class Engine(Generic[RequestT, ResultT]):
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread.
 
-        Raises `EngineError` once nothing can be done any more, though nobody may have closed it.
+        Raises `EngineError` once the engine has stopped, even if no caller has closed it.
         """
         if self._failure is not None:
             raise EngineClosed(self._failure)
@@ -124,23 +124,23 @@ class Engine(Generic[RequestT, ResultT]):
     def _run(
         self,
         make_core: Callable[[], EngineCore[RequestT, ResultT]],
-        made: Future[None],
+        created: Future[None],
         at_end: Callable[[], None],
     ) -> None:
         try:
             self._core = make_core()
-        except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
+        except BaseException as exc:  # noqa: BLE001 - raised again in the constructor
             self._end(at_end)
-            made.set_exception(exc)
+            created.set_exception(exc)
             return
-        made.set_result(None)
+        created.set_result(None)
         reason = "the engine was closed"
         try:
             self._step_until_closed()
         except EngineError as exc:
             reason = self._failure = f"the engine stopped: {exc}"
-            logger.error(reason)  # noqa: TRY400 - which says all that there is
-        except BaseException as exc:  # whoever waits must hear of it: a silent thread is a hang
+            logger.error(reason)  # noqa: TRY400 - the message is complete
+        except BaseException as exc:  # callers must be notified: a silent thread is a hang
             reason = self._failure = f"the engine stopped: {type(exc).__name__}: {exc}"
             logger.exception("the engine stopped")
         self._is_closed = True
@@ -153,11 +153,11 @@ class Engine(Generic[RequestT, ResultT]):
         self._send((call, EngineClosed(reason)) for call in calls)
 
     def _end(self, at_end: Callable[[], None]) -> None:
-        """Do what is to be done at the end; whoever waits hears of that, whatever fails in it."""
+        """Call `at_end`; its failure must not keep callers from being notified."""
         try:
             at_end()
         except Exception:
-            logger.exception("the engine did not end as it should")
+            logger.exception("the engine's cleanup failed")
 
     def _step_until_closed(self) -> None:
         is_idle = True
@@ -169,7 +169,7 @@ class Engine(Generic[RequestT, ResultT]):
             self._send([self._address(output) for output in outputs or ()])
 
     def _receive(self, *, block: bool) -> None:
-        """Take in what has arrived, waiting for the first when there is nothing to do."""
+        """Admit the calls that have arrived; with `block`, wait for the first."""
         try:
             call = self._inbox.get(block=block)
             while call is not None:
@@ -184,10 +184,10 @@ class Engine(Generic[RequestT, ResultT]):
         try:
             for place, request in enumerate(call.requests):
                 call.place_of[self._core.add(request)] = place
-        except Exception as exc:  # noqa: BLE001 - whatever one request holds, the others go on
+        except Exception as exc:  # noqa: BLE001 - one bad request must not stop the others
             self._core.abort(call.place_of.keys())
-            known = exc if isinstance(exc, RequestError) else InternalError(repr(exc))
-            self._send([(call, known)])
+            reported = exc if isinstance(exc, RequestError) else InternalError(repr(exc))
+            self._send([(call, reported)])
             return
         self._call_of.update(dict.fromkeys(call.place_of, call))
 
@@ -207,7 +207,7 @@ class Engine(Generic[RequestT, ResultT]):
         return call, (call.place_of[output.request], output)
 
     def _send(self, mail: Iterable[_Letter[RequestT, ResultT]]) -> None:
-        """Hand news to the calls that they are for, waking each loop once."""
+        """Deliver news to their calls, waking each loop once."""
         letters_of: dict[asyncio.AbstractEventLoop, list[_Letter[RequestT, ResultT]]] = {}
         for call, news in mail:
             letters_of.setdefault(call.loop, []).append((call, news))

@@ -1,4 +1,4 @@
-"""Generation, one kind of work: a model goes through its sequences step by step; no threads."""
+"""Generation task: a model extends sequences step by step; without threads."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _T = TypeVar("_T")
 
 
 class GenerationCore:
-    """Sequences in by `add`, what becomes of them out of `step`.
+    """Sequences in through `add`, outputs out of `step`.
 
     `steps_ahead` steps, 0 or 1, are in flight while the one before them is collected: with 1 the
-    host prepares a step while the device computes another. A step with constraints that go by
-    tokens of the one before chooses its own once these are here; its layers are computed
-    meanwhile. What comes out is the same.
+    host prepares a step while the device computes another. If constraints of a step depend on the
+    previous step's tokens, it samples once these have arrived; in the meantime its layers are
+    computed. The output is the same.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class GenerationCore:
         self._reliability = self._failures.reliability
         self._blame = Blame(self._failures, runner)
         self._duplicates = Deduplicator() if duplicates is None else duplicates
-        self._sampler = Sampler(scheduler.table, runner.kept_ids)
+        self._sampler = Sampler(scheduler.table, runner.paged_ids)
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
         self._pipeline = Pipeline()
         self._vocab_size = vocab_size
-        # True for ids that any sequence ever stops at: most steps then need no look at any set.
+        # True for every stop token of any sequence: most steps then check no sets.
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
         self._num_added = 0
@@ -80,19 +80,19 @@ class GenerationCore:
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     def add(self, request: SequenceRequest) -> Sequence:
-        """Queue one sequence; `RequestError` when it could never run here."""
+        """Queue one sequence; raise `RequestError` if it can never run here."""
         prompt, most = len(request.prompt_ids), self._table.max_model_len
         if not 0 < prompt <= most:
             raise RequestError(
-                f"The prompt has {prompt} tokens; between 1 and {most} can be served.",
+                f"The prompt has {prompt} tokens; the number must be between 1 and {most}.",
                 code="context_length_exceeded",
             )
         total = min(prompt + request.max_tokens, most)
         if not self._scheduler.can_ever_fit(total):
             room = self._pool.num_pages * self._table.page_size
             raise RequestError(
-                f"The request may grow to {total} tokens, but the KV cache holds {room}: lower "
-                "max_tokens, or give the engine more memory (--kv-cache-memory).",
+                f"The request needs up to {total} tokens, but the KV cache holds {room}: reduce "
+                "max_tokens, or increase --kv-cache-memory.",
                 param="max_tokens",
                 code="kv_cache_exceeded",
             )
@@ -105,9 +105,9 @@ class GenerationCore:
         return sequence
 
     def step(self) -> _Outputs | None:
-        """Launch a step, collect one, or both; None when there is nothing to do.
+        """Launch a step, collect one, or both; None if there is nothing to do.
 
-        Raises `DeviceFailed` where steps fail and no sequence is to blame.
+        Raises `DeviceFailed` if steps fail and no sequence is to blame.
         """
         blame = self._blame
         if (blame.postponed or blame.accused) and (outputs := self._settle_blame()) is not None:
@@ -120,7 +120,7 @@ class GenerationCore:
         waits = self._awaits_ids(plan)
         flight = _attempt(partial(self._run if waits else self._launch, plan))
         if isinstance(flight, Failure):
-            outputs = self._collect_all()  # which have nothing to do with it
+            outputs = self._collect_all()  # earlier steps, which the failure does not affect
             self._scheduler.rewind(plan)
             return self._fail(flight, plan, outputs)
         self._scheduler.launch(plan)
@@ -131,26 +131,26 @@ class GenerationCore:
         return self._collect_oldest() if is_due else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
-        """Drop sequences wherever they are; no event comes of them any more."""
+        """Drop sequences at any stage; they yield no more events."""
         self._blame.forget(unwanted)
-        left_alone = self._duplicates.drop(unwanted)
+        unjoined = self._duplicates.drop(unwanted)
         self._scheduler.drop(unwanted)
-        for sequence in left_alone:
+        for sequence in unjoined:
             self._scheduler.add(sequence)
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread.
+        """Return counts of running, waiting and finished work; callable from another thread.
 
-        Raises `EngineError` when no step can go on: whoever asks hears of it without a request.
+        Raises `EngineError` if no further step can run, so that callers notice without a request.
         """
         self._runner.check()
         running = int(self._table.is_running.sum())
-        held = self._pool.num_pages - self._pool.num_free
+        num_used = self._pool.num_pages - self._pool.num_free
         drafts = self._scheduler.drafts
         return EngineStats(
             running=running,
             waiting=self._scheduler.num_waiting + len(self._duplicates),
-            kv_cache_usage=held / self._pool.num_pages,
+            kv_cache_usage=num_used / self._pool.num_pages,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
@@ -165,7 +165,7 @@ class GenerationCore:
         )
 
     def _settle_blame(self) -> _Outputs | None:
-        """Follow up the postponed failure and judge the accused; None where there are none."""
+        """Follow up the postponed failure and judge the accused; None if there are none."""
         self._blame.follow_up_postponed()
         if not self._blame.accused:
             return None
@@ -180,7 +180,7 @@ class GenerationCore:
         self._attended_tokens += plan.num_attended_tokens
 
     def _awaits_ids(self, plan: StepPlan) -> bool:
-        """Say whether constraints of a step go by tokens that a step in flight is to bring."""
+        """Return whether constraints of a step depend on tokens of a step in flight."""
         if not self._pipeline:
             return False
         table, slots = self._table, plan.sampled
@@ -197,7 +197,7 @@ class GenerationCore:
         return flight
 
     def _run(self, plan: StepPlan) -> Flight:
-        """Launch a step's layers; what its tokens are chosen by is gathered meanwhile."""
+        """Launch a step's layers, and gather its sampling parameters in the meantime."""
         launched_at = time.monotonic()
         logits = self._runner.run(plan)
         wanted = logits.rows(plan.sampled_rows)
@@ -207,7 +207,7 @@ class GenerationCore:
         return Flight(plan, launched_at, logprobs, Unsampled(logits, wanted, sampling))
 
     def _sample(self, flight: Flight, masks: Masks) -> None:
-        """Choose the tokens of a step, and send what it came to on its way."""
+        """Choose the tokens of a step, and start copying its results to the host."""
         assert flight.unsampled is not None
         logits, wanted, sampling = flight.unsampled
         sampled = self._sampler.sample(wanted, with_masks(sampling, masks))
@@ -219,8 +219,8 @@ class GenerationCore:
         flight.failed, flight.unsampled = masks.failed, None
 
     def _sample_late(self, outputs: _Outputs) -> _Outputs:
-        """Choose the tokens of the newest step, now that the one before has brought its own."""
-        if not self._pipeline:  # lost with the step before
+        """Choose the tokens of the newest step, now that the previous step's have arrived."""
+        if not self._pipeline:  # lost with the previous step
             return outputs
         flight = self._pipeline[-1]
         masks = self._masks.start(flight.plan)
@@ -241,7 +241,7 @@ class GenerationCore:
         return outputs
 
     def _wants_logprobs(self, plan: StepPlan) -> bool:
-        """Say whether a sequence asks for log-probabilities of its new token or its prompt."""
+        """Return whether a sequence requests log-probabilities of its new token or prompt."""
         return bool(plan.is_scored.any() or (self._table.logprobs[plan.sampled] >= 0).any())
 
     def _collect_oldest(self) -> _Outputs:
@@ -269,7 +269,7 @@ class GenerationCore:
         is_broken: NDArray[np.bool_],
         *scored: NDArray[Any],
     ) -> _Outputs:
-        """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
+        """Record a step's results; finish sequences that failed, stopped or reached a limit."""
         table, plan, slots = self._table, flight.plan, flight.plan.sampled
         is_lost = is_broken.copy()
         is_lost[list(flight.failed)] = True
@@ -277,7 +277,7 @@ class GenerationCore:
         drafts = self._scheduler.drafts
         if drafts is not None and plan.has_drafts:
             is_right = drafts.verify(plan, token_ids, is_lost)
-            is_lost &= is_right  # behind a wrong draft it does not matter
+            is_lost &= is_right  # errors after a wrong draft do not matter
             is_valid = is_right & ~is_lost
         taken = self._scheduler.collect(plan, token_ids, is_valid)
         is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
@@ -288,11 +288,14 @@ class GenerationCore:
         self._output_tokens += int(taken.sum())
         if flight.logprobs is not None:
             flight.logprobs.keep(scored, taken)
-        told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
+        emitted = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
         outputs = []
-        for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
+        for slot, token_id in zip(
+            slots[emitted].tolist(), token_ids[emitted].tolist(), strict=True
+        ):
             outputs.append(_next_output(table.sequence(slot), [token_id], is_finished=False))
-        broken = slots[is_done & is_broken]  # whoever begins alike would read what broke them
+        # Sequences with the same prefix would read invalid state.
+        broken = slots[is_done & is_broken]
         self._scheduler.invalidate_from(broken, np.zeros_like(broken))
         for row in np.flatnonzero(is_done).tolist():
             leave = self._scheduler.discard if is_broken[row] else self._scheduler.finish
@@ -305,7 +308,7 @@ class GenerationCore:
                 )
             elif row in flight.failed:
                 sequence.error = flight.failed[row]
-            if is_broken.all():  # nothing of the step speaks for the device
+            if is_broken.all():  # no row shows that the device works
                 self._blame.accused.append(sequence)
             else:
                 outputs += self._ended(sequence)
@@ -325,7 +328,7 @@ class GenerationCore:
         taken: NDArray[np.bool_],
         is_done: NDArray[np.bool_],
     ) -> None:
-        """Mark the tokens that end sequences as done; tokens behind these are not `taken`."""
+        """Mark the tokens that end sequences as done; later tokens are not `taken`."""
         may_stop = self._may_stop[token_ids] | self._table.is_watched[slots]
         for row in np.flatnonzero(taken & may_stop).tolist():
             if not taken[row]:
@@ -340,7 +343,7 @@ class GenerationCore:
                 is_done[row] = True
 
     def _has_finite_logits(self, token_id: int) -> bool:
-        """Run a step of one token of ours, and say whether its logits are finite."""
+        """Run a canary of one token; return whether its logits are finite."""
         self._num_steps += 1
         canary = Sequence(SequenceRequest([token_id], 1, Sampling(temperature=0)), -1)
         plan = self._scheduler.plan_alone(canary)
@@ -353,21 +356,21 @@ class GenerationCore:
         return not is_broken.any()
 
     def _ended(self, sequence: Sequence) -> _Outputs:
-        """Return the last events of a sequence and of those that repeat it."""
+        """Return the last events of a sequence and of its duplicates."""
         self._scheduler.note_end(sequence)
-        repeats, left_alone = self._duplicates.settle(sequence)
+        repeats, unjoined = self._duplicates.settle(sequence)
         for repeat in repeats:
             self._prompt_tokens += len(repeat.request.prompt_ids)
             self._cached_tokens += repeat.num_cached_tokens
             self._output_tokens += len(repeat.generated)
-        for other in left_alone:
+        for other in unjoined:
             self._scheduler.add(other)
         return [_last_output(one) for one in (sequence, *repeats)]
 
     def _has_stopped(self, slot: int, token_id: int, num_behind: int = 0) -> bool:
-        """Say whether a sequence ends with a new token, for whatever reason.
+        """Return whether a sequence ends with a new token, for any reason.
 
-        As many are behind it as drafts were right.
+        `num_behind` tokens, the correct drafts, follow it already.
         """
         sequence = self._table.sequence(slot)
         num_generated = len(self._table.generated(slot)) - num_behind
@@ -383,8 +386,8 @@ class GenerationCore:
             sequence.error = error
             return True
         except Exception as exc:
-            logger.exception("what may end a sequence failed")
-            sequence.error = InternalError(f"What may end the text failed: {exc!r}")
+            logger.exception("a stop condition failed")
+            sequence.error = InternalError(f"A stop condition failed: {exc!r}")
             return True
         if token_id in sequence.request.stop_token_ids:
             reason = token_id
@@ -399,7 +402,7 @@ class GenerationCore:
 def _attempt(call: Callable[[], _T]) -> _T | Failure:
     """Return the result of a call, or its failure; `device_health.attempt` for the hot path.
 
-    A step that succeeds enters no module of failures (tests/bench/test_ways.py).
+    A step that succeeds enters no failure module (tests/bench/test_ways.py).
     """
     try:
         return call()
@@ -408,7 +411,7 @@ def _attempt(call: Callable[[], _T]) -> _T | Failure:
 
 
 def _is_last(plan: StepPlan, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say which tokens of `plan.sampled` are the last of theirs that were taken, or the first."""
+    """Mark each sequence's last taken token in `plan.sampled`, or its first if none was taken."""
     places = plan.sampled_places
     is_followed = np.append(taken[1:] & (places[1:] > 0), False)
     is_last: NDArray[np.bool_] = ~is_followed & (taken | (places == 0))
@@ -418,7 +421,7 @@ def _is_last(plan: StepPlan, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _next_output(
     sequence: Sequence, new_token_ids: list[int], *, is_finished: bool
 ) -> StepOutput[SequenceResult]:
-    """Return the event of the tokens that come behind those that were told."""
+    """Return the event of the tokens after those already emitted."""
     first = sequence.num_emitted
     sequence.num_emitted += len(new_token_ids)
     return StepOutput(

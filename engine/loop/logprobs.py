@@ -1,6 +1,6 @@
-"""Log-probabilities that sequences ask for: computed at launch, kept once they have arrived.
+"""Log-probabilities that sequences request: computed at launch, stored once they have arrived.
 
-They are of the model's raw logits, before penalties and temperature.
+They are computed from the model's raw logits, before penalties and temperature.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .step_logits import StepLogits
 
 
 class _Prompt(NamedTuple):
-    """Tokens `start : stop` of a prompt, scored by as many rows of logits from `first_row` on."""
+    """Tokens `start : stop` of a prompt, scored by the rows of logits from `first_row`."""
 
     slot: int
     start: int
@@ -33,7 +33,7 @@ class _Prompt(NamedTuple):
 
 
 class StepLogprobs:
-    """Log-probabilities of one step: of the tokens that it samples, then of prompts it computes."""
+    """Log-probabilities of one step: for its sampled tokens, then for prompts it computes."""
 
     def __init__(self, plan: StepPlan, scheduler: Scheduler) -> None:
         self._scheduler, self._table = scheduler, scheduler.table
@@ -41,11 +41,11 @@ class StepLogprobs:
         self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
         self._slots = plan.sampled[self._sampled].tolist()
         sequences = [table.sequence(slot) for slot in self._slots]
-        self._kept = [one.logprobs for one in sequences]
+        self._records = [one.logprobs for one in sequences]
         self._named = [one.request.sampling.logprob_token_ids for one in sequences]
         first_rows = np.cumsum(plan.num_logits) - plan.num_logits
         columns = (plan.slots, plan.stops - plan.num_logits, plan.stops, first_rows)
-        # The row of token i scores token i + 1; the last one of a prompt the first new token.
+        # The row of token i scores token i + 1; a prompt's last row scores the first new token.
         self._prompts = [
             _Prompt(slot, start + 1, min(stop + 1, int(table.num_prompt_tokens[slot])), row)
             for slot, start, stop, row in zip(
@@ -55,9 +55,9 @@ class StepLogprobs:
 
     @torch.inference_mode()
     def compute(self, logits: StepLogits, wanted: Tensor, sampled_ids: Tensor) -> list[Tensor]:
-        """Score what the step owes by its `logits` → what `keep` must have on the host.
+        """Score the requested tokens with the step's `logits` → arrays that `keep` needs.
 
-        `wanted [N, V]` are the logits of `plan.sampled`, `sampled_ids [N]` what was sampled.
+        `wanted [N, V]` are the logits of `plan.sampled`, `sampled_ids [N]` the sampled ids.
         """
         scored = []
         if self._slots:
@@ -67,7 +67,7 @@ class StepLogprobs:
         return scored
 
     def keep(self, arrived: Sequence[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
-        """Give sequences that still run what `compute` came to; `taken` marks sampled tokens."""
+        """Store the results of `compute` in running sequences; `taken` marks sampled tokens."""
         num_prompt_arrays = 4 if self._prompts else 0
         num_sampled_arrays = len(arrived) - num_prompt_arrays
         if self._slots:
@@ -76,7 +76,7 @@ class StepLogprobs:
             self._keep_prompts(*arrived[num_sampled_arrays:])
 
     def _score_sampled(self, logits: Tensor, sampled_ids: Tensor) -> list[Tensor]:
-        """Return ids and scores of sampled tokens, and of those that requests name beside them."""
+        """Return ids and scores of sampled tokens, and of the tokens that requests name."""
         token_ids = sampled_ids[to_device(self._sampled, logits.device)]
         num_top = int(self._table.logprobs[self._slots].max())
         sampling = choose_sampling(logits.dtype, logits.device)
@@ -88,10 +88,10 @@ class StepLogprobs:
         index, rows, named = (
             to_device(array, logits.device) for array in (owners, self._sampled[owners], ids)
         )
-        # They are as far from those of the sampled tokens as their logits are.
+        # Log-probabilities differ by as much as the logits do.
         chosen = logits[rows, token_ids[index]].float()
-        of_named = scores.logprobs[index] + logits[rows, named].float() - chosen
-        return [token_ids, *scores, of_named]
+        named_logprobs = scores.logprobs[index] + logits[rows, named].float() - chosen
+        return [token_ids, *scores, named_logprobs]
 
     def _score_prompts(self, logits: StepLogits) -> list[Tensor]:
         """Return scores and ranks of prompt tokens, from a tile of logits at a time."""
@@ -103,11 +103,11 @@ class StepLogprobs:
         tiles = []
         for start in range(0, len(rows), MAX_SCORED_ROWS):
             tile = slice(start, start + MAX_SCORED_ROWS)
-            of_tile = logits.rows(rows[tile])
-            sampling = choose_sampling(of_tile.dtype, of_tile.device)
-            places = np.arange(len(of_tile))
-            scores = sampling.compute_logprobs(of_tile, places, token_ids[tile], num_top)
-            tiles.append([*scores, sampling.compute_ranks(of_tile, token_ids[tile])])
+            tile_logits = logits.rows(rows[tile])
+            sampling = choose_sampling(tile_logits.dtype, tile_logits.device)
+            places = np.arange(len(tile_logits))
+            scores = sampling.compute_logprobs(tile_logits, places, token_ids[tile], num_top)
+            tiles.append([*scores, sampling.compute_ranks(tile_logits, token_ids[tile])])
         return [torch.cat(parts) for parts in zip(*tiles, strict=True)]
 
     def _keep_sampled(
@@ -116,28 +116,28 @@ class StepLogprobs:
         logprobs: NDArray[Any],
         top_logprobs: NDArray[Any],
         top_ids: NDArray[Any],
-        of_named: NDArray[Any],
+        named_logprobs: NDArray[Any],
         *,
         taken: NDArray[np.bool_],
     ) -> None:
         packed = pack_logprobs(token_ids, logprobs, top_ids, top_logprobs)
         records, size = packed.tobytes(), packed.shape[1]
-        firsts, pairs = range(0, len(records), size), self._pack_named(of_named)
-        for kept, named, first, is_taken in zip(
-            self._kept, pairs, firsts, taken.tolist(), strict=True
+        firsts, pairs = range(0, len(records), size), self._pack_named(named_logprobs)
+        for record, named, first, is_taken in zip(
+            self._records, pairs, firsts, taken.tolist(), strict=True
         ):
             if is_taken:
-                own = HEAD_BYTES if named else kept.record_bytes
-                kept.append(records[first : first + own] + named)
+                own = HEAD_BYTES if named else record.record_bytes
+                record.append(records[first : first + own] + named)
 
-    def _pack_named(self, of_named: NDArray[Any]) -> list[bytes]:
-        """Return the pairs of the tokens that each row names, the best first."""
-        if not len(of_named):
+    def _pack_named(self, named_logprobs: NDArray[Any]) -> list[bytes]:
+        """Return the pairs of each row's named tokens, the best first."""
+        if not len(named_logprobs):
             return [b""] * len(self._named)
         counts = np.array(list(map(len, self._named)))
         ids, ends = np.fromiter(chain.from_iterable(self._named), np.int64), np.cumsum(counts)
-        order = np.lexsort((-of_named, np.repeat(np.arange(len(counts)), counts)))
-        pairs = pack_pairs(ids[order], of_named[order])
+        order = np.lexsort((-named_logprobs, np.repeat(np.arange(len(counts)), counts)))
+        pairs = pack_pairs(ids[order], named_logprobs[order])
         return [pairs[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
 
     def _keep_prompts(
@@ -154,7 +154,7 @@ class StepLogprobs:
             if not table.is_running[slot]:
                 continue
             sequence = table.sequence(slot)
-            kept = sequence.prompt_logprobs
+            record = sequence.prompt_logprobs
             packed = pack_logprobs(
                 sequence.prompt[start:stop],
                 logprobs[own],
@@ -162,6 +162,6 @@ class StepLogprobs:
                 top_logprobs[own],
                 ranks[own],
             )
-            kept.truncate(start)  # after a preemption some are there already, and come again
-            kept.append(packed[:, : kept.record_bytes].tobytes())
+            record.truncate(start)  # after a preemption some are stored already, and scored again
+            record.append(packed[:, : record.record_bytes].tobytes())
             self._scheduler.keep_logprobs(sequence, start)

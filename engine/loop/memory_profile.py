@@ -1,7 +1,7 @@
 """Memory profile: runs the largest possible steps once, to size the KV cache.
 
-What is left beside them may be keys and values. A sum of widths would have to bound what functions
-of any device take on their way, and would leave a card's gigabytes unused.
+The remaining memory can hold keys and values. An analytical bound would have to cover the temporary
+memory of functions on every device, and would leave gigabytes unused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .generation import GenerationCore
 
 logger = logging.getLogger(__name__)
 
-# Everything that a request may ask of a row of logits.
+# Every sampling feature that a request may use.
 SAMPLING = Sampling(
     temperature=1.0,
     top_p=0.9,
@@ -36,12 +36,12 @@ SAMPLING = Sampling(
     logit_bias={0: 1.0},
 )
 
-# Calls something and returns the most memory that it held at a time, in bytes.
+# Calls a function and returns its peak memory in bytes.
 PeakOf = Callable[[Callable[[], None]], int]
 
 
 def peak_memory_on(device: torch.device) -> PeakOf | None:
-    """Return what measures on a device; None where memory is not the engine's alone."""
+    """Return a function that measures peak memory; None if the engine shares the memory."""
     if device.type != "cuda":
         return None
 
@@ -50,7 +50,7 @@ def peak_memory_on(device: torch.device) -> PeakOf | None:
         before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        gc.collect()  # what a trial made is gone before the rest is counted
+        gc.collect()  # free the trial's objects before the memory is counted
         torch.cuda.synchronize(device)
         most = torch.cuda.max_memory_reserved(device)
         torch.cuda.empty_cache()
@@ -65,15 +65,15 @@ def step_bytes(
     make_core: Callable[[KVCacheSize], GenerationCore],
     peak_of: PeakOf,
 ) -> int | None:
-    """Return what the largest steps take beside weights and pages; None where they do not fit.
+    """Return the memory of the largest steps besides weights and pages; None if they do not fit.
 
-    One step is of as many tokens and rows as there may be, another of as many as a graph may hold.
+    One step has the maximum number of tokens and rows, another the maximum of a graph.
     """
     page_size = model.backend.page_size
     sizes = {limits.max_num_batched_tokens}
     sizes.add(min(max_graph_tokens(model), limits.max_num_batched_tokens))
     trials = [_requests(limits.max_num_seqs, size, model) for size in sorted(sizes)]
-    # The last page of each sequence may hold one token; some must be left for those that start.
+    # The last page of each sequence may hold one token; new sequences need pages too.
     in_pages = [-(-count // page_size) for count in (limits.max_num_seqs, max(sizes))]
     num_pages = limits.max_num_seqs + sum(in_pages)
     num_steps = []
@@ -92,13 +92,13 @@ def step_bytes(
 
     most = peak_of(run)
     if num_steps != [len(trials)]:
-        logger.warning("the largest step does not fit into memory: smaller ones will be made")
+        logger.warning("the largest step does not fit into memory: steps will be smaller")
         return None
     return max(most - num_pages * model.page_bytes, 0)
 
 
 def _requests(most: int, num_tokens: int, model: LoadedModel) -> list[SequenceRequest]:
-    """Return requests whose prompts are one step of so many tokens, and sample as many rows."""
+    """Return requests whose prompts fill one step of `num_tokens`, with `most` sampled rows."""
     longest = model.max_model_len
     lengths = [1] * min(most, num_tokens)
     left = num_tokens - len(lengths)

@@ -1,4 +1,4 @@
-"""Pipeline of a loop: steps that were launched and are not collected, oldest first."""
+"""Pipeline of a loop: launched steps that are not collected yet, oldest first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .step_logits import StepLogits
 
 
 class Unsampled(NamedTuple):
-    """A step whose tokens are not chosen yet: its logits, those `wanted`, and how to sample."""
+    """A step whose tokens are not chosen yet: its logits, the `wanted` ones, and parameters."""
 
     logits: StepLogits
     wanted: Tensor  # [M, V]
@@ -28,7 +28,7 @@ class Unsampled(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A step in flight: `unsampled` until its tokens are chosen, which `readout` then brings.
+    """A step in flight: `unsampled` until its tokens are chosen; `readout` then returns them.
 
     Rows that `failed` have no token: their constraints raised an error.
     """
@@ -42,10 +42,10 @@ class Flight:
 
 
 class Pipeline(deque[Flight]):
-    """Steps in flight, oldest first; the newest may be unsampled: it waits for the one before."""
+    """Steps in flight, oldest first; the newest may be unsampled, and wait for the previous one."""
 
     def lose(self) -> list[StepPlan]:
-        """Empty the pipeline and return its plans: each step needs the one before."""
+        """Empty the pipeline and return its plans: each step needs the previous one."""
         lost = [flight.plan for flight in self]
         self.clear()
         return lost

@@ -1,4 +1,4 @@
-"""One step on the device: a plan in, the logits of its rows out, and what came of them back."""
+"""One step on the device: a plan in, the logits of its rows out, and results back to the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .device_health import probe
 from .device_tokens import DeviceTokens
 from .step_logits import StepLogits
 
-# What chunks, choices and repeats of an image come back for; what was dropped is made again.
+# Cache size for images in several chunks, choices or requests; dropped ones are encoded again.
 MAX_KEPT_BYTES = 2**28
 
 
@@ -38,9 +38,9 @@ class StepImages(NamedTuple):
 
 
 class ImageEmbeddings:
-    """Encodes the images of steps one by one, so that none depends on what is beside it.
+    """Encodes the images of steps one by one, so that no result depends on other images.
 
-    A cache keeps up to `max_bytes` of the embeddings used last.
+    A cache keeps up to `max_bytes` of the most recently used embeddings.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ImageEmbeddings:
         self._table = table
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the last used last
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the last used last
 
     def embed(self, plan: StepPlan) -> StepImages | None:
-        """Return what a plan shows; None where none of its sequences has an image."""
+        """Return a plan's images; None if none of its sequences has an image."""
         has_images = self._table.has_images[plan.slots]
         if not has_images.any():
             return None
@@ -86,49 +86,49 @@ class ImageEmbeddings:
         return StepImages(arrays, torch.cat(vectors) if vectors else None)
 
     def clear(self) -> None:
-        """Keep nothing that can be made again."""
-        self._kept.clear()
+        """Drop all cached embeddings."""
+        self._cache.clear()
         self._num_bytes = 0
 
     def _vectors(self, image: PromptImage) -> Tensor:
-        made = self._kept.get(image.digest)
-        if made is None:
-            made = self._kept[image.digest] = self._tower.encode(image.pixels)
-            self._num_bytes += made.nbytes
-            while self._num_bytes > self._max_bytes and len(self._kept) > 1:
-                self._num_bytes -= self._kept.popitem(last=False)[1].nbytes
-        self._kept.move_to_end(image.digest)
-        return made
+        vectors = self._cache.get(image.digest)
+        if vectors is None:
+            vectors = self._cache[image.digest] = self._tower.encode(image.pixels)
+            self._num_bytes += vectors.nbytes
+            while self._num_bytes > self._max_bytes and len(self._cache) > 1:
+                self._num_bytes -= self._cache.popitem(last=False)[1].nbytes
+        self._cache.move_to_end(image.digest)
+        return vectors
 
 
 class Readout:
-    """Results of a step, on their way to the host behind the step itself, in one copy."""
+    """Results of a step, copied to the host after the step itself, in one transfer."""
 
     def __init__(self, tensors: Sequence[Tensor], check: Callable[[], None] | None = None) -> None:
-        """Send tensors; `check` raises once they are there where they are worthless."""
+        """Start the copy; `check` raises after its arrival if the results are invalid."""
         self._check = check
         self._host = list(tensors)
-        self._is_there: torch.cuda.Event | None = None
+        self._arrival: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
             self._host = copy_to_host(tensors)
-            self._is_there = torch.cuda.current_stream().record_event()
+            self._arrival = torch.cuda.current_stream().record_event()
 
     def wait(self) -> list[NDArray[Any]]:
-        """Return the tensors as arrays once they are there; raises what went wrong with the step.
+        """Return the tensors as arrays once they have arrived; raise the step's error, if any.
 
-        Steps that were launched later are not waited for.
+        It does not wait for later steps.
         """
-        if self._is_there is not None:
-            self._is_there.synchronize()
+        if self._arrival is not None:
+            self._arrival.synchronize()
         if self._check is not None:
             self._check()
         return [tensor.numpy() for tensor in self._host]
 
 
 def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what tensors will be on the host once the copy of their bytes, one of all, is done."""
+    """Return the tensors' host copies, valid once the single copy of all bytes is done."""
     parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
-    # The widest first: then each begins at a multiple of its numbers' width.
+    # The widest first: each then begins at a multiple of its item size.
     order = sorted(range(len(parts)), key=lambda place: -tensors[place].itemsize)
     together = torch.cat([parts[place] for place in order])
     arriving = torch.empty_like(together, device="cpu", pin_memory=together.is_cuda)
@@ -154,9 +154,9 @@ class Runner:
         num_kept_pages: int | None = None,
         groups: Sequence[StateGroup] = (),
     ) -> None:
-        """Run a model's steps; the device keeps the ids of tokens of so many pages, if of any.
+        """Run a model's steps; the device stores the token ids of `num_kept_pages` pages, if given.
 
-        `groups` are of the state beside the table's pages.
+        `groups` is the state in addition to the table's pages.
         """
         self._model = model
         self._attention = attention
@@ -171,21 +171,21 @@ class Runner:
 
     @property
     def num_layers(self) -> int:
-        """Return how many layers were begun since the start; readable from another thread."""
+        """Return the number of layers launched so far; callable from another thread."""
         return self._model.network.num_layers_started
 
     @property
-    def kept_ids(self) -> PagedTokenIds | None:
-        """Return where the device keeps the ids of tokens, None where it does not."""
-        return self._ids.kept
+    def paged_ids(self) -> PagedTokenIds | None:
+        """Return the token ids on the device, None if it does not store them."""
+        return self._ids.paged
 
     def check(self) -> None:
-        """Raise what no step can go on after; from any thread."""
+        """Raise an error that ends the engine, if any; callable from any thread."""
         if self._model.check is not None:
             self._model.check()
 
     def probe(self) -> None:
-        """Raise `DeviceFailed` where the device computes nothing any more."""
+        """Raise `DeviceFailed` if the device no longer computes."""
         probe(self._model.device)
 
     @torch.inference_mode()
@@ -207,7 +207,7 @@ class Runner:
         if shown is not None:
             step = replace(step, shown=shown.vectors)
         are_known = not _has_unknown_id(plan, self._table).any()
-        if not are_known or self._ids.kept is not None:
+        if not are_known or self._ids.paged is not None:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
         network = self._model.network
@@ -219,19 +219,19 @@ class Runner:
 
     @torch.inference_mode()
     def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Keep the ids `[N]` that the step's slots sampled, for those that run before it arrives.
+        """Store the ids `[N]` that the step's slots sampled, for steps that run before they arrive.
 
-        `slots` are those of the plan that was run last, which the device has been told with it.
+        `slots` are the slots of the last plan, which the device already has.
         """
         assert self._sampled_slots is not None
         self._ids.store(self._sampled_slots[: len(slots)], token_ids)
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
-        """Send what a step came to on its way to the host."""
+        """Start copying a step's results to the host."""
         return Readout(tensors, self._model.check)
 
     def free_memory(self) -> None:
-        """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
+        """Release cached device memory, which may be fragmented."""
         if self._images is not None:
             self._images.clear()
         if self._graphs is not None:
@@ -245,8 +245,8 @@ def step_arrays(
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of a plan's `Step`, each span over its sequence's state.
 
-    A token whose id only the device knows, always the last of a decode, is -1 less its slot.
-    `groups` are of the state beside the table's pages.
+    A token whose id only the device knows, always the last of a decode, is -1 minus its slot.
+    `groups` is the state in addition to the table's pages.
     """
     size = table.page_size
     lengths, page_counts = plan.stops - plan.starts, -(-plan.stops // size)
@@ -278,7 +278,7 @@ def step_arrays(
             arrays["state_rows"] = group.rows[plan.slots]
             arrays["state_sources"] = group.sources_of(plan.slots, plan.starts)
         elif isinstance(group, Pages):
-            # Nobody reads released pages: in their places stands the first that is still held.
+            # Released pages are never read: the first live page replaces them.
             places = _runs(np.zeros_like(page_counts), page_counts, page_starts)
             places = np.maximum(places, np.repeat(group.first_live[plan.slots], page_counts))
             own = group.pages[np.repeat(plan.slots, page_counts), places]
@@ -292,14 +292,14 @@ def step_arrays(
 
 
 def _has_unknown_id(plan: StepPlan, table: SequenceTable) -> NDArray[np.bool_]:
-    """Say of which spans, `[S]`, only the device knows the last id; drafts are known."""
+    """Return for each span `[S]` whether only the device knows its last id; drafts are known."""
     is_unknown: NDArray[np.bool_]
     is_unknown = table.num_known_ids[plan.slots] + plan.num_drafts < plan.stops
     return is_unknown
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each of `S` runs starts, laid end to end, and where all end: `[S + 1]`."""
+    """Return the start of each of `S` runs, laid end to end, and the end of all: `[S + 1]`."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
@@ -317,5 +317,5 @@ def _read(
     counts: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """Return `counts` numbers of each owner's row, from `first` on, laid end to end at `starts`."""
+    """Return `counts` numbers of each owner's row, from `first`, laid end to end at `starts`."""
     return rows.ravel().take(_runs(owners * rows.shape[1] + first, counts, starts))

@@ -1,7 +1,7 @@
-"""From a step's logits to its tokens: what sequences ask for, gathered for the device's functions.
+"""Sampling: a step's logits to tokens, with the parameters that sequences request.
 
-Randomness is keyed by (seed, number of tokens generated so far), so a row does not depend on its
-neighbours. What is chosen stays on the device.
+Randomness is keyed by (seed, number of generated tokens), so a row does not depend on its
+neighbors. The chosen tokens stay on the device.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MOST_THREADS = 8
 
 @dataclass(slots=True)
 class Masks:
-    """Token masks of `N` rows: `of_rows` is the row of `words` that each has, -1 for any token.
+    """Token masks of `N` rows: `of_rows` is each row's index in `words`, -1 for any token.
 
-    `failed` has what went wrong, by row. All of it is there after `wait`.
+    `failed` contains the errors by row. All fields are complete after `wait`.
     """
 
     of_rows: NDArray[np.int64]  # [N]
@@ -49,7 +49,7 @@ class Masks:
             helper.result()
 
     def may_be_none_of(self, row: int, token_ids: list[int]) -> bool:
-        """Say whether a row may have any other token than these."""
+        """Return whether a row may have any token other than these."""
         place = int(self.of_rows[row])
         if place < 0:
             return True
@@ -60,7 +60,7 @@ class Masks:
 
 
 class MaskThreads:
-    """Threads that ask the constraints of one table's sequences what may come next."""
+    """Threads that compute the allowed tokens of one table's constrained sequences."""
 
     def __init__(self, table: SequenceTable, vocab_size: int) -> None:
         self._table = table
@@ -69,23 +69,23 @@ class MaskThreads:
         self._threads = ThreadPoolExecutor(self._num_threads, "tidemill-masks")
 
     def start(self, plan: StepPlan) -> Masks:
-        """Begin to ask for the sequences that a step samples; whoever begins must wait for all.
+        """Start computing the masks for a step's sampled sequences; the caller must wait for all.
 
-        Nobody is asked about those that have ended since their step was launched.
+        Sequences that have ended since their step was launched are skipped.
         """
         table, owners = self._table, plan.slots[plan.samples]
         counts = plan.num_sampled[plan.samples]
-        is_asked = table.is_constrained[owners] & table.is_running[owners]
-        rows = np.flatnonzero(np.repeat(is_asked, counts))
+        is_masked = table.is_constrained[owners] & table.is_running[owners]
+        rows = np.flatnonzero(np.repeat(is_masked, counts))
         of_rows = np.full(counts.sum(), -1, np.int64)
         of_rows[rows] = np.arange(len(rows))
         masks = Masks(of_rows, np.empty((len(rows), self._num_words), np.uint32))
         first_rows = np.cumsum(counts) - counts
-        spans = (column[is_asked].tolist() for column in (owners, first_rows, counts - 1))
+        spans = (column[is_masked].tolist() for column in (owners, first_rows, counts - 1))
         todo = zip(*spans, strict=True)  # shared: each sequence comes to one thread
         masks.helpers = tuple(
             self._threads.submit(self._fill, masks, todo)
-            for _ in range(min(self._num_threads, int(is_asked.sum())))
+            for _ in range(min(self._num_threads, int(is_masked.sum())))
         )
         return masks
 
@@ -98,7 +98,7 @@ class MaskThreads:
 
 
 def _fill_rows(masks: Masks, row: int, state: ConstraintState, drafts: list[int]) -> None:
-    """Fill the mask of a row, and those behind its drafts up to the first that may not come."""
+    """Fill the masks of a row and of its drafts, up to the first draft that is not allowed."""
     first = int(masks.of_rows[row])
     masks.of_rows[row : row + len(drafts) + 1] = -1
     place = 0
@@ -129,11 +129,11 @@ NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 class Sampler:
-    """Chooses tokens for slots of one table, whose ids the device has `kept`, or the table has."""
+    """Chooses tokens for slots of one table; the token ids are `paged`, or in the table."""
 
-    def __init__(self, table: SequenceTable, kept: PagedTokenIds | None = None) -> None:
+    def __init__(self, table: SequenceTable, paged: PagedTokenIds | None = None) -> None:
         self._table = table
-        self._kept = kept
+        self._paged = paged
         self._ops: dict[torch.dtype, SamplingOps] = {}  # by the logits' dtype
 
     @torch.inference_mode()
@@ -146,9 +146,9 @@ class Sampler:
     def metadata(
         self, slots: NDArray[np.int64], vocabulary: int, places: NDArray[np.int64] | int = 0
     ) -> SamplingMetadata:
-        """Return what these slots' next tokens are chosen by, but for masks.
+        """Return the sampling parameters of these slots' next tokens, except masks.
 
-        They follow as many drafts as `places` says, which stand in the table behind what is known.
+        Each follows `places` drafts, which are in the table after the known tokens.
         """
         table = self._table
         num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots] + places
@@ -157,8 +157,10 @@ class Sampler:
         biases: dict[int, Mapping[int, float]] = {}
         bans: dict[int, list[int]] = {}
         for row in np.flatnonzero(has_bias).tolist():
-            asked = table.sequence(int(slots[row])).request.sampling.logit_bias
-            biases[row] = {token: bias for token, bias in asked.items() if 0 <= token < vocabulary}
+            requested = table.sequence(int(slots[row])).request.sampling.logit_bias
+            biases[row] = {
+                token: bias for token, bias in requested.items() if 0 <= token < vocabulary
+            }
         for row in np.flatnonzero(is_early).tolist():
             stops = table.sequence(int(slots[row])).request.stop_token_ids
             bans[row] = [token for token in stops if 0 <= token < vocabulary]
@@ -178,7 +180,7 @@ class Sampler:
             tokens=table.tokens,
             slots=slots,
             num_prompt=num_prompt,
-            num_known=table.num_known_ids[slots] + places if self._kept is None else num_tokens,
+            num_known=table.num_known_ids[slots] + places if self._paged is None else num_tokens,
             bias_starts=_starts(biases, len(slots)),
             bias_ids=np.fromiter(chain.from_iterable(biases.values()), np.int64),
             bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),
@@ -186,14 +188,14 @@ class Sampler:
             ban_ids=np.fromiter(chain.from_iterable(bans.values()), np.int64),
             mask_rows=np.full(len(slots), -1, np.int64),
             masks=NO_MASKS,
-            paged_ids=self._kept,
+            paged_ids=self._paged,
         )
 
 
 def with_masks(metadata: SamplingMetadata, masks: Masks) -> SamplingMetadata:
-    """Return metadata with the masks of its rows, all of which are filled.
+    """Return the metadata with the filled masks of its rows.
 
-    A stop token may come early where a mask allows no other.
+    A stop token is allowed early if a mask allows no other token.
     """
     is_masked = masks.of_rows >= 0
     if not is_masked.any():
@@ -219,7 +221,7 @@ def with_masks(metadata: SamplingMetadata, masks: Masks) -> SamplingMetadata:
 
 
 def _starts(of_rows: Mapping[int, Sized], num_rows: int) -> NDArray[np.int64]:
-    """Return where each row's entries start among those of all, and where all end."""
+    """Return the start of each row's entries, laid end to end, and the end of all."""
     starts = np.zeros(num_rows + 1, np.int64)
     for row, entries in of_rows.items():
         starts[row + 1] = len(entries)

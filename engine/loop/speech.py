@@ -1,4 +1,4 @@
-"""Speech, one kind of work: windows of many recordings are heard and written down together."""
+"""Speech task: transcribes the windows of many recordings together."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Suspects:
-    """Windows of a step that failed, which run with nothing beside them."""
+    """Windows of a failed step, which run without other windows."""
 
     windows: list[Window]
     attempts: Attempts
 
 
 class SpeechCore:
-    """Recordings in by `add`, what was said out of `step`.
+    """Recordings in through `add`, transcripts out of `step`.
 
-    Up to `num_slots` windows are written at a time, each recording's one after the other. Those of
-    a step that failed are written again with nothing beside them, together, then in halves; one
-    that fails alone is to blame, where a window of ours does not fail as well.
+    Up to `num_slots` windows run at a time, and those of one recording run in order. The windows of
+    a failed step run again without others, first together, then in halves; one that fails alone is
+    to blame, unless a canary window fails as well.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SpeechCore:
     ) -> None:
         network, settings = runner.network, extractor.settings
         self._runner = runner
-        self._steering = whisper_tokens
+        self._whisper_tokens = whisper_tokens
         self._extractor = extractor
         self._rules = WhisperRules(whisper_tokens, network.device)
         frame_seconds = settings.hop_length / settings.sampling_rate
@@ -70,7 +70,7 @@ class SpeechCore:
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._waiting: deque[Recording] = deque()
-        self._urgent: deque[Recording] = deque()  # those that wait and somebody waits for
+        self._urgent: deque[Recording] = deque()  # interactive ones that wait
         self._running: list[Window] = []
         self._suspects: deque[_Suspects] = deque()
         self._reliability = Reliability()
@@ -78,17 +78,17 @@ class SpeechCore:
         self._prompt_tokens = self._output_tokens = 0
 
     def add(self, request: SpeechRequest) -> Recording:
-        """Queue one recording; `RequestError` when it could never run here."""
+        """Queue one recording; raise `RequestError` if it can never run here."""
         num_frames = self._extractor.num_frames(len(request.samples))
         self._transcriber.check(request, num_frames)
-        recording = Recording(request, self._steering, num_frames)
+        recording = Recording(request, self._whisper_tokens, num_frames)
         self._queue_of(recording).append(recording)
         return recording
 
     def step(self) -> list[StepOutput[SpeechResult]] | None:
-        """Hear some windows, write a token of each that runs; None when there is nothing to do.
+        """Encode new windows, and decode a token of each running one; None if nothing is left.
 
-        Raises `DeviceFailed` where that fails and no recording is to blame.
+        Raises `DeviceFailed` if that fails and no recording is to blame.
         """
         self._reliability.check()
         if not (self._waiting or self._urgent or self._running or self._suspects):
@@ -105,7 +105,7 @@ class SpeechCore:
         return self._finish()
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
-        """Drop recordings wherever they are; no event comes of them any more."""
+        """Drop recordings at any stage; they yield no more events."""
         self._waiting = deque(one for one in self._waiting if one not in unwanted)
         self._urgent = deque(one for one in self._urgent if one not in unwanted)
         for group in self._suspects:
@@ -115,13 +115,13 @@ class SpeechCore:
             self._leave(window)
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread."""
+        """Return counts of running, waiting and finished work; callable from another thread."""
         running = len(self._running)
         return EngineStats(
             running=running,
             waiting=len(self._waiting)
             + len(self._urgent)
-            # A copy: the engine's thread puts groups in and takes them out meanwhile.
+            # A copy: in the meantime the engine's thread may add and remove groups.
             + sum(len(group.windows) for group in tuple(self._suspects)),
             kv_cache_usage=running / self._num_slots,
             prompt_tokens=self._prompt_tokens,
@@ -135,7 +135,7 @@ class SpeechCore:
         return self._urgent if recording.request.priority > 0 else self._waiting
 
     def _admit(self) -> list[Window]:
-        """Return the windows that are heard next, as many as there is room for."""
+        """Return the next windows to encode, as many as there is room for."""
         newcomers: list[Window] = []
         room = min(self._runner.windows_at_once, len(self._free_slots))
         while (waiting := self._urgent or self._waiting) and len(newcomers) < room:
@@ -145,10 +145,10 @@ class SpeechCore:
         return newcomers
 
     def _step_apart(self) -> list[StepOutput[SpeechResult]]:
-        """Write windows of a step that failed to their ends, with nothing beside them."""
+        """Run the windows of a failed step to their ends, without other windows."""
         group = self._suspects.popleft()
         for window in group.windows:
-            window.slot = self._free_slots.pop()  # its own became free when it failed
+            window.slot = self._free_slots.pop()  # its previous slot was freed when it failed
             self._transcriber.start_window(window)
         others, self._running = self._running, list(group.windows)
         self._attempt(group.windows, self._write_to_the_end, group.attempts)
@@ -169,9 +169,10 @@ class SpeechCore:
         call: Callable[[list[Window]], None],
         attempts: Attempts | None = None,
     ) -> None:
-        """Do what may fail, as often as `attempts` say before: windows are then written again.
+        """Call a function that may fail; after a failure its windows run again as suspects.
 
-        What a recording is told holds no frame of an exception, and so no tensor of the step.
+        `attempts` are the windows' earlier attempts. A recording's error holds no frame of an
+        exception, and so no tensor of the step.
         """
         failure = self._failure_of(lambda: call(windows)) if windows else None
         if failure is None:
@@ -195,7 +196,7 @@ class SpeechCore:
         self._suspects.extendleft(_Suspects(group, tried) for group in reversed(groups))
 
     def _failure_of(self, call: Callable[[], None]) -> Failure | None:
-        """Return what goes wrong; raises `DeviceFailed` where the device computes no more."""
+        """Return the failure of a call, if any; raise `DeviceFailed` if the device is broken."""
         failure = attempt(call, "recording")
         if failure is not None and not failure.is_for_want_of_memory:
             self._num_failures += 1
@@ -203,14 +204,14 @@ class SpeechCore:
         return failure
 
     def _blame(self, window: Window, failure: Failure) -> None:
-        """Fail the recording of a window, if one of ours does not fail in its place."""
+        """Fail the recording of a window, if a canary does not fail in its place."""
         refuse_machine_failure(failure)
         self._run_canaries(window.slot)
         window.recording.error = InternalError(failure.words, code=failure.code)
         window.is_done = True
 
     def _run_canaries(self, slot: int) -> None:
-        """Hear silence in a slot, and compute one token of its text; raises `DeviceFailed`."""
+        """Encode silence in a slot, and decode one token of it; raise `DeviceFailed` on failure."""
         silence = self._extractor.features(np.zeros(1, np.float32))
 
         def is_finite(token_id: int) -> bool:
@@ -219,10 +220,10 @@ class SpeechCore:
             step = TextStep(np.array([slot]), zero, one, np.array([token_id], np.int32), zero)
             return bool(self._runner.decode(step).isfinite().any())
 
-        run_canaries(is_finite, self._steering.start)
+        run_canaries(is_finite, self._whisper_tokens.start)
 
     def _leave(self, window: Window) -> None:
-        """Give a window's slot back."""
+        """Release a window's slot."""
         self._running.remove(window)
         self._free_slots.append(window.slot)
 
@@ -238,7 +239,7 @@ class SpeechCore:
                 window.states = own.clone()
 
     def _write(self, windows: list[Window]) -> None:
-        """Compute what is not computed yet of each window's text, and choose what follows."""
+        """Compute the new tokens of each window, and choose the next one."""
         # Single tokens come first.
         windows = sorted(windows, key=lambda one: len(one.tokens) - one.num_computed != 1)
         starts = [window.num_computed for window in windows]
@@ -271,19 +272,19 @@ class SpeechCore:
         self._detect_languages([windows[i] for i in unknown], logits[unknown])
 
     def _record_silence(self, windows: list[Window], logits: Tensor) -> None:
-        """Note how likely it is that nobody speaks, from logits `[N, V]` where texts start."""
-        if not windows or self._steering.no_timestamps is None:
+        """Record the probability of silence, from the logits `[N, V]` at the texts' starts."""
+        if not windows or self._whisper_tokens.no_timestamps is None:
             return
-        probs = logits.float().softmax(dim=-1)[:, self._steering.no_timestamps - 1]
+        probs = logits.float().softmax(dim=-1)[:, self._whisper_tokens.no_timestamps - 1]
         for window, prob in zip(windows, probs.tolist(), strict=True):
             window.no_speech_prob = prob
 
     def _detect_languages(self, windows: list[Window], logits: Tensor) -> None:
-        """Take the likeliest language of each window, and begin to write in it."""
+        """Set each window's most likely language, and start transcribing in it."""
         if not windows:
             return
         best = logits[:, self._language_ids].argmax(dim=-1).tolist()
-        codes = [*self._steering.languages]
+        codes = [*self._whisper_tokens.languages]
         for window, place in zip(windows, best, strict=True):
             window.recording.language = codes[place]
             self._transcriber.start_window(window)
@@ -302,7 +303,7 @@ class SpeechCore:
             for window in windows
         ]
         chosen = self._rules.choose(logits, places)
-        if chosen.is_broken.all():  # nothing of the step speaks for the device
+        if chosen.is_broken.all():  # no row shows that the device works
             self._run_canaries(windows[0].slot)
         columns = (column.tolist() for column in chosen)
         for window, token, logprob, is_broken in zip(windows, *columns, strict=True):
@@ -313,10 +314,10 @@ class SpeechCore:
             window.tokens.append(token)
             window.sum_logprobs += logprob
             is_full = len(window.tokens) >= window.most_tokens
-            window.is_done = is_broken or is_full or token == self._steering.end
+            window.is_done = is_broken or is_full or token == self._whisper_tokens.end
 
     def _finish(self) -> list[StepOutput[SpeechResult]]:
-        """Take in the windows that are done; their recordings end, or are next in the queue."""
+        """Commit finished windows; their recordings end, or return to the front of the queue."""
         outputs: list[StepOutput[SpeechResult]] = []
         for window in [one for one in self._running if one.is_done]:
             recording = window.recording
@@ -340,7 +341,7 @@ class SpeechCore:
         def read_weights() -> None:
             nonlocal looks
             if window.states is not None:
-                heads = self._steering.alignment_heads
+                heads = self._whisper_tokens.alignment_heads
                 looks = self._runner.cross_attentions(
                     window.slot, window.tokens[:-1], window.states, heads
                 )
@@ -352,5 +353,5 @@ class SpeechCore:
         try:
             self._transcriber.store_cross_attention(window, looks)
         except Exception as exc:
-            logger.exception("a window could not be taken in")
+            logger.exception("a window could not be committed")
             window.recording.error = InternalError(f"The engine failed on this recording: {exc}")

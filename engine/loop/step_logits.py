@@ -1,4 +1,4 @@
-"""Logits of one step: of all its rows at once, or of some at a time where prompts are scored."""
+"""Logits of one step: of all its rows at once, or of some rows at a time if prompts are scored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..kernels.step import to_device
 
 
 class StepLogits:
-    """Logits of a step's `N` rows, computed from hidden states as they are asked for.
+    """Logits of a step's `N` rows, computed from hidden states on request.
 
     Without `compute_logits` the states `[N, V]` are the logits.
     """
@@ -32,6 +32,6 @@ class StepLogits:
     @torch.inference_mode()
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the logits of some rows, `[M]` in their order → `[M, V]`."""
-        is_all = len(rows) == len(self._states)  # no row is asked for twice
+        is_all = len(rows) == len(self._states)  # no row is requested twice
         states = self._states if is_all else self._states[to_device(rows, self.device)]
         return states if self._compute_logits is None else self._compute_logits(states)

@@ -1,7 +1,7 @@
-"""Whisper's decoding rules as logit masks, then the likeliest token or a draw.
+"""Whisper's decoding rules as logit masks, then the most likely token or a sample.
 
-The rules are those of transformers' logits processors, in their order (`WhisperTimeStampLogits-
-Processor` and those that suppress tokens).
+The rules are those of transformers' logits processors, in the same order
+(`WhisperTimeStampLogitsProcessor` and those that suppress tokens).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NEVER = float("-inf")
 
 
 class DecodingState(NamedTuple):
-    """State of a text whose next token is chosen: `written` is without its prompt."""
+    """State of a text whose next token is chosen: `written` excludes its prompt."""
 
     written: Sequence[int]
     has_times: bool
     sampling: Sampling
-    number: int  # of tokens that were chosen for its recording before
+    number: int  # of tokens chosen for its recording so far
 
 
 class Chosen(NamedTuple):
-    """Tokens `[N]`, their log-probabilities under the rules, and whose logits were no numbers."""
+    """Tokens `[N]`, their log-probabilities under the rules, and whether logits are not finite."""
 
     token_ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
@@ -44,7 +44,7 @@ class WhisperRules:
     """The rules of one model."""
 
     def __init__(self, whisper_tokens: WhisperTokens, device: torch.device) -> None:
-        self._steering = whisper_tokens
+        self._whisper_tokens = whisper_tokens
         self._suppressed, self._at_begin = (
             torch.tensor(ids, dtype=torch.int64, device=device)
             for ids in (whisper_tokens.suppressed, whisper_tokens.suppressed_at_begin)
@@ -52,7 +52,7 @@ class WhisperRules:
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, places: Sequence[DecodingState]) -> Chosen:
-        """Choose the next token of each row of `logits [N, V]`, which stay as they are."""
+        """Choose the next token of each row of `logits [N, V]`, which do not change."""
         scores = logits.to(torch.float32, copy=True)
         scores.index_fill_(1, self._suppressed, NEVER)
         for row, place in zip(scores, places, strict=True):
@@ -67,10 +67,10 @@ class WhisperRules:
         return Chosen(*(one.cpu().numpy() for one in (token_ids, scored.logprobs, is_broken)))
 
     def _keep_times(self, row: Tensor, written: Sequence[int]) -> None:
-        """Let times come first, in pairs but for the last one, and never go back."""
-        whisper_tokens, first = self._steering, self._steering.first_timestamp
+        """Put timestamps first, in pairs except the last one, and never decreasing."""
+        whisper_tokens, first = self._whisper_tokens, self._whisper_tokens.first_timestamp
         assert first is not None
-        row[first - 1] = NEVER  # that there are none
+        row[first - 1] = NEVER  # the no-timestamps token
         if not written:
             row[:first] = NEVER
             if whisper_tokens.max_initial_timestamp is not None:
@@ -89,8 +89,8 @@ class WhisperRules:
         row[first : last + 1] = NEVER
 
     def _prefer_times(self, scores: Tensor, has_times: list[bool]) -> None:
-        """Leave only times where all of them together are likelier than any other token."""
-        first = self._steering.first_timestamp
+        """Allow only timestamps if their total probability exceeds that of any other token."""
+        first = self._whisper_tokens.first_timestamp
         if first is None or not any(has_times):
             return
         times = scores[:, first:].logsumexp(dim=-1)
@@ -100,37 +100,37 @@ class WhisperRules:
             scores[row, :first] = NEVER
 
     def _drawing(self, places: Sequence[DecodingState], vocabulary: int) -> SamplingMetadata:
-        """Return how tokens are drawn of scores that went through all other rules."""
-        asked = [place.sampling for place in places]
-        seeds = np.array([one.seed & (2**64 - 1) for one in asked], np.uint64)
+        """Return the sampling parameters for scores after all other rules."""
+        sampling = [place.sampling for place in places]
+        seeds = np.array([one.seed & (2**64 - 1) for one in sampling], np.uint64)
         rules = greedy_metadata(len(places))._replace(
-            temperature=_column(one.temperature for one in asked),
-            top_k=np.array([one.top_k if one.top_k < vocabulary else 0 for one in asked]),
-            top_p=_column(one.top_p for one in asked),
-            log_min_p=_column(math.log(one.min_p) if one.min_p else NEVER for one in asked),
+            temperature=_column(one.temperature for one in sampling),
+            top_k=np.array([one.top_k if one.top_k < vocabulary else 0 for one in sampling]),
+            top_p=_column(one.top_p for one in sampling),
+            log_min_p=_column(math.log(one.min_p) if one.min_p else NEVER for one in sampling),
             draws=uniform_draws(seeds, np.array([place.number for place in places])),
         )
-        has_processors = np.array([_has_penalties(one) for one in asked])
+        has_processors = np.array([_has_penalties(one) for one in sampling])
         if not has_processors.any():
             return rules
-        # Text alone: times come in pairs, and an end has to come.
-        texts = [[t for t in place.written if t < self._steering.end] for place in places]
+        # Penalties apply only to text: timestamps come in pairs, and the end must stay possible.
+        texts = [[t for t in place.written if t < self._whisper_tokens.end] for place in places]
         tokens = np.zeros((len(texts), max(map(len, texts)) or 1), np.int32)
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text)] = text
         return rules._replace(
             has_processors=has_processors,
-            repetition_penalty=_column(one.repetition_penalty for one in asked),
-            presence_penalty=_column(one.presence_penalty for one in asked),
-            frequency_penalty=_column(one.frequency_penalty for one in asked),
+            repetition_penalty=_column(one.repetition_penalty for one in sampling),
+            presence_penalty=_column(one.presence_penalty for one in sampling),
+            frequency_penalty=_column(one.frequency_penalty for one in sampling),
             tokens=tokens,
             slots=np.arange(len(texts)),
             num_known=np.array([len(text) for text in texts], np.int64),
         )
 
 
-def _has_penalties(asked: Sampling) -> bool:
-    penalties = (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty)
+def _has_penalties(sampling: Sampling) -> bool:
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
     return penalties != (0.0, 0.0, 1.0)
 
 

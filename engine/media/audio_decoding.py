@@ -1,15 +1,15 @@
 """Audio decoding: a container's bytes to mono fp32 samples at the model's sampling rate.
 
 FFmpeg reads untrusted bytes, so it gets few ways to fail: bytes in memory and a reader that opens
-nothing else, the containers and codecs of `_CONTAINERS` and `_CODECS` alone, and frame after frame,
-so that decoding never exceeds the limit of seconds. No allocation of its own is larger than a
-header of a few hours needs.
+nothing else, only the containers and codecs of `_CONTAINERS` and `_CODECS`, and one frame after
+another, so that decoding never exceeds the limit of seconds. No allocation of FFmpeg's is larger
+than the header of a few hours needs.
 
-The container's length, or an estimate where it has none, is reserved before anything is decoded; of
-recordings that turn out longer one proceeds at a time.
+The container's length, or an estimate if it has none, is reserved before anything is decoded; only
+one recording at a time may exceed its reservation.
 
-A recording must have the length that its container states: one with much less was cut off. Streams
-(mp3, ogg, aac) state none; of those that were cut off the rest is transcribed.
+A recording must have the length that its container states: a much shorter one was truncated.
+Streams (mp3, ogg, aac) state none; a truncated one is transcribed as far as it goes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _CODECS = (
 )
 _MIN_RATE, _MAX_RATE = 1_000, 768_000
 _MAX_CHANNELS = 32
-# PyAV reads beyond the eighth plane pointer.
+# PyAV reads past the eighth plane pointer.
 _MAX_PLANES = 7
-# No more than two channels of 96 kHz: without this a forged rate would make a second long.
+# At most two channels at 96 kHz: otherwise a forged rate could make a second very long.
 _MAX_VALUES_PER_SECOND = 192_000
-# A missing part beyond which a recording counts as cut off.
+# Above this missing part a recording counts as truncated.
 _MAX_MISSING_SHARE, _MAX_MISSING_SECONDS = 0.1, 0.25
 _MAX_BROKEN_SHARE = 0.1
 # Smaller gaps between frames are rounding of their timestamps.
@@ -61,23 +61,23 @@ _FIRST_SECONDS = 30
 # 16 kbit/s: streams compressed more tightly outgrow their reservation.
 _LEAST_BYTES_PER_SECOND = 2_000
 
-# No table of a container is larger, whatever its header says; FFmpeg itself would take 2 GB for it.
+# Limit on a container's tables, regardless of its header; FFmpeg itself would allocate 2 GB.
 _MAX_TABLE_BYTES = 64 * 2**20
 
 Samples = NDArray[np.float32]
 _SAMPLE_BYTES = 4
 
-# PyAV's FFmpeg is found through a module that is linked to it.
+# PyAV's FFmpeg is loaded through a module that is linked to it.
 _set_max_alloc = ctypes.CDLL(av.utils.__file__).av_max_alloc
 _set_max_alloc.argtypes, _set_max_alloc.restype = (ctypes.c_size_t,), None
 _set_max_alloc(_MAX_TABLE_BYTES)
 
 
 def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: MemoryBudget) -> Samples:
-    """Return the samples `[n]` of a recording; raises `RequestError` for an invalid one.
+    """Return the samples `[n]` of a recording; raise `RequestError` for an invalid one.
 
-    Nothing is decoded beyond `max_seconds`, the limit of a recording. Blocks until the budget has
-    room for the samples.
+    Nothing is decoded beyond `max_seconds`, the limit of a recording. The call blocks until the
+    budget has room for the samples.
     """
     if not data:
         _refuse("is empty: 0 bytes")
@@ -92,11 +92,11 @@ def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: Memor
             },
             io_open=_open_nothing,
         ) as container:
-            stream = _sound_of(container)
-            told = _stated_seconds(container, stream)
-            if told is not None and told > max_seconds:
+            stream = _audio_stream_of(container)
+            stated = _stated_seconds(container, stream)
+            if stated is not None and stated > max_seconds:
                 _refuse_longer(max_seconds)
-            expected = len(data) / _LEAST_BYTES_PER_SECOND if told is None else max(0.0, told)
+            expected = len(data) / _LEAST_BYTES_PER_SECOND if stated is None else max(0.0, stated)
             num_samples = int((min(expected, max_seconds) + 1) * sampling_rate)
             with budget.reserve(num_samples * _SAMPLE_BYTES) as reservation:
                 buffer = _SampleBuffer(
@@ -106,32 +106,32 @@ def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: Memor
                     keeps_time=container.format.name not in _STREAMS,
                 )
                 samples = _decoded(container, stream, buffer)
-                told = buffer.seconds if told is None else told
+                stated = buffer.seconds if stated is None else stated
     except (av.FFmpegError, ValueError) as exc:
         raise _refusal(
-            "is no recording, or was cut off, or is of a form that is not read: wav, flac, mp3,"
-            " ogg, m4a and webm are"
+            "is not a valid recording, is truncated, or has an unsupported format: use wav, flac,"
+            " mp3, ogg, m4a or webm"
         ) from exc
-    _check_whole(len(samples) / sampling_rate, told * _claimed_share(data))
+    _check_whole(len(samples) / sampling_rate, stated * _claimed_share(data))
     return samples
 
 
 def _open_nothing(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    """Refuse to open a file that a container refers to."""
+    """Raise for every file that a container refers to."""
     del url, flags, options
-    raise PermissionError("a recording is what is in it")
+    raise PermissionError("a recording must not refer to other files")
 
 
-def _sound_of(container: InputContainer) -> AudioStream:
+def _audio_stream_of(container: InputContainer) -> AudioStream:
     """Return a container's audio stream; raises `RequestError` for an unsupported one."""
     stream = container.streams.best("audio")
     if not isinstance(stream, AudioStream):
         _refuse(
-            "holds no sound" + (": it is a video without any" if container.streams.video else "")
+            "has no audio" + (": it is a video without sound" if container.streams.video else "")
         )
     # A codec that FFmpeg does not know has no context.
     if getattr(stream.codec_context, "name", None) not in _CODECS:
-        _refuse("holds sound in a form that is not read")
+        _refuse("has an unsupported audio codec")
     _check_rate(stream.codec_context.sample_rate)
     return stream
 
@@ -143,35 +143,35 @@ def _decoded(container: InputContainer, stream: AudioStream, buffer: _SampleBuff
         buffer.add(frame)
     samples = buffer.end()
     if not len(samples):
-        _refuse("holds no sound: 0 samples")
+        _refuse("has no audio: 0 samples")
     if packets.broken > _MAX_BROKEN_SHARE * packets.total:
-        _refuse(f"is damaged: {packets.broken} of its {packets.total} packets cannot be read")
+        _refuse(f"is damaged: {packets.broken} of its {packets.total} packets are unreadable")
     return samples
 
 
-def _check_whole(seconds: float, told: float) -> None:
-    """Raise `RequestError` where much less is there than the container states."""
-    if told - seconds > max(_MAX_MISSING_SECONDS, _MAX_MISSING_SHARE * told):
-        _refuse(f"was cut off: of its {told:.1f} s only {seconds:.1f} s are there")
+def _check_whole(seconds: float, stated: float) -> None:
+    """Raise `RequestError` for a recording much shorter than its container states."""
+    if stated - seconds > max(_MAX_MISSING_SECONDS, _MAX_MISSING_SHARE * stated):
+        _refuse(f"is truncated: it has {seconds:.1f} of the {stated:.1f} s that it states")
 
 
 def _claimed_share(data: bytes) -> float:
-    """Return how many times its actual length a wav claims to have; FFmpeg uses the actual one."""
+    """Return the ratio of a wav's claimed length to its actual one; FFmpeg uses the actual one."""
     if data[:4] != b"RIFF":
         return 1.0
     start = 12
     for _ in range(_MAX_RIFF_CHUNKS):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         if data[start : start + 4] == b"data":
-            there = len(data) - start - 8
-            # Writers to a pipe do not know the size, and write the largest.
-            return size / there if 0 < there < size < _UNKNOWN_RIFF_BYTES else 1.0
+            num_bytes = len(data) - start - 8
+            # A writer to a pipe does not know the size, and writes the largest one.
+            return size / num_bytes if 0 < num_bytes < size < _UNKNOWN_RIFF_BYTES else 1.0
         start += 8 + size + size % 2
     return 1.0
 
 
 def _stated_seconds(container: InputContainer, stream: AudioStream) -> float | None:
-    """Return the length that the container states; None where that is an estimate."""
+    """Return the length that the container states; None if that is an estimate."""
     if container.format.name in _STREAMS:
         return None
     if stream.duration is not None and stream.time_base is not None:
@@ -221,7 +221,7 @@ class _SampleBuffer:
         self._reservation = reservation
         self.seconds = 0.0
         self._keeps_time = keeps_time
-        self._began: float | None = None
+        self._start_time: float | None = None
         self._rate = sampling_rate
         self._max_seconds = max_seconds
         self._num_values = 0
@@ -235,25 +235,25 @@ class _SampleBuffer:
         rate, channels = frame.sample_rate, len(frame.layout.channels)
         _check_rate(rate)
         if not 1 <= channels <= _MAX_CHANNELS:
-            _refuse(f"has {channels} channels: 1 to {_MAX_CHANNELS} are read")
+            _refuse(f"has {channels} channels: 1 to {_MAX_CHANNELS} are supported")
         if rate != self._from_rate:
             self._end_rate()
             self._from_rate = rate
             if rate != self._rate:
                 self._resampling = soxr.ResampleStream(rate, self._rate, 1, dtype="float32")
         if self._keeps_time and frame.time is not None:
-            self._be_silent_until(frame.time, rate)
+            self._pad_silence_until(frame.time, rate)
         self._count(frame.samples, channels)
-        self._hear(_mono(frame, channels))
+        self._append(_mono(frame, channels))
 
-    def _be_silent_until(self, time: float, rate: int) -> None:
-        """Append silence up to a frame's time, if that is later than the samples so far."""
-        if self._began is None:
-            self._began = time
-        while (missing := time - self._began - self.seconds) > _MAX_GAP_SECONDS:
+    def _pad_silence_until(self, time: float, rate: int) -> None:
+        """Append silence up to a frame's time, if it is later than the samples so far."""
+        if self._start_time is None:
+            self._start_time = time
+        while (missing := time - self._start_time - self.seconds) > _MAX_GAP_SECONDS:
             silence = np.zeros(max(1, int(min(missing, 1.0) * rate)), np.float32)
             self._count(len(silence), 1)
-            self._hear(silence)
+            self._append(silence)
 
     def _count(self, num_samples: int, channels: int) -> None:
         self.seconds += num_samples / self._from_rate
@@ -264,8 +264,8 @@ class _SampleBuffer:
         ):
             _refuse_longer(self._max_seconds)
 
-    def _hear(self, mono: Samples) -> None:
-        self._keep(mono if self._resampling is None else self._resampling.resample_chunk(mono))
+    def _append(self, mono: Samples) -> None:
+        self._store(mono if self._resampling is None else self._resampling.resample_chunk(mono))
 
     def end(self) -> Samples:
         """Return all samples `[n]`."""
@@ -276,16 +276,16 @@ class _SampleBuffer:
     def _end_rate(self) -> None:
         if self._resampling is not None:
             nothing = np.empty(0, np.float32)
-            self._keep(self._resampling.resample_chunk(nothing, last=True))
+            self._store(self._resampling.resample_chunk(nothing, last=True))
             self._resampling = None
 
-    def _keep(self, samples: Samples) -> None:
+    def _store(self, samples: Samples) -> None:
         if len(samples) and not np.abs(samples).max() <= _MAX_AMPLITUDE:  # true for NaN, too
-            _refuse("holds samples that are no sound: not finite, or far too large")
+            _refuse("has invalid samples: not finite, or far too large")
         length = self._length + len(samples)
         self._reservation.grow(length * _SAMPLE_BYTES)
         if length > len(self._samples):
-            # In place wherever the system can move pages: no second copy of hours.
+            # In place if the system can move pages, so that hours of audio are not copied.
             self._samples.resize(max(length, 2 * len(self._samples)), refcheck=False)
         self._samples[self._length : length] = samples
         self._length = length
@@ -307,16 +307,17 @@ def _mono(frame: AudioFrame, channels: int) -> Samples:
 
 def _check_rate(rate: int) -> None:
     if not _MIN_RATE <= rate <= _MAX_RATE:
-        _refuse(f"has a sample rate of {rate:,} Hz: {_MIN_RATE:,} to {_MAX_RATE:,} are read")
+        _refuse(f"has a sample rate of {rate:,} Hz: {_MIN_RATE:,} to {_MAX_RATE:,} are supported")
 
 
 def _refuse_longer(max_seconds: float) -> NoReturn:
-    _refuse(f"is longer than {max_seconds:,.0f} s, and may not be")
+    _refuse(f"is longer than the maximum of {max_seconds:,.0f} s")
 
 
-def _refuse(why: str) -> NoReturn:
-    raise _refusal(why)
+def _refuse(reason: str) -> NoReturn:
+    raise _refusal(reason)
 
 
-def _refusal(why: str) -> RequestError:
-    return RequestError(f"The recording of `{FILE_URL}` {why}.", param=FILE_URL, code="bad_audio")
+def _refusal(reason: str) -> RequestError:
+    message = f"The recording of `{FILE_URL}` {reason}."
+    return RequestError(message, param=FILE_URL, code="bad_audio")

@@ -1,7 +1,7 @@
-"""Audio features: log-mel spectrograms, as transformers' WhisperFeatureExtractor.
+"""Audio features: log-mel spectrograms, as in transformers' WhisperFeatureExtractor.
 
-The logarithm of the power in bands of frequency, a frame each hop, no lower than 80 dB below the
-maximum of the whole recording. A recording shorter than a window is padded with silence.
+The features are the logarithm of the power in frequency bands, one frame per hop, limited to 80 dB
+below the maximum of the whole recording. A recording shorter than a window is padded with silence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..scheduling.speech import FeatureSettings
 
-# The highest frequency that any band covers, in Hz.
+# The upper limit of the bands, in Hz.
 HIGHEST = 8_000.0
 # Slaney's scale: linear up to 1 kHz in steps of 200/3 Hz, then logarithmic with 27 mels to 6.4.
 LINEAR_STEP, KNEE_HERTZ, KNEE_MELS = 200.0 / 3, 1_000.0, 15.0
@@ -36,20 +36,20 @@ class FeatureExtractor:
         self._window = torch.hann_window(settings.n_fft)
 
     def num_frames(self, num_samples: int) -> int:
-        """Return how many feature frames cover a recording."""
+        """Return the number of feature frames of a recording."""
         own = self.settings
         frames = max(own.window_frames, num_samples // own.hop_length)
         return min(frames, -(-num_samples // own.hop_length))
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
-        """Return fp32 features `[mels, frames]` of `samples [n]`: of one window at least."""
+        """Return fp32 features `[mels, frames]` of `samples [n]`: at least one window."""
         own = self.settings
         frames = max(own.window_frames, len(samples) // own.hop_length)
         logs = torch.full((own.num_mels, frames), math.log10(LEAST_POWER))
-        # Frames behind these hold silence alone.
-        heard = min(frames, -(-(len(samples) + own.n_fft // 2) // own.hop_length))
-        for start in range(0, heard, FRAMES_AT_ONCE):
-            stop = min(start + FRAMES_AT_ONCE, heard)
+        # Later frames contain only silence.
+        num_audible = min(frames, -(-(len(samples) + own.n_fft // 2) // own.hop_length))
+        for start in range(0, num_audible, FRAMES_AT_ONCE):
+            stop = min(start + FRAMES_AT_ONCE, num_audible)
             logs[:, start:stop] = self._logs(samples, start, stop)
         torch.clamp_(logs, min=float(logs.max()) - RANGE)
         return logs.add_(4.0).div_(4.0)
@@ -70,7 +70,7 @@ class FeatureExtractor:
 def _piece(samples: NDArray[np.float32], first: int, last: int, total: int) -> NDArray[np.float32]:
     """Return samples `first:last` of a recording of `total`: zero-padded, then reflected.
 
-    Samples before the first or behind the last are those as far on the other side.
+    Positions before the first or after the last sample are reflected.
     """
     piece = np.zeros(last - first, np.float32)
     inner = samples[max(first, 0) : min(last, total)]

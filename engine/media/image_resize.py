@@ -1,4 +1,4 @@
-"""Image resize: an image at the size that the model wants, with a digest for caching."""
+"""Image resize: an image at the size that the model requires, with a digest for caching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResizedImage:
-    """An image as `rows` and `columns` of tokens; those of one `digest` are the same."""
+    """An image as `rows` and `columns` of tokens; images with equal `digest` are the same."""
 
     pixels: NDArray[np.uint8]  # [H, W, 3]
     digest: bytes
@@ -29,7 +29,7 @@ class ResizedImage:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many placeholder tokens of a prompt stand for it."""
+        """Return the number of its placeholder tokens in a prompt."""
         return self.rows * self.columns
 
     def at(self, start: int, image_spec: ImageSpec) -> PromptImage:
@@ -46,17 +46,17 @@ def decode_and_resize(
     """
     num_bytes = peak_bytes(data, max_pixels=max_pixels)
     with budget.reserve(num_bytes):
-        seen = _resized(decode(data, max_pixels=max_pixels), image_spec)
+        resized = _resized(decode(data, max_pixels=max_pixels), image_spec)
         if num_bytes >= _LARGE_BYTES:
-            trim_heap()  # else this thread's arena would keep it beside the next image
-        return seen
+            trim_heap()  # otherwise this thread's arena would retain it during the next image
+        return resized
 
 
 def _resized(image: Image.Image, image_spec: ImageSpec) -> ResizedImage:
     try:
         fit = image_spec.sizes.fit(image.height, image.width)
     except ValueError as exc:
-        raise ImageRefused(f"cannot be seen: {exc}") from exc
+        raise ImageRefused(f"cannot be resized for this model: {exc}") from exc
     resized = image.resize((fit.width, fit.height), Image.Resampling(image_spec.filter))
     pixels = np.array(resized)
     digest = blake2b(pixels.tobytes(), digest_size=16, person=f"{fit.height}x{fit.width}".encode())

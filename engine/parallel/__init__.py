@@ -1,1 +1,1 @@
-"""Tensor parallel: one model on many devices, each with a process of its own."""
+"""Tensor parallel: one model on many devices, each with its own process."""

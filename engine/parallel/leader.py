@@ -1,7 +1,7 @@
 """Leader of tensor parallel ranks: starts the others, sends them steps, and ends all together.
 
-Each call of the model here is sent to the others, step by step; all decisions are made here. A
-rank that ends, or keeps the others waiting for too long, ends them all
+Each call of the model in this process is sent to the others, step by step; all decisions are made
+here. A rank that ends, or keeps the others waiting for too long, ends them all
 ([ADR 56](../../docs/adr/0056-tensor-parallelism.md)).
 """
 
@@ -56,11 +56,11 @@ from .messages import (
 from .process_group import TorchGroup
 from .rank_processes import RankProcess
 
-# Ranks may wait for one that compiles its kernels; where it is longer than that, one hangs.
+# Ranks may wait for one that compiles its kernels; a longer wait means that one hangs.
 PATIENCE_SECONDS = 300.0
-# What a rank takes at most to say that it is alive, or for the end of one to be heard of.
+# The longest time for a rank's reply to a ping, or until a rank's end is noticed.
 ANSWER_SECONDS = 5.0
-# How often who waits for a meeting looks whether it can still come about.
+# The interval of checks while ranks connect.
 LOOK_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -73,14 +73,14 @@ def make_leader(settings: EngineConfig) -> Leader | None:
         return None
     device = choose_device(settings.device)
     if device.type == "cuda" and (count := torch.cuda.device_count()) < size:
-        raise EngineError(f"--tensor-parallel-size {size}: torch sees {count} GPUs here")
+        raise EngineError(f"--tensor-parallel-size {size} exceeds the {count} GPUs that torch sees")
     return Leader(settings, device)
 
 
 class Leader:
-    """The first rank of a model, in this process; the others are children of it.
+    """The first rank of a model, in this process; the others are child processes.
 
-    They are started by the first `loaded`, and ended by `close`.
+    They are started by the first call of `loaded`, and ended by `close`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Leader:
         self._has_failed, self._is_closed = threading.Event(), threading.Event()
         self._failing = threading.Lock()
         self._drop_graphs: Callable[[], Callable[[], None] | None] = lambda: None
-        # Until when others are waited for, and on a GPU what comes behind that.
+        # The deadline of waiting for others, and on a GPU the event after which it does not matter.
         self._awaited: tuple[float, torch.cuda.Event | None] | None = None
-        # Models and attentions have numbers; those that nobody has any more are told.
+        # Models and attentions have numbers; the others are notified of numbers no longer in use.
         self._num_numbers = 0
         self._dropped: list[int] = []
         self._numbers: weakref.WeakKeyDictionary[AttentionBackend, int] = (
@@ -117,7 +117,7 @@ class Leader:
         *,
         has_adapters: bool,
     ) -> LoadedModel:
-        """Have all ranks load their shares, this one's by `load`, and return the model of all."""
+        """Load the shares of all ranks, this one's with `load`, and return the combined model."""
         is_first = not self._rank_processes
         if is_first:
             self._start()
@@ -127,7 +127,7 @@ class Leader:
         self._gather_answers()
         if is_first:
             self._connect_ranks()
-        assert isinstance(own.network, NetworkWithHead)  # our decoder, which alone is shared
+        assert isinstance(own.network, NetworkWithHead)  # only the native decoder can be shared
         network = _ParallelNetwork(own.network, self, number)
         self._drop_when_collected(network, number)
         parts = {field.name: getattr(own, field.name) for field in fields(LoadedModel)}
@@ -188,7 +188,7 @@ class Leader:
         return self._together(compute)
 
     def free_bytes(self) -> int:
-        """Return what each rank could still take: the least of GPUs, its part of a processor's."""
+        """Return each rank's free memory: the least of all GPUs, or its share of the host's."""
         own = free_bytes(self._device)
         if self._device.type == "cpu":
             return own // self.size
@@ -198,7 +198,7 @@ class Leader:
         )
 
     def check(self) -> None:
-        """Raise `RankFailed` where a rank has failed: nothing computed since then is right."""
+        """Raise `RankFailed` if a rank has failed: later results are invalid."""
         if self._failure is not None:
             raise RankFailed(self._failure)
 
@@ -211,7 +211,7 @@ class Leader:
         self._leave()
 
     def _start(self) -> None:
-        # Kernels of several ranks would look for work on each other's cores.
+        # Kernels of several ranks would compete for the same cores.
         threads = max(1, torch.get_num_threads() // self.size)
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
@@ -231,20 +231,20 @@ class Leader:
             self._gather_answers()
 
     def _wait_for_group(self, folder: Path) -> None:
-        """Meet the others; raises `RankFailed` when one ends, which nobody hears who meets them."""
-        met: Future[None] = Future()
+        """Connect to the others; raise `RankFailed` if one ends, which `connect` cannot notice."""
+        connected: Future[None] = Future()
 
         def connect() -> None:
             try:
                 self._group.connect(folder)
-                met.set_result(None)
-            except Exception as exc:  # noqa: BLE001 - raised again where it is waited for
-                met.set_exception(exc)
+                connected.set_result(None)
+            except Exception as exc:  # noqa: BLE001 - raised again by `connected.result`
+                connected.set_exception(exc)
 
         threading.Thread(target=connect, name="tidemill-meeting", daemon=True).start()
-        while not wait((met,), LOOK_SECONDS).done:
+        while not wait((connected,), LOOK_SECONDS).done:
             self.check()
-        met.result()
+        connected.result()
 
     def _broadcast(self, message: Message) -> None:
         dropped = tuple(self._dropped)
@@ -254,7 +254,7 @@ class Leader:
             process.send(data)
 
     def _gather_answers(self) -> list[Answer]:
-        """Wait until all have done what they were told; raises `RankFailed` when one cannot."""
+        """Wait for the answers of all ranks; raise `RankFailed` if one fails."""
         answers = []
         for process in self._rank_processes:
             answer = process.answers.get()
@@ -265,7 +265,7 @@ class Leader:
         return answers
 
     def _together(self, compute: Callable[[], T]) -> T:
-        """Compute what others compute, too, each waiting for the others."""
+        """Compute a result together with the other ranks, which wait for each other."""
         self._awaited = (time.monotonic() + self._patience, None)
         try:
             result = compute()
@@ -280,7 +280,7 @@ class Leader:
         return result
 
     def _watch(self) -> None:
-        """End all when ranks have waited for each other for too long."""
+        """End all ranks once they have waited for each other for too long."""
         while not self._is_closed.wait(self._patience / 4):
             awaited = self._awaited
             if awaited is None or time.monotonic() < awaited[0]:
@@ -292,18 +292,18 @@ class Leader:
             silent = [
                 one.rank for one in self._rank_processes if not one.is_alive.wait(ANSWER_SECONDS)
             ]
-            who = f"rank {silent[0]} does not answer" if silent else "all of them are alive"
-            self._fail(f"ranks have waited for each other for {self._patience:g} s: {who}")
+            state = f"rank {silent[0]} does not respond" if silent else "all of them are alive"
+            self._fail(f"ranks have waited for each other for {self._patience:g} s: {state}")
             return
 
     def _end(self, end: Failed) -> None:
-        """End all ranks when one has; where another's end may be the reason, that is said."""
+        """End all ranks after one has ended, with another rank's reason if that caused it."""
         if not end.is_own:
             self._has_failed.wait(ANSWER_SECONDS)
         self._fail(end.words)
 
     def _fail(self, words: str) -> None:
-        """End all ranks, for a reason; the first that there is, is told."""
+        """End all ranks for a reason; only the first reason is reported."""
         with self._failing:
             if self._is_closed.is_set() or self._has_failed.is_set():
                 return
@@ -325,7 +325,7 @@ class Leader:
 
 
 class _ParallelNetwork:
-    """A `NetworkWithHead` of all ranks; of its halves alone nobody else is told."""
+    """A `NetworkWithHead` of all ranks; its separate halves run only on this rank."""
 
     def __init__(self, own: NetworkWithHead, leader: Leader, number: int) -> None:
         self._own, self._leader, self._number = own, leader, number
@@ -351,20 +351,20 @@ class _ParallelNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParallelModel(LoadedModel):
-    """A model of all ranks; what is said of its layers is said of this rank's share of them."""
+    """A model of all ranks; its layer properties describe this rank's share."""
 
     leader: Leader
     number: int
 
     @property
     def has_head(self) -> bool:
-        """Say no: the other ranks compute their share of all logits with the layers."""
+        """Return False: the other ranks compute their share of all logits with the layers."""
         return False
 
     def attention(
         self, num_pages: int, num_rows: int = 0, groups: Sequence[LayerGroup] = ()
     ) -> AttentionBackend:
-        """Allocate so many pages and rows on all ranks."""
+        """Allocate pages and rows on all ranks."""
         return self.leader.allocate(self, num_pages, num_rows, groups)
 
     def run_graph(

@@ -19,13 +19,13 @@ from ..kernels.communicator import Shard
 from ..kernels.layer_groups import LayerGroup
 from ..kernels.step import Step
 
-# What to do about a rank that runs out of memory.
-LESS = " (a smaller --max-num-batched-tokens or --kv-cache-memory takes less)"
+# Advice for a rank that runs out of memory.
+LESS = " (reduce --max-num-batched-tokens or --kv-cache-memory)"
 _ARRAYS = [field.name for field in fields(Step) if field.name not in {"num_decodes", "shown"}]
 
 
 class Init(NamedTuple):
-    """First command: the rank's settings and shard, and how long ranks wait for each other."""
+    """First command: the rank's settings and shard, and the time limit for other ranks."""
 
     settings: EngineConfig
     shard: Shard
@@ -43,15 +43,15 @@ class Load(NamedTuple):
 
 
 class InitProcessGroup(NamedTuple):
-    """Find the other ranks, by a folder that all of them know; answered."""
+    """Connect to the other ranks through a folder that all of them know; answered."""
 
     folder: Path
 
 
 class Allocate(NamedTuple):
-    """Allocate so many pages and rows of a model's layers as attention `number`; answered.
+    """Allocate pages and rows of a model's layers as attention `number`; answered.
 
-    Keys and values are kept in `cache_dtype`, None as the network computes them.
+    Keys and values are stored in `cache_dtype`; None is the network's dtype.
     """
 
     number: int
@@ -63,11 +63,11 @@ class Allocate(NamedTuple):
 
 
 class MeasureMemory(NamedTuple):
-    """Say how much memory your device has left."""
+    """Report the free memory of your device."""
 
 
 class Ping(NamedTuple):
-    """Answer at once, whatever else you do."""
+    """Answer at once, also during other work."""
 
 
 class GraphSizes(NamedTuple):
@@ -80,10 +80,11 @@ class GraphSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Compute a step by a model and its attention.
+    """Compute a step with a model and its attention.
 
-    Its arrays lie end to end in `numbers`. `shown` is the shape of vectors that ranks are given by
-    the first; ids below zero it gives them, too. With `graphs` of these sizes it is one of them.
+    Its arrays are laid end to end in `numbers`. `shown` is the shape of image vectors, which the
+    first rank sends, as well as ids below zero. With `graphs` the step runs in CUDA graphs with
+    these limits.
     """
 
     model: int
@@ -121,7 +122,7 @@ class Forward:
 
     @property
     def has_unknown_ids(self) -> bool:
-        """Say whether some ids are known to a device only."""
+        """Return whether only a device knows some of the ids."""
         first = next(iter(self.lengths.values()))
         return bool((self.numbers[:first] < 0).any())
 
@@ -130,7 +131,7 @@ Message = Init | Load | InitProcessGroup | Allocate | MeasureMemory | Ping | For
 
 
 class Command(NamedTuple):
-    """A message; models and attentions of the numbers `dropped` are of no use any more."""
+    """A message; models and attentions with the numbers `dropped` are no longer used."""
 
     message: Message
     dropped: tuple[int, ...] = ()
@@ -151,14 +152,14 @@ class Pong(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The last word of a rank: what went wrong with it, or what may be another's end."""
+    """A rank's last message: its own failure, or one that another rank's end may have caused."""
 
     words: str
     is_own: bool = True
 
     @classmethod
     def from_exception(cls, exc: Exception) -> Failed:
-        """Return the words for what was raised; a group tells the end of others by RuntimeError."""
+        """Return the message of an exception; groups report another rank's end as RuntimeError."""
         if isinstance(exc, torch.OutOfMemoryError | MemoryError):
             return cls(f"it ran out of memory{LESS}: {first_line_of(exc)}")
         if isinstance(exc, EngineError):

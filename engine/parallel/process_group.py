@@ -13,24 +13,24 @@ from torch import Tensor, distributed
 
 from ..kernels.communicator import Shard
 
-# Its groups are bound from C++, and half of them has no types.
+# Process groups are C++ bindings, half of which have no types.
 _bound: Any = distributed
 ABORT_SECONDS = 5.0
 
 
 class TorchGroup:
-    """A `Communicator` of processes on one machine, once they have met."""
+    """A `Communicator` of processes on one machine, once they are connected."""
 
     def __init__(self, shard: Shard, device: torch.device, patience_seconds: float) -> None:
-        """Let ranks wait for each other for so long; who leads ends them sooner, with a reason."""
+        """Set the time limit of waiting for ranks; the leader ends them sooner, with a reason."""
         self.shard = shard
         self._device = device
         self._patience = timedelta(seconds=patience_seconds)
         self._group: Any = None
 
     def connect(self, folder: Path) -> None:
-        """Wait for all ranks in a folder; raises RuntimeError when one does not come."""
-        # A group of their own, not the process's default one: there may be many engines in it.
+        """Wait for all ranks in a folder; raise RuntimeError if one does not come."""
+        # A separate group instead of the process's default one, as it may run several engines.
         store = _bound.FileStore(str(folder / "ranks"), self.shard.size)
         store.set_timeout(self._patience)
         if self._device.type == "cuda":
@@ -38,11 +38,11 @@ class TorchGroup:
         else:
             make = _bound.ProcessGroupGloo
             options = make._Options()  # noqa: SLF001 - there is no other way
-            # Not the host's name, which may lead nowhere, or to everybody.
+            # Not the host's name, which may not resolve, or resolve to a public address.
             options._devices = [make.create_device(hostname="127.0.0.1")]  # noqa: SLF001
         options._timeout = self._patience  # noqa: SLF001
         self._group = make(store, *self.shard, options)
-        self.all_reduce(torch.zeros(1, device=self._device))  # what cannot be connected, shows here
+        self.all_reduce(torch.zeros(1, device=self._device))  # a failed connection is noticed here
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Communicator.all_reduce`."""
@@ -59,8 +59,8 @@ class TorchGroup:
         if not is_first:
             return x
         each = x.shape[1]
-        kept = [part[:, : max(0, width - each * rank)] for rank, part in enumerate(parts)]
-        return torch.cat(kept, dim=1)
+        own = [part[:, : max(0, width - each * rank)] for rank, part in enumerate(parts)]
+        return torch.cat(own, dim=1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """See `Communicator.broadcast`."""
@@ -70,10 +70,10 @@ class TorchGroup:
         return x
 
     def leave(self, drop_graphs: Callable[[], None]) -> None:
-        """Abort the group: nobody waits for this rank, nor this rank for others; from any thread.
+        """Abort the group: this rank no longer waits for others, nor they for it; from any thread.
 
-        NCCL's collectives end at once, and its abort once all graphs that captured any are
-        destroyed: a thread that they hung may hold on to some, so that is waited for so long.
+        NCCL's collectives end at once; its abort ends once all graphs that captured any are
+        destroyed. A thread that they hung may hold on to some, so the wait for that is limited.
         """
         if self._group is not None:
             aborting = threading.Thread(
@@ -85,6 +85,6 @@ class TorchGroup:
 
 
 def _synchronous(options: Any) -> Any:
-    """Launch a collective on the current stream, not on NCCL's own, which waits for events."""
+    """Launch a collective on the current stream instead of NCCL's own, which waits for events."""
     options.asyncOp = False
     return options

@@ -40,27 +40,27 @@ class Rank:
     ) -> None:
         self._settings, self._communicator, self._device = settings, group, device
         self._capture_on = capture_on
-        # By the numbers that the first rank gives them.
+        # By their numbers, which the first rank assigns.
         self._models: dict[int, LoadedModel] = {}
         self._attentions: dict[int, AttentionBackend] = {}
         self._graphs: dict[int, tuple[CudaGraphs, DeviceTokens]] = {}  # of attentions
 
     def execute(self, command: Command) -> Answer | None:
-        """Do it, and return the answer where one is waited for."""
+        """Execute a command, and return its answer, if it has one."""
         for number in command.dropped:
-            for those in (self._models, self._graphs, self._attentions):
-                those.pop(number, None)
+            for objects in (self._models, self._graphs, self._attentions):
+                objects.pop(number, None)
         match command.message:
             case Load():
                 self._load(command.message)
                 return Done()
             case Allocate(number, model, num_pages, num_rows, groups, dtype):
-                kept = self._models[model].with_kv_cache_dtype(dtype)
-                self._attentions[number] = kept.attention(num_pages, num_rows, groups)
+                model_with_cache = self._models[model].with_kv_cache_dtype(dtype)
+                self._attentions[number] = model_with_cache.attention(num_pages, num_rows, groups)
                 return Done()
             case MeasureMemory():
                 if self._device.type == "cuda":
-                    torch.cuda.empty_cache()  # what trials took is free again
+                    torch.cuda.empty_cache()  # memory of the trial steps is free again
                 return FreeMemory(free_bytes(self._device))
             case Forward():
                 self._forward(command.message)
@@ -91,9 +91,10 @@ class Rank:
         model, attention = self._models[command.model], self._attentions[command.attention]
         if command.graphs is not None:
             graphs, ids = self._graphs_of(command, model, attention)
-            arrays = command.arrays() | {"adapters": np.zeros(0, np.int32)}  # they have none
+            # Graphs do not support adapters.
+            arrays = command.arrays() | {"adapters": np.zeros(0, np.int32)}
             if not graphs.can_run(arrays):
-                raise EngineError("it has no graph for a step that others replay")
+                raise EngineError("this rank has no graph for a step that others replay")
             step = graphs.pack(command.num_decodes, arrays)
             if command.has_unknown_ids:
                 self._communicator.broadcast(ids.last)

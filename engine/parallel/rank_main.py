@@ -1,6 +1,6 @@
 """`python -m tidemill.engine.parallel.rank_main FD`: a rank that follows the first one.
 
-It ends when the first does, whatever it does then, and after a word when it fails.
+It ends together with the first rank, at any time; after a failure it sends a message first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RankWorker:
-    """The process of a rank: one thread takes in what it is told, and so hears of the end."""
+    """The process of a rank: one thread receives commands, and so notices the leader's end."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -35,7 +35,7 @@ class RankWorker:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Do what is told, until this process is ended."""
+        """Execute commands until this process is ended."""
         begin = self._commands.get().message
         assert isinstance(begin, Init)
         device = torch.device(begin.device)
@@ -52,7 +52,7 @@ class RankWorker:
                 self._answer(answer)
 
     def fail(self, exc: Exception) -> NoReturn:
-        """Say what went wrong, and wait for the end: who leads shall know before others feel it."""
+        """Report a failure and wait for the end, so that the leader learns the cause first."""
         self._answer(Failed.from_exception(exc))
         while True:
             signal.pause()
@@ -65,7 +65,7 @@ class RankWorker:
                     self._answer(Pong())
                 else:
                     self._commands.put(command)
-        os._exit(0)  # nobody is there any more, and the main thread may wait for them
+        os._exit(0)  # the leader is gone, and the main thread may wait for it
 
     def _answer(self, answer: Answer) -> None:
         with self._answering, suppress(OSError):
@@ -73,13 +73,13 @@ class RankWorker:
 
 
 def main() -> None:
-    """Follow at the end of an inherited socket."""
+    """Run a rank that gets its commands from an inherited socket."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     worker = RankWorker(Connection(int(sys.argv[1])))
     try:
         worker.run()
-    except Exception as exc:  # noqa: BLE001 - whatever it was, the first rank says it
+    except Exception as exc:  # noqa: BLE001 - the first rank reports any failure
         worker.fail(exc)
 
 

@@ -1,4 +1,4 @@
-"""Processes of the other ranks, with a thread each that reads their answers."""
+"""Processes of the other ranks, each with a thread that reads its answers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .messages import Answer, Failed, Pong
 
 
 class RankProcess:
-    """The process of a rank, and a thread that hears what it answers; `lost` is told of its end."""
+    """The process of a rank, and a thread that reads its answers; `lost` is called at its end."""
 
     def __init__(
         self, rank: int, environment: Mapping[str, str], lost: Callable[[Failed], None]
     ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - a module of ours
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 module_command("tidemill.engine.parallel.rank_main", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output may be for rows
+                stdout=2,  # standard output may contain rows
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the first rank, which decides
+                start_new_session=True,  # Ctrl-C goes only to the first rank, which decides
             )
         self.rank, self._lost = rank, lost
         self._connection = Connection(ours.detach())
@@ -40,16 +40,16 @@ class RankProcess:
         self._thread.start()
 
     def send(self, message: memoryview) -> None:
-        """Send a message; what has ended is told nothing."""
+        """Send a message; do nothing if the process has ended."""
         with suppress(OSError):
             self._connection.send_bytes(message)
 
     def kill(self) -> None:
-        """End the process; its end is heard of as any other."""
+        """End the process; `lost` is called as for any other end."""
         self._process.kill()
 
     def close(self) -> None:
-        """End the process and wait for that."""
+        """End the process and wait for its end."""
         self._process.kill()
         self._thread.join()
         self._connection.close()
@@ -67,7 +67,7 @@ class RankProcess:
                     self.answers.put(answer)
         if end is None:
             status = self._process.wait()
-            by = f"was ended by signal {-status}" if status < 0 else f"exited by {status}"
+            by = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
             end = Failed(f"it {by}")
         self._lost(end._replace(words=f"rank {self.rank}: {end.words}"))
         self.answers.put(None)

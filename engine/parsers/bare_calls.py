@@ -1,4 +1,4 @@
-"""Parser of tool calls without marks, mostly the whole answer: Llama 3's JSON, or Python."""
+"""Parser of tool calls without marks, usually the whole answer: Llama 3's JSON, or Python."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 class _CallsParser(Protocol):
     def __call__(self, stream: TextStream) -> CallsCoroutine:
-        """Return the calls that stand here, or None."""
+        """Return the calls at this position, or None."""
 
 
 class _CallDetector(Protocol):
     def __call__(self, stream: TextStream) -> Generator[None, None, bool]:
-        """Say whether calls may stand here; if not, move past the text that is none."""
+        """Return whether calls may be at this position; if not, move past the other text."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareCallParser:
-    """Tool call parser of answers that are calls, or have them without a mark; a `ToolCallParser`.
+    """Tool call parser for calls without a mark, alone or in a text; a `ToolCallParser`.
 
-    Calls start with one of `begins`, and `detect` checks whether they do. They name tools of the
-    request and have arguments: all else is content, in which `looks_like` finds what deserves a
-    warning. Behind a mark of `opens`, up to `closes`, any calls are parsed.
+    Calls start with one of `begins`, confirmed by `detect`. They name tools of the request and have
+    arguments: everything else is content, in which `looks_like` finds text that deserves a warning.
+    Any calls between a mark of `opens` and `closes` are parsed.
     """
 
     begins: tuple[str, ...]
@@ -62,13 +62,13 @@ class BareCallParser:
         return self.opens if self.closes is None else (*self.opens, self.closes)
 
     def syntax_for(self, template: str) -> CallSyntax:
-        """Return the call syntax, whatever the template."""
+        """Return the call syntax, which does not depend on the template."""
         del template
         return self.syntax
 
     def read(self, stream: TextStream) -> ParserCoroutine:
         """Parse an answer."""
-        if stream.is_constrained:  # to calls that come first, or to none
+        if stream.is_constrained:  # to calls at the beginning, or to none
             start = stream.at
             yield from stream.skip_space()
             if (yield from stream.peek(1)) == self.syntax.begins[0]:
@@ -84,33 +84,33 @@ class BareCallParser:
                 yield from self._unmarked(stream)
 
     def _marked(self, stream: TextStream, mark: str) -> ParserCoroutine:
-        said = yield from self.parse_calls(stream)
-        if said is None:
+        calls = yield from self.parse_calls(stream)
+        if calls is None:
             stream.warn(UNREAD)
-            stream.at = 0  # `forward_until` has dropped all before
+            stream.at = 0  # `forward_until` has dropped the text before it
             stream.emit_content(mark)
         else:
-            yield from self._emit(stream, said)
+            yield from self._emit(stream, calls)
 
     def _unmarked(self, stream: TextStream) -> ParserCoroutine:
-        """Parse calls without a mark; text that is none is content up to where that was clear."""
+        """Parse calls without a mark; other text becomes content as soon as that is clear."""
         start = stream.at
-        said = (yield from self.parse_calls(stream)) if (yield from self.detect(stream)) else None
-        if said is not None and names_tools(stream, said):
-            yield from self._emit(stream, said)
+        calls = (yield from self.parse_calls(stream)) if (yield from self.detect(stream)) else None
+        if calls is not None and names_tools(stream, calls):
+            yield from self._emit(stream, calls)
             return
         text = stream.text[start : stream.at]
-        found = [match for pattern in self.looks_like for match in pattern.finditer(text)]
-        if any(match["name"] in stream.tools or match["arguments"] for match in found):
+        matches = [match for pattern in self.looks_like for match in pattern.finditer(text)]
+        if any(match["name"] in stream.tools or match["arguments"] for match in matches):
             stream.warn(UNREAD)
         stream.emit_content(stream.text[: stream.at])
         stream.discard()
 
-    def _emit(self, stream: TextStream, said: Sequence[RawCall]) -> ParserCoroutine:
+    def _emit(self, stream: TextStream, calls: Sequence[RawCall]) -> ParserCoroutine:
         if self.closes is not None:
             yield from stream.skip_space()
             yield from stream.accept(self.closes)
-        emit_calls(stream, said)
+        emit_calls(stream, calls)
 
 
 def _detect_objects(stream: TextStream) -> Generator[None, None, bool]:
@@ -145,7 +145,7 @@ def _quoted(stream: TextStream) -> Generator[None, None, str | None]:
 
 
 def _has_arguments(stream: TextStream) -> Generator[None, None, bool]:
-    """Say whether arguments are the next member."""
+    """Return whether arguments are the next member."""
     yield from stream.skip_space()
     if not (yield from stream.accept(",")):
         return False
@@ -154,7 +154,7 @@ def _has_arguments(stream: TextStream) -> Generator[None, None, bool]:
 
 
 def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
-    """Detect a list that begins with a call of a tool, or by keyword, or with an object."""
+    """Detect a list that begins with a call of a tool, a call by keyword, or an object."""
     start = stream.at
     if not (yield from stream.accept("[")):
         yield from pass_value(stream)
@@ -177,19 +177,19 @@ def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
 
 def _objects(stream: TextStream) -> CallsCoroutine:
     """Parse objects separated by semicolons, as Llama 3 writes calls."""
-    said: list[RawCall] = []
+    calls: list[RawCall] = []
     after = stream.at
     while True:
-        found = yield from parse_json_calls(stream)
-        if found is None or (said and not names_tools(stream, found)):
-            stream.at = after if said else stream.at
-            return said or None
-        said += found
+        more = yield from parse_json_calls(stream)
+        if more is None or (calls and not names_tools(stream, more)):
+            stream.at = after if calls else stream.at
+            return calls or None
+        calls += more
         after = stream.at
         yield from stream.skip_space()
         if not (yield from stream.accept(";")):
             stream.at = after
-            return said
+            return calls
 
 
 def _python(stream: TextStream) -> CallsCoroutine:
@@ -217,22 +217,22 @@ def parse_python_calls(text: str) -> list[RawCall]:
 
 def _expression_of(statement: ast.stmt) -> ast.expr:
     if not isinstance(statement, ast.Expr):
-        raise ValueError("no expression")  # noqa: TRY004 - of the text, not ours
+        raise ValueError("not an expression")  # noqa: TRY004 - of the text, not ours
     return statement.value
 
 
 def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:
-    """Move past text in brackets, and them; False where they do not match."""
+    """Move past brackets and their contents; False if they do not match."""
     closers: list[str] = []
     while True:
         match = _PYTHON_PLAIN.match(stream.text, stream.at)
-        assert match is not None  # nothing is a match, too
+        assert match is not None  # the empty string matches, too
         stream.at = match.end()
         char = yield from stream.peek(1)
         if not char:
             return False
         if _PYTHON_PLAIN.fullmatch(char):
-            continue  # more of it has come
+            continue  # more text has arrived
         stream.at += 1
         if char in _PYTHON_CLOSERS and len(closers) < _MAX_DEPTH:
             closers.append(_PYTHON_CLOSERS[char])
@@ -248,24 +248,24 @@ def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:
 def _skip_quoted(stream: TextStream, quote: str) -> Generator[None, None, bool]:
     while True:
         match = _STRINGS[quote].match(stream.text, stream.at)
-        assert match is not None  # nothing is a match, too
+        assert match is not None  # the empty string matches, too
         stream.at = match.end()
         char = yield from stream.peek(1)
         if char == quote:
             stream.at += 1
             return True
-        # A backslash at the end of what is there waits for what it escapes.
+        # A backslash at the end waits for the character that it escapes.
         if not char or (char == "\\" and len((yield from stream.peek(2))) < 2):
             return False
 
 
 def _call_of(node: ast.expr) -> RawCall:
     if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("no call by keyword")
+        raise ValueError("not a call by keyword")
     arguments = {}
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise ValueError("no call by keyword")
+            raise ValueError("not a call by keyword")
         arguments[keyword.arg] = _value_of(keyword.value)
     return RawCall(_name_of(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
@@ -275,7 +275,7 @@ def _name_of(node: ast.expr) -> str:
         return f"{_name_of(node.value)}.{node.attr}"
     if isinstance(node, ast.Name):
         return node.id
-    raise ValueError("no name")
+    raise ValueError("not a name")
 
 
 def _value_of(node: ast.expr) -> Any:
@@ -287,12 +287,12 @@ def _value_of(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             named = [None if key is None else _value_of(key) for key in keys]
             if not all(isinstance(key, str) for key in named):
-                raise ValueError("names of members are strings")
+                raise ValueError("member names must be strings")
             return dict(zip(named, map(_value_of, values), strict=True))
     value = ast.literal_eval(node)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise ValueError("no value of JSON")
+    raise ValueError("not a JSON value")
 
 
 _KEYS = frozenset(["name", "type", "function", "parameters", "arguments", "id"])
@@ -309,7 +309,7 @@ LLAMA_JSON = BareCallParser(
     ("<|python_tag|>", "<|python_start|>"),
     "<|python_end|>",
 )
-# Python that follows a schema is more than a grammar says: calls that must come are JSON.
+# A grammar cannot check Python against a schema: forced calls are JSON.
 PYTHONIC = BareCallParser(
     ("[", "{"),
     _detect_python,
@@ -322,4 +322,4 @@ PYTHONIC = BareCallParser(
 LISTED_CALLS = BareCallParser(
     ("[",), _detect_objects, (_JSON_CALL,), parse_json_calls, LISTED_SYNTAX
 )
-"""Of models whose own syntax is not known: their constraint when they must call."""
+"""For models with an unknown syntax: the constraint of forced calls."""

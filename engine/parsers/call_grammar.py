@@ -1,7 +1,7 @@
-"""Call grammar: the syntax of tool calls in each form, and grammars that constrain answers to it.
+"""Call grammar: the syntax of tool calls in each format, and grammars that constrain answers to it.
 
-Grammars are llguidance's Lark. A mark that is a special token stands there by its id: no text is
-ever taken for it.
+Grammars are in llguidance's Lark. A mark that is a special token appears in them by its id, so that
+text is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class CallSyntax:
     """Syntax of a model's calls: `prefix`, calls with `between` between them, `suffix`.
 
     A call is `head`, with `NAME` for the function's name and `INDEX` for a number that the model
-    counts, its arguments and `tail`. `between` is None where there is one call and no more.
-    `introduces` may stand before all else, any number of times, and `says` is an answer; in both
+    counts, its arguments and `tail`. `between` is None if only one call is possible. `introduces`
+    may precede everything, any number of times, and `says` is an answer without calls; in both
     `TEXT` is any text.
     """
 
@@ -42,7 +42,7 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool that may be called; `schema` is that of its arguments, as JSON."""
+    """A tool that may be called; `schema` is the JSON schema of its arguments."""
 
     name: str
     schema: str
@@ -51,7 +51,7 @@ class CallableTool:
 LISTED_SYNTAX = CallSyntax(
     prefix="[", head=f'{{"name": "{NAME}", "arguments": ', tail="}", between=", ", suffix="]"
 )
-"""A list of JSON objects, for models whose own syntax no grammar can express."""
+"""A list of JSON objects, for models whose syntax cannot be expressed in a grammar."""
 
 
 def grammar_of(
@@ -63,56 +63,56 @@ def grammar_of(
     is_single: bool,
     answer: str | None = None,
 ) -> str:
-    """Return the grammar of an answer whose calls are those of `tools` alone.
+    """Return the grammar of an answer whose calls are limited to `tools`.
 
     `marks` are all marks of the syntax, with the ids of special tokens. Unless it `must_call`, an
-    answer may be a text, or what `answer`, the body of a rule, allows.
+    answer may be a text, or match `answer`, the body of a rule.
     """
-    spelt = _Spelling(marks)
-    calls = _rules_of_calls(syntax, tools, spelt, is_single=is_single)
+    spelling = _Spelling(marks)
+    calls = _rules_of_calls(syntax, tools, spelling, is_single=is_single)
     before = "intro* " if syntax.introduces else ""
     rules = ["TEXT: /(.|\\n)*/"]
     if INDEX in syntax.head:
         rules.append("INDEX: /[0-9]+/")
     if syntax.introduces:
-        rules.append("intro: " + " | ".join(map(spelt, syntax.introduces)))
+        rules.append("intro: " + " | ".join(map(spelling, syntax.introduces)))
     if answer is not None:
         rules.append(f"answer: {answer}")
     if must_call:
         rules = [f"start: {before}calls", *rules, *calls]
     elif answer is not None or syntax.introduces:
-        said = spelt(syntax.says, text="TEXT" if answer is None else "answer")
-        rules = [f"start: {before}(calls | {said})", *rules, *calls]
+        says = spelling(syntax.says, text="TEXT" if answer is None else "answer")
+        rules = [f"start: {before}(calls | {says})", *rules, *calls]
     else:
-        rules += _beside_text(syntax, tools, spelt, is_single=is_single)
+        rules += _text_with_calls(syntax, tools, spelling, is_single=is_single)
     return "\n".join(rules)
 
 
 def _rules_of_calls(
-    syntax: CallSyntax, tools: Sequence[CallableTool], spelt: _Spelling, *, is_single: bool
+    syntax: CallSyntax, tools: Sequence[CallableTool], spelling: _Spelling, *, is_single: bool
 ) -> list[str]:
     rules = []
     for i, tool in enumerate(tools):
         head = syntax.head.replace(NAME, tool.name)
-        rules.append(f"call{i}: {spelt(head)} args{i} {spelt(syntax.tail)}")
+        rules.append(f"call{i}: {spelling(head)} args{i} {spelling(syntax.tail)}")
         rules.append(f"args{i}: %json {tool.schema}")
     rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
     more = ""
     if syntax.between is not None and not is_single:
-        more = f"({spelt(syntax.between)} call)*"
-    return [*rules, f"calls: {spelt(syntax.prefix)} call {more} {spelt(syntax.suffix)}"]
+        more = f"({spelling(syntax.between)} call)*"
+    return [*rules, f"calls: {spelling(syntax.prefix)} call {more} {spelling(syntax.suffix)}"]
 
 
-def _beside_text(
-    syntax: CallSyntax, tools: Sequence[CallableTool], spelt: _Spelling, *, is_single: bool
+def _text_with_calls(
+    syntax: CallSyntax, tools: Sequence[CallableTool], spelling: _Spelling, *, is_single: bool
 ) -> list[str]:
-    """Return the rules of a text with calls in it; nothing else may begin as a call does."""
-    first, *_ = spelt.parts(syntax.begins)
+    """Return the rules of a text that contains calls; only calls may begin like a call."""
+    first, *_ = spelling.parts(syntax.begins)
     times = "?" if is_single else "*"
-    if first in spelt.special:
+    if first in spelling.special:
         start = [f"start: TEXT (calls TEXT){times}"]
-    elif first in spelt.marks:
-        # A mark that is text like any other: wherever it stands, a call follows.
+    elif first in spelling.marks:
+        # A mark of ordinary text: a call follows every occurrence.
         start = [f"start: (lead calls){times} TEXT", f"lead[lazy]: TEXT {json.dumps(first)}"]
         if syntax.prefix:
             syntax = replace(syntax, prefix=syntax.prefix.removeprefix(first))
@@ -120,11 +120,11 @@ def _beside_text(
             syntax = replace(syntax, head=syntax.head.removeprefix(first), between=None)
     else:
         start = ["start: calls | OTHER", f"OTHER: /(\\s*[^\\s{re.escape(first[0])}](.|\\n)*)?/"]
-    return [*start, *_rules_of_calls(syntax, tools, spelt, is_single=is_single)]
+    return [*start, *_rules_of_calls(syntax, tools, spelling, is_single=is_single)]
 
 
 class _Spelling:
-    """Spells texts in Lark: special tokens by their ids, all else as strings."""
+    """Spells texts in Lark: special tokens as ids, everything else as strings."""
 
     def __init__(self, marks: Mapping[str, int | None]) -> None:
         self.marks = frozenset(marks)
@@ -135,14 +135,14 @@ class _Spelling:
 
     def parts(self, text: str) -> list[str]:
         """Return marks and the texts between them."""
-        found, start = [], 0
+        parts, start = [], 0
         for match in self._split.finditer(text):
-            found += [text[start : match.start()], match[0]]
+            parts += [text[start : match.start()], match[0]]
             start = match.end()
-        return [part for part in [*found, text[start:]] if part]
+        return [part for part in [*parts, text[start:]] if part]
 
     def __call__(self, syntax: str, *, text: str = "TEXT") -> str:
-        """Return the text in Lark, empty for nothing; the rule `text` is any text."""
+        """Return the text in Lark, or an empty string; the rule `text` matches any text."""
         return " ".join(self._part(part, text) for part in self.parts(syntax))
 
     def _part(self, part: str, text: str) -> str:

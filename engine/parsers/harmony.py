@@ -23,13 +23,13 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 class Harmony:
-    """Parses the Harmony format; a `ToolCallParser` that parses reasoning, too."""
+    """Parses the Harmony format; a `ToolCallParser` that also parses reasoning."""
 
     marks = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
     final = f"{_CHANNEL}final{_MESSAGE}"
 
     def syntax_for(self, template: str) -> CallSyntax:
-        """Return the call syntax of any template: one call, behind reasoning and preambles."""
+        """Return the call syntax of every template: one call, after reasoning and preambles."""
         del template
         begins = f"{_ENDS[0]}{_START}assistant"
         return CallSyntax(
@@ -71,7 +71,7 @@ class Harmony:
 
 
 def _body(stream: TextStream, sink: Callable[[str], None]) -> ParserCoroutine:
-    """Emit a message, whose end may be missing where the next one begins."""
+    """Emit a message, whose end may be missing before the next one."""
     stream.discard()
     mark = yield from stream.forward_until((*_ENDS, _START), sink)
     if mark == _START:

@@ -22,11 +22,11 @@ ScanCoroutine = Generator[None, None, bool]
 
 
 def skip_value(stream: TextStream) -> ScanCoroutine:
-    """Move past one JSON value; False, somewhere in it, as soon as it is invalid.
+    """Move past one JSON value; False, at some position in it, as soon as it is invalid.
 
-    White space before it is skipped, too.
+    Whitespace before it is skipped, too.
     """
-    closers: list[str] = []  # of what is open now
+    closers: list[str] = []  # of the open objects and arrays
     is_first = True
     while True:
         yield from stream.skip_space()
@@ -62,7 +62,7 @@ def pass_value(stream: TextStream) -> ParserCoroutine:
 
 
 def _skip_ends(stream: TextStream, closers: list[str]) -> ScanCoroutine:
-    """Move past the comma behind a value, and past closers before it."""
+    """Move past the comma after a value, and past closers before it."""
     while closers:
         yield from stream.skip_space()
         char = yield from stream.peek(1)
@@ -76,7 +76,7 @@ def _skip_ends(stream: TextStream, closers: list[str]) -> ScanCoroutine:
 
 
 def _skip_key(stream: TextStream) -> ScanCoroutine:
-    """Move past a member's name, its colon and the white space around them."""
+    """Move past a member's name, its colon and the whitespace around them."""
     if not (yield from _skip_string(stream)):
         return False
     yield from stream.skip_space()
@@ -116,57 +116,57 @@ def _skip_string(stream: TextStream) -> ScanCoroutine:
             if not is_escape or len(digits) < size or not _HEX.issuperset(digits):
                 return False
             stream.at += 2 + size
-        elif char < " ":  # what none may hold as it is, or the end of the text
+        elif char < " ":  # a control character, or the end of the text
             return False
 
 
 def _end_of(pattern: re.Pattern[str], stream: TextStream) -> int:
     match = pattern.match(stream.text, stream.at)
-    assert match is not None  # all of these patterns match nothing, too
+    assert match is not None  # all of these patterns also match the empty string
     return match.end()
 
 
 def loaded(text: str) -> Any:
-    """Return the value of a JSON text; ValueError for invalid JSON, NaN and infinities too."""
+    """Return the value of a JSON text; raise ValueError for invalid JSON, NaN and infinities."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as exc:
-        raise ValueError("it is nested too deeply") from exc
+        raise ValueError("the JSON is nested too deeply") from exc
 
 
 def members(text: str) -> dict[str, tuple[Any, str]]:
     """Return the members of an object: the value of each, and its source text.
 
-    Raises ValueError where the text is not one object.
+    Raises ValueError if the text is not a single object.
     """
     if not isinstance(loaded(text), dict):
-        raise ValueError("it is no object")  # noqa: TRY004 - a value of the text, not of ours
-    decoder, found = json.JSONDecoder(), {}
+        raise ValueError("not a JSON object")  # noqa: TRY004 - a value of the text, not of ours
+    decoder, result = json.JSONDecoder(), {}
     at = _after_space(text, text.index("{") + 1)
     while text[at] != "}":
         name, at = decoder.raw_decode(text, at)
         start = _after_space(text, text.index(":", at) + 1)
         value, end = decoder.raw_decode(text, start)
-        found[name] = (value, text[start:end])
+        result[name] = (value, text[start:end])
         at = _after_space(text, end)
         if text[at] == ",":
             at = _after_space(text, at + 1)
-    return found
+    return result
 
 
 def items(text: str) -> list[str]:
-    """Return the source text of each item of an array; ValueError where the text is no array."""
+    """Return the source text of each item of an array; raise ValueError for other texts."""
     if not isinstance(loaded(text), list):
-        raise ValueError("it is no array")  # noqa: TRY004 - a value of the text, not of ours
-    decoder, found = json.JSONDecoder(), []
+        raise ValueError("not a JSON array")  # noqa: TRY004 - a value of the text, not of ours
+    decoder, sources = json.JSONDecoder(), []
     at = _after_space(text, text.index("[") + 1)
     while text[at] != "]":
         _, end = decoder.raw_decode(text, at)
-        found.append(text[at:end])
+        sources.append(text[at:end])
         at = _after_space(text, end)
         if text[at] == ",":
             at = _after_space(text, at + 1)
-    return found
+    return sources
 
 
 def _after_space(text: str, at: int) -> int:
@@ -176,4 +176,4 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")

@@ -16,9 +16,9 @@ from .tool_calls import MISTRAL
 class ModelOutputParser:
     """Parses answers with a model's parsers; an `OutputParser`.
 
-    `is_open`: the prompt has opened the reasoning. `tools` maps tool names to argument schemas.
-    `is_single` keeps the first call alone. An answer that `is_constrained` has calls only where its
-    grammar allows them. `key` seeds the call ids: a line gets the same ids in every run.
+    `is_open` means that the prompt has opened the reasoning. `tools` maps tool names to argument
+    schemas. `is_single` allows only the first call. An answer that `is_constrained` has calls only
+    where its grammar allows them. `key` seeds the call ids: a row gets the same ids in every run.
     """
 
     parsers: ParserSet
@@ -31,11 +31,11 @@ class ModelOutputParser:
 
     @property
     def has_reasoning(self) -> bool:
-        """Say whether an answer may begin with reasoning."""
+        """Return whether an answer may begin with reasoning."""
         return self.parsers.has_reasoning
 
     def for_choice(self, choice: int) -> StreamParser:
-        """Return a parser of the choice of that number."""
+        """Return a parser for the choice with this number."""
         stream = TextStream(
             lambda index: self._id(choice, index),
             tools=self.tools,
@@ -54,5 +54,5 @@ class ModelOutputParser:
 
     def _id(self, choice: int, index: int) -> str:
         digest = blake2b(f"{self.key} {choice} {index}".encode(), digest_size=12).hexdigest()
-        # Mistral's templates take no others.
+        # Mistral's templates reject other ids.
         return digest[:9] if self.parsers.tool_calls is MISTRAL else f"call_{digest}"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class DeltaToolCall:
-    """More of call `index`: `name` and `call_id` come whole with its first delta, then are None.
+    """The next part of call `index`; only its first delta has `name` and `call_id`.
 
     `arguments` is the next part of a JSON text.
     """
@@ -24,7 +24,7 @@ class DeltaToolCall:
 class DeltaMessage:
     """A parsed piece of an answer; all deltas together are the answer.
 
-    `warning` is a fault of the output, such as a call that could not be parsed and stays content.
+    `warning` describes a fault, such as a call that could not be parsed and stays content.
     """
 
     reasoning: str = ""
@@ -36,7 +36,7 @@ class DeltaMessage:
 class ChoiceParser(Protocol):
     """Parses one choice's text as it streams, in pieces cut anywhere.
 
-    However the text is cut, the deltas together are the same.
+    The deltas' total does not depend on the cuts.
     """
 
     def push(self, text: str) -> Sequence[DeltaMessage]:
@@ -73,29 +73,29 @@ class ParsedMessage:
 class OutputParser(Protocol):
     """Parser of the answers to one request.
 
-    `markers` are special tokens that it must see, though others are skipped in the text.
+    `markers` are special tokens that it needs in the text, even if others are skipped.
     """
 
     @property
     def markers(self) -> frozenset[int]:
-        """Return their ids."""
+        """Return the ids of the markers."""
 
     @property
     def has_reasoning(self) -> bool:
-        """Say whether an answer may have reasoning, to be counted and shown apart."""
+        """Return whether an answer may have reasoning, to be counted and shown separately."""
 
     def for_choice(self, choice: int) -> ChoiceParser:
-        """Return a parser of the choice of that number."""
+        """Return a parser for the choice with this number."""
 
 
 def parse_text(reader: ChoiceParser, text: str) -> ParsedMessage:
-    """Return the message of a whole text."""
+    """Return the message of a complete text."""
     answer = merge_deltas([*reader.push(text), *reader.end()])
     return replace(answer, reasoning_spans=tuple(reader.reasoning_spans))
 
 
 def merge_deltas(pieces: Iterable[DeltaMessage]) -> ParsedMessage:
-    """Return the message that all its deltas make up."""
+    """Return the message that consists of these deltas."""
     reasoning, content, warnings = [], [], []
     calls: dict[int, ParsedToolCall] = {}
     for piece in pieces:
@@ -118,28 +118,28 @@ class PlainTextParser:
 
     @property
     def markers(self) -> frozenset[int]:
-        """Return none."""
+        """Return an empty set."""
         return frozenset()
 
     @property
     def has_reasoning(self) -> bool:
-        """Say that all is content."""
+        """Return False: all text is content."""
         return False
 
     def for_choice(self, choice: int) -> PlainTextParser:
-        """Return itself: it keeps no state."""
+        """Return the parser itself, which has no state."""
         del choice
         return self
 
     def push(self, text: str) -> Sequence[DeltaMessage]:
-        """Return the text as it is."""
+        """Return the text unchanged."""
         return [DeltaMessage(content=text)] if text else []
 
     def end(self) -> Sequence[DeltaMessage]:
-        """Return nothing: all text was certain at once."""
+        """Return nothing: all text was emitted at once."""
         return []
 
     @property
     def reasoning_spans(self) -> Sequence[tuple[int, int]]:
-        """Return none."""
+        """Return an empty tuple."""
         return ()

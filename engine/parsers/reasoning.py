@@ -1,4 +1,4 @@
-"""Reasoning parser: the text between a model's marks of its reasoning, such as `<think>`."""
+"""Reasoning parser: the text between a model's reasoning marks, such as `<think>`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 from .text_stream import ParserCoroutine, TextStream
 
 ReasoningStart = Literal["open", "closed", "before"]
-"""Start of an answer: inside the reasoning, behind it, or where the model may open it itself."""
+"""Start of an answer: inside the reasoning, after it, or before the model may open it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParser:
     """Parses reasoning between `opens` and `closes`, before the answer.
 
-    Some models leave out the opening mark: with `always_opens` the answer starts with reasoning
-    though no prompt has opened it. A `label` may stand behind that mark.
+    Some models omit the opening mark: with `always_opens` the answer starts with reasoning even if
+    the prompt has not opened it. A `label` may follow the opening mark.
     """
 
     opens: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Registry of tool call parsers and reasoning parsers, by name and by signs in chat templates."""
+"""Registry of tool call and reasoning parsers, by name and by their signs in chat templates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BARE_KEY = re.compile(r'([{,]\s*)([^\s{}\[\]:,"]+)\s*:\s*')
 def _enclosed(
     stream: TextStream, marks: tuple[str, str], parse: Callable[[str], Sequence[RawCall]]
 ) -> CallsCoroutine:
-    """Parse the text between two marks; another opening one ends it, too, as does the end."""
+    """Parse text up to the closing mark, another opening mark, or the end."""
     text, mark = yield from stream.read_until(marks)
     if mark is None:
         text = text[: len(text) - partial_mark_size(marks[1:], text, 0)]
@@ -55,7 +55,7 @@ def _gemma_calls(text: str) -> list[RawCall]:
     """Return the call of a text such as `call:f{key:<|"|>value<|"|>,size:5}`."""
     match = _GEMMA_CALL.fullmatch(text)
     if match is None:
-        raise ValueError("it calls nothing")
+        raise ValueError("not a call")
     arguments = match["arguments"]
     try:
         members(arguments)
@@ -66,7 +66,7 @@ def _gemma_calls(text: str) -> list[RawCall]:
 
 
 def _json_of(text: str) -> str:
-    """Return an object of Gemma's as JSON: its strings have marks, and its keys are bare."""
+    """Return a Gemma object as JSON: its strings have marks, and its keys have no quotes."""
     parts = text.split(_QUOTE)
     parts[::2] = [_BARE_KEY.sub(r'\1"\2": ', part) for part in parts[::2]]
     parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
@@ -159,7 +159,7 @@ _OTHER_NAMES = MappingProxyType(
     }
 )
 _CHANNELS = frozenset({"openai_gptoss", "gpt_oss"})
-# Signs of each parser in templates; the first one found counts.
+# Signs of each parser in templates; the first match wins.
 TOOL_CALL_SIGNS = (
     ("<|channel|>", "openai"),
     ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
@@ -192,9 +192,9 @@ REASONING_SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class ParserSet:
-    """The tool call parser and the reasoning parser of one model; None where none is known.
+    """The tool call parser and the reasoning parser of one model; None for an unknown one.
 
-    Harmony channels hold both: then `tool_calls` parses all answers, and there is no reasoning
+    Harmony channels contain both: then `tool_calls` parses all answers, and there is no reasoning
     parser.
     """
 
@@ -204,7 +204,7 @@ class ParserSet:
 
     @property
     def has_channels(self) -> bool:
-        """Say whether all of the model's output stands in Harmony channels."""
+        """Return whether all of the model's output is in Harmony channels."""
         return self.tool_calls is HARMONY
 
     @property
@@ -226,19 +226,19 @@ class ParserSet:
 
     @property
     def with_forced_calls(self) -> ParserSet:
-        """Return the parsers of answers that must call: in a JSON list where no parser is known."""
+        """Return the parsers of forced calls: a JSON list if the model's parser is unknown."""
         return self if self.tool_calls is not None else replace(self, tool_calls=LISTED_CALLS)
 
     @property
     def has_reasoning(self) -> bool:
-        """Say whether the model may reason before it answers."""
+        """Return whether the model may reason before it answers."""
         return self.has_channels or self.reasoning is not None
 
 
 def select_parsers(
     template: str | None, *, tool_calls: str | None = None, reasoning: str | None = None
 ) -> ParserSet:
-    """Return the parsers of these names (`none` for none), or those that a template's signs imply.
+    """Return the parsers with these names (`none` for no parser), or those that a template implies.
 
     Raises `EngineError` for an unknown name.
     """
@@ -284,5 +284,5 @@ def _named(parsers: Mapping[str, _Parser], name: str, flag: str) -> _Parser | No
     parser = parsers.get(plain) or parsers.get(_OTHER_NAMES.get(plain, ""))
     if parser is None:
         names = ", ".join([*sorted(parsers), NONE])
-        raise EngineError(f"{flag} {name} is none of {names}")
+        raise EngineError(f"{flag}: unknown parser {name!r}: use one of {names}")
     return parser

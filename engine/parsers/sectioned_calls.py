@@ -1,4 +1,4 @@
-"""Tool call parser of calls between marks, in a section between others: DeepSeek and Kimi K2."""
+"""Tool call parser of calls between marks, in a marked section: DeepSeek and Kimi K2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):[0-9]+")
 
 
 class SectionMarks(NamedTuple):
-    """Marks of a section of calls; `arguments` stands between a call's name and its arguments.
+    """Marks of a section of calls; `arguments` is the mark between a call's name and its arguments.
 
     With `has_ids` the name is an id, such as `functions.f:0`.
     """
@@ -28,20 +28,20 @@ class SectionMarks(NamedTuple):
 
     def parse_calls(self, stream: TextStream) -> CallsCoroutine:
         """Parse the calls of a section, whose end may be missing."""
-        said: list[RawCall] = []
+        calls: list[RawCall] = []
         while True:
             yield from stream.skip_space()
             before = stream.at
             if (yield from stream.accept(self.closes)) or not (yield from stream.accept(self.call)):
-                return said or None
+                return calls or None
             call = yield from self._call(stream)
             if call is None:
                 stream.at = before
-                return said or None
-            said.append(call)
+                return calls or None
+            calls.append(call)
 
     def _call(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
-        """Parse a call: a name and JSON, or as V3 has it `function`, the name and a block of it."""
+        """Parse a call: a name and JSON, or in V3's format `function`, the name and JSON."""
         yield from stream.skip_space()
         name = yield from stream.read_name()
         yield from stream.skip_space()

@@ -1,6 +1,6 @@
 """Tool call parser of calls between two tags, in JSON or with tagged arguments.
 
-JSON is Hermes', Nemotron's and Cohere's; tags are those of Qwen3-Coder, GLM, MiniMax and Seed-OSS.
+Hermes, Nemotron and Cohere use JSON; Qwen3-Coder, GLM, MiniMax and Seed-OSS use tags.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentTypes:
-    """The types of a function's arguments by its schema, through references and unions too."""
+    """The types of a function's arguments from its schema, including references and unions."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._facts = SchemaFacts(schema)
         self._members = self._facts.infer(schema).get("object", ANYTHING["object"])
 
     def json_of(self, text: str, key: str) -> str:
-        """Return a text between tags as JSON: as a string where it may be one, else as it is."""
+        """Return a text between tags as JSON: a string if that is allowed, else the text itself."""
         allowed = self._facts.infer(self._members.member(key)) or ANYTHING
         if _is_string(text, allowed):
             return _json(text)
-        spelt = _PYTHON.get(text, text)
+        value = _PYTHON.get(text, text)
         try:
-            kind = type_of(loaded(spelt))
+            kind = type_of(loaded(value))
         except ValueError:
             return _json(text)
         strings = allowed.get("string")
         if strings is None:
-            return spelt.strip()
-        # Quotes belong to a text, unless it is one of known values.
+            return value.strip()
+        # Quotes are part of the text, unless it must be one of certain values.
         is_other = kind != "string" or strings.values is not None
-        return spelt.strip() if kind in allowed and is_other else _json(text)
+        return value.strip() if kind in allowed and is_other else _json(text)
 
 
 def _is_string(text: str, allowed: Facts) -> bool:
@@ -57,7 +57,7 @@ def _is_string(text: str, allowed: Facts) -> bool:
         return False
     if strings.values is not None:
         return text in strings.values
-    # A text of a pattern or a format may be something else that is allowed, too.
+    # A text with a pattern or a format may also match another allowed type.
     return strings.is_free
 
 
@@ -70,10 +70,10 @@ _ARG_KEY, _ARG_VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """Tags of calls, and of a function and its parameters between them.
+    """Tags of calls, of a function and its parameters in them.
 
-    `name_end` ends the name that a tag has. With `has_pairs` a call may be a bare name with tagged
-    keys and values, as GLM writes it.
+    `name_end` ends the name in a tag. With `has_pairs` a call may be a bare name with tagged keys
+    and values, as GLM writes it.
     """
 
     opens: str
@@ -85,38 +85,38 @@ class CallTags:
     has_pairs: bool = False
 
     def parse_calls(self, stream: TextStream) -> CallsCoroutine:
-        """Parse calls up to their end tag, which may be missing; mostly there is one call."""
-        said: list[RawCall] = []
+        """Parse calls up to their end tag, which may be missing; usually there is one call."""
+        calls: list[RawCall] = []
         after = stream.at
         while True:
             yield from stream.skip_space()
-            if said and (yield from stream.accept(self.closes)):
-                return said
-            if said and (yield from stream.peek(1)) not in ("<", "{", "["):
+            if calls and (yield from stream.accept(self.closes)):
+                return calls
+            if calls and (yield from stream.peek(1)) not in ("<", "{", "["):
                 break
-            found = yield from self._calls(stream, is_first=not said)
-            if found is None:
+            more = yield from self._calls(stream, is_first=not calls)
+            if more is None:
                 break
-            said += found
+            calls += more
             after = stream.at
         stream.at = after
-        return said or None
+        return calls or None
 
     def _calls(
         self, stream: TextStream, *, is_first: bool
     ) -> Generator[None, None, list[RawCall] | None]:
         if (yield from stream.accept(self.function)):
-            found = yield from self._function(stream)
+            call = yield from self._function(stream)
         elif (yield from stream.peek(1)) in ("{", "["):
             return (yield from parse_json_calls(stream))
         else:
-            found = (yield from self._pairs(stream)) if is_first and self.has_pairs else None
-        return None if found is None else [found]
+            call = (yield from self._pairs(stream)) if is_first and self.has_pairs else None
+        return None if call is None else [call]
 
     def _function(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
         """Parse the rest of a function's tag: the name, and the arguments as a JSON text.
 
-        A value is a string unless the function's schema gives another type that it can be.
+        A value is a string unless the function's schema allows another type that matches.
         """
         name = yield from stream.read_name()
         if not name or not (yield from stream.accept(self.name_end)):
@@ -130,23 +130,24 @@ class CallTags:
             if not (yield from stream.accept(self.name_end)):
                 return None
             value, mark = yield from self._value(stream)
-            # Another call ends an unfinished one: else many openings would take quadratic time.
+            # Another call ends an unfinished one: otherwise many openings would take quadratic
+            # time.
             if mark is None or mark in (self.opens, self.function):
                 return None
-            if mark != "</parameter>":  # left out: another one begins
+            if mark != "</parameter>":  # omitted: another one begins
                 stream.at -= len(mark)
             arguments[key] = _types_of(stream, name).json_of(
                 value.removeprefix("\n").removesuffix("\n"), key
             )
         if not (yield from stream.accept_end(self.function_end)):
-            # May be left out where the call ends or another begins.
+            # It may be omitted if the call ends or another begins.
             follows = yield from stream.peek(max(len(self.closes), len(self.function)))
             if not follows.startswith((self.closes, self.function)):
                 return None
         return RawCall(name, _object(arguments))
 
     def _value(self, stream: TextStream) -> Generator[None, None, tuple[str, str | None]]:
-        """Read a value and the mark behind it; a function's tag is text where its end follows."""
+        """Read a value and the mark after it; a function's tag before the value's end is text."""
         marks = (self.opens, self.parameter, "</parameter>", self.function_end, self.closes)
         value, mark = yield from stream.read_until((self.function, *marks))
         if mark == self.function:
@@ -177,7 +178,7 @@ class CallTags:
         end = yield from stream.peek(len(self.closes))
         if not name or len(end) < 2 or not self.closes.startswith(end):
             return None
-        if end != self.closes:  # cut there by the end of the text
+        if end != self.closes:  # truncated by the end of the text
             stream.at += len(end)
         return RawCall(name, _object(arguments))
 
@@ -186,8 +187,8 @@ def _types_of(stream: TextStream, name: str) -> ArgumentTypes:
     """Return a function's argument types, cached for all of its calls."""
     if name not in stream.types:
         stream.types[name] = ArgumentTypes(stream.tools.get(name, {}))
-    found: ArgumentTypes = stream.types[name]
-    return found
+    types: ArgumentTypes = stream.types[name]
+    return types
 
 
 def _object(arguments: Mapping[str, str]) -> str:
@@ -196,7 +197,7 @@ def _object(arguments: Mapping[str, str]) -> str:
 
 
 def _parser(tags: CallTags, unmarked: tuple[str, ...] = ()) -> MarkedCallParser:
-    """Return the parser of calls of which each has both tags."""
+    """Return the parser of calls that each have both tags."""
     syntax = CallSyntax(
         head=f'{tags.opens}\n{{"name": "{NAME}", "arguments": ',
         tail=f"}}\n{tags.closes}",
@@ -220,7 +221,7 @@ def _list_parser(opens: str, closes: str, *, name: str = "name") -> MarkedCallPa
     return MarkedCallParser((opens,), CallTags(opens, closes).parse_calls, syntax, (closes,))
 
 
-# A grammar holds each call to JSON, which all of these may be: values between tags it cannot type.
+# Grammars constrain calls to JSON, which all of these accept: they cannot type tagged values.
 HERMES = _parser(CallTags("<tool_call>", "</tool_call>", has_pairs=True), ("<function=",))
 MINIMAX = _parser(
     CallTags(

@@ -1,7 +1,8 @@
-"""Streamed text, parsed by coroutines as if all of it were there.
+"""Streamed text, parsed by coroutines as if it were complete.
 
-A parser that needs more text yields, and resumes once there is some or the text has ended. Its
-decisions never depend on how much has arrived: so a text parses in the same way however it is cut.
+A parser that needs more text yields, and resumes once there is more or the text has ended. Its
+decisions never depend on the amount that has arrived, so the parts of a text do not affect the
+result.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ ParserCoroutine = Generator[None, None, None]
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
 _MAX_WORD_CHARS = 1_000
-_UNKNOWN = "The model called `{}`, which is none of the tools."
-_ONLY_ONE = "The model made several calls; `parallel_tool_calls` is false: the first alone stands."
+_UNKNOWN = "The model called `{}`, which is not in `tools`."
+_ONLY_ONE = (
+    "The model made several calls; only the first is returned (`parallel_tool_calls` is false)."
+)
 
 
 class TextStream:
     """The text so far, the parser's position in it, and the deltas not yet returned.
 
-    `text[at:]` is unread, `base` characters came before `text`. `reasoning_spans` are character
+    `text[at:]` is unread; `base` characters came before `text`. `reasoning_spans` are character
     ranges of the whole text, marks included. `tools` maps tool names to argument schemas, and
-    `types` caches the argument types that parsers derive from those. An answer that
+    `types` caches the argument types that parsers derive from them. An answer that
     `is_constrained` has calls only where its grammar allows them.
     """
 
     __slots__ = (
+        "_content",
         "_ids",
-        "_is_behind_call",
+        "_is_after_call",
         "_is_single",
         "_num_calls",
         "_pieces",
-        "_said",
-        "_thoughts",
+        "_reasoning",
         "_warned",
         "at",
         "base",
@@ -69,10 +72,10 @@ class TextStream:
         self.has_ended = False
         self.reasoning_spans: list[tuple[int, int]] = []
         self._pieces: list[DeltaMessage] = []
-        self._thoughts = _Trimmed("\r\n")
-        self._said = _Trimmed()
+        self._reasoning = _Trimmed("\r\n")
+        self._content = _Trimmed()
         self._num_calls = 0
-        self._is_behind_call = False
+        self._is_after_call = False
         self._warned: set[str] = set()
 
     # Input of parsers.
@@ -84,20 +87,20 @@ class TextStream:
         return self.text[self.at : self.at + size]
 
     def accept(self, wanted: str) -> Generator[None, None, bool]:
-        """Move past `wanted` if it stands here, and say whether it does."""
+        """Move past `wanted` if it is at this position; return whether it is."""
         while True:
-            there = self.text[self.at : self.at + len(wanted)]
-            if there == wanted:
+            text = self.text[self.at : self.at + len(wanted)]
+            if text == wanted:
                 self.at += len(wanted)
                 return True
-            if self.has_ended or not wanted.startswith(there):
+            if self.has_ended or not wanted.startswith(text):
                 return False
             yield
 
     def accept_end(self, wanted: str, *, least: int = 2) -> Generator[None, None, bool]:
-        """Move past `wanted` if it is here, and say whether it is.
+        """Move past `wanted` if it is at this position; return whether it is.
 
-        Where the text ends its beginning is enough, from `least` characters on.
+        At the end of the text its first `least` characters or more are enough.
         """
         if (yield from self.accept(wanted)):
             return True
@@ -108,7 +111,7 @@ class TextStream:
         return False
 
     def accept_any(self, wanted: Sequence[str]) -> Generator[None, None, str | None]:
-        """Move past the first of `wanted` that stands here, and return it."""
+        """Move past the first of `wanted` at this position, and return it."""
         for mark in wanted:
             if (yield from self.accept(mark)):
                 return mark
@@ -118,7 +121,7 @@ class TextStream:
         """Read a name."""
         while True:
             match = _WORD.match(self.text, self.at)
-            assert match is not None  # nothing is a match, too
+            assert match is not None  # the empty string matches, too
             is_whole = match.end() < len(self.text) or self.has_ended
             if is_whole or len(match[0]) > _MAX_WORD_CHARS:
                 self.at = match.end()
@@ -126,10 +129,10 @@ class TextStream:
             yield
 
     def skip_space(self) -> ParserCoroutine:
-        """Move past white space."""
+        """Move past whitespace."""
         while True:
             match = _SPACE.match(self.text, self.at)
-            assert match is not None  # nothing is a match, too
+            assert match is not None  # the empty string matches, too
             self.at = match.end()
             if self.at < len(self.text) or self.has_ended:
                 return
@@ -138,28 +141,28 @@ class TextStream:
     def read_until(self, marks: Sequence[str]) -> Generator[None, None, tuple[str, str | None]]:
         """Move past the first of the marks; return the text before it, and the mark.
 
-        At the end of a text without one, that is the rest and None.
+        Without a mark, return the rest and None at the end of the text.
         """
         start = self.at
-        looked = start
+        searched = start
         while True:
-            place, mark = find_first(marks, self.text, looked)
+            place, mark = find_first(marks, self.text, searched)
             if mark is not None:
                 self.at = place + len(mark)
                 return self.text[start:place], mark
             if self.has_ended:
                 self.at = len(self.text)
                 return self.text[start:], None
-            looked = max(start, len(self.text) - max(map(len, marks)) + 1)
+            searched = max(start, len(self.text) - max(map(len, marks)) + 1)
             yield
 
     def forward_until(
         self, marks: Sequence[str], sink: Callable[[str], None]
     ) -> Generator[None, None, str | None]:
-        """Hand text to `sink` up to the first of the marks; move past that and return it.
+        """Pass text to `sink` up to the first of the marks; move past it and return it.
 
-        A possible beginning of a mark is held back; at the end of the text it is dropped if there
-        is nothing else behind a call.
+        A possible beginning of a mark is held back. At the end of the text it is dropped if it is
+        all that follows a call.
         """
         while True:
             place, mark = find_first(marks, self.text, self.at)
@@ -167,7 +170,7 @@ class TextStream:
             if mark is None and not self.has_ended:
                 end -= partial_mark_size(marks, self.text, self.at)
             rest = self.text[self.at : end].lstrip()
-            is_cut = mark is None and self.has_ended and self._is_behind_call
+            is_cut = mark is None and self.has_ended and self._is_after_call
             if not (is_cut and partial_mark_size(marks, rest, 0) == len(rest)):
                 sink(self.text[self.at : end])
             self.at = end + len(mark or "")
@@ -191,35 +194,35 @@ class TextStream:
 
     def emit_reasoning(self, text: str) -> None:
         """Emit more reasoning."""
-        if shown := self._thoughts.more(text):
+        if shown := self._reasoning.more(text):
             self._pieces.append(DeltaMessage(reasoning=shown))
 
     def end_reasoning(self) -> None:
-        """Strip white space at the end of the reasoning, and newlines before the content."""
-        self._thoughts.cut(next_strips="\r\n")
-        self._said.cut(next_strips="\r\n")
+        """Strip whitespace at the end of the reasoning, and newlines before the content."""
+        self._reasoning.cut(next_strips="\r\n")
+        self._content.cut(next_strips="\r\n")
 
     def start_reasoning(self) -> None:
-        """Start another block of reasoning, on a line of its own."""
-        if self._thoughts.has_any:
+        """Start another block of reasoning, on a new line."""
+        if self._reasoning.has_any:
             self._pieces.append(DeltaMessage(reasoning="\n"))
 
     def start_content(self) -> None:
-        """Start another block of content, on a line of its own."""
-        if self._said.has_any:
-            self._said.cut(next_strips=None)
+        """Start another block of content, on a new line."""
+        if self._content.has_any:
+            self._content.cut(next_strips=None)
             self._pieces.append(DeltaMessage(content="\n"))
 
     def emit_content(self, text: str) -> None:
         """Emit more content."""
-        if shown := self._said.more(text):
-            self._is_behind_call = False
+        if shown := self._content.more(text):
+            self._is_after_call = False
             self._pieces.append(DeltaMessage(content=shown))
 
     def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
-        """Emit a whole call; white space around it is no content."""
-        self._said.cut(next_strips=None)
-        self._is_behind_call = True
+        """Emit a whole call; whitespace around it is not content."""
+        self._content.cut(next_strips=None)
+        self._is_after_call = True
         if self._is_single and self._num_calls:
             self.warn(_ONLY_ONE)
             return
@@ -237,8 +240,8 @@ class TextStream:
             self._pieces.append(DeltaMessage(warning=words))
 
     def finish(self) -> None:
-        """Emit the white space that no call followed."""
-        if shown := self._said.rest():
+        """Emit trailing whitespace that is not followed by a call."""
+        if shown := self._content.rest():
             self._pieces.append(DeltaMessage(content=shown))
 
     def pop_deltas(self) -> list[DeltaMessage]:
@@ -279,7 +282,7 @@ class StreamParser:
 
 
 class _Trimmed:
-    """A text without white space at its end, and without some at its beginning."""
+    """A text without trailing whitespace, and without certain leading characters."""
 
     __slots__ = ("_held", "_strips", "has_any")
 
@@ -289,7 +292,7 @@ class _Trimmed:
         self._strips = strips
 
     def more(self, text: str) -> str:
-        """Return the certain part: white space is held until something follows."""
+        """Return the certain part: whitespace is held until something follows."""
         if self._strips != "":
             text = text.lstrip(self._strips)
         if not text:
@@ -302,19 +305,19 @@ class _Trimmed:
         return shown
 
     def cut(self, *, next_strips: str | None) -> None:
-        """Drop held white space; strip these characters of the next text (None: any space)."""
+        """Drop held whitespace; strip these characters of the next text (None: any space)."""
         self._held, self._strips = "", next_strips
 
     def rest(self) -> str:
-        """Return the held white space."""
+        """Return the held whitespace."""
         return self._held
 
 
 def find_first(marks: Sequence[str], text: str, start: int) -> tuple[int, str | None]:
-    """Return the place of the first mark, and the mark; none may begin as another does."""
+    """Return the place of the first mark, and the mark; no mark may be a prefix of another."""
     first: tuple[int, str | None] = (len(text), None)
     for mark in marks:
-        # Only before the last find: a text may be long, and searched again and again.
+        # Only before the last match: a long text may be searched repeatedly.
         place = text.find(mark, start, first[0] + len(mark) - 1 if first[1] else len(text))
         if place >= 0:
             first = place, mark
@@ -322,7 +325,7 @@ def find_first(marks: Sequence[str], text: str, start: int) -> tuple[int, str | 
 
 
 def partial_mark_size(marks: Sequence[str], text: str, start: int) -> int:
-    """Return how many characters at the text's end may be the beginning of a mark."""
+    """Return the number of characters at the text's end that may begin a mark."""
     longest = min(max(map(len, marks), default=1) - 1, len(text) - start)
     for size in range(longest, 0, -1):
         tail = text[len(text) - size :]

@@ -1,4 +1,4 @@
-"""Tool call parsers of calls behind a mark; those of mistral and granite."""
+"""Tool call parsers of calls after a mark, including those of Mistral and Granite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .json_text import items, members, skip_value
 from .text_stream import ParserCoroutine, TextStream
 
 _MAX_NAME_CHARS = 200
-UNREAD = "A call of a tool could not be read; it is left in the content."
+UNREAD = "A tool call could not be parsed; it stays in the content."
 
 
 class RawCall(NamedTuple):
-    """A parsed call; without arguments, or an id, where the model wrote none."""
+    """A parsed call; arguments and id are None if the model omitted them."""
 
     name: str
     arguments: str | None = None
@@ -23,7 +23,7 @@ class RawCall(NamedTuple):
 
 
 CallsCoroutine = Generator[None, None, Sequence[RawCall] | None]
-"""Parses text behind a mark; None, somewhere in it, where that is no call."""
+"""Parses text after a mark; returns None, at some position in it, if it is not a call."""
 
 
 class ToolCallParser(Protocol):
@@ -31,7 +31,7 @@ class ToolCallParser(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return them."""
+        """Return the texts of the special tokens."""
 
     def syntax_for(self, template: str) -> CallSyntax:
         """Return the call syntax of a model with this template."""
@@ -44,15 +44,15 @@ class CallsParser(Protocol):
     """Parses the calls that follow a mark."""
 
     def __call__(self, stream: TextStream) -> CallsCoroutine:
-        """Return them, or None."""
+        """Return the calls, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedCallParser:
-    """Tool call parser of calls behind one of the marks `opens`, anywhere; a `ToolCallParser`.
+    """Tool call parser of calls after one of the marks `opens`, anywhere; a `ToolCallParser`.
 
-    Models whose template has the `sign` use `syntax_with_sign`. A model may leave the mark out
-    before one of `unmarked`, and then calls one of its tools.
+    Models whose template contains the `sign` use `syntax_with_sign`. A model may omit the mark
+    before one of `unmarked` if it then calls one of its tools.
     """
 
     opens: tuple[str, ...]
@@ -75,56 +75,56 @@ class MarkedCallParser:
         return self.syntax
 
     def read(self, stream: TextStream) -> ParserCoroutine:
-        """Parse an answer; calls that cannot be parsed stay content, mark and all."""
+        """Parse an answer; calls that cannot be parsed stay content, including the mark."""
         marks = (*self.marks, *(() if stream.is_constrained else self.unmarked))
         while (mark := (yield from stream.forward_until(marks, stream.emit_content))) is not None:
             if mark in self.unmarked:
                 stream.push_back(mark)
-            said = None if mark in self.other_marks else (yield from self.parse_calls(stream))
-            if said is not None and (mark in self.opens or names_tools(stream, said)):
-                emit_calls(stream, said)
+            calls = None if mark in self.other_marks else (yield from self.parse_calls(stream))
+            if calls is not None and (mark in self.opens or names_tools(stream, calls)):
+                emit_calls(stream, calls)
                 continue
-            # `forward_until` has dropped all before.
+            # `forward_until` has dropped the text before it.
             stream.at = len(mark) if mark in self.unmarked else 0
             name, _, _ = stream.text[stream.at : stream.at + _MAX_NAME_CHARS].partition(">")
-            if mark in self.marks or said is not None or name in stream.tools:
+            if mark in self.marks or calls is not None or name in stream.tools:
                 stream.warn(UNREAD)
             stream.emit_content(mark)
 
 
-def emit_calls(stream: TextStream, said: Sequence[RawCall]) -> None:
+def emit_calls(stream: TextStream, calls: Sequence[RawCall]) -> None:
     """Emit parsed calls, and discard their text."""
-    for call in said:
+    for call in calls:
         stream.emit_call(call.name, call.arguments or "{}", call.call_id)
     stream.discard()
 
 
-def names_tools(stream: TextStream, said: Sequence[RawCall]) -> bool:
-    """Say whether calls name tools alone, and have arguments: without a mark they may be text."""
-    return all(call.name in stream.tools and call.arguments is not None for call in said)
+def names_tools(stream: TextStream, calls: Sequence[RawCall]) -> bool:
+    """Return whether all calls name tools and have arguments; otherwise they may be text."""
+    return all(call.name in stream.tools and call.arguments is not None for call in calls)
 
 
 def parse_calls_of_json(text: str) -> list[RawCall]:
-    """Return the calls of a JSON object, or of an array of them; ValueError for other texts."""
+    """Return the calls of a JSON object or an array of them; raise ValueError for other texts."""
     if text.lstrip().startswith("["):
         return [call for item in items(text) for call in parse_calls_of_json(item)]
-    said = members(text)
-    if "function" in said and isinstance(said["function"][0], dict):
-        return parse_calls_of_json(said["function"][1])
-    name, _ = said.get("name") or said.get("function") or said.get("tool_name") or (None, "")
+    call = members(text)
+    if "function" in call and isinstance(call["function"][0], dict):
+        return parse_calls_of_json(call["function"][1])
+    name, _ = call.get("name") or call.get("function") or call.get("tool_name") or (None, "")
     if not isinstance(name, str) or not name:
-        raise ValueError("it names nothing to call")
-    given = said.get("arguments") or said.get("parameters")
-    if given is None:
+        raise ValueError("the call has no name")
+    member = call.get("arguments") or call.get("parameters")
+    if member is None:
         return [RawCall(name)]
-    value, arguments = given
-    if isinstance(value, str):  # a text of JSON inside JSON
+    value, arguments = member
+    if isinstance(value, str):  # JSON encoded as a string
         members(value)
         return [RawCall(name, value)]
     if value is None:
         return [RawCall(name, "{}")]
     if not isinstance(value, dict):
-        raise ValueError("arguments are an object")  # noqa: TRY004 - a value of the text, not ours
+        raise ValueError("arguments must be an object")  # noqa: TRY004 - a value of the text, not ours
     return [RawCall(name, arguments)]
 
 

@@ -1,1 +1,1 @@
-"""Scheduling: continuous batching over a paged KV cache with a prefix cache; no tensors."""
+"""Scheduling: continuous batching over a paged KV cache with a prefix cache; without tensors."""

@@ -12,43 +12,43 @@ from .sequence import Sequence
 
 
 class Admission(Protocol):
-    """A queue of waiting sequences; its length is how many wait.
+    """A queue of waiting sequences; its length is their number.
 
-    Any order is safe: of those that run, and of lines once nothing urgent comes, the one that
-    started first keeps its pages to its end.
+    Every order is safe: the running sequence that started first keeps its pages to its end. The
+    same holds for rows of files once no urgent sequences arrive.
     """
 
     def __len__(self) -> int:
-        """Return how many sequences wait here."""
+        """Return the number of waiting sequences."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has just arrived."""
 
     def requeue(self, sequence: Sequence) -> None:
-        """Queue a sequence again that ran, and has lost its pages."""
+        """Queue a preempted sequence again, which has lost its pages."""
 
     def peek(self) -> Sequence | None:
-        """Return the next to start, the same until the queue changes; None when nothing waits."""
+        """Return the next to start, the same until the queue changes; None if it is empty."""
 
     def pop(self) -> Sequence:
         """Remove what `peek` returned, which starts now, and return it."""
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
-        """Forget those of `unwanted` that wait here."""
+        """Remove waiting sequences that are in `unwanted`."""
 
 
 class ArrivalOrder:
-    """First come, first served; a sequence that was given back has its old place."""
+    """First come, first served; a preempted sequence returns to its old place."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Sequence]] = []
 
     def __len__(self) -> int:
-        """Return how many sequences wait here."""
+        """Return the number of waiting sequences."""
         return len(self._heap)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all that arrived before it."""
+        """Queue a sequence after all that arrived before it."""
         heappush(self._heap, (sequence.arrival, sequence))
 
     requeue = add
@@ -62,32 +62,30 @@ class ArrivalOrder:
         return heappop(self._heap)[1]
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
-        """Forget those of `unwanted` that wait here."""
+        """Remove waiting sequences that are in `unwanted`."""
         self._heap = [entry for entry in self._heap if entry[1] not in unwanted]
         heapify(self._heap)
 
 
 class RoundRobin:
-    """Requests in turn, a sequence each; those of one request in the order of arrival.
+    """Takes one sequence of each request in turn; those of one request start in order of arrival.
 
-    A request of which nothing runs comes before all of which something does, by `num_running_of`
-    and their ids: so each gets on, however many sequences another has.
+    A request without running sequences (by `num_running_of` and its id) comes before all others,
+    so that each makes progress, regardless of how many sequences another has.
     """
 
     def __init__(self, num_running_of: Mapping[str, int]) -> None:
         self._num_running_of = num_running_of
-        self._queues: dict[
-            str, ArrivalOrder
-        ] = {}  # by request id, whose turn was longest ago first
-        self._first_id = ""  # of what `peek` returned, which may run by now
+        self._queues: dict[str, ArrivalOrder] = {}  # by request id, the longest-waiting first
+        self._first_id = ""  # of the sequence that `peek` returned, which may run by now
         self._length = 0
 
     def __len__(self) -> int:
-        """Return how many sequences wait here."""
+        """Return the number of waiting sequences."""
         return self._length
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind those of its request; a new request has the last turn."""
+        """Queue a sequence after those of its request; a new request has the last turn."""
         self._queues.setdefault(sequence.request.request_id, ArrivalOrder()).add(sequence)
         self._length += 1
 
@@ -110,7 +108,7 @@ class RoundRobin:
         return queue.pop()
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
-        """Forget those of `unwanted` that wait here."""
+        """Remove waiting sequences that are in `unwanted`."""
         for queue in self._queues.values():
             queue.remove(unwanted)
         self._queues = {name: queue for name, queue in self._queues.items() if len(queue)}
@@ -120,21 +118,21 @@ class RoundRobin:
 class PrefixOrder:
     """Prompts with a common prefix start one after another, to share pages of the prefix cache.
 
-    In rounds: all that wait when a round begins start in the order of their prompts, of equal ones
-    the longest first. Who comes meanwhile joins where its place is still ahead, but only as many as
-    the round began with: so nobody is passed for longer than one round. A sequence that was given
-    back starts before all of them.
+    It works in rounds: the sequences that wait at a round's start run in the order of their
+    prompts, and among equal prompts the longest first. Later arrivals join if their place is still
+    ahead, but at most as many as the round began with, so none is overtaken for longer than one
+    round. A preempted sequence starts before all others.
     """
 
     def __init__(self) -> None:
         self._returned = ArrivalOrder()
         self._round: list[tuple[_PromptKey, Sequence]] = []  # a heap
         self._later: list[tuple[_PromptKey, Sequence]] = []
-        self._num_joining = 0  # that this round still takes
-        self._last: _PromptKey | None = None  # that it started
+        self._num_joining = 0  # that may still join this round
+        self._last: _PromptKey | None = None  # that this round has started
 
     def __len__(self) -> int:
-        """Return how many sequences wait here."""
+        """Return the number of waiting sequences."""
         return len(self._returned) + len(self._round) + len(self._later)
 
     def add(self, sequence: Sequence) -> None:
@@ -147,7 +145,7 @@ class PrefixOrder:
             self._later.append((key, sequence))
 
     def requeue(self, sequence: Sequence) -> None:
-        """Queue a sequence before all that have not run yet."""
+        """Queue a sequence before all sequences that have not run yet."""
         self._returned.add(sequence)
 
     def peek(self) -> Sequence | None:
@@ -168,7 +166,7 @@ class PrefixOrder:
         return sequence
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
-        """Forget those of `unwanted` that wait here."""
+        """Remove waiting sequences that are in `unwanted`."""
         self._returned.remove(unwanted)
         self._round = [entry for entry in self._round if entry[1] not in unwanted]
         heapify(self._round)
@@ -176,10 +174,9 @@ class PrefixOrder:
 
 
 class UrgentFirst:
-    """Sequences that somebody waits for, by their requests' turns; lines, by a policy, behind them.
+    """Interactive sequences first, in turn by request; then rows of files, by a policy.
 
-    However many such sequences come, all of them start before a line. `num_running_of` is the
-    table's.
+    All interactive sequences start before any row of a file. `num_running_of` belongs to the table.
     """
 
     def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
@@ -187,19 +184,19 @@ class UrgentFirst:
         self._lines = lines
 
     def __len__(self) -> int:
-        """Return how many sequences wait here."""
+        """Return the number of waiting sequences."""
         return len(self._urgent) + len(self._lines)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence among its like."""
+        """Queue a sequence with others of its kind."""
         self._queue_of(sequence).add(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Queue a sequence again among its like."""
+        """Queue a sequence again with others of its kind."""
         self._queue_of(sequence).requeue(sequence)
 
     def peek(self) -> Sequence | None:
-        """Return the next of those that somebody waits for, or else the next line."""
+        """Return the next interactive sequence, or else the next row of a file."""
         return self._next_queue.peek()
 
     def pop(self) -> Sequence:
@@ -207,7 +204,7 @@ class UrgentFirst:
         return self._next_queue.pop()
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
-        """Forget those of `unwanted` that wait here."""
+        """Remove waiting sequences that are in `unwanted`."""
         self._urgent.remove(unwanted)
         self._lines.remove(unwanted)
 
@@ -220,7 +217,7 @@ class UrgentFirst:
 
 
 class _PromptKey(NamedTuple):
-    """What the sequences of a round are sorted by; no two are equal."""
+    """Sort key of the sequences of a round; keys are unique."""
 
     adapter: int
     cache_salt: str
@@ -230,7 +227,7 @@ class _PromptKey(NamedTuple):
 
     @classmethod
     def from_sequence(cls, sequence: Sequence) -> _PromptKey:
-        """Return the place of a sequence."""
+        """Return the key of a sequence."""
         request = sequence.request
         return cls(
             request.adapter,

@@ -1,7 +1,7 @@
-"""Drafts: tokens that sequences may go on with, verified by the step that computes them.
+"""Drafts: possible next tokens of sequences, verified by the step that computes them.
 
-Speculative decoding: a step takes drafts behind a sequence's last token, each followed by a token
-that is chosen as if it had come alone. Those behind a wrong draft are forgotten.
+In speculative decoding a step appends drafts to a sequence's last token, and samples a token after
+each as if it were computed alone. Drafts after a wrong one are dropped.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .table import SequenceTable
 
 
 class Drafter(Protocol):
-    """Drafts tokens that sequences of one table may go on with, for steps to verify."""
+    """Drafts possible next tokens of one table's sequences, for steps to verify."""
 
     def enter(self, slot: int) -> None:
-        """Take note that another sequence has entered a slot."""
+        """Record that another sequence has entered a slot."""
 
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Write drafts behind the tokens of slots in the table, at most so many of each.
+        """Write drafts after the tokens of slots in the table, at most `most` for each.
 
-        Returns how many there are, `[slots]`. The ids of all tokens before them are known.
+        Returns the number of drafts, `[slots]`. The ids of all tokens before them are known.
         """
 
     def note_accepted(
@@ -37,17 +37,17 @@ class Drafter(Protocol):
         num_drafts: NDArray[np.int64],
         num_accepted: NDArray[np.int64],
     ) -> None:
-        """Learn how many of the drafts of slots were accepted."""
+        """Record the number of accepted drafts of slots."""
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from how long a step took."""
+        """Record the duration of a step."""
 
     def note_end(self, sequence: Sequence) -> None:
-        """Learn from a sequence that has ended by itself."""
+        """Record a sequence that has ended normally."""
 
 
 class Drafts:
-    """Drafts of one table's sequences, by a drafter."""
+    """Drafts of one table's sequences, from a drafter."""
 
     def __init__(
         self, table: SequenceTable, pool: PagePool, states: StateCache, drafter: Drafter
@@ -59,21 +59,21 @@ class Drafts:
         self.num_tokens = self.num_accepted = 0
 
     def enter(self, slot: int) -> None:
-        """Take note that another sequence has entered a slot."""
+        """Record that another sequence has entered a slot."""
         self._drafter.enter(slot)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from how long a step took."""
+        """Record the duration of a step."""
         self._drafter.note_seconds(plan, seconds)
 
     def note_end(self, sequence: Sequence) -> None:
-        """Learn from a sequence that has ended by itself."""
+        """Record a sequence that has ended normally."""
         self._drafter.note_end(sequence)
 
     def verify(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Say which ids of `plan.sampled` follow no wrong draft, nor one of a broken row."""
+        """Mark the ids of `plan.sampled` that follow no wrong draft and no broken row."""
         slots, places = plan.sampled, plan.sampled_places
         ends = np.minimum(self._table.num_known_ids[slots] + places, self._table.max_model_len - 1)
         is_miss = (token_ids != self._table.tokens[slots, ends]) | is_broken
@@ -82,7 +82,7 @@ class Drafts:
         return valid
 
     def forget(self, plan: StepPlan, taken: NDArray[np.bool_]) -> None:
-        """Let sequences go on behind the drafts that were right."""
+        """Continue sequences after their last correct draft."""
         table, is_drafted = self._table, plan.num_drafts > 0
         counts = plan.num_sampled[plan.samples]
         num_taken = np.add.reduceat(taken, np.cumsum(counts) - counts)
@@ -99,9 +99,9 @@ class Drafts:
         self._drafter.note_accepted(drafted, num_drafts, num_accepted)
 
     def plan(self, decodes: NDArray[np.int64], budget: StepBudget) -> dict[int, int]:
-        """Draft tokens for decodes; return the slots of those with drafts, and where they stop.
+        """Draft tokens for decodes; return the slots that have drafts, and their stops.
 
-        Drafts take no page that a sequence may need soon, and leave prompts half of the step.
+        Drafts use no page that a sequence may need soon, and leave half of the step to prompts.
         """
         table = self._table
         if self._pool.num_free < 2 * len(table.running):
@@ -111,7 +111,7 @@ class Drafts:
             return {}
         counts = self._drafter.draft(slots, table.max_tokens[slots] - table.num_tokens[slots] - 1)
         stops: dict[int, int] = {}
-        # As many rows of logits as a step may have without any.
+        # The maximum number of logit rows in a step without drafts.
         left = len(table.sequences) + MAX_SCORED_ROWS - len(decodes)
         left = min(left, min(budget.of_all, budget.of_lines) // 2)
         for slot, count in zip(slots[counts > 0].tolist(), counts[counts > 0], strict=True):

@@ -1,4 +1,4 @@
-"""One sequence to be encoded: what is asked of the loop, and what it came to."""
+"""One sequence to encode: its request and its result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class EncodingRequest:
-    """The tokens of one sequence, special ones among them, and the segment that each belongs to.
+    """The tokens of one sequence, including special ones, and the segment of each.
 
-    `type_ids` are told where two texts are read together; None: all are of the first segment. The
-    first `num_skipped` tokens are read, but left out of what is pooled. Somebody waits for one
-    whose `priority` is above 0: it comes before all others.
+    `type_ids` are set if two texts are read together; with None all tokens belong to the first
+    segment. The first `num_skipped` tokens are read, but excluded from pooling. A `priority` above
+    0 marks an interactive request, which comes before all others.
     """
 
     token_ids: list[int]
@@ -27,7 +27,7 @@ class EncodingRequest:
 class EncodingResult:
     """A model's output for one sequence: a vector `[D]`, or scores `[labels]`, in fp32.
 
-    Neither is normalised nor passed through an activation: that is the endpoint's.
+    The endpoint normalizes vectors and applies the activation of scores.
     """
 
     values: NDArray[np.float32]
@@ -35,5 +35,5 @@ class EncodingResult:
 
     @property
     def num_values(self) -> int:
-        """Return how many numbers a body would show of it."""
+        """Return the number of values in its body."""
         return len(self.values)

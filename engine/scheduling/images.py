@@ -1,4 +1,4 @@
-"""Images in a prompt: how a model sees them, and what its tokens there stand for."""
+"""Images in a prompt: how a model sees them, and what their tokens represent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 
 class Fit(NamedTuple):
-    """The size that an image is brought to, and the rows and columns of tokens that it becomes.
+    """The size that an image is resized to, and the resulting rows and columns of tokens.
 
-    Breaks between rows are a column.
+    Breaks between rows count as a column.
     """
 
     height: int
@@ -23,22 +23,22 @@ class Fit(NamedTuple):
 
 
 class ImageSizing(Protocol):
-    """The rule for the size that images are resized to; a value."""
+    """The rule for the size that images are resized to; compared by value."""
 
     def fit(self, height: int, width: int) -> Fit:
-        """Return what an image of so many pixels comes to; ValueError says why it cannot."""
+        """Return the fit of an image of this size; raise ValueError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
     """A model's image inputs: placeholder tokens, sizes and attention.
 
-    Its template writes the token `mark` for one, and in its place the prompt has `spelling`: texts
-    and tokens, of which `token` is repeated for each token of the image. `filter` is Pillow's
-    number of how an image is brought to its size. Where a model `is_bidirectional`, tokens of an
-    image see each other both ways; where it `has_axes`, they are turned by row and column. Where
-    it has `breaks`, the last column shows nothing: the first of these tokens ends a row, the second
-    the last one.
+    Its template writes the token `mark` for an image, and the prompt replaces it with `spelling`:
+    texts and tokens, of which `token` is repeated for each token of the image. `filter` is Pillow's
+    number of the resampling filter. If a model `is_bidirectional`, tokens of an image attend to
+    each other in both directions; if it `has_axes`, they are rotated by row and column. If it has
+    `breaks`, the last column shows nothing: the first break token ends a row, the second the last
+    row.
     """
 
     mark: int
@@ -51,7 +51,7 @@ class ImageSpec:
     breaks: tuple[int, int] | None = None
 
     def placeholders(self, rows: int, columns: int) -> list[int]:
-        """Return the tokens of a prompt that stand for an image, row by row."""
+        """Return the placeholder tokens of an image in a prompt, row by row."""
         if self.breaks is None:
             return [self.token] * (rows * columns)
         row_break, end = self.breaks
@@ -70,10 +70,10 @@ class ImageSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image in a prompt, in place of its tokens from `start` on: `pixels [H, W, 3]`.
+    """An image in a prompt, in place of its tokens from `start`: `pixels [H, W, 3]`.
 
-    Its tokens lie row by row. Where `is_whole` one step computes all that are not computed yet.
-    Those of one `digest` are the same image. Where it `has_breaks` the last column shows nothing.
+    Its tokens are stored row by row. If it `is_whole`, one step computes all remaining tokens.
+    Images with equal `digest` are the same. If it `has_breaks`, the last column shows nothing.
     """
 
     pixels: NDArray[np.uint8]
@@ -86,19 +86,19 @@ class PromptImage:
 
     @property
     def stop(self) -> int:
-        """Return where its tokens end."""
+        """Return the end of its tokens."""
         return self.start + self.rows * self.columns
 
     def num_shown(self, position: int) -> int:
-        """Return how many of its tokens before a position show something of it."""
+        """Return the number of its tokens before a position, not counting breaks."""
         count = position - self.start
         return count - count // self.columns if self.has_breaks else count
 
 
 def whole_stop(images: Sequence[PromptImage], start: int, stop: int) -> int:
-    """Return where tokens from `start` on may stop, at `stop` or so that no image is cut.
+    """Return a stop for tokens from `start`: `stop`, or an earlier or later one that cuts no image.
 
-    That is before an image, or behind one where nothing else would be left.
+    That is before an image, or after it if nothing else would be left.
     """
     for image in images:
         if image.is_whole and image.start < stop < image.stop:
@@ -107,10 +107,10 @@ def whole_stop(images: Sequence[PromptImage], start: int, stop: int) -> int:
 
 
 def axes_of(images: Sequence[PromptImage], num_tokens: int) -> NDArray[np.int32]:
-    """Return by what the tokens of a prompt are turned, in time, height and width: `[3, T]`.
+    """Return the rotation positions of a prompt's tokens in time, height and width: `[3, T]`.
 
-    An image is one moment: its tokens lie in its rows and columns, and what follows goes on behind
-    the longer side of these. As the Qwen2-VL report has it (Wang et al., 2024).
+    An image is one moment: its tokens have the positions of its rows and columns, and the next
+    token follows the longer side. This is the scheme of the Qwen2-VL report (Wang et al., 2024).
     """
     axes = np.empty((3, num_tokens), np.int32)
     place = done = 0
@@ -125,7 +125,7 @@ def axes_of(images: Sequence[PromptImage], num_tokens: int) -> NDArray[np.int32]
 
 
 def prompt_key(prompt: NDArray[np.int32], images: Sequence[PromptImage]) -> bytes:
-    """Return a prompt as bytes, which begin alike where prompts and their images do."""
+    """Return a prompt as bytes with equal prefixes for equal prefixes of tokens and images."""
     parts, done = [], 0
     for image in images:
         parts += [prompt[done : image.start].tobytes(), image.digest]
@@ -134,15 +134,15 @@ def prompt_key(prompt: NDArray[np.int32], images: Sequence[PromptImage]) -> byte
 
 
 def image_digests(images: Sequence[PromptImage], start: int, stop: int) -> bytes:
-    """Return what tells tokens `start : stop` of a prompt from others of the same ids."""
+    """Return bytes that distinguish tokens `start : stop` from others with equal ids."""
     return b"".join(image.digest for image in images if image.start < stop and start < image.stop)
 
 
 class ImageSpan(NamedTuple):
     """Images among `n` consecutive tokens: see `Step` for their `axes [3, n]` and `ends [n]`.
 
-    `parts` are images with the first of their vectors there and the one after the last, counted
-    from their own first; `rows` say for which of the tokens these are.
+    `parts` are images with the range of their vectors in the span, counted from each image's own
+    first vector; `rows` are the positions of these vectors among the tokens.
     """
 
     axes: NDArray[np.int32]
@@ -154,7 +154,7 @@ class ImageSpan(NamedTuple):
 def image_span(
     images: Sequence[PromptImage], axes: NDArray[np.int32], start: int, stop: int
 ) -> ImageSpan:
-    """Return what tokens `start : stop` show of a prompt's `images`, turned by its `axes`."""
+    """Return the part of a prompt's `images` in tokens `start : stop`, with their `axes`."""
     ends, rows, parts = np.arange(start, stop) + 1, [], []
     for image in images:
         begin, end = max(start, image.start), min(stop, image.stop)
@@ -175,10 +175,10 @@ def image_span(
 
 
 def _axes_between(axes: NDArray[np.int32], start: int, stop: int) -> NDArray[np.int32]:
-    """Return the axes of tokens; those behind a prompt go on from its last."""
+    """Return the axes of tokens; those after a prompt continue from its last."""
     num_prompt = axes.shape[1]
     if stop <= num_prompt:
         return axes[:, start:stop]
     shift = int(axes[:, -1].max()) + 1 - num_prompt
-    written = np.arange(max(start, num_prompt), stop, dtype=np.int32) + shift
-    return np.concatenate([axes[:, start:stop], np.tile(written, (3, 1))], axis=1)
+    generated = np.arange(max(start, num_prompt), stop, dtype=np.int32) + shift
+    return np.concatenate([axes[:, start:stop], np.tile(generated, (3, 1))], axis=1)

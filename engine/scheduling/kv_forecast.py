@@ -1,8 +1,8 @@
-"""KV cache forecast: whether the cache holds running sequences to their ends with one more.
+"""KV cache forecast: whether the cache can hold one more sequence until the running ones end.
 
-A sequence that starts too early gives way when pages run out, and is computed again; one that
-starts too late leaves memory empty. So the use of the cache is simulated: all grow by a token a
-step, and give back what they hold as they end.
+A sequence that starts too early is preempted when pages run out, and computed again; one that
+starts too late leaves memory unused. So the use of the cache is simulated: each sequence grows by
+one token per step, and releases its pages at its end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .sequence import Sequence, SequenceRequest
 from .table import SequenceTable
 
 _PRIOR_SHARE, _PRIOR_ENDS = 0.25, 4
-"""Of `max_tokens` that answers take which may end before, as if so many had been seen."""
+"""The prior share of `max_tokens` that answers use, and its weight in observed answers."""
 
 
 class KVForecast:
-    """Forecasts the pages that sequences of a table come to.
+    """Forecasts the pages that sequences of a table need.
 
-    Answers that nothing ends before `max_tokens` are as long as that; of others the mean share of
-    it is learned. `pages_a_page` page groups of the pool grow with every token.
+    An answer that only `max_tokens` ends has that length; for others the mean share of it is
+    learned. `pages_a_page` page groups of the pool grow with every token.
     """
 
     def __init__(self, table: SequenceTable, pool: PagePool, pages_a_page: int = 1) -> None:
@@ -34,7 +34,7 @@ class KVForecast:
         self._shares, self._num_ends = _PRIOR_SHARE * _PRIOR_ENDS, _PRIOR_ENDS
 
     def fits(self, sequence: Sequence, num_cached: int, num_needed: int) -> bool:
-        """Say whether a sequence that enters with so many cached tokens lets all others end.
+        """Return whether all sequences can end if one more enters with `num_cached` cached tokens.
 
         `num_needed` pages must be free for it to start.
         """
@@ -58,7 +58,7 @@ class KVForecast:
         return _peak(left, own) <= num_free * size
 
     def enter(self, slot: int, num_cached: int) -> None:
-        """Take note that a sequence has entered a slot with so many cached tokens."""
+        """Record that a sequence has entered a slot with `num_cached` cached tokens."""
         self._expected[slot] = self._expected_of(self._table.sequence(slot).request)
         self._shared[slot] = num_cached
 
@@ -76,15 +76,15 @@ class KVForecast:
 
 
 def _is_certain(request: SequenceRequest) -> bool:
-    """Say whether nothing ends an answer before its `max_tokens`."""
+    """Return whether only `max_tokens` can end an answer."""
     watchers = (request.stop_text, request.repetition, request.constraint)
     return not request.stop_token_ids and all(watcher is None for watcher in watchers)
 
 
 def _peak(left: NDArray[np.int64], own: NDArray[np.int64]) -> int:
-    """Return the most tokens that sequences hold beyond those that they hold now.
+    """Return the maximum number of tokens that sequences will hold beyond their current ones.
 
-    Just before the one ends that has the least left, and so on; who has ended holds none.
+    The maximum is just before the end of one of them; an ended sequence holds none.
     """
     order = np.argsort(left)
     left, own = left[order], own[order]

@@ -1,7 +1,7 @@
-"""Placer: gives waiting sequences slots and pages, and names who gives way to an urgent one.
+"""Placer: gives waiting sequences slots and pages, and selects sequences to preempt.
 
-Who is next is said by a queue; whether it may start now, by the pages that are free, by state that
-a running sequence will soon leave, and by a forecast. No tensor is touched here.
+A queue selects the next sequence. Whether it may start now depends on the free pages, on state that
+a running sequence will soon leave, and on a forecast. This module handles no tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from .table import SequenceTable
 
 
 class Placer:
-    """Places sequences in one table, which has a free slot wherever `try_place` is called.
+    """Places sequences in one table; `try_place` requires a free slot.
 
-    With a `forecast` lines start where the KV cache holds all that run to their ends.
+    With a `forecast` a row of a file starts only if the KV cache can hold all running sequences to
+    their ends.
     """
 
     def __init__(
@@ -35,10 +36,13 @@ class Placer:
         self._states = states
         self._drafts = drafts
         self._num_started = 0
-        self._refused: Placement | None = None  # the last, while nobody was placed since
+        self._refused: Placement | None = None  # the last one, until a sequence is placed
 
     def may_join(self, sequence: Sequence) -> bool:
-        """A suspect of a failed step runs alone, so that a second failure tells who it was."""
+        """Return whether a sequence may run with the others: a suspect of a failed step runs alone.
+
+        A second failure then identifies it as the cause.
+        """
         table = self._table
         if not table.num_taken:
             return True
@@ -49,10 +53,10 @@ class Placer:
         """Start the next of a queue, if there is room for it; return its slot."""
         sequence = queue.peek()
         assert sequence is not None
-        num_beside = self._table.num_taken
-        if self._refused and self._states.lasts(self._refused, sequence, num_beside):
+        num_others = self._table.num_taken
+        if self._refused and self._states.lasts(self._refused, sequence, num_others):
             return None
-        placement = self._states.place(sequence, num_beside)
+        placement = self._states.place(sequence, num_others)
         if not placement.fits:
             self._refused = placement
             return None
@@ -76,12 +80,12 @@ class Placer:
         return slot
 
     def note_end(self, sequence: Sequence) -> None:
-        """Learn from a sequence that has ended by itself."""
+        """Record a sequence that has ended normally."""
         if self.forecast is not None:
             self.forecast.note_end(sequence)
 
     def _lasts_to_its_end(self, placement: Placement) -> bool:
-        """Say whether no line has to give way for a line, by what all of them come to."""
+        """Return whether the forecast lets a row of a file start without preempting another."""
         sequence = placement.sequence
         if self.forecast is None or sequence.is_urgent:
             return True
@@ -91,10 +95,10 @@ class Placer:
 
 
 def preemptible_slot(table: SequenceTable, request_id: str) -> int | None:
-    """Return who gives way to an urgent sequence of a request: the line that started last.
+    """Return the slot to preempt for an urgent sequence of a request: the row that started last.
 
-    Where there is no line, the newest sequence of the request that runs most, for a request that
-    runs none. None where no request runs more than one, or this one runs some.
+    If no row of a file runs, it is the newest sequence of the request with the most running ones,
+    provided that this request runs none. It is None if no request runs more than one.
     """
     running = table.running
     if len(running) and not table.is_urgent[running[-1]]:

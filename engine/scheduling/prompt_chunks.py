@@ -1,7 +1,7 @@
 """Prompt chunks: the tokens of prompts that a step computes (chunked prefill).
 
-A chunk ends where the step's budget, the scored rows or the free pages end, and never inside an
-image that must be computed as one. No tensor is touched here.
+A chunk ends at the limit of the step's budget, of the scored rows or of the free pages, and never
+inside an image that must be computed as one. This module handles no tensors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .table import SequenceTable
 
 
 class PromptChunks:
-    """Takes chunks of prompts of one table into a step; their slots come with where they stop."""
+    """Adds chunks of one table's prompts to a step; returns the stops by slot."""
 
     def __init__(self, table: SequenceTable, states: StateCache) -> None:
         self._table = table
         self._states = states
 
     def continue_started(self, budget: StepBudget) -> dict[int, int]:
-        """Go on with prompts that are under way; return slots with where their spans stop."""
+        """Continue started prompts; return the stops of their spans by slot."""
         table = self._table
         stops: dict[int, int] = {}
         for slot, num_sharing in prompt_shares(table):
@@ -33,9 +33,9 @@ class PromptChunks:
         return stops
 
     def take(self, slot: int, budget: StepBudget, num_sharing: int = 1) -> dict[int, int]:
-        """Take tokens of a sequence into the step; return it with where its span stops, if it does.
+        """Add tokens of a sequence to the step; return the stop of its span by slot, if it has one.
 
-        It leaves their shares to the others of so many that share what is left.
+        It leaves their shares to the `num_sharing` sequences that share the budget.
         """
         table = self._table
         sequence = table.sequence(slot)
@@ -57,15 +57,15 @@ class PromptChunks:
 
 
 def has_rows_for(sequence: Sequence, budget: StepBudget) -> bool:
-    """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
+    """Return whether the step may compute more of a prompt, given its scored rows."""
     return sequence.request.prompt_logprobs is None or budget.scored_rows > 0
 
 
 def prompt_shares(table: SequenceTable) -> list[tuple[int, int]]:
-    """Return the slots with prompts under way, and among how many requests each shares a step.
+    """Return the slots with started prompts, each with the number of requests that share the step.
 
-    Those that started first come in front. Where somebody waits for them, one of each request does,
-    and these share alike what tokens a step has left; others take what is left then.
+    The order is that of their starts. Among interactive sequences one of each request comes first,
+    and these share the remaining tokens of a step equally; the others use the rest.
     """
     running = table.running
     pending = table.num_tokens[running] - table.num_computed[running]

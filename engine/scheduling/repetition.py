@@ -1,7 +1,7 @@
 """Repetition detection: finds repeated patterns with each new token, in constant time.
 
-For each length of a pattern it is counted for how many tokens now each was the one that stands that
-length before it. Copies of a pattern are there once that count spans all of them but the first.
+For each pattern length it counts the latest tokens that equal the token at that distance before
+them. The copies of a pattern are complete once the count spans all of them except the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Repetition:
     num_copies: int
 
     def watch(self) -> RepetitionWatch:
-        """Begin to watch one sequence."""
+        """Return a watch for one sequence."""
         return RepetitionWatch(self)
 
 
@@ -36,7 +36,7 @@ class RepetitionWatch:
         self._last = np.full(wanted.max_size, -1, np.int64)  # the newest first
 
     def push(self, token_id: int) -> bool:
-        """Append one generated token, and say whether the copies are complete."""
+        """Append one generated token; return whether the copies are complete."""
         goes_on = self._last[self._sizes - 1] == token_id
         self._runs = np.where(goes_on, self._runs + 1, 0)
         self._last[1:] = self._last[:-1]

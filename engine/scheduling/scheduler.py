@@ -1,17 +1,17 @@
 """Scheduler: continuous batching with chunked prefill, under a token budget and a page pool.
 
-Every running sequence with one token to compute gets it; what the budget has left goes to prompts,
-in chunks, oldest first; then waiting sequences are admitted while slots and pages last, in the
-order of a policy. No chunk cuts an image that must be computed as one, for which a step may grow
-beyond its budget. When a sequence needs a page and there is none, the one that started last gives
-all of its pages back and waits to be recomputed, so the one that started first always advances. No
-tensor is touched here.
+Every running sequence with one token to compute gets it. The rest of the budget goes to prompts, in
+chunks, oldest first. Then waiting sequences are admitted while slots and pages last, in a
+policy's order. No chunk splits an image that must be computed as one; a step may exceed its budget
+for it. If a sequence needs a page and none is free, the one that started last releases all of its
+pages and waits to be recomputed, so that the one that started first always advances. This module
+handles no tensors.
 
-Sequences that somebody waits for come before lines of files in all of this. Lines give way to them,
-and take of a step what courtesy leaves them.
+Interactive sequences have priority over rows of files in all of this. Rows are preempted for them,
+and use only the part of a step that the line limit leaves them.
 
-A step that is launched moves the counts; what it came to is collected later, oldest step first. In
-between the next may be planned, with tokens whose ids nobody knows yet.
+Launching a step moves the counts; its results are collected later, oldest step first. In between
+the next step may be planned, with tokens whose ids are still unknown.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .step_budget import MAX_SCORED_ROWS, LineTokenLimit, StepBudget, StepTokenL
 from .step_plan import StepPlan
 from .table import SequenceTable
 
-# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
+# A failure may be temporary, or caused by the batch size; a repeated one has a culprit.
 MAX_FAILURES_IN_COMPANY = 3
 
 
 class Scheduler:
-    """Plans steps over one table and one pool; `add` from anywhere between steps.
+    """Plans steps over one table and one pool; `add` is called between steps.
 
-    `admission` says who starts next, but suspects of a failed step come before all others. Where
-    the device `keeps_ids`, no step waits for those that penalties are reckoned from. `groups` are
-    of layers whose state is not the full pages of the table. With a `forecast` lines start where
-    the KV cache holds all that run to their ends. A step scores at most `max_scored_rows` tokens
-    of prompts. With a `drafter` it verifies drafts, which layers must be able to forget: the state
-    of all `groups` is pages then.
+    `admission` selects the next sequence to start, but suspects of a failed step come first. If the
+    device `keeps_ids`, no step waits for the ids that penalties need. `groups` contain the layers
+    whose state is not the table's full pages. With a `forecast` rows of files start only if the KV
+    cache can hold all running sequences to their ends. A step scores at most `max_scored_rows`
+    prompt tokens. With a `drafter` it verifies drafts, which layers must be able to forget: the
+    state of all `groups` must then be pages.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Scheduler:
         self._placer = Placer(table, pool, self._states, forecast, self.drafts)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
+        """Return whether a sequence that grows to `num_tokens` fits alone."""
         return self._states.can_ever_fit(num_tokens)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for their start, or to be recomputed."""
+        """Return the number of sequences that wait to start or to be recomputed."""
         return len(self._suspects) + len(self._admission)
 
     def add(self, sequence: Sequence) -> None:
@@ -96,18 +96,18 @@ class Scheduler:
         self._admission.add(sequence)
 
     def plan(self) -> StepPlan | None:
-        """Return the next step; None while it must wait for one in flight, or has nothing to do."""
+        """Return the next step; None if it must wait for one in flight or has nothing to do."""
         decodes = self._decodes()
         if self._num_in_flight and self._must_wait(decodes):
             return None
         while self._is_blocked() and len(self.table.running) > 1:
             self.preempt(int(self.table.running[-1]))
         self._admit_urgent()
-        most_of_lines = self.line_limit.tokens(
+        max_line_tokens = self.line_limit.tokens(
             self.step_limit.tokens, is_awaited=self._is_awaited()
         )
-        decodes = self._extended(self._of_lines_at_most(most_of_lines, self._decodes()))
-        budget = StepBudget(self.step_limit.tokens, most_of_lines, self._max_scored_rows)
+        decodes = self._extended(self._limit_lines(max_line_tokens, self._decodes()))
+        budget = StepBudget(self.step_limit.tokens, max_line_tokens, self._max_scored_rows)
         num_urgent = int(self.table.is_urgent[decodes].sum())
         budget.spend(num_urgent, is_urgent=True)
         budget.spend(len(decodes) - num_urgent, is_urgent=False)
@@ -120,7 +120,7 @@ class Scheduler:
         return self._laid_out(decodes, stops) if len(decodes) or stops else None
 
     def launch(self, plan: StepPlan) -> None:
-        """Move the counts of a step that was launched: each of its samples is one token more."""
+        """Advance the counts of a launched step: each of its samples is one more token."""
         table = self.table
         self._num_in_flight += 1
         table.num_in_flight[plan.slots] += 1
@@ -134,10 +134,10 @@ class Scheduler:
     def collect(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_valid: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Record what the oldest step in flight came to: an id for each of `plan.sampled`.
+        """Record the results of the oldest step in flight: an id for each of `plan.sampled`.
 
-        Returns which ids were taken; the others are of sequences that have ended meanwhile, that
-        have no room for a token, or that are not valid.
+        Returns a mask of the ids that were taken. The others belong to sequences that have since
+        ended, have no room for a token, or are not valid.
         """
         table = self.table
         self._land(plan)
@@ -151,27 +151,27 @@ class Scheduler:
             self.drafts.forget(plan, taken)
         else:
             table.num_known_ids[grown] += 1
-        goes_on = table.is_running[plan.slots]
-        slots = plan.slots[goes_on]
-        self._states.settle(slots, np.minimum(plan.stops[goes_on], table.num_computed[slots]))
+        is_running = table.is_running[plan.slots]
+        slots = plan.slots[is_running]
+        self._states.settle(slots, np.minimum(plan.stops[is_running], table.num_computed[slots]))
         return taken
 
     def undo(self, plan: StepPlan) -> None:
-        """Move the counts back of a step that was launched and is lost, newest first."""
+        """Revert the counts of a launched step that is lost; newest step first."""
         table = self.table
         table.num_tokens[plan.slots] = table.num_known_ids[plan.slots]
         table.is_fully_launched[plan.slots] = table.is_verifying[plan.slots] = False
-        table.has_begun[plan.slots[plan.starts_anew]] = False
-        # Who left meanwhile runs no step again: what this one was to fill stays empty.
+        table.has_begun[plan.slots[plan.starts_fresh]] = False
+        # Sequences that have left run no more steps: their pages in this step stay empty.
         has_left = ~table.is_running[plan.slots]
         self.invalidate_from(plan.slots[has_left], plan.starts[has_left])
         self.rewind(plan)
         self._land(plan)
 
     def rewind(self, plan: StepPlan) -> None:
-        """Let the sequences of a step that is lost go on from where their state is still there."""
-        goes_on = self.table.is_running[plan.slots]
-        slots, starts = plan.slots[goes_on], plan.starts[goes_on]
+        """Resume the sequences of a lost step from the last position whose state exists."""
+        is_running = self.table.is_running[plan.slots]
+        slots, starts = plan.slots[is_running], plan.starts[is_running]
         resumes = self._states.undo(slots, starts)
         self.table.num_computed[slots] = np.maximum(resumes, 0)
         for slot in slots[resumes < 0].tolist():
@@ -181,9 +181,9 @@ class Scheduler:
             self.preempt(slot)
 
     def plan_rebuild(self, plan: StepPlan) -> StepPlan | None:
-        """Return the step that computes again what the sequences of a lost step have lost.
+        """Return the step that recomputes lost state of a lost step's sequences.
 
-        It comes as far as its tokens allow; None where each is where the lost step begins.
+        It covers as much as its budget allows; None if each sequence is at the lost step's start.
         """
         table, left = self.table, self.step_limit.tokens
         stops: dict[int, int] = {}
@@ -196,17 +196,17 @@ class Scheduler:
         return self._laid_out(np.empty(0, np.int64), stops) if stops else None
 
     def keep_logprobs(self, sequence: Sequence, start: int) -> None:
-        """Keep the scores of a prompt from a token on, for those that begin alike."""
+        """Cache the scores of a prompt from a token on, for sequences with the same prefix."""
         self._states.keep_logprobs(sequence, start)
 
     def note_end(self, sequence: Sequence) -> None:
-        """Learn from a sequence that has ended by itself."""
+        """Record a sequence that has ended normally."""
         self._placer.note_end(sequence)
         if self.drafts is not None:
             self.drafts.note_end(sequence)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from how long a step took, just after it was collected."""
+        """Record the duration of a step, directly after its collection."""
         self.step_limit.note_fit()
         if self.drafts is not None:
             self.drafts.note_seconds(plan, seconds)
@@ -219,7 +219,7 @@ class Scheduler:
         )
 
     def drop(self, unwanted: AbstractSet[object]) -> None:
-        """Take sequences out for good, wherever they are."""
+        """Remove sequences permanently, at any stage."""
         for slot in self.table.running.tolist():
             if self.table.sequence(slot) in unwanted:
                 self.finish(slot)
@@ -227,33 +227,33 @@ class Scheduler:
         self._admission.remove(unwanted)
 
     def finish(self, slot: int) -> Sequence:
-        """Take a sequence out for good; its full pages are known from now until reused.
+        """Remove a sequence permanently; its full pages stay cached until they are reused.
 
-        Those that it was to fill and did not are forgotten. Its slot and pages are free once no
-        step in flight holds them.
+        Pages that it did not fill are forgotten. Its slot and pages are free once no step in flight
+        holds them.
         """
         self._states.register_generated(slot)
         self.invalidate_from([slot], self.table.num_computed[[slot]])
         return self._leave(slot)
 
     def discard(self, slot: int) -> Sequence:
-        """Take a sequence out for good whose pages may be broken: nobody finds them any more."""
+        """Remove a sequence permanently whose pages may be invalid, and forget these pages."""
         self.invalidate_from([slot], [0])
         return self._leave(slot)
 
     def invalidate_from(self, slots: Iterable[int], starts: Iterable[int]) -> None:
-        """Forget pages of sequences from a token on, and all that was computed from these.
+        """Forget pages of sequences from a token on, and all pages computed from them.
 
-        Others may hold the same pages, which proves nothing: they have read them, too.
+        Pages that others hold as well are forgotten too: the others may have read invalid state.
         """
         for slot, start in zip(slots, starts, strict=True):
             sequence = self.table.sequences[slot]
             self._states.invalidate_from(slot, start, sequence.digests if sequence else [])
 
     def plan_alone(self, sequence: Sequence) -> StepPlan:
-        """Place a sequence of one token, and return a step of nothing else.
+        """Place a sequence of one token, and return a step that contains only this token.
 
-        A slot must be free, and no step in flight. `discard` takes it out again.
+        A slot must be free, and no step in flight. `discard` removes the sequence.
         """
         while not (placement := self._states.place(sequence)).fits:
             self.preempt(int(self.table.running[-1]))
@@ -262,7 +262,7 @@ class Scheduler:
         return self._laid_out(np.empty(0, np.int64), {slot: 1})
 
     def preempt(self, slot: int) -> None:
-        """Take a sequence's slot and pages away; it waits to be recomputed."""
+        """Release a sequence's slot and pages; it waits to be recomputed."""
         sequence = self.finish(slot)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -270,7 +270,7 @@ class Scheduler:
         queue.requeue(sequence)
 
     def _leave(self, slot: int) -> Sequence:
-        """Take a sequence out; its slot and pages are free once no step in flight holds them."""
+        """Remove a sequence; its slot and pages are free once no step in flight holds them."""
         sequence = self.table.remove(slot)
         if not self.table.num_in_flight[slot]:
             self._free(slot)
@@ -281,7 +281,7 @@ class Scheduler:
         self.table.free(slot)
 
     def _land(self, plan: StepPlan) -> None:
-        """Let go of what a step in flight held of sequences that have left."""
+        """Release a step in flight's hold on sequences that have left."""
         table = self.table
         self._num_in_flight -= 1
         table.num_in_flight[plan.slots] -= 1
@@ -290,7 +290,7 @@ class Scheduler:
             self._free(slot)
 
     def _decodes(self) -> NDArray[np.int64]:
-        """Return the slots with one token to compute, those that started first in front."""
+        """Return the slots with one token to compute, in the order of their starts."""
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
@@ -299,10 +299,10 @@ class Scheduler:
         return decodes
 
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
-        """Say whether the next step needs what those in flight bring.
+        """Return whether the next step needs results of the steps in flight.
 
-        Ids that penalties are reckoned from; or pages, lest one gives way while another is at its
-        end.
+        It may need ids for penalties; or pages, so that no sequence is preempted just before
+        another ends.
         """
         table = self.table
         if not self._keeps_ids:
@@ -312,7 +312,7 @@ class Scheduler:
         return self._is_blocked() or not self._states.can_extend(decodes)
 
     def _extended(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give each a place for its token; return those that need not give way for it."""
+        """Give each decode a place for its token; return those that were not preempted for it."""
         while not self._states.can_extend(decodes):
             self.preempt(int(self.table.running[-1]))
             decodes = decodes[self.table.is_running[decodes]]
@@ -320,7 +320,7 @@ class Scheduler:
         return decodes
 
     def _is_blocked(self) -> bool:
-        """Say whether the sequence that started first has no place for its prompt's next token."""
+        """Return whether the first-started sequence has no place for its prompt's next token."""
         table = self.table
         if self._states.keeps_places or not len(table.running):
             return False
@@ -330,7 +330,7 @@ class Scheduler:
         return bool(is_prompt) and self._states.attend(slot, start, start + 1) == start
 
     def _admit(self, budget: StepBudget) -> dict[int, int]:
-        """Start waiting sequences; return their slots with where their spans stop."""
+        """Start waiting sequences; return the stops of their spans by slot."""
         stops: dict[int, int] = {}
         while self.table.free_slots:
             queue = self._suspects if len(self._suspects) else self._admission
@@ -346,10 +346,10 @@ class Scheduler:
         return stops
 
     def _admit_urgent(self) -> None:
-        """Start whoever is waited for, before all else; lines give way to them, the newest first.
+        """Start interactive sequences first; preempt rows of files for them, newest first.
 
-        Where there is no line, a request with many sequences gives one up for a request with none.
-        What gives way is computed again later, but for the pages that it has filled.
+        Without rows, a request with several sequences gives one up for a request with none. A
+        preempted sequence is recomputed later, except for the pages that it has filled.
         """
         while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._placer.may_join(sequence):
@@ -359,7 +359,7 @@ class Scheduler:
                     return
 
     def _make_way_for(self, sequence: Sequence) -> bool:
-        """Let another wait; False where there is none, or a step holds its pages still."""
+        """Preempt another sequence; False if there is none, or a step still holds its pages."""
         slot = preemptible_slot(self.table, sequence.request.request_id)
         if slot is None:
             return False
@@ -368,15 +368,15 @@ class Scheduler:
         return not is_held
 
     def _is_awaited(self) -> bool:
-        """Say whether somebody waits for a first token that may be computed now."""
+        """Return whether an interactive sequence waits for its first token."""
         table = self.table
         has_none = table.num_tokens == table.num_prompt_tokens
         return bool((table.is_running & table.is_urgent & has_none).any())
 
-    def _of_lines_at_most(self, most: int, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Leave out lines above a number, those that started last.
+    def _limit_lines(self, most: int, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Drop rows of files above a limit, the last-started first.
 
-        The line that started first advances, too, where it is still at its prompt.
+        The limit includes the first-started row if it is still at its prompt.
         """
         table = self.table
         lines = table.running[~table.is_urgent[table.running]]
@@ -385,9 +385,10 @@ class Scheduler:
         return decodes[: int(table.is_urgent[decodes].sum()) + most]
 
     def _laid_out(self, decodes: NDArray[np.int64], stops_of: dict[int, int]) -> StepPlan:
-        """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
+        """Return a step from `decodes`, which come first, and slots with their spans' stops.
 
-        Of either those of one adapter are neighbours, as their rows are multiplied together.
+        In both parts, spans with the same adapter are neighbors, as their rows are multiplied
+        together.
         """
         table = self.table
         slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
@@ -409,6 +410,6 @@ class Scheduler:
             num_logits=np.where(is_scored, stops - scored_from, samples + num_drafts),
             samples=samples,
             is_scored=is_scored,
-            starts_anew=~table.has_begun[slots],
+            starts_fresh=~table.has_begun[slots],
             num_drafts=num_drafts,
         )

@@ -1,4 +1,4 @@
-"""One sequence: what is asked for, how it stands, what it came to; its arrays are the table's."""
+"""One sequence: its request, its state and its result; its arrays are in the table."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .repetition import Repetition
 from .token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "repetition"]
-# In vLLM's words.
+# vLLM's stop reason.
 REPETITION_DETECTED = "repetition_detected"
 
 
 class StopText(Protocol):
-    """Stop strings of a sequence: a value, which any number of sequences may share.
+    """Stop strings of a sequence: a value that any number of sequences may share.
 
-    Those that are equal end texts alike, and have the same hash.
+    Equal values have the same effect and the same hash.
     """
 
     def watch(self) -> StopWatch:
-        """Begin to watch one sequence."""
+        """Return a watch for one sequence."""
 
 
 class StopWatch(Protocol):
@@ -36,46 +36,46 @@ class StopWatch(Protocol):
 
 
 class Constraint(Protocol):
-    """A constraint on the tokens of a sequence: a value, which any number of sequences may share.
+    """A constraint on the tokens of a sequence: a value that any number of sequences may share.
 
-    Those that are equal allow the same, and have the same hash.
+    Equal values allow the same tokens, and have the same hash.
     """
 
     def start_state(self) -> ConstraintState:
-        """Begin to hold one sequence to it, before its first token."""
+        """Return the state of one sequence before its first token."""
 
 
 class ConstraintState(Protocol):
-    """Holds one sequence to its constraint, token by token.
+    """Applies a constraint to one sequence, token by token.
 
-    `fill` may run in any thread, but never beside another call of the same watch. Either raises a
-    `RequestError` where the constraint cannot be held to any longer.
+    `fill` may run in any thread, but not during another call on the same state. Both methods raise
+    `RequestError` if the constraint can no longer be satisfied.
     """
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Write which tokens may come next: bit `i % 32` of word `i // 32` for token `i`.
 
-        Returns False, and leaves `mask [words]` as it is, where any token may come.
+        Returns False, and leaves `mask [words]` unchanged, if any token may come.
         """
 
     def push(self, token_id: int) -> bool:
         """Append one generated token, which the mask before it allowed.
 
-        Returns True once nothing may follow: the sequence is whole.
+        Returns True once nothing may follow: the sequence is complete.
         """
 
     def fork(self) -> ConstraintState:
-        """Return a state that goes on from here by itself."""
+        """Return an independent copy of this state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. `temperature == 0` is greedy; `top_k == 0` keeps all.
+    """Sampling parameters. `temperature == 0` is greedy; `top_k == 0` disables top-k.
 
-    `seed` and the position alone key the randomness, so a row never depends on its neighbours.
-    `logprobs`: None for none, 0 for the chosen token's, k for the k likeliest as well, or, in place
-    of these, for `logprob_token_ids`. They are taken from the model's raw logits, before penalties
-    and temperature.
+    Only `seed` and the position key the randomness, so a row never depends on its neighbors.
+    `logprobs` is None for none, 0 for the chosen token's only, and k to include the k most likely
+    tokens, or, instead of these, `logprob_token_ids`. They are computed from the model's raw
+    logits, before penalties and temperature.
     """
 
     temperature: float = 1.0
@@ -95,18 +95,17 @@ class Sampling:
 class SequenceRequest:
     """One token stream to generate from `prompt_ids` (at least one token).
 
-    Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
-    `stop_token_ids` (kept as the last of `token_ids`), where `stop_text` finds the end or at a
-    `repetition`; none of the latter three before `min_tokens`. `prompt_logprobs` asks for the
-    prompt's own log-probabilities with that many alternatives (0: none besides the token itself),
-    from its token `logprob_start` on (the first has none in any case).
-    Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
-    each token is told as it comes, else all at the end. `images` are the images of the prompt, in
-    the order of their places; each stands there in place of its tokens. Each token is one that
-    `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`.
-    Somebody waits for one whose `priority` is above 0: it comes before all others, which are lines
-    of files. It runs through `adapter`, 0 being none. Sequences of one `request_id` take turns with
-    those of others.
+    Generation ends after `max_tokens` new tokens (0 only scores the prompt), at a token of
+    `stop_token_ids` (which is the last of `token_ids`), where `stop_text` matches, or at a
+    `repetition`; the last three do not apply before `min_tokens`. `prompt_logprobs` requests the
+    prompt's own log-probabilities with that number of alternatives (0: only the token itself), from
+    its token `logprob_start` (the first token never has one).
+    Pages of the KV cache are shared only among requests with the same `cache_salt`. If it
+    `is_streamed`, each token is emitted at once, else all at the end. `images` are the images of
+    the prompt, in order of position; each replaces its tokens. Every token must be allowed by
+    `constraint`, which may end the generation even before `min_tokens`. A `priority` above 0 marks
+    an interactive request, which comes before all others: rows of files. It uses `adapter`; 0 means
+    none. Sequences of one `request_id` take turns with those of others.
     """
 
     prompt_ids: list[int]
@@ -131,9 +130,7 @@ class SequenceRequest:
 class SequenceResult:
     """A finished sequence. `stop_reason` is the stop token id or stop string that ended it.
 
-    A repetition that did is `REPETITION_DETECTED`; it is None where a constraint let nothing
-    follow, and at the end of `max_tokens`.
-
+    It is `REPETITION_DETECTED` for a repetition, and None if a constraint or `max_tokens` ended it.
     `prompt_logprobs[0]` is None, as nothing predicts the first token, and so are those of tokens
     before `logprob_start`.
     """
@@ -147,7 +144,7 @@ class SequenceResult:
 
     @property
     def num_values(self) -> int:
-        """Return how many tokens it names, the likeliest at each place among them."""
+        """Return the number of its tokens, including alternatives."""
         num_values = len(self.token_ids)
         for scores in (self.logprobs, self.prompt_logprobs):
             if scores is not None:
@@ -156,7 +153,7 @@ class SequenceResult:
 
 
 class Sequence:
-    """One sequence from submission to result: what does not fit an array."""
+    """One sequence from submission to result: the data that does not fit an array."""
 
     __slots__ = (
         "arrival",
@@ -189,12 +186,12 @@ class Sequence:
         self.prompt = np.array(request.prompt_ids, np.int32)
         self.axes = axes_of(request.images, len(self.prompt)) if request.images else None
         self.arrival = arrival  # place in the queue
-        self.start_order = -1  # number of its first start: the highest gives way first
+        self.start_order = -1  # number of its first start: the highest is preempted first
         self.generated: list[int] = []  # up to date while waiting and once finished
         self.digests: list[bytes] = []  # of the full pages, up to date while waiting
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.num_emitted = 0  # of those generated: the rest is for its next event
+        self.num_emitted = 0  # of the generated tokens; the rest belongs to its next event
         num_top = len(sampling.logprob_token_ids) or _at_most(sampling.logprobs, vocab_size)
         self.logprobs = TokenLogprobs(num_top)
         self.prompt_logprobs = TokenLogprobs(
@@ -207,30 +204,30 @@ class Sequence:
             None if request.constraint is None else request.constraint.start_state()
         )
         self.repetition_watch = None if request.repetition is None else request.repetition.watch()
-        self.finish_reason: FinishReason = "length"  # unless something ended it before
-        self.is_suspect = False  # too often in a step that did not fit: runs alone
-        self.num_failures = 0  # steps that did not fit, and that it had to wait after
+        self.finish_reason: FinishReason = "length"  # unless another reason ended it before
+        self.is_suspect = False  # it was too often in a failed step, and runs alone
+        self.num_failures = 0  # failed steps after which it had to wait
         self.error: Exception | None = None
 
     @property
     def is_urgent(self) -> bool:
-        """Say whether somebody waits for it."""
+        """Return whether it is interactive."""
         return self.request.priority > 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and those generated so far; up to date as `generated` is."""
+        """Return the number of prompt and generated tokens; as current as `generated`."""
         return len(self.prompt) + len(self.generated)
 
     def repeat(self, other: Sequence) -> None:
-        """Come to what another came to, which asked for the same; nothing of it is computed."""
+        """Copy the result of an identical sequence; nothing is computed."""
         self.generated = list(other.generated)
         self.logprobs, self.prompt_logprobs = other.logprobs, other.prompt_logprobs
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
         self.num_cached_tokens = len(self.request.prompt_ids)
 
     def result(self) -> SequenceResult:
-        """Return what the sequence came to, once finished; raises its error if it failed."""
+        """Return the result of a finished sequence; raise its error if it failed."""
         if self.error is not None:
             raise self.error
         request = self.request
@@ -248,6 +245,6 @@ class Sequence:
 
 
 def _at_most(count: int | None, most: int | None) -> int:
-    """Return how many alternatives there are of those that are asked for."""
+    """Return the requested number of alternatives, limited to the vocabulary."""
     count = count or 0
     return count if most is None else min(count, most)

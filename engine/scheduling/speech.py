@@ -1,4 +1,4 @@
-"""One recording to be written down: what may be asked of the loop, and what it came to."""
+"""One recording to transcribe: its request and its result."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class FeatureSettings:
 class Hearing:
     """Abilities of a speech model: its input, languages and tasks.
 
-    `languages` are its codes; none where it knows one language, English, and tells no other.
-    A recording is heard `window_seconds` at a time. Of a prompt the last `max_prompt_tokens` are
-    read. Without `has_timestamps` a recording must fit one window.
+    `languages` are the codes of its languages; it is empty for an English-only model. Audio is
+    processed in windows of `window_seconds`. The last `max_prompt_tokens` of a prompt are used.
+    Without `has_timestamps` a recording must fit into one window.
     """
 
     sampling_rate: int
@@ -45,14 +45,13 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A recording of any length: `samples [n]` in fp32, mono, at the rate that the model hears.
+    """A recording of any length: `samples [n]` in fp32, mono, at the model's sampling rate.
 
-    `language` is a code of the model's table, None where it is to be detected. `prompt_ids` are
-    tokens of what was said or written before. With `wants_words` each token of a segment gets its
-    time; `wants_segments` asks for times of segments, which a recording longer than one window has
-    anyway. Penalties are over what was written in the same window. Of one that `is_streamed` each
-    window is told once it is written. Somebody waits for one whose `priority` is above 0: it comes
-    before all others.
+    `language` is one of the model's codes, or None to detect it. `prompt_ids` are tokens of the
+    preceding text. With `wants_words` each token of a segment gets timestamps; `wants_segments`
+    requests timestamps of segments, which a recording longer than one window has anyway. Penalties
+    apply to the output of the same window. If it `is_streamed`, each window is emitted once it is
+    transcribed. A `priority` above 0 marks an interactive request, which comes before all others.
     """
 
     samples: NDArray[np.float32]
@@ -70,8 +69,8 @@ class SpeechRequest:
 class SpeechSegment:
     """Text spoken from `start` to `end`, in seconds from the recording's start.
 
-    `token_ids` are of text alone. `token_times` are the start and end of each, where asked for.
-    `seek` is where the window began, in frames of 10 ms.
+    `token_ids` contain only text. `token_times` are the start and end of each token, if requested.
+    `seek` is the start of the window, in frames of 10 ms.
     """
 
     start: float
@@ -86,7 +85,7 @@ class SpeechSegment:
 
 @dataclass(frozen=True, slots=True)
 class SpeechResult:
-    """The segments of a recording, in order; `language` is what was asked for or detected."""
+    """The segments of a recording, in order; `language` is the requested or detected one."""
 
     language: str | None
     segments: tuple[SpeechSegment, ...]
@@ -95,5 +94,5 @@ class SpeechResult:
 
     @property
     def num_values(self) -> int:
-        """Return how many values a body would show of it."""
+        """Return the number of values in its body."""
         return self.num_output_tokens

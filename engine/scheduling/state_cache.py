@@ -1,7 +1,7 @@
-"""State cache: what running sequences hold, by group of layers, and the prefix cache over it.
+"""State cache: the state of running sequences, by group of layers, and the prefix cache over it.
 
-A sequence resumes behind as many full pages as all groups have the state of. Which kinds of state
-there are is not known here: a group says what it has room for, and from where it can resume.
+A sequence resumes after the full pages whose state exists in all groups. This module does not know
+the kinds of state: a group reports its free room, and the positions to resume from.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MAX_BYTES = 64 << 20
 
 
 class _Page(NamedTuple):
-    """Records of the tokens of a page, each with so many alternatives."""
+    """Records of the tokens of a page, each with `num_top` alternatives."""
 
     num_top: int
     records: bytes
 
 
 class LogprobCache:
-    """Log-probabilities of the tokens of full pages, the least recently used dropped first.
+    """Log-probabilities of the tokens of full pages; the least recently used are dropped first.
 
-    A page's digest names its tokens and all before them, which is what these depend on.
+    A page's digest identifies its tokens and all before them, which the values depend on.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -43,7 +43,7 @@ class LogprobCache:
         self._pages: OrderedDict[Digest, _Page] = OrderedDict()
 
     def covers(self, digest: Digest, num_top: int) -> bool:
-        """Say whether a page is known with so many alternatives."""
+        """Return whether a page is cached with at least `num_top` alternatives."""
         page = self._pages.get(digest)
         return page is not None and page.num_top >= num_top
 
@@ -54,10 +54,10 @@ class LogprobCache:
         return narrow_records(page.records, page.num_top, num_top)
 
     def put(self, digest: Digest, num_top: int, records: bytes) -> None:
-        """Keep the records of a page, unless they are known or no numbers."""
+        """Store the records of a page, unless they are cached already or are NaN."""
         if self.covers(digest, num_top):
             return
-        # What comes of broken logits is no log-probability of anything.
+        # Records from NaN logits are not valid log-probabilities.
         words = np.frombuffer(records, np.float32).reshape(-1, record_bytes(num_top) // 4)
         if np.isnan(words[:, 1]).any():
             return
@@ -73,26 +73,26 @@ Slots = NDArray[np.int64]
 
 
 class Placement(NamedTuple):
-    """Where a waiting sequence would resume, beside so many others.
+    """The position where a waiting sequence would resume, next to `num_others` other sequences.
 
-    `num_cached` pages are cached in all groups, `most_cached` in one of them; `needed` are the
-    pages that must be free, by pool.
+    `num_cached` pages are cached in all groups, `most_cached` in at least one; `needed` is the
+    number of pages that must be free, by pool.
     """
 
     sequence: Sequence
     num_cached: int
     most_cached: int
     needed: tuple[tuple[PagePool, int], ...]
-    num_beside: int
+    num_others: int
 
     @property
     def fits(self) -> bool:
-        """Say whether enough pages are free."""
+        """Return whether enough pages are free."""
         return all(pool.can_allocate(count) for pool, count in self.needed)
 
 
 class StateCache:
-    """Groups of one table's sequences: looked up, entered, attended to, named and released."""
+    """Groups of state of one table's sequences: looked up, entered, extended, named, released."""
 
     def __init__(self, table: SequenceTable, groups: Several[StateGroup]) -> None:
         self.groups = tuple(groups)
@@ -100,31 +100,31 @@ class StateCache:
         self.keeps_places = all(group.keeps_places for group in groups)
         self._table = table
         self._page_size = table.page_size
-        self._settled = np.zeros(len(table.sequences), np.int64)  # tokens that are collected
+        self._settled = np.zeros(len(table.sequences), np.int64)  # tokens of collected steps
         self.logprob_cache = LogprobCache()
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
-        held = _by_pool((group.pool, group.most_pages(num_tokens)) for group in self.groups)
-        return all(count <= pool.num_pages for pool, count in held)
+        """Return whether a sequence that grows to `num_tokens` fits alone."""
+        counts = _by_pool((group.pool, group.most_pages(num_tokens)) for group in self.groups)
+        return all(count <= pool.num_pages for pool, count in counts)
 
-    def place(self, sequence: Sequence, num_beside: int = 0) -> Placement:
-        """Look up where a sequence may resume; its last token is always computed anew."""
+    def place(self, sequence: Sequence, num_others: int = 0) -> Placement:
+        """Look up the position to resume from; the last token is always computed again."""
         digests = self._digests(sequence)
         most = (self._num_resumable(sequence) - 1) // self._page_size
-        found = [group.resumable(digests, most) for group in self.groups]
-        num_cached, most_cached = min(found), max(found)
-        while any(num > num_cached for num in found):
-            found = [group.resumable(digests, num_cached) for group in self.groups]
-            num_cached = min(found)
-        placement = self._placed(sequence, num_cached, most_cached, num_beside)
-        if num_cached and not num_beside and not placement.fits:
-            # What is cached is in the way, and nobody else will make room.
-            return self._placed(sequence, 0, most_cached, num_beside)
+        resumable = [group.resumable(digests, most) for group in self.groups]
+        num_cached, most_cached = min(resumable), max(resumable)
+        while any(num > num_cached for num in resumable):
+            resumable = [group.resumable(digests, num_cached) for group in self.groups]
+            num_cached = min(resumable)
+        placement = self._placed(sequence, num_cached, most_cached, num_others)
+        if num_cached and not num_others and not placement.fits:
+            # The cached pages occupy the memory, and no other sequence will release any.
+            return self._placed(sequence, 0, most_cached, num_others)
         return placement
 
     def restore_logprobs(self, sequence: Sequence, num_cached: int) -> None:
-        """Give a sequence the cached scores of its prompt that it resumes behind."""
+        """Give a sequence the cached scores of the prompt tokens that it skips."""
         if sequence.request.prompt_logprobs is None:
             return
         scores, size = sequence.prompt_logprobs, self._page_size
@@ -135,7 +135,7 @@ class StateCache:
         scores.truncate(len(sequence.prompt))
 
     def keep_logprobs(self, sequence: Sequence, start: int) -> None:
-        """Keep the scores of pages of a prompt that have all of theirs, from a token on."""
+        """Cache the scores of a prompt's completely scored pages, from a token on."""
         scores, size = sequence.prompt_logprobs, self._page_size
         for page in range(start // size, min(len(scores) // size, len(sequence.digests))):
             first = max(1, page * size)
@@ -147,9 +147,9 @@ class StateCache:
                 )
 
     def _num_resumable(self, sequence: Sequence) -> int:
-        """Return the length of what may be resumed behind, but for its last token.
+        """Return the length of the tokens that may be skipped, including the last one.
 
-        That of a prompt to be scored ends at the first token whose score nobody knows.
+        For a prompt to be scored it ends at the first token with an unknown score.
         """
         if sequence.request.prompt_logprobs is None:
             return sequence.num_tokens
@@ -161,34 +161,33 @@ class StateCache:
         return sequence.num_tokens if num_scored >= len(sequence.prompt) else num_scored
 
     def _placed(
-        self, sequence: Sequence, num_cached: int, most_cached: int, num_beside: int
+        self, sequence: Sequence, num_cached: int, most_cached: int, num_others: int
     ) -> Placement:
         needed = _by_pool(
-            (group.pool, group.room(sequence.digests, num_cached, sequence.num_tokens, num_beside))
+            (group.pool, group.room(sequence.digests, num_cached, sequence.num_tokens, num_others))
             for group in self.groups
         )
-        return Placement(sequence, num_cached, most_cached, needed, num_beside)
+        return Placement(sequence, num_cached, most_cached, needed, num_others)
 
     def is_worth_waiting(self, placement: Placement) -> bool:
-        """Say whether a running sequence will soon leave state from which it could resume."""
+        """Return whether a running sequence will soon leave state to resume from."""
         digests = placement.sequence.digests[placement.num_cached : placement.most_cached]
         return any(group.is_expected(digest) for group in self.groups for digest in digests)
 
-    def lasts(self, refused: Placement, sequence: Sequence, num_beside: int) -> bool:
-        """Say whether a sequence is still refused: no more of it is cached, as few pages are free.
+    def lasts(self, refused: Placement, sequence: Sequence, num_others: int) -> bool:
+        """Return whether a refused placement stays refused: no more pages are cached or free.
 
-        Pages that lose their name or holders meanwhile only make it need more.
+        Pages that lose their name or holders in the meantime only make the sequence need more.
         """
-        if sequence is not refused.sequence or refused.fits or num_beside < refused.num_beside:
+        if sequence is not refused.sequence or refused.fits or num_others < refused.num_others:
             return False
         following = sequence.digests[: refused.most_cached + 1]
         return self.groups[0].resumable(following, len(following)) <= refused.most_cached
 
     def enter(self, slot: int, placement: Placement, following: Sequence | None) -> None:
-        """Give a slot what its sequence resumes from, and room for its prompt.
+        """Give a slot the state that its sequence resumes from, and room for its prompt.
 
-        What other sequences share of it, by what was computed before, or the one `following`, is
-        expected of it.
+        State that it shares with earlier sequences, or with the one `following`, is expected of it.
         """
         sequence = placement.sequence
         for group in self.groups:
@@ -205,20 +204,20 @@ class StateCache:
                 group.expect(slot, sequence.digests, num_shared)
 
     def attend(self, slot: int, start: int, stop: int) -> int:
-        """Give tokens of a prompt their places; return the stop before which all have one."""
+        """Give tokens of a prompt their places; return the stop of those that have one."""
         for group in reversed(self.groups):
             stop = group.attend(slot, start, stop, int(self._settled[slot]))
         return stop
 
     def can_extend(self, decodes: Slots) -> bool:
-        """Say whether the decodes' tokens fit."""
+        """Return whether the decodes' tokens fit."""
         if self._have_places(decodes):
             return True
         needed = _by_pool((group.pool, len(needy)) for group, needy in self._needs(decodes))
         return all(pool.can_allocate(count) for pool, count in needed)
 
     def extend(self, decodes: Slots) -> None:
-        """Give the tokens of decodes that fit their places."""
+        """Give places to the tokens of decodes, which must fit."""
         if self._have_places(decodes):
             return
         for group, needy in self._needs(decodes):
@@ -226,16 +225,16 @@ class StateCache:
                 group.extend(needy, self._settled[needy])
 
     def settle(self, slots: Slots, stops: Slots) -> None:
-        """Take note that a collected step has computed running slots up to `stops`."""
+        """Record that a collected step has computed running slots up to `stops`."""
         self._settled[slots] = stops
         for group in self._further_groups:
             group.settle(slots, stops)
 
     def undo(self, slots: Slots, starts: Slots) -> Slots:
-        """Go back to `starts`, a step being lost; return from where sequences can go on.
+        """Go back to `starts` after a step is lost; return the positions to resume from.
 
-        What is computed again is written again, which a failure may spoil: nobody finds it any
-        more, and who shares it with others is to be placed anew (-1).
+        Recomputed state is written again, which a failure may corrupt: it is no longer found by
+        others, and a sequence that shares it must be placed again (-1).
         """
         resumes = starts.copy()
         if len(self.groups) == 1:
@@ -250,7 +249,7 @@ class StateCache:
         return resumes
 
     def register(self, slot: int, start: int, stop: int) -> None:
-        """Name the pages that are full once these tokens are computed, whose ids are known."""
+        """Name the pages that these tokens, whose ids are known, fill."""
         sequence = self._table.sequence(slot)
         first, last = start // self._page_size, stop // self._page_size
         self._extend_digests(sequence, self._table.tokens[slot], last)
@@ -258,11 +257,11 @@ class StateCache:
             group.register(slot, sequence.digests, first, last)
 
     def register_generated(self, slot: int) -> None:
-        """Name the pages that a sequence has filled since it started, none of which has a name yet.
+        """Name the pages that a sequence has filled since it started, which have no name yet.
 
-        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
-        last page of its prompt is among them, since a step may end before its last token. Where no
-        step has held the sequence, all its pages are others', who may never have filled them.
+        They are rarely needed while it runs, and naming them together is cheaper. They include the
+        last page of its prompt, since a step may end before its last token. If no step has included
+        the sequence, all its pages belong to others, which may never have filled them.
         """
         table = self._table
         if not table.has_begun[slot]:
@@ -272,17 +271,17 @@ class StateCache:
         self.register(slot, num_named * self._page_size, int(num_stored))
 
     def invalidate_from(self, slot: int, start: int, digests: Several[Digest]) -> None:
-        """Forget what a slot holds from a token on, and all that was computed from it."""
+        """Forget the state of a slot from a token on, and all state computed from it."""
         for group in self.groups:
             group.invalidate(slot, digests, start // self._page_size)
 
     def release(self, slot: int) -> None:
-        """Give back what a slot holds."""
+        """Release the state of a slot."""
         for group in self.groups:
             group.release(slot)
 
     def _have_places(self, decodes: Slots) -> bool:
-        """Say whether no decode begins a page, where pages of all tokens are all the state."""
+        """Return whether no decode needs a page; False if there are other kinds of state."""
         if self._further_groups:
             return False
         table = self._table
@@ -294,7 +293,7 @@ class StateCache:
         return [(group, group.needs(decodes, num_tokens)) for group in self.groups]
 
     def _num_common(self, sequence: Sequence, other: Sequence) -> int:
-        """Return how many full pages two sequences begin with alike."""
+        """Return the number of full pages in the common prefix of two sequences."""
         pairs = zip(sequence.digests, self._digests(other), strict=False)
         return next(
             (index for index, (a, b) in enumerate(pairs) if a != b),
@@ -312,7 +311,7 @@ class StateCache:
     def _extend_digests(
         self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
     ) -> None:
-        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
+        """Name those of the first `num_pages` pages of a sequence that have no name yet."""
         digests, size = sequence.digests, self._page_size
         if len(digests) < num_pages:
             parent = digests[-1] if digests else self._root_digest(sequence.request)

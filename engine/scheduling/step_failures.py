@@ -1,9 +1,9 @@
 """Failed steps: retries the step, then its halves, until one sequence is to blame.
 
-A failed step costs no other request: it runs again as it was, then in halves, each of which brings
-its sequences on. Nothing else is planned meanwhile. A sequence that fails twice with nothing beside
-it is to blame, once the caller knows that the device is not. A step that does not fit into memory
-is followed by smaller ones, for as long as needed. What a request is told is not said here.
+A failed step costs no other request: it runs again unchanged, then in halves, each of which
+advances its sequences. In the meantime nothing else is planned. A sequence that fails twice when it
+runs alone is to blame, once the caller knows that the device is not. A step that does not fit into
+memory is followed by smaller ones, as long as needed. Error messages are composed elsewhere.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
-# So many failures that passed among so many steps are no accidents any more.
+# This number of temporary failures within this number of steps means a faulty device.
 MAX_PASSING_FAILURES = 8
 PASSING_WINDOW_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Failures of one step so far; `is_half` where it is a half of one that failed.
+    """Failures of one step so far; `is_half` is True for a half of a failed step.
 
-    `num_failures` are those in a row with nothing run in between: that every second run fails, of
-    whatever it may be, must not look like anybody's fault.
+    `num_failures` counts failures in a row with no other step in between: if every second run
+    fails, regardless of its contents, no request must be blamed.
     """
 
     num_failures: int = 0
@@ -43,11 +43,11 @@ class Attempts:
     is_half: bool = False
 
     def failed(self) -> Attempts:
-        """Count one more."""
+        """Return the attempts with one more failure."""
         return replace(self, num_failures=self.num_failures + 1, has_failed=True)
 
     def next_for(self, num_requests: int) -> Literal["again", "halves", "blame"]:
-        """Return what follows for a step of so many requests."""
+        """Return the next action for a step with `num_requests` requests."""
         if num_requests > 1:
             return "halves" if self.is_half or self.num_failures > 1 else "again"
         return "blame" if self.num_failures > 1 else "again"
@@ -57,31 +57,31 @@ HALF = Attempts(is_half=True)
 
 
 class Reliability:
-    """Judges a device by the failures that pass: each costs nobody anything, many are a verdict."""
+    """Judges a device by its temporary failures: single ones are harmless, many are a verdict."""
 
     def __init__(self) -> None:
         self.num_good = 0
-        self._passed_at: deque[int] = deque(maxlen=MAX_PASSING_FAILURES)  # after so many good steps
+        self._passed_at: deque[int] = deque(maxlen=MAX_PASSING_FAILURES)  # as counts of good steps
 
     def note_good(self, attempts: Attempts | None = None) -> None:
-        """Count a step that went well, after such attempts at it."""
+        """Count a successful step, given its earlier attempts."""
         self.num_good += 1
         if attempts is not None and attempts.has_failed:
             self._passed_at.append(self.num_good)
 
     def check(self) -> None:
-        """Raise `MachineFailed` where too many failures passed: numbers may be wrong as well."""
+        """Raise `MachineFailed` after too many temporary failures: results may be wrong as well."""
         passed = self._passed_at
         if len(passed) < MAX_PASSING_FAILURES or passed[-1] - passed[0] >= PASSING_WINDOW_STEPS:
             return
         raise MachineFailed(
-            f"the device cannot be relied on: {MAX_PASSING_FAILURES} steps failed within "
-            f"{PASSING_WINDOW_STEPS}, and went well when they were run again"
+            f"the device is unreliable: {MAX_PASSING_FAILURES} steps failed within "
+            f"{PASSING_WINDOW_STEPS}, and succeeded when they were run again"
         )
 
 
 class _Part(NamedTuple):
-    """A step, or a half of one, that is to run again."""
+    """A step, or half of one, that must run again."""
 
     plan: StepPlan
     attempts: Attempts = Attempts()
@@ -90,8 +90,8 @@ class _Part(NamedTuple):
 class StepFailures:
     """Follows up the failed steps of one scheduler.
 
-    While it `is_open`, parts of such a step are left, and it hears of each step; else steps that go
-    well are counted in its `reliability` alone.
+    While it `is_open`, parts of a failed step are left, and it is notified of each step; otherwise
+    successful steps are only counted in its `reliability`.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -101,14 +101,14 @@ class StepFailures:
         self._parts: deque[_Part] = deque()
         self._running: _Part | None = None
         self._halved_tokens = 0  # of the largest step that failed twice and has no culprit yet
-        self._num_ownerless = 0  # such steps in a row of which each part went well
+        self._num_ownerless = 0  # such steps in a row whose parts all succeeded
         self.reliability = Reliability()
         self.is_open = False
 
     def next_part(self) -> StepPlan | None:
         """Return the step that must run before any other is planned, with nothing in flight.
 
-        Raises `MachineFailed` where too many steps go well only when they are run again.
+        Raises `MachineFailed` if too many steps succeed only when they are run again.
         """
         self.reliability.check()
         while self._parts:
@@ -127,9 +127,9 @@ class StepFailures:
         return None
 
     def retry(self, plans: Collection[StepPlan]) -> Sequence | None:
-        """Run a step that failed again, with those lost behind it: as it was, then halved.
+        """Run a failed step again, with those lost after it: unchanged at first, then in halves.
 
-        A sequence that failed alone twice is taken out for good and returned.
+        A sequence that failed twice alone is removed permanently and returned.
         """
         self.is_open = True
         part, self._running = self._running, None
@@ -153,11 +153,11 @@ class StepFailures:
         return culprit
 
     def make_room(self, plans: Collection[StepPlan]) -> Sequence | None:
-        """After a step that did not fit into memory, let fewer tokens and sequences run.
+        """After a step that did not fit into memory, allow fewer tokens and sequences.
 
         `plans` are that step and those that were lost with it. A sequence of which not even one
-        token fits when it runs alone, or not one image that must be computed whole, is taken out
-        for good and returned; what others may hold is then again what it was before.
+        token, or one indivisible image, fits alone is removed permanently and returned; the limits
+        of others are then restored.
         """
         self._parts.clear()
         self._running, self._halved_tokens = None, 0
@@ -170,31 +170,30 @@ class StepFailures:
             return culprit
         self._scheduler.step_limit.lower(num_tokens)
         self._send_to_wait(
-            {slot for plan in plans for slot in plan.slots[plan.starts_anew].tolist()}
+            {slot for plan in plans for slot in plan.slots[plan.starts_fresh].tolist()}
             | self._not_begun()
         )
         self._pool.invalidate_all()
         logger.warning(
-            "a step of %d tokens did not fit into memory: at most %d from now on",
+            "a step of %d tokens did not fit into memory: the limit is %d from now on",
             num_tokens,
             self._scheduler.step_limit.tokens,
         )
         return None
 
     def note_success(self) -> None:
-        """Take note of a step that went well, which may have failed before."""
+        """Record a successful step, which may have failed before."""
         part, self._running = self._running, None
         self.reliability.note_good(None if part is None else part.attempts)
 
     def _left_of(self, plan: StepPlan) -> StepPlan | None:
-        """Return a step without the sequences that left, or that are not where it begins."""
+        """Return a step without sequences that have left or are not at its start."""
         is_left = self._is_ready(plan)
         if is_left.all():
             return plan
         is_decode = np.arange(len(plan.slots)) < plan.num_decodes
-        if (
-            ~is_left & (~is_decode | plan.starts_anew)
-        ).any():  # others may share what it was to fill
+        # Others may share the pages that a removed sequence was to fill.
+        if (~is_left & (~is_decode | plan.starts_fresh)).any():
             self._send_newcomers_back()
             is_left = self._is_ready(plan)
         return plan.only(is_left) if is_left.any() else None
@@ -206,12 +205,12 @@ class StepFailures:
         return is_at_start
 
     def _note_ownerless(self) -> None:
-        """After a step that failed twice and of which each part went well: it may be its size."""
+        """Count a step that failed twice though each part succeeded: its size may be the cause."""
         self._num_ownerless += 1
         if self._num_ownerless == MAX_FAILURES_IN_COMPANY:
             self._scheduler.step_limit.lower(self._halved_tokens)
             logger.warning(
-                "steps of %d tokens fail, and their parts do not: at most %d from now on",
+                "steps of %d tokens fail, but their parts do not: the limit is %d from now on",
                 self._halved_tokens,
                 self._scheduler.step_limit.tokens,
             )
@@ -219,7 +218,7 @@ class StepFailures:
         self._halved_tokens = 0
 
     def _can_shrink(self, plan: StepPlan) -> bool:
-        """Say whether a smaller step could have brought the plan's sequences on."""
+        """Return whether a smaller step could have advanced the plan's sequences."""
         if len(plan.slots) > 1:
             return True
         slot, start = int(plan.slots[0]), int(plan.starts[0])
@@ -228,12 +227,12 @@ class StepFailures:
         return int(plan.stops[0]) > whole_stop(images, start, start + 1)
 
     def _not_begun(self) -> set[int]:
-        """Return slots that no step has held yet: their shared pages may be of a lost one."""
+        """Return slots that no step has included yet: their shared pages may be of a lost step."""
         running = self._table.running
         return set(running[~self._table.has_begun[running]].tolist())
 
     def _send_newcomers_back(self) -> None:
-        """Let those that no step has held yet be placed anew: they may share what nobody fills."""
+        """Preempt sequences that no step has included yet: they may share unfilled pages."""
         newcomers = self._not_begun()
         self._scheduler.invalidate_from(
             newcomers, [int(self._table.num_computed[slot]) for slot in newcomers]
@@ -242,26 +241,26 @@ class StepFailures:
             self._scheduler.preempt(slot)
 
     def _send_to_wait(self, new: set[int]) -> None:
-        """Let the newest half of the running sequences wait.
+        """Preempt the newest half of the running sequences.
 
-        So wait `new` ones, that started with the step, since their shared pages may never have been
-        computed; the others lose nothing.
+        The `new` ones, which started with the step, are preempted too, since their shared pages may
+        never have been computed; the others lose nothing.
         """
         running = self._table.running.tolist()
-        num_kept = max(1, min(len(running) // 2, self._scheduler.step_limit.tokens))
+        num_retained = max(1, min(len(running) // 2, self._scheduler.step_limit.tokens))
         for place, slot in enumerate(running):
             sequence = self._table.sequence(slot)
-            if place >= num_kept:
+            if place >= num_retained:
                 sequence.num_failures += 1
                 sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
-            if place >= num_kept or slot in new:
+            if place >= num_retained or slot in new:
                 self._scheduler.preempt(slot)
 
 
 def _halves(plan: StepPlan) -> list[StepPlan]:
     """Return the halves of a step, in the order in which they must run.
 
-    Where a sequence shares a page that another fills in the same step, its span starts behind the
+    If a sequence shares a page that another fills in the same step, its span starts after the
     other's.
     """
     order = np.argsort(plan.starts, kind="stable")

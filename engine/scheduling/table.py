@@ -1,8 +1,8 @@
-"""The running sequences as arrays: one row a slot, so that a step costs no Python a sequence.
+"""The running sequences as arrays, one row per slot, so that a step runs no Python per sequence.
 
 The scheduler owns the counts and pages, the runner reads them, the sampler reads the parameters.
-While a step is in flight its tokens count already, but their ids are unknown: they are among the
-`num_tokens` of a sequence, not among its `num_known_ids`, and nothing unknown leaves the table.
+Tokens of a step in flight already count, although their ids are unknown: they are included in
+`num_tokens` of a sequence, but not in its `num_known_ids`, and no unknown id leaves the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .sequence import Sequence, SequenceRequest
 class SequenceTable:
     """Rows for up to `max_num_seqs` running sequences of up to `max_model_len` tokens.
 
-    Those that may grow beyond `original_positions` take their model's long rope frequencies.
+    Sequences that may grow beyond `original_positions` use their model's long rope frequencies.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class SequenceTable:
         self.max_model_len = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
         self.free_slots = list(range(slots - 1, -1, -1))
-        self.num_running_of: dict[str, int] = {}  # by request id, of those with any
-        self._running: NDArray[np.int64] | None = None  # until who runs changes
+        self.num_running_of: dict[str, int] = {}  # by request id, of requests with any
+        self._running: NDArray[np.int64] | None = None  # reset when the running sequences change
         # np.empty and np.zeros take no memory until touched.
         self.tokens: NDArray[np.int32] = np.zeros((slots, max_model_len), np.int32)
         self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
         self.num_pages = np.zeros(slots, np.int32)
         self.num_tokens = np.zeros(slots, np.int64)
-        self.num_known_ids = np.zeros(slots, np.int64)  # of these, those with an id
+        self.num_known_ids = np.zeros(slots, np.int64)  # those of them with a known id
         self.num_computed = np.zeros(slots, np.int64)
         self.num_prompt_tokens = np.zeros(slots, np.int64)
         self.max_tokens = np.zeros(slots, np.int64)  # prompt included
@@ -57,13 +57,13 @@ class SequenceTable:
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
-        self.first_scored_row = np.zeros(slots, np.int64)  # place before the first token without
+        self.first_scored_row = np.zeros(slots, np.int64)  # position before the first unscored one
         self.repetition_penalty = np.ones(slots, np.float32)
         self.presence_penalty = np.zeros(slots, np.float32)
         self.frequency_penalty = np.zeros(slots, np.float32)
         self.has_bias = np.zeros(slots, np.bool_)
-        self.min_tokens = np.zeros(slots, np.int64)  # before which no stop token may come
-        self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
+        self.min_tokens = np.zeros(slots, np.int64)  # below which no stop token may come
+        self.reads_ids = np.zeros(slots, np.bool_)  # for penalties, which depend on earlier tokens
         self.is_constrained = np.zeros(slots, np.bool_)
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
@@ -73,7 +73,7 @@ class SequenceTable:
 
     @property
     def running(self) -> NDArray[np.int64]:
-        """Slots in use: those that are urgent before the others, of either who started first."""
+        """Return the slots in use: urgent ones first, each kind in the order of their starts."""
         if self._running is None:
             slots = np.flatnonzero(self.is_running)
             order = np.lexsort((self.start_order[slots], ~self.is_urgent[slots]))
@@ -82,7 +82,7 @@ class SequenceTable:
 
     @property
     def num_taken(self) -> int:
-        """Slots that are not free: of running sequences, and of some that left in mid-flight."""
+        """Return the number of slots in use: running sequences, and some that left mid-flight."""
         return len(self.sequences) - len(self.free_slots)
 
     def sequence(self, slot: int) -> Sequence:
@@ -92,13 +92,13 @@ class SequenceTable:
         return sequence
 
     def most_tokens(self, request: SequenceRequest) -> int:
-        """Return how many tokens a sequence may come to, its prompt's included."""
+        """Return the maximum length of a sequence in tokens, including its prompt."""
         return min(len(request.prompt_ids) + request.max_tokens, self.max_model_len)
 
     def takes_long_rope(self, request: SequenceRequest) -> bool:
-        """Say whether a sequence turns by long frequencies: by what it may come to, from its start.
+        """Return whether a sequence uses long rope frequencies, judged by its maximum length.
 
-        So that its keys are turned by the same, and no row depends on its neighbours.
+        All its keys then use the same frequencies, and no row depends on its neighbors.
         """
         original = self.original_positions
         return original is not None and self.most_tokens(request) > original
@@ -150,7 +150,7 @@ class SequenceTable:
         return slot
 
     def remove(self, slot: int) -> Sequence:
-        """Take a sequence out, its tokens so far written back; its slot stays taken."""
+        """Remove a sequence and write its tokens back to it; its slot stays in use."""
         sequence = self.sequence(slot)
         sequence.generated = self.generated(slot).tolist()
         self.sequences[slot] = None

@@ -1,4 +1,4 @@
-"""Log-probabilities of a sequence's tokens, packed: 12 bytes a token, 8 more an alternative."""
+"""Log-probabilities of a sequence's tokens, packed: 12 bytes per token, 8 more per alternative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-# A pair of a token and its log-probability, of which a record has `num_top` behind its own.
+# A pair of a token and its log-probability; a record has `num_top` after its own.
 _PAIR = [("token_id", "<i4"), ("logprob", "<f4")]
 HEAD_BYTES, PAIR_BYTES = 12, 8
 
@@ -21,9 +21,9 @@ LogprobRow = tuple[int, float, int, list[tuple[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one token and of the likeliest ones (best first).
+    """Natural-log probability of one token and of the most likely ones (best first).
 
-    Its `rank` among all tokens, from 1, is counted for those of a prompt.
+    Prompt tokens also have a `rank` among all tokens, starting at 1.
     """
 
     token_id: int
@@ -33,7 +33,7 @@ class TokenLogprob:
 
 
 def record_bytes(num_top: int) -> int:
-    """Return how many bytes a record of one token and so many alternatives has."""
+    """Return the size in bytes of a record of one token with `num_top` alternatives."""
     return HEAD_BYTES + PAIR_BYTES * num_top
 
 
@@ -60,14 +60,14 @@ def pack_logprobs(
 
 
 def pack_pairs(token_ids: NDArray[Any], logprobs: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return pairs as a record has them behind its own token: `[M]`, `[M]` → `[M, PAIR_BYTES]`."""
+    """Return pairs as in a record after its own token: `[M]`, `[M]` → `[M, PAIR_BYTES]`."""
     pairs = np.empty(len(token_ids), _PAIR)
     pairs["token_id"], pairs["logprob"] = token_ids, logprobs
     return pairs.view(np.uint8).reshape(len(pairs), PAIR_BYTES)
 
 
 def narrow_records(records: bytes, num_top: int, fewer: int) -> bytes:
-    """Return records with `fewer` alternatives than the `num_top` that they have."""
+    """Return records with `num_top` alternatives reduced to `fewer` alternatives."""
     if fewer >= num_top:
         return records
     grid = np.frombuffer(records, np.uint8).reshape(-1, record_bytes(num_top))
@@ -77,8 +77,8 @@ def narrow_records(records: bytes, num_top: int, fewer: int) -> bytes:
 class TokenLogprobs(Sequence["TokenLogprob | None"]):
     """Log-probabilities of consecutive tokens, each with `num_top` alternatives.
 
-    Those of the first `num_unscored` tokens are None. A step appends packed records; entries are
-    made when somebody reads them.
+    The entries of the first `num_unscored` tokens are None. A step appends packed records; entries
+    are created when they are read.
     """
 
     __slots__ = ("_num_bytes", "_parts", "num_top", "num_unscored", "record_bytes")
@@ -91,12 +91,12 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
         self._num_bytes = len(data)
 
     def append(self, records: bytes) -> None:
-        """Append records of the next tokens, as `pack_logprobs` makes them."""
+        """Append records of the next tokens, as returned by `pack_logprobs`."""
         self._parts.append(records)
         self._num_bytes += len(records)
 
     def truncate(self, length: int) -> None:
-        """Forget the entries from a place on, which are scored."""
+        """Drop the entries from a scored position on."""
         if length < len(self):
             self._parts = [self.records(self.num_unscored, length)]
             self._num_bytes = len(self._parts[0])
@@ -105,7 +105,7 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
         """Return the records of some entries, all of which are scored."""
         size, end, parts = self.record_bytes, self._num_bytes, []
         first, last = ((place - self.num_unscored) * size for place in (start, stop))
-        for part in reversed(self._parts):  # mostly the last ones are asked for
+        for part in reversed(self._parts):  # usually the last ones are requested
             if end <= first:
                 break
             parts.append(part)
@@ -131,14 +131,14 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
         )
 
     def part(self, start: int, stop: int) -> TokenLogprobs:
-        """Return some of the entries, up to those that there are."""
+        """Return a range of the entries, limited to the existing ones."""
         stop = min(stop, len(self))
         num_unscored = max(0, min(stop, self.num_unscored) - start)
         data = self.records(start + num_unscored, max(start + num_unscored, stop))
         return TokenLogprobs(self.num_top, num_unscored, data)
 
     def __len__(self) -> int:
-        """Return how many tokens there are, the first unscored ones among them."""
+        """Return the number of tokens, including the first unscored ones."""
         return self.num_unscored + self._num_bytes // self.record_bytes
 
     @overload
@@ -148,7 +148,7 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
     def __getitem__(self, index: slice) -> list[TokenLogprob | None]: ...
 
     def __getitem__(self, index: int | slice) -> TokenLogprob | list[TokenLogprob | None] | None:
-        """Return entries; all of them are made, so iterate instead."""
+        """Return entries; this creates all of them, so prefer to iterate."""
         return list(self)[index]
 
     def __iter__(self) -> Iterator[TokenLogprob | None]:
@@ -161,7 +161,7 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
                 yield TokenLogprob(token_id, logprob, tuple(top), rank or None)
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the entries are the same."""
+        """Return whether the entries are equal."""
         if not isinstance(other, TokenLogprobs):
             return NotImplemented
         return list(self) == list(other)
@@ -170,4 +170,4 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
 
 
 NO_LOGPROBS = TokenLogprobs(0)
-"""Log-probabilities of no token."""
+"""An empty list of log-probabilities."""

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts from what is written already, which steps of the model verify."""
+"""Speculative decoding: drafts from existing text, verified by steps of the model."""

@@ -12,27 +12,27 @@ from ..scheduling.table import SequenceTable
 from .cost_model import CostModel, Work
 
 MOST_DRAFTS = 15
-"""Of one sequence in one step: with the token before them they fill tiles of attention."""
+"""Limit per sequence and step: with the token before them, drafts fill an attention tile."""
 
-# Of a kind of draft of which nothing is known, as if so many tokens had been tried.
+# Prior of a kind of draft without data, in accepted and tried tokens.
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 3.0, 4.0
-# What was learned loses weight from step to step, so that it is tried again after a while.
-_KEPT = 0.998
+# Data loses weight with each step, so that a kind is tried again after a while.
+_DECAY = 0.998
 _MOST_TRIED = 500.0
-# Costs, in tokens of a step: of a step, of a token, and of one that is attended to.
+# Costs in tokens of a step: for a step, for a token, and for an attended token.
 _USUAL_COSTS = Work(steps=20.0, prefilled=1.0, decoded=1.0, attended=1e-3)
-# A span of its own costs more than a decode among others does.
+# A separate span costs more than a decode among others.
 _MARGIN = 1.5
 _STEPS_A_FIT = 32
-_HISTORIES = 3  # of a sequence: no draft yet, the last one wrong from its first token, or right
+_HISTORIES = 3  # of a sequence: no draft yet, last draft rejected at its first token, or accepted
 
 
 class NgramDrafter:
     """Drafts by n-gram lookup for the sequences of one table; see `Drafter`.
 
-    A draft's kind is the length of its match and what became of the sequence's draft before. It is
-    as long as the next token is likelier to be right, by what was accepted of its kind, than a
-    token of the step costs beside the step that it saves.
+    A draft's kind is the length of its match and the outcome of the sequence's previous draft. A
+    draft is extended while the acceptance rate of its kind exceeds the cost of one more token
+    relative to the step that it saves.
     """
 
     def __init__(self, table: SequenceTable) -> None:
@@ -47,14 +47,14 @@ class NgramDrafter:
         self._tried = np.zeros(num_kinds)
 
     def enter(self, slot: int) -> None:
-        """Forget what became of drafts of the sequence that was in a slot before."""
+        """Reset the draft outcomes of the sequence that was in a slot before."""
         self._history[slot] = 0
 
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Write drafts behind the tokens of slots; return how many of each."""
+        """Write drafts after the tokens of slots; return the number for each."""
         table = self._table
-        self._accepted *= _KEPT
-        self._tried *= _KEPT
+        self._accepted *= _DECAY
+        self._tried *= _DECAY
         num_known = table.num_known_ids[slots]
         matches = find_matches(table.tokens, slots, num_known, self._finished)
         kinds = matches.lengths * _HISTORIES + self._history[slots]
@@ -71,7 +71,7 @@ class NgramDrafter:
         num_drafts: NDArray[np.int64],
         num_accepted: NDArray[np.int64],
     ) -> None:
-        """Learn from drafts: of each, tokens were tried up to the first that was wrong."""
+        """Record the outcome of drafts: each was tried up to its first wrong token."""
         kinds = self._kinds[slots]
         np.add.at(self._accepted, kinds, num_accepted)
         np.add.at(self._tried, kinds, num_accepted + (num_accepted < num_drafts))
@@ -81,7 +81,7 @@ class NgramDrafter:
         self._history[slots] = np.where(num_accepted > 0, 2, 1)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn what steps and their tokens cost."""
+        """Record the duration of a step."""
         decoded = plan.num_decoded_tokens
         prefilled = plan.num_tokens - decoded
         self._cost_model.add(Work(1, prefilled, decoded, plan.num_attended_tokens), seconds)
@@ -91,7 +91,7 @@ class NgramDrafter:
             self._cost_model.scale(0.5)
 
     def note_end(self, sequence: Sequence) -> None:
-        """Keep a finished row, unless its prefix is to be shared with nobody."""
+        """Store a finished row as a source of drafts, unless it has a cache salt."""
         if sequence.request.cache_salt or not sequence.generated:
             return
         before = sequence.prompt[-MOST_MATCH:]
@@ -100,12 +100,12 @@ class NgramDrafter:
     def _worthwhile(
         self, kinds: NDArray[np.int64], num_known: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return how many tokens of each draft are worth verifying."""
+        """Return the number of tokens of each draft that are worth verifying."""
         costs = self._costs
-        # While all steps decode alike, nothing tells their tokens' cost from their own.
+        # While all steps are similar, the cost of tokens cannot be separated from that of steps.
         token = max(costs.decoded, costs.prefilled, 1e-12)
         saved = token + costs.attended * num_known + costs.steps / len(num_known)
-        least = np.minimum(_MARGIN * token / saved, 0.99)  # likelihood of being right
+        least = np.minimum(_MARGIN * token / saved, 0.99)  # probability of being accepted
         likely = (self._accepted[kinds] + _PRIOR_ACCEPTED) / (self._tried[kinds] + _PRIOR_TRIED)
         counts = np.log(least) / np.log(np.clip(likely, 1e-6, 0.999))
         whole: NDArray[np.int64] = np.minimum(counts, MOST_DRAFTS).astype(np.int64)

@@ -1,1 +1,1 @@
-"""State of sequences: page pool, page groups and rows, by group of layers; no tensors."""
+"""State of sequences: page pool, page groups and rows, by group of layers; without tensors."""

@@ -1,8 +1,8 @@
-"""State groups: layers with one kind of state, behind the verbs room, enter, attend, release.
+"""State groups: layers with one kind of state, with the methods room, enter, attend and release.
 
-A group knows what a slot of the table of sequences holds of it, and from which page borders a
+A group knows the state of each slot of the sequence table, and the page borders from which a
 sequence could resume. Full pages hold every token; windowed pages are released once no token sees
-them any more; for rows see `rows`. Groups of pages may share a pool: any page serves any of them.
+them any more; for rows see `rows`. Groups of pages may share a pool, whose pages serve all of them.
 """
 
 from __future__ import annotations
@@ -19,81 +19,81 @@ Slots = NDArray[np.int64]
 
 
 class StateGroup(Protocol):
-    """State of one group of layers: what the sequences in all slots hold of it.
+    """State of one group of layers for the sequences in all slots.
 
-    Digests are those of a sequence's full pages, from its first; `num_cached` counts those behind
-    which it resumes. `pool` is where its pages or rows come from.
+    Digests belong to a sequence's full pages, from its first; `num_cached` counts the pages after
+    which it resumes. `pool` provides its pages or rows.
     """
 
     pool: PagePool
-    keeps_places: bool  # `attend` never refuses a token of a prompt that has entered
+    keeps_places: bool  # `attend` always has a place for a token of a prompt that has entered
 
     def resumable(self, digests: Sequence[Digest], most: int) -> int:
-        """Return the most pages, up to `most`, behind which a sequence of these could resume."""
+        """Return the most pages, up to `most`, after which a sequence could resume."""
 
     def room(
-        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_others: int
     ) -> int:
-        """Return how many pages of the pool must be free for `enter`, beside so many sequences."""
+        """Return the number of free pages that `enter` needs next to `num_others` sequences."""
 
     def most_pages(self, num_tokens: int) -> int:
-        """Return the most pages of the pool that a sequence of so many tokens holds at a time."""
+        """Return the most pages that a sequence of `num_tokens` holds at a time."""
 
     def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
-        """Hold the cached state for a slot, before any group allocates; `room` was asked."""
+        """Hold the cached state for a slot, before any group allocates; `room` was checked."""
 
     def enter(self, slot: int, num_cached: int, num_tokens: int) -> None:
-        """Give a slot that shares the cached state room for what it computes next."""
+        """Give a slot that shares the cached state room for its next tokens."""
 
     def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
-        """Give tokens `start:stop` their places; return the stop before which all have one.
+        """Give tokens `start:stop` their places; return the stop of those that have one.
 
-        No step in flight reads what lies before token `num_settled` sees.
+        No step in flight reads anything before the tokens that token `num_settled` sees.
         """
 
     def needs(self, slots: Slots, num_tokens: Slots) -> Slots:
-        """Return those of the slots whose last token, of so many, has no place yet."""
+        """Return the slots whose last of `num_tokens` tokens has no place yet."""
 
     def extend(self, slots: Slots, num_settled: Slots) -> None:
-        """Give slots that `needs` returned a place; as many pages of the pool are free."""
+        """Give a place to slots that `needs` returned; the pool has enough free pages."""
 
     def undo(self, slot: int, start: int) -> int:
-        """Go back to `start`, a step being lost; return from where the sequence can go on."""
+        """Go back to `start` after a step is lost; return the position to resume from."""
 
     def is_shared(self, slot: int) -> bool:
-        """Say whether others hold what a slot writes again when it starts over."""
+        """Return whether others hold state that a slot rewrites when it starts over."""
 
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
-        """Name the pages `first:last`, which are full, or will be by the end of the step."""
+        """Name the pages `first:last`, which are full now or at the end of the step."""
 
     def settle(self, slots: Slots, stops: Slots) -> None:
-        """Take note that a step was collected that has computed slots up to `stops`."""
+        """Record that a collected step has computed slots up to `stops`."""
 
     def invalidate(self, slot: int, digests: Sequence[Digest], first: int) -> None:
-        """Forget names from page `first` on, and of all that was computed from these."""
+        """Forget the names of pages from `first` on, and of all pages computed from them."""
 
     def release(self, slot: int) -> None:
-        """Give back what a slot holds."""
+        """Release the state of a slot."""
 
     def expect(self, slot: int, digests: Sequence[Digest], num_pages: int) -> None:
-        """Take note that other sequences share so many pages of this one, which computes them."""
+        """Record that other sequences share the first `num_pages` pages that this one computes."""
 
     def is_expected(self, digest: Digest) -> bool:
-        """Say whether a sequence that runs will soon have left the state behind such a page."""
+        """Return whether a running sequence will soon leave the state after such a page."""
 
 
 def most_pages(num_tokens: int, page_size: int, most_visible: int, step_tokens: int) -> int:
-    """Return the most pages that a sequence holds at a time, when alone; 0 `most_visible`: all."""
+    """Return the most pages that a sequence holds at a time; `most_visible` 0 means all."""
     if most_visible:
-        # The first and the last page that a step sees may hold one token of it each.
+        # The first and the last visible page of a step may contain only one of its tokens.
         num_tokens = min(num_tokens, most_visible + step_tokens + page_size)
     return -(-num_tokens // page_size)
 
 
 class Visibility(NamedTuple):
-    """Reach of a token: `first` gives the first places that tokens at some places see.
+    """Reach of a token: `first` maps positions to the first positions that their tokens see.
 
-    `most` is the most tokens that one sees, its own among them.
+    `most` is the maximum number of visible tokens, including the token itself.
     """
 
     first: Callable[[Slots], Slots]
@@ -101,11 +101,11 @@ class Visibility(NamedTuple):
 
 
 class Pages:
-    """Page group: a page list a slot; pages that no token sees any more are released.
+    """Page group: one page list per slot; pages that no token sees any more are released.
 
-    With a `visibility` tokens see the last ones only, else all. A prompt takes room for
-    `step_tokens` more than a token sees. `tag` tells its names from other groups' of the pool. It
-    may be given the arrays `pages [slots, most]` and `num_pages [slots]`.
+    With a `visibility` tokens see only the last ones, else all. A prompt uses room for
+    `step_tokens` more than a token sees. `tag` distinguishes its names from those of other groups
+    in the pool. The arrays `pages [slots, most]` and `num_pages [slots]` may belong to the caller.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Pages:
         self._tag = tag
 
     def resumable(self, digests: Sequence[Digest], most: int) -> int:
-        """Return the most pages before which all that the next token sees is cached."""
+        """Return the most pages after which everything that the next token sees is cached."""
         if self.visibility is None:
             return len(self.pool.lookup(digests[:most]))
         page = most
@@ -139,27 +139,27 @@ class Pages:
             missing = next((i for i in seen if not self._cached(digests[i : i + 1])), None)
             if missing is None:
                 return page
-            page = missing  # behind any page between, the next token sees the missing one, too
+            page = missing  # after any page in between, the next token also sees the missing one
         return 0
 
     def room(
-        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_others: int
     ) -> int:
-        """Count new pages, shared ones that nobody holds, and as many as the others soon fill.
+        """Count new pages, shared pages without holders, and the pages that others will soon fill.
 
-        Else a newcomer is soon preempted.
+        Otherwise a new sequence would soon be preempted.
         """
         shared = self._cached(digests[self._first_page(num_cached * self._size) : num_cached])
         new = self._num_new(num_cached, num_tokens)
-        return new + self.pool.num_unheld(shared) + self._pages_for(num_beside)
+        return new + self.pool.num_unheld(shared) + self._pages_for(num_others)
 
     def most_pages(self, num_tokens: int) -> int:
-        """Return the most pages that a sequence of so many tokens holds at a time, when alone."""
+        """Return the most pages that a sequence of `num_tokens` holds at a time, when alone."""
         most_visible = 0 if self.visibility is None else self.visibility.most
         return most_pages(num_tokens, self._size, most_visible, self._step_tokens)
 
     def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
-        """Hold the cached pages that are still seen."""
+        """Hold the cached pages that are still visible."""
         first = self._first_page(num_cached * self._size)
         shared = self._cached(digests[first:num_cached])
         self.pool.share(shared)
@@ -174,15 +174,15 @@ class Pages:
         self.num_pages[slot] += len(new)
 
     def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
-        """Allocate the pages up to `stop`, or as many of these as are free."""
+        """Allocate the pages up to `stop`, or as many as are free."""
         del start
-        held = int(self.num_pages[slot])
-        wanted = self._pages_for(stop) - held
+        count = int(self.num_pages[slot])
+        wanted = self._pages_for(stop) - count
         if wanted > 0:
             slots = np.array([slot], np.int64)
             self._release_unseen(slots, np.array([num_settled], np.int64))
             new = self.pool.allocate(min(wanted, self.pool.num_free))
-            self.pages[slot, held : held + len(new)] = new
+            self.pages[slot, count : count + len(new)] = new
             self.num_pages[slot] += len(new)
         return min(stop, int(self.num_pages[slot]) * self._size)
 
@@ -191,18 +191,18 @@ class Pages:
         return slots[num_tokens > self.num_pages[slots] * self._size]
 
     def extend(self, slots: Slots, num_settled: Slots) -> None:
-        """Allocate each slot's next page, after those that its token does not see are released."""
+        """Allocate each slot's next page, after releasing the pages that its token does not see."""
         self._release_unseen(slots, num_settled)
         self.pages[slots, self.num_pages[slots]] = self.pool.allocate(len(slots))
         self.num_pages[slots] += 1
 
     def undo(self, slot: int, start: int) -> int:
-        """Return `start`: pages are written again as they were."""
+        """Return `start`: pages are rewritten with the same contents."""
         del slot
         return start
 
     def is_shared(self, slot: int) -> bool:
-        """Say whether others hold one of the pages, or some are released already."""
+        """Return whether others hold one of the pages, or some are released already."""
         if self.visibility is not None:
             return True
         return any(
@@ -212,7 +212,7 @@ class Pages:
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
         """Name live pages; those of a prompt when the step is planned.
 
-        Each layer stores before it attends, so that even a sequence which starts in the same step
+        Each layer stores before it attends, so that even a sequence that starts in the same step
         may read them.
         """
         first = max(first, int(self.first_live[slot]))
@@ -226,7 +226,7 @@ class Pages:
         """Do nothing: pages were named when the step was planned."""
 
     def invalidate(self, slot: int, digests: Sequence[Digest], first: int) -> None:
-        """Forget the slot's pages from page `first` on; others that hold them have read them."""
+        """Forget the slot's pages from page `first` on, including those that others have read."""
         del digests
         first = max(first, int(self.first_live[slot]))
         self.pool.invalidate(self.pages[slot, first : self.num_pages[slot]].tolist())
@@ -237,7 +237,7 @@ class Pages:
         self.first_live[slot] = self.num_pages[slot] = 0
 
     def expect(self, slot: int, digests: Sequence[Digest], num_pages: int) -> None:
-        """Do nothing: full pages are named as they come."""
+        """Do nothing: full pages are named when they are computed."""
 
     def is_expected(self, digest: Digest) -> bool:
         """Return False: pages can be read by the step that computes them."""
@@ -245,7 +245,7 @@ class Pages:
         return False
 
     def _release_unseen(self, slots: Slots, num_settled: Slots) -> None:
-        """Release the pages of slots that lie before what a token behind the settled ones sees."""
+        """Release the pages of slots that no token after the settled ones sees."""
         if self.visibility is None:
             return
         firsts = self.visibility.first(num_settled) // self._size
@@ -258,13 +258,13 @@ class Pages:
         self.first_live[slots] = np.maximum(firsts, self.first_live[slots])
 
     def _first_page(self, place: int) -> int:
-        """Return the first page that a token at a place sees."""
+        """Return the first page that a token at a position sees."""
         if self.visibility is None:
             return 0
         return int(self.visibility.first(np.array([place], np.int64))[0]) // self._size
 
     def _num_new(self, num_cached: int, num_tokens: int) -> int:
-        """Return how many pages a sequence allocates when it enters."""
+        """Return the number of pages that a sequence allocates when it enters."""
         if self.visibility is not None:
             most = num_cached * self._size + self.visibility.most + self._step_tokens
             num_tokens = min(num_tokens, most)

@@ -1,10 +1,10 @@
-"""KV cache pages: a reference-counted pool with an index of the full ones by their digests.
+"""KV cache pages: a reference-counted pool with an index of full pages by digest.
 
-Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
-consecutive tokens of a sequence, in every layer of a group. Full pages are named by a digest of the
-salt and all tokens and images up to their end, so that a later sequence with the same beginning
-takes the page instead of computing it. A page without holders keeps its contents until it is
-reused: those without a name first, then the least recently freed.
+This module only keeps records, and handles no tensors. A page contains the keys and values of
+`page_size` consecutive tokens of a sequence, for every layer of a group. Full pages are named by a
+digest of the salt and all tokens and images up to their end, so that a later sequence with the same
+prefix takes the page instead of computing it. A page without holders keeps its contents until it is
+reused: unnamed pages first, then the least recently freed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Digest = bytes
 
 
 def root_digest(salt: str, adapter: int = 0, *, has_long_rope: bool = False) -> Digest:
-    """Return what the names of pages begin with: by salt, adapter and rope, others share none."""
+    """Return the root of page names, which differs by salt, adapter and rope."""
     if not (salt or adapter or has_long_rope):
         return b""
     word = adapter.to_bytes(4, "little") + bytes([has_long_rope])
@@ -29,9 +29,9 @@ def root_digest(salt: str, adapter: int = 0, *, has_long_rope: bool = False) -> 
 def page_digests(
     parent: Digest, tokens: NDArray[np.int32], page_size: int, shown: abc.Sequence[bytes] = ()
 ) -> list[Digest]:
-    """Return the names of full pages that follow `parent`: their tokens and all before them.
+    """Return the names of full pages after `parent`; a name covers its tokens and all before them.
 
-    `shown` are of each page the digests of images that some of its tokens stand for.
+    `shown` contains for each page the digests of images among its tokens.
     """
     text, width = tokens.tobytes(), page_size * tokens.itemsize
     digests = []
@@ -49,23 +49,23 @@ class PagePool:
         self.num_pages = num_pages
         self._holders = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
-        self._parent_of: list[Digest | None] = [None] * num_pages  # the page before, None: none
+        self._parent_of: list[Digest | None] = [None] * num_pages  # of the previous page, or None
         self._page_of: dict[Digest, int] = {}
-        # Pages without holders: those without a name, the next to be reused last, and the others.
+        # Pages without holders: unnamed ones, with the next to be reused last, and named ones.
         self._uncached = list(reversed(range(num_pages)))
         self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Pages that no sequence holds, cached or not."""
+        """Return the number of pages without holders, cached or not."""
         return len(self._uncached) + len(self._cached)
 
     def can_allocate(self, count: int) -> bool:
-        """Say whether `allocate(count)` would succeed now."""
+        """Return whether `allocate(count)` would succeed now."""
         return count <= self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, forgetting what they held; the caller has asked `can_allocate`."""
+        """Take `count` pages and forget their contents; the caller has checked `can_allocate`."""
         cut = max(0, len(self._uncached) - count)
         pages = self._uncached[cut:][::-1]
         del self._uncached[cut:]
@@ -94,17 +94,17 @@ class PagePool:
             self._holders[page] += 1
 
     def num_unheld(self, pages: abc.Sequence[int]) -> int:
-        """Count those of `pages` that `share` would take off the free list."""
+        """Count the pages that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
     def num_holders(self, page: int) -> int:
-        """Return how many hold a page."""
+        """Return the number of holders of a page."""
         return self._holders[page]
 
     def register(
         self, pages: abc.Iterable[int], digests: abc.Sequence[Digest], parent: Digest | None = None
     ) -> None:
-        """Name held pages that are full, or will be by the end of the step now being planned.
+        """Name held pages that are full, or will be by the end of the step being planned.
 
         They follow one another; `parent` is the name of the page before them, if there is one.
         """
@@ -128,7 +128,7 @@ class PagePool:
                     self._cached[page] = None
 
     def invalidate(self, pages: abc.Iterable[int]) -> None:
-        """Drop the names of pages, and of all that were computed from what these hold."""
+        """Drop the names of pages, and of all pages computed from them."""
         lost = {digest for page in pages if (digest := self._digest_of[page]) is not None}
         if not lost:
             return
@@ -138,7 +138,7 @@ class PagePool:
             if parent is None:
                 continue
             children.setdefault(parent, []).append(digest)
-            if parent not in self._page_of:  # nobody knows what it followed
+            if parent not in self._page_of:  # its predecessor is unknown
                 lost.add(digest)
         todo = list(lost)
         while todo:
@@ -148,11 +148,11 @@ class PagePool:
         self._uncache([page for digest, page in self._page_of.items() if digest in lost])
 
     def invalidate_all(self) -> None:
-        """Drop every name: what the pages hold can no longer be trusted."""
+        """Drop every name: the pages' contents can no longer be trusted."""
         self._uncache(list(self._page_of.values()))
 
     def _uncache(self, pages: abc.Sequence[int]) -> None:
-        """Take names away; pages that nobody holds are then reused behind those without one."""
+        """Remove names; their pages without holders are reused after those that had none."""
         self._drop_digests(pages)
         gone = set(pages)
         unheld = [page for page in self._cached if page in gone]
@@ -161,7 +161,7 @@ class PagePool:
             del self._cached[page]
 
     def _drop_digests(self, pages: abc.Iterable[int]) -> None:
-        """Take the names of pages that have one away."""
+        """Remove the names of named pages."""
         page_of, digest_of = self._page_of, self._digest_of
         for page in pages:
             digest = digest_of[page]

@@ -1,7 +1,7 @@
-"""Disk cache: keeps computed results across runs, keyed by a digest of all their inputs.
+"""Disk cache: stores results across runs, keyed by a digest of all their inputs.
 
-Each entry is a file under the user's cache folder. Whatever is wrong with that folder or file, the
-lookup is a miss and the result is computed again: nothing here raises, and nothing is unpickled.
+Each entry is a file in the user's cache folder. If the folder or a file is unusable, the lookup is
+a miss and the result is computed again: nothing here raises, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def folder_digest(folder: Path) -> str:
 
 CACHE_VARIABLE = "TIDEMILL_CACHE"
 OFF = "off"
-# Entries unused for so long are deleted; their models or versions are gone.
+# Older unused entries are deleted; their models or versions are probably gone.
 MAX_AGE_SECONDS = 90 * 24 * 3600
 
 _DIGEST_BYTES = 20
@@ -39,9 +39,9 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path | None:
-    """Return the user's cache folder, or None where caching is off.
+    """Return the user's cache folder, or None if caching is off.
 
-    `TIDEMILL_CACHE` names it, or says `off`; else it is `tidemill` in XDG_CACHE_HOME or ~/.cache.
+    `TIDEMILL_CACHE` is its path, or `off`; the default is `tidemill` in XDG_CACHE_HOME or ~/.cache.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named == OFF:
@@ -78,12 +78,12 @@ class CacheEntry:
         return cls(kind, digest.hexdigest())
 
     def load(self) -> bytes | None:
-        """Return the saved data, or None on a miss; a torn file or another user's is a miss."""
+        """Return the saved data, or None on a miss; a partial or another user's file is a miss."""
         sealed = self.load_sealed()
         return None if sealed is None else sealed[2 * _DIGEST_BYTES :]
 
     def load_sealed(self) -> bytes | None:
-        """Return the saved data behind their checksum, for `save_sealed`; None on a miss."""
+        """Return the saved data after its checksum, for `save_sealed`; None on a miss."""
         path = self._path()
         if path is None:
             return None
@@ -104,11 +104,11 @@ class CacheEntry:
         return sealed
 
     def save(self, data: bytes) -> None:
-        """Save the data atomically for `load`; does nothing where it cannot."""
+        """Save the data atomically for `load`; do nothing if that fails."""
         self.save_sealed(self._checksum(data) + data)
 
     def save_sealed(self, sealed: bytes) -> bool:
-        """Save what `load_sealed` returned, maybe on another machine; False if it is torn."""
+        """Save the result of `load_sealed`, maybe from another machine; False if it is damaged."""
         if not self._is_whole(sealed):
             return False
         path = self._path()
@@ -117,13 +117,13 @@ class CacheEntry:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _delete_old(path.parent)
-            handle, written = tempfile.mkstemp(dir=path.parent)
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
             try:
                 with open(handle, "wb") as file:  # noqa: PTH123 - a handle has no path
                     file.write(sealed)
-                Path(written).replace(path)
+                Path(temporary).replace(path)
             except BaseException:
-                Path(written).unlink()
+                Path(temporary).unlink()
                 raise
         return True
 

@@ -1,8 +1,10 @@
-"""Hugging Face hub: finds a model's files in a folder, the hub's cache or by download.
+"""Hugging Face hub: finds a model's files in a folder, in the hub's cache or by download.
 
-A GGUF file stands for the folder that it is unpacked to.
-Also checks once whether the hub can be reached: huggingface_hub would retry each file for a minute
-and not say why. transformers could find files, too, but takes seconds to import.
+A GGUF file is represented by the folder that it is unpacked to.
+
+This module also checks once whether the hub can be reached: huggingface_hub would retry each file
+for a minute without an explanation. transformers could also find files, but takes seconds to
+import.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _SECONDS = 5.0
 
 
 def find_file(model: str, name: str) -> Path | None:
-    """Return a file of a folder or hub id, downloaded if needed; None where there is no such file.
+    """Return a file of a folder or hub id, downloaded if needed; None if there is no such file.
 
-    Raises `OSError` or `ValueError` with transformers' words when the hub has no such model or
-    does not answer, and `ModelRefused` for a GGUF file that is not supported.
+    Raises `OSError` or `ValueError` with transformers' message if the hub has no such model or does
+    not respond, and `ModelRefused` for an unsupported GGUF file.
     """
     folder = unpacked_folder(model)
     if folder is not None:
@@ -43,14 +45,14 @@ def find_file(model: str, name: str) -> Path | None:
         if name != _CONFIGS[0] or not _fetch_gguf(model):
             return None
         return find_file(model, name)
-    except Exception:  # noqa: BLE001 - transformers tries again and words each error
+    except Exception:  # noqa: BLE001 - transformers tries again, and explains each error
         return _find_with_transformers(model, name)
 
 
 def unpacked_folder(model: str) -> Path | None:
-    """Return a model's folder on this machine in transformers' format; None for one of the hub.
+    """Return a model's local folder in transformers' format; None for a hub id.
 
-    A GGUF file is unpacked but for its weights; `ModelRefused` says why one is not supported.
+    A GGUF file is unpacked except for its weights; raises `ModelRefused` for an unsupported one.
     """
     file = find_gguf(model)
     if file is not None:
@@ -59,9 +61,9 @@ def unpacked_folder(model: str) -> Path | None:
 
 
 def find_gguf(model: str) -> Path | None:
-    """Return the GGUF file that a model is on this machine; None for transformers' format.
+    """Return the local GGUF file of a model; None for transformers' format.
 
-    A hub id is one where the hub has no config.json for it, and its only GGUF file was fetched.
+    A hub id has one if the hub has no config.json for it, and its only GGUF file was fetched.
     """
     is_here = os.path.isdir(model) or os.path.isfile(model)  # noqa: PTH112, PTH113
     if is_here or model.lower().endswith(SUFFIX) or "://" in model:
@@ -77,7 +79,7 @@ def find_gguf(model: str) -> Path | None:
 
 
 def local_source(model: str) -> Path | None:
-    """Return what identifies a model on this machine: its GGUF file, or its folder; None without.
+    """Return a model's local source: its GGUF file or its folder, or None.
 
     Nothing is unpacked or fetched.
     """
@@ -85,7 +87,7 @@ def local_source(model: str) -> Path | None:
 
 
 def find_folder(model: str) -> Path | None:
-    """Return the folder of a model's config.json; None where it is missing or out of reach."""
+    """Return the folder of a model's config.json; None if it is missing or unreachable."""
     try:
         config = find_file(model, "config.json")
     except (OSError, ValueError):  # reported when the model is loaded
@@ -95,16 +97,16 @@ def find_folder(model: str) -> Path | None:
 
 def snapshot_commit(folder: Path) -> str | None:
     """Return the commit of a snapshot folder of the hub's cache; None for any other folder."""
-    found = _COMMIT.search(f"{folder.as_posix()}/")
-    return found and found[1]
+    match = _COMMIT.search(f"{folder.as_posix()}/")
+    return match and match[1]
 
 
 def file_origin(model: str, folder: Path, names: Iterable[str]) -> str | None:
     """Return "folder", "cache" or "hub", a model's origin; None if `names` may be incomplete.
 
-    transformers loads without a file for which the hub did not answer, and asks again at the next
-    load. So a snapshot is complete where the cache knows of each name that it exists or does not,
-    or where the hub is offline.
+    transformers loads without a file for which the hub did not respond, and tries again at the next
+    load. So a snapshot is complete if the cache has recorded for each name whether it exists, or if
+    the hub is offline.
     """
     if unpacked_folder(model) is not None:
         return "folder"
@@ -113,8 +115,8 @@ def file_origin(model: str, folder: Path, names: Iterable[str]) -> str | None:
     if is_offline_mode():
         return "cache"
     revision = snapshot_commit(folder)
-    known = [try_to_load_from_cache(model, name, revision=revision) for name in names]
-    return None if None in known else "hub"
+    cached = [try_to_load_from_cache(model, name, revision=revision) for name in names]
+    return None if None in cached else "hub"
 
 
 def local_folder(model: str) -> Path | None:
@@ -125,20 +127,20 @@ def local_folder(model: str) -> Path | None:
 
     for name in _CONFIGS:
         try:
-            found = try_to_load_from_cache(model, name)
-        except (OSError, ValueError):  # no id of a model
+            path = try_to_load_from_cache(model, name)
+        except (OSError, ValueError):  # not a model id
             return None
-        if isinstance(found, str):
-            return Path(found).parent
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 
 def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
-    """Check once that the hub is reachable, if models come from it; go offline or raise if not.
+    """Check once that the hub is reachable, if models come from it; otherwise go offline or raise.
 
-    Where it cannot be reached but the cache holds all models, this process goes offline (and so do
-    its children, by `child_environment`) and the warning that says so is returned. Raises
-    `ModelRefused` within `seconds` otherwise.
+    If it is unreachable but the cache has all models, this process goes offline (and so do its
+    children, through `child_environment`), and a warning is returned. Otherwise raises
+    `ModelRefused` within `seconds`.
     """
     ids = [
         model
@@ -152,32 +154,32 @@ def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
     absent = next((model for model in ids if local_source(model) is None), None)
     if is_offline_mode():
         if absent is not None:
-            raise _refusal(absent, "HF_HUB_OFFLINE keeps it from being fetched from the hub")
+            raise _refusal(absent, "HF_HUB_OFFLINE prevents a download")
         return None
     fault = _connection_error(f"{constants.ENDPOINT}/{ids[0]}/resolve/main/config.json", seconds)
     if fault is None:
         return None
-    why = f"the hub at {constants.ENDPOINT} cannot be reached ({fault})"
+    reason = f"the hub at {constants.ENDPOINT} cannot be reached ({fault})"
     if absent is not None:
-        raise _refusal(absent, f"{why}; HTTPS_PROXY names a proxy and HF_ENDPOINT a mirror")
+        raise _refusal(absent, f"{reason}: set HTTPS_PROXY for a proxy or HF_ENDPOINT for a mirror")
     constants.HF_HUB_OFFLINE = True
-    return f"{why}: {', '.join(ids)} is taken from the cache"
+    return f"{reason}: {', '.join(ids)} is loaded from the cache"
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process that shares the model: offline if this one is."""
+    """Return the environment of a process that shares the model; it inherits offline mode."""
     from huggingface_hub import is_offline_mode
 
     return {**os.environ, **({"HF_HUB_OFFLINE": "1"} if is_offline_mode() else {})}
 
 
 def _fetch_gguf(model: str) -> bool:
-    """Fetch the only GGUF file of a hub id; False where it has none, or the hub does not answer."""
+    """Fetch the only GGUF file of a hub id; False if it has none, or the hub does not respond."""
     from huggingface_hub import HfApi, constants, hf_hub_download
 
     try:
         siblings = HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=_SECONDS).siblings
-    except Exception:  # noqa: BLE001 - what is wrong is told for the missing config.json
+    except Exception:  # noqa: BLE001 - the cause is reported for the missing config.json
         return False
     names = (sibling.rfilename for sibling in siblings or ())
     name = only_name(model, (name for name in names if "/" not in name))
@@ -193,34 +195,34 @@ def _fetch_gguf(model: str) -> bool:
 def _find_with_transformers(model: str, name: str) -> Path | None:
     from transformers.utils import cached_file
 
-    found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
+    path = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
-def _refusal(model: str, why: str) -> ModelRefused:
+def _refusal(model: str, reason: str) -> ModelRefused:
     return ModelRefused(
-        f"{model} is neither a folder here nor in the cache of the hub, and {why}. A folder that "
-        "was copied from another machine can be named instead"
+        f"{model} is neither a local folder nor in the hub's cache, and {reason}. You can also "
+        "pass the path of a folder copied from another machine"
     )
 
 
 def _connection_error(url: str, seconds: float) -> str | None:
-    """Return the connection error of a URL; None when it responds, with whatever status."""
-    answered: SimpleQueue[str | None] = SimpleQueue()
+    """Return the connection error of a URL; None if it responds, with any status."""
+    results: SimpleQueue[str | None] = SimpleQueue()
 
-    def ask() -> None:
+    def send_request() -> None:
         from huggingface_hub import get_session
 
         try:
             get_session().head(url, timeout=2 * seconds, follow_redirects=False)
-        except Exception as exc:  # noqa: BLE001 - httpx or requests, as the hub's library has it
-            answered.put(first_line_of(exc))
+        except Exception as exc:  # noqa: BLE001 - of httpx or requests, by the hub's version
+            results.put(first_line_of(exc))
         else:
-            answered.put(None)
+            results.put(None)
 
-    # The timeout does not cover a DNS server that does not answer.
-    Thread(target=ask, name="hub", daemon=True).start()
+    # The timeout does not cover an unresponsive DNS server.
+    Thread(target=send_request, name="hub", daemon=True).start()
     try:
-        return answered.get(timeout=seconds)
+        return results.get(timeout=seconds)
     except Empty:
-        return f"no answer within {seconds:g} s"
+        return f"no response within {seconds:g} s"

@@ -1,4 +1,4 @@
-"""Digest of what decides a model's results: its files, the machine, the packages and settings."""
+"""Digest of everything that affects a model's results: files, machine, packages and settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SPEED_ONLY: Final = frozenset(
         *("max_logprobs", "speculative_decoding"),
     }
 )
-"""Settings that decide no result, or that are told of otherwise."""
+"""Settings that do not affect results, or that are included separately."""
 
 _MODEL_SUFFIXES: Final = frozenset(
     {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
@@ -41,9 +41,9 @@ _SAMPLE_BYTES: Final = 2**12
 
 
 def results_digest(config: EngineConfig, chat_template: str | None, created: int) -> bytes | None:
-    """Return the digest of all that decides results but requests; None without the model's files.
+    """Return the digest of everything that affects results except requests; None without the files.
 
-    Nothing is loaded for it. A template that tells the date gives others each day.
+    Nothing is loaded for it. A template that uses the date has a new digest each day.
     """
     sources = [
         local_source(config.model),
@@ -60,35 +60,35 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
     for name, source in zip(names, sources, strict=True):
         if source is None:
             return None
-        # A snapshot may have several GGUF files, which its commit does not tell apart.
+        # A snapshot may have several GGUF files, which its commit does not distinguish.
         commit = None if source.is_file() else snapshot_commit(source)
         causes += [name, commit or files_digest(source)]
-    if any(_tells_date(each) for each in (chat_template, *_templates(sources[0]))):
+    if any(_uses_date(each) for each in (chat_template, *_templates(sources[0]))):
         causes.append(datetime.fromtimestamp(created, UTC).date().isoformat())
     return bytes.fromhex(CacheEntry.from_inputs("results", *causes).digest)
 
 
 def _templates(source: Path | None) -> Iterator[str]:
-    """Yield what may hold a chat template of a model."""
+    """Yield the texts that may contain a model's chat template."""
     folder = source
     if source is not None and source.is_file():
         try:
             folder = description_folder(source)
-        except ModelRefused:  # told by the load
+        except ModelRefused:  # reported by the load
             folder = None
     for pattern in ("*.jinja", "tokenizer_config.json", "chat_template.json"):
         for path in folder.glob(pattern) if folder else ():
             yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def _tells_date(template: str | None) -> bool:
+def _uses_date(template: str | None) -> bool:
     return "strftime_now" in (template or "")
 
 
 def files_digest(folder: Path) -> str:
-    """Return the digest of a folder's files, each read again only when it was written again.
+    """Return the digest of a folder's files, each read again only after a change.
 
-    A GGUF file has that of its bytes.
+    For a GGUF file it is the digest of its bytes.
     """
     if folder.is_file():
         return _file_digest(folder)
@@ -101,11 +101,11 @@ def files_digest(folder: Path) -> str:
 
 
 def sampled_digest(folder: Path) -> str | None:
-    """Return the digest of a model's files, large ones by samples; None where one is unreadable.
+    """Return the digest of a model's files, large ones by samples; None if one is unreadable.
 
-    It is the same wherever the files lie, and reads some hundred kilobytes of each large one: its
-    first 64 KiB, where safetensors have their header, and 64 pieces of 4 KiB up to its end. A GGUF
-    file is digested without its name.
+    It does not depend on the files' location, and reads some hundred kilobytes of each large one:
+    its first 64 KiB, which contain the header of safetensors, and 64 pieces of 4 KiB up to its end.
+    A GGUF file is digested without its name.
     """
     digest = _new_digest()
     paths = [folder] if folder.is_file() else folder.rglob("*")
@@ -113,7 +113,7 @@ def sampled_digest(folder: Path) -> str | None:
         for path in sorted(paths, key=lambda path: path.relative_to(folder).parts):
             name = path.relative_to(folder)
             is_hidden = any(part.startswith(".") for part in name.parts)
-            is_of_run = path.name.endswith(_RUN_CARD)  # of rows that were written there
+            is_of_run = path.name.endswith(_RUN_CARD)  # of rows that were written to the folder
             if (
                 path.suffix.lower() not in _MODEL_SUFFIXES
                 or is_hidden
@@ -139,10 +139,10 @@ def sampled_digest(folder: Path) -> str | None:
 
 def _file_digest(path: Path) -> str:
     status = path.stat()
-    written = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
-    entry = CacheEntry.from_inputs("file-digest", str(path.absolute()), written)
-    if (known := entry.load()) is not None:
-        return known.decode()
+    identity = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    entry = CacheEntry.from_inputs("file-digest", str(path.absolute()), identity)
+    if (cached := entry.load()) is not None:
+        return cached.decode()
     with path.open("rb") as file:
         digest = file_digest(file, _new_digest).hexdigest()
     entry.save(digest.encode())

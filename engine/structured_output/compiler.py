@@ -1,8 +1,8 @@
-"""Grammar compiler: llguidance grammars to matchers, within limits of size, time and stack.
+"""Grammar compiler: llguidance grammars to matchers, with limits on size, time and stack.
 
-llguidance recurses as deep as a grammar does, and a stack overflow ends the process: so grammars
-are bounded, and compiled in threads whose stack bears many times that. It compiles without the
-interpreter's lock.
+llguidance recurses as deeply as a grammar, and a stack overflow ends the process. So grammars have
+limits, and are compiled in threads with a stack for many times these limits. Compilation releases
+the GIL.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _logger = logging.getLogger(__name__)
 
-# Chains of 5,000 rules or references have run over 8 MiB; below are 1,000 rules, and schemas of up
-# to 1,000 references with 50 others around each. Unused stack takes no memory.
+# Chains of 5,000 rules or references have exceeded 8 MiB; the limits are 1,000 rules, and schemas
+# of up to 1,000 references with 50 others around each. Unused stack takes no memory.
 _STACK_BYTES = 512 * 2**20
-# Fuel bounds the cost of building a lexer: at a million some took a second and 200 MB.
+# Fuel limits the cost of building a lexer: with a million some took a second and 200 MB.
 _LIMITS = LLParserLimits(
     verbose_errors=False,
     initial_lexer_fuel=250_000,
     max_lexer_states=50_000,
 )
-# CPU time. `protocol.automata` refuses what is known to take longer than a second or two;
-# this is for all the rest.
+# CPU time. `protocol.automata` rejects grammars that are known to take longer than a second or two;
+# this limit applies to all others.
 MAX_SECONDS = 10.0
 _NUM_THREADS = 4
 _LOOK_SECONDS = 0.5
@@ -49,33 +49,29 @@ class Compiled(NamedTuple):
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> Compiled:
-    """Return the matcher of a grammar, which carries its own error if the grammar is invalid.
+    """Return the matcher of a grammar, which contains the error if the grammar is invalid.
 
-    Raises TimeoutError for one that takes more than `MAX_SECONDS` of CPU time.
+    Raises TimeoutError for a grammar that takes more than `MAX_SECONDS` of CPU time.
     """
     return _compiler().run(lambda: LLMatcher(tokens, grammar, log_level=0, limits=_LIMITS))
 
 
 def check_lark(source: str) -> None:
-    """Raise ValueError for a grammar of too many rules, or with a rule that is too long."""
+    """Raise ValueError for a grammar with too many rules, or with a rule that is too long."""
     starts = [match.start() for match in _RULE.finditer(source)]
     if len(starts) > MAX_RULES:
-        raise ValueError(f"it has {len(starts):,} rules; at most {MAX_RULES:,} are served")
+        raise ValueError(f"it has {len(starts):,} rules; the maximum is {MAX_RULES:,}")
     longest = max(
         stop - start for start, stop in zip([0, *starts], [*starts, len(source)], strict=True)
     )
     if longest > MAX_REGEX_CHARS:
-        raise ValueError(
-            f"a rule has {longest:,} characters; at most {MAX_REGEX_CHARS:,} are served"
-        )
+        raise ValueError(f"a rule has {longest:,} characters; the maximum is {MAX_REGEX_CHARS:,}")
 
 
 def check_regex(source: str) -> None:
     """Raise ValueError for an expression that is too long: its cost grows with the square."""
     if len(source) > MAX_REGEX_CHARS:
-        raise ValueError(
-            f"it has {len(source):,} characters; at most {MAX_REGEX_CHARS:,} are served"
-        )
+        raise ValueError(f"it has {len(source):,} characters; the maximum is {MAX_REGEX_CHARS:,}")
 
 
 class Compiler:
@@ -92,17 +88,17 @@ class Compiler:
             self._start()
 
     def run(self, compile_: Callable[[], LLMatcher]) -> Compiled:
-        """Return the compiled grammar; raises TimeoutError where that takes too long."""
+        """Return the compiled grammar; raise TimeoutError if that takes too long."""
         job = _Job(compile_)
         self._jobs.put(job)
         while True:
             try:
-                return job.made.result(_LOOK_SECONDS)
+                return job.outcome.result(_LOOK_SECONDS)
             except TimeoutError:
                 if job.seconds() > self._max_seconds:
                     break
         job.is_left = True
-        _logger.warning("a grammar still compiles after %g s and is refused", self._max_seconds)
+        _logger.warning("a grammar is rejected: it has not compiled within %g s", self._max_seconds)
         self._start()
         raise TimeoutError
 
@@ -123,29 +119,29 @@ class Compiler:
 
 
 class _Job:
-    """One compilation; `is_left` once nobody waits for it."""
+    """One compilation; `is_left` once no caller waits for it."""
 
     def __init__(self, compile_: Callable[[], LLMatcher]) -> None:
         self._compile = compile_
-        self._clock = time.CLOCK_MONOTONIC  # where a thread has none that others can read
-        self._begun: float | None = None
-        self.made: Future[Compiled] = Future()
+        self._clock = time.CLOCK_MONOTONIC  # if other threads cannot read a thread's CPU clock
+        self._start: float | None = None
+        self.outcome: Future[Compiled] = Future()
         self.is_left = False
 
     def run(self) -> None:
         """Compile, in the thread whose CPU time counts."""
         if sys.platform == "linux":
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._begun = time.clock_gettime(self._clock)
+        self._start = time.clock_gettime(self._clock)
         try:
             matcher = self._compile()
-            self.made.set_result(Compiled(matcher, self.seconds()))
-        except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
-            self.made.set_exception(exc)
+            self.outcome.set_result(Compiled(matcher, self.seconds()))
+        except BaseException as exc:  # noqa: BLE001 - raised again by `outcome.result`
+            self.outcome.set_exception(exc)
 
     def seconds(self) -> float:
         """Return the CPU time so far."""
-        return 0.0 if self._begun is None else time.clock_gettime(self._clock) - self._begun
+        return 0.0 if self._start is None else time.clock_gettime(self._clock) - self._start
 
 
 _STACK_LOCK = threading.Lock()

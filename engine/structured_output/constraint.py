@@ -20,9 +20,9 @@ from .vocabulary import GrammarVocabulary, bar
 class UnconstrainedPrefix:
     """Free output up to and including `text`, such as `</think>`, before a grammar applies.
 
-    The last token of it may end with white space behind `text`, and nothing else. `open [words]` is
-    the bitmask where none of `text` has come yet; `crossing[k]` are tokens that would cross its end
-    where its first `k` bytes have.
+    The last token of it may end with whitespace after `text`, and nothing else. `open [words]` is
+    the bitmask before any of `text`; `crossing[k]` are tokens that would cross its end after its
+    first `k` bytes.
     """
 
     text: bytes
@@ -30,7 +30,7 @@ class UnconstrainedPrefix:
     crossing: tuple[NDArray[np.int64], ...] = field(compare=False)
 
     def fill(self, tail: bytes, mask: NDArray[np.uint32]) -> None:
-        """Write the bitmask behind text that ends with `tail`."""
+        """Write the bitmask after text that ends with `tail`."""
         mask[:] = self.open
         for begun in range(1, len(self.text)):
             if tail.endswith(self.text[:begun]):
@@ -54,14 +54,14 @@ def unconstrained_prefix(
 
 
 def _crosses(piece: bytes, rest: bytes, begun: int) -> bool:
-    """Say whether a token crosses the end of a text whose first `begun` bytes have come."""
+    """Return whether a token crosses the end of a text after its first `begun` bytes."""
     if begun:
         return piece.startswith(rest) and bool(piece[len(rest) :].strip())
     return rest in piece and bool(piece.split(rest, 1)[1].strip())
 
 
 class MatcherFactory(Protocol):
-    """Makes matchers of grammars, from their beginning; knows the bytes of tokens."""
+    """Creates matchers at the beginning of grammars; maps tokens to bytes."""
 
     def matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return a matcher of a compiled grammar, from the cache if it can."""
@@ -75,10 +75,10 @@ class MatcherFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrammarConstraint:
-    """An output is a text of a `grammar`, behind a `prefix` if there is one; a `Constraint`.
+    """Constrains an output to a text of a `grammar`, after an optional prefix; a `Constraint`.
 
-    With an `opener` the prefix applies only to sequences that begin with that token. The field
-    `param` asked for the constraint.
+    With an `opener` the prefix applies only to sequences that begin with that token. The constraint
+    comes from the request field `param`.
     """
 
     grammar: str
@@ -93,44 +93,46 @@ class GrammarConstraint:
 
 
 class GrammarState:
-    """The state of one sequence in its grammar; the matcher is made when first used."""
+    """The state of one sequence in its grammar; the matcher is created at first use."""
 
-    __slots__ = ("_asked", "_matcher", "_may_open", "_tail", "_token_ids")
+    __slots__ = ("_constraint", "_matcher", "_may_open", "_tail", "_token_ids")
 
-    def __init__(self, asked: GrammarConstraint) -> None:
-        self._asked = asked
+    def __init__(self, constraint: GrammarConstraint) -> None:
+        self._constraint = constraint
         self._matcher: LLMatcher | None = None
         self._token_ids: list[int] = []  # of the grammar
-        self._may_open = asked.opener is not None
-        is_behind = asked.unconstrained_prefix is None or self._may_open
-        self._tail = None if is_behind else b""  # None behind the beginning
+        self._may_open = constraint.opener is not None
+        is_after = constraint.unconstrained_prefix is None or self._may_open
+        self._tail = None if is_after else b""  # None after the beginning
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Write the bitmask of the next token."""
         if self._tail is not None:
-            assert self._asked.unconstrained_prefix is not None
-            self._asked.unconstrained_prefix.fill(self._tail, mask)
+            assert self._constraint.unconstrained_prefix is not None
+            self._constraint.unconstrained_prefix.fill(self._tail, mask)
             return True
         if self._matcher is None:
-            self._matcher = self._asked.matchers.matcher(self._asked.grammar, self._asked.param)
+            self._matcher = self._constraint.matchers.matcher(
+                self._constraint.grammar, self._constraint.param
+            )
         if not _fill_bitmask(self._matcher, mask):
             self._matcher = self._replay()
             if not _fill_bitmask(self._matcher, mask):
                 raise self._stuck_error(self._matcher.get_error())
         if self._may_open:
-            assert self._asked.opener is not None
-            mask[self._asked.opener // 32] |= np.uint32(1 << self._asked.opener % 32)
+            assert self._constraint.opener is not None
+            mask[self._constraint.opener // 32] |= np.uint32(1 << self._constraint.opener % 32)
         return True
 
     def push(self, token_id: int) -> bool:
-        """Accept one generated token and say whether the text is complete."""
-        if self._may_open and token_id == self._asked.opener:
+        """Accept one generated token; return whether the text is complete."""
+        if self._may_open and token_id == self._constraint.opener:
             self._tail = b""
         self._may_open = False
         if self._tail is not None:
             self._push_prefix(token_id)
             return False
-        assert self._matcher is not None, "a token came before any was asked for"
+        assert self._matcher is not None, "`push` requires an earlier `fill`"
         self._token_ids.append(token_id)
         if not self._matcher.consume_token(token_id):
             self._matcher = self._replay()
@@ -139,40 +141,43 @@ class GrammarState:
         return self._matcher.is_stopped()
 
     def fork(self) -> GrammarState:
-        """Return a state that goes on from here by itself."""
+        """Return an independent copy of this state."""
         forked = copy(self)
         matcher = self._matcher
-        forked._token_ids = [*self._token_ids]  # noqa: SLF001 - of its own kind
+        forked._token_ids = [*self._token_ids]  # noqa: SLF001 - same class
         forked._matcher = None if matcher is None else matcher.deep_copy()  # noqa: SLF001
         return forked
 
     def _replay(self) -> LLMatcher:
         """Replay all tokens in a fresh matcher.
 
-        Other sequences may have used up the limits of a shared one: a row depends on none of them.
+        Other sequences may have used up the limits of a shared one, and a row must not depend on
+        them.
         """
-        matcher = self._asked.matchers.fresh_matcher(self._asked.grammar, self._asked.param)
+        matcher = self._constraint.matchers.fresh_matcher(
+            self._constraint.grammar, self._constraint.param
+        )
         matcher.consume_tokens(self._token_ids)
         return matcher
 
     def _push_prefix(self, token_id: int) -> None:
-        """Accept a token of the prefix; the grammar begins behind its last one."""
-        assert self._asked.unconstrained_prefix is not None
+        """Accept a token of the prefix; the grammar begins after its last one."""
+        assert self._constraint.unconstrained_prefix is not None
         assert self._tail is not None
-        wanted = self._asked.unconstrained_prefix.text
-        tail = self._tail + self._asked.matchers.piece(token_id)
+        wanted = self._constraint.unconstrained_prefix.text
+        tail = self._tail + self._constraint.matchers.piece(token_id)
         self._tail = None if wanted in tail else tail[-len(wanted) :]
 
     def _stuck_error(self, error: str) -> RequestError:
         return RequestError(
-            f"`{self._asked.param}` allows nothing more after {len(self._token_ids)} tokens: "
+            f"`{self._constraint.param}` allows nothing more after {len(self._token_ids)} tokens: "
             f"{error_summary(error)}",
-            param=self._asked.param,
+            param=self._constraint.param,
             code="constraint_cannot_be_held",
         )
 
 
 def _fill_bitmask(matcher: LLMatcher, mask: NDArray[np.uint32]) -> bool:
-    """Fill a bitmask, and say whether the matcher is still valid."""
+    """Fill a bitmask; return whether the matcher is still valid."""
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     return not matcher.is_error()

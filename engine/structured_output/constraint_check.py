@@ -1,4 +1,4 @@
-"""Check of constraints without a model: each distinct one is compiled once, on a token per byte."""
+"""Check of constraints without a model: compiles each distinct one once, with a token per byte."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .grammar import compile_grammar, grammar_of, pattern_fault, refusal
 
 MAX_CHECK_SECONDS = 60.0
 _DIGEST_BYTES = 16
-# Errors of grammars that name tokens, which only the model's own vocabulary has.
+# Errors of grammars that name tokens of the model's own vocabulary.
 _OF_VOCABULARY = ("unknown special token", "Token range end too large")
 
 
 class ConstraintCheck:
-    """Compiles the constraints of requests as an engine does, each distinct one once.
+    """Compiles the constraints of requests like an engine, each distinct one once.
 
-    Results are cached by content, in about 100 bytes each. After `max_seconds` of compiling, what
-    is not in the cache stays unchecked: `num_unchecked` counts its requests.
+    Results are cached by content, in about 100 bytes each. After `max_seconds` of compiling,
+    constraints that are not cached stay unchecked: `num_unchecked` counts their requests.
     """
 
     def __init__(self, max_seconds: float = MAX_CHECK_SECONDS) -> None:
@@ -44,7 +44,7 @@ class ConstraintCheck:
         self.num_unchecked += not all(is_checked)
 
     def _check(self, constraint: _Constraint) -> bool:
-        """Check one constraint, and say whether it could be checked; raises its error."""
+        """Check one constraint; return whether it could be checked, or raise its error."""
         content = constraint.content.encode("utf-8", "surrogatepass")
         key = blake2b(content, digest_size=_DIGEST_BYTES).digest()
         if key not in self._errors:
@@ -60,7 +60,7 @@ class ConstraintCheck:
 
 
 class _Constraint(NamedTuple):
-    """A constraint by its content: `compile` returns the reason why it fails, if it does."""
+    """A constraint by its content: `compile` returns the reason for a failure, if any."""
 
     content: str
     compile: Callable[[], str | None]
@@ -68,9 +68,9 @@ class _Constraint(NamedTuple):
 
 
 def _constraints_of(request: BaseModel) -> Iterator[_Constraint]:
-    for asked in _output_constraints(request):
-        content = f"{asked.kind}\0{asked.whitespace}\0{asked.source}"
-        yield _Constraint(content, partial(_reason, asked), partial(refusal, asked.param))
+    for constraint in _output_constraints(request):
+        content = f"{constraint.kind}\0{constraint.whitespace}\0{constraint.source}"
+        yield _Constraint(content, partial(_reason, constraint), partial(refusal, constraint.param))
     for pattern in getattr(request, "stop_regex", None) or ():
         error = partial(RequestError, param="stop_regex")
         yield _Constraint(f"stop_regex\0{pattern}", partial(_reason_of_stop, pattern), error)
@@ -80,7 +80,7 @@ def _output_constraints(request: BaseModel) -> Iterator[OutputConstraint]:
     calls = [*_call_constraints(request)] if isinstance(request, ChatCompletionRequest) else []
     yield from calls
     must_call = isinstance(request, ChatCompletionRequest) and bool(calls) and request.needs_call
-    # Where a call must come, nothing else constrains the output.
+    # If a call is required, nothing else constrains the output.
     if isinstance(request, ConstrainedRequest) and not must_call and request.output_constraint:
         yield request.output_constraint
 
@@ -95,15 +95,15 @@ def _call_constraints(request: ChatCompletionRequest) -> Iterator[OutputConstrai
                 yield OutputConstraint("json_schema", schema, param)
 
 
-def _reason(asked: OutputConstraint) -> str | None:
+def _reason(constraint: OutputConstraint) -> str | None:
     try:
-        made, _ = compile_grammar(_byte_tokens(), grammar_of(asked))
+        result, _ = compile_grammar(_byte_tokens(), grammar_of(constraint))
     except ValueError as exc:
         return str(exc)
-    if isinstance(made, LLMatcher) or any(words in made for words in _OF_VOCABULARY):
+    if isinstance(result, LLMatcher) or any(words in result for words in _OF_VOCABULARY):
         return None
-    fault = pattern_fault(asked.source) if asked.kind == "json_schema" else None
-    return fault or made
+    fault = pattern_fault(constraint.source) if constraint.kind == "json_schema" else None
+    return fault or result
 
 
 def _reason_of_stop(pattern: str) -> str | None:

@@ -1,7 +1,7 @@
 """GBNF grammars (llama.cpp's format, XGrammar's EBNF) translated to llguidance's Lark.
 
-Each character is a lexeme of its own, so that a rule means all its texts, however they are divided
-among its parts: a longer lexeme would match greedily.
+Each character is a separate lexeme, so that a rule matches all its texts, regardless of how they
+are divided among its parts: a longer lexeme would match greedily.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Token(NamedTuple):
 
 
 def is_gbnf(source: str) -> bool:
-    """Say whether a grammar is GBNF, by the sign between a rule's name and its body."""
+    """Return whether a grammar is GBNF, judged by the sign between a rule's name and its body."""
     return "::=" in source
 
 
 def lark_of(source: str, *, for_lark: bool = False) -> str:
-    """Return a grammar as llguidance's Lark; `GrammarError` names the fault and its place.
+    """Return a grammar as llguidance's Lark; raise `GrammarError` with the fault and its place.
 
-    With `for_lark` it is in the Lark library's dialect, which writes repetitions otherwise.
+    With `for_lark` it uses the Lark library's dialect, which has another syntax for repetitions.
     """
     return _Translation(source, for_lark=for_lark).lark()
 
@@ -64,18 +64,18 @@ class _Translation:
         for token in self._tokens:
             if token.kind == "begins":
                 if token.text in self._names:
-                    self._fail(f"the rule `{token.text}` comes twice", token)
+                    self._fail(f"rule `{token.text}` is defined twice", token)
                 word = re.sub(r"\W", "_", token.text).lower()
                 self._names[token.text] = f"{word}_{len(self._names)}"
         if "root" not in self._names:
-            raise GrammarError("there is no rule `root`, with which a text begins")
+            raise GrammarError("rule `root`, the start of the grammar, is missing")
         self._names["root"] = "start"
 
     def lark(self) -> str:
         """Return all rules."""
         lines = []
         while self._peek().kind != "end":
-            rule = self._expect("begins", "a rule: a name and `::=`")
+            rule = self._expect("begins", "a rule (a name and `::=`)")
             lines.append(f"{self._names[rule.text]}: {self._alternatives(0)}")
         return "\n".join(lines)
 
@@ -84,7 +84,7 @@ class _Translation:
         while place < len(self._source):
             match = _TOKEN.match(self._source, place)
             if match is None:
-                self._fail("nothing that is known", _Token("", "", place))
+                self._fail("invalid syntax", _Token("", "", place))
             kind = match.lastgroup or ""
             if match["rule"] is not None:
                 yield _Token("begins", match["rule"], place)
@@ -99,7 +99,7 @@ class _Translation:
     def _expect(self, kind: str, wanted: str) -> _Token:
         token = self._peek()
         if token.kind != kind:
-            self._fail(f"wanted {wanted}", token)
+            self._fail(f"expected {wanted}", token)
         self._next += 1
         return token
 
@@ -121,31 +121,31 @@ class _Translation:
         token = self._peek()
         if token.kind == "name":
             if token.text not in self._names:
-                self._fail(f"there is no rule `{token.text}`", token)
-            made = self._names[token.text]
+                self._fail(f"rule `{token.text}` is not defined", token)
+            part = self._names[token.text]
         elif token.kind == "text":
             text = self._unescaped(token.text[1:-1], token)
-            made = json.dumps("".join(text), ensure_ascii=False)
+            part = json.dumps("".join(text), ensure_ascii=False)
         elif token.kind == "class":
-            made = self._class(token)
+            part = self._class(token)
         elif token[:2] == ("mark", "."):
-            made = "/(?s:.)/"
+            part = "/(?s:.)/"
         elif token[:2] == ("mark", "("):
             return self._group(depth)
         else:
             return None
         self._next += 1
-        return made
+        return part
 
     def _group(self, depth: int) -> str:
         opening = self._peek()
         if depth == MAX_NESTING:
-            self._fail(f"more than {MAX_NESTING} groups lie in one another", opening)
+            self._fail(f"groups are nested more than {MAX_NESTING} deep", opening)
         self._next += 1
         inside = self._alternatives(depth + 1)
         closing = self._peek()
         if closing[:2] != ("mark", ")"):
-            self._fail("wanted `)`", closing)
+            self._fail("expected `)`", closing)
         self._next += 1
         return f"({inside})"
 
@@ -158,7 +158,7 @@ class _Translation:
         self._next += 1
         again = self._peek()
         if again.kind == "times" or (again.kind == "mark" and again.text in "*+?"):
-            self._fail("what repeats is repeated again: put it in a group", again)
+            self._fail("a repetition is repeated: put it in a group", again)
         times = re.sub(r"\s", "", token.text)
         if is_sign or not self._for_lark:
             return item + times
@@ -168,28 +168,28 @@ class _Translation:
         return f"{item}~{least}" + (f"..{most}" if is_range else "")
 
     def _class(self, token: _Token) -> str:
-        """Return a character class as a regular expression, each character by its number."""
+        """Return a character class as a regular expression, with each character as a code point."""
         inside = token.text[1:-1]
         negation = "^" if inside.startswith("^") else ""
-        marked = self._unescaped(inside[len(negation) :], token, keep=lambda sign: f"\\{sign}")
+        characters = self._unescaped(inside[len(negation) :], token, keep=lambda sign: f"\\{sign}")
         parts, place = "", 0
-        while place < len(marked):
-            first = marked[place]
-            is_range = marked[place + 1 : place + 2] == ["-"] and place + 2 < len(marked)
-            last = marked[place + 2] if is_range else first
+        while place < len(characters):
+            first = characters[place]
+            is_range = characters[place + 1 : place + 2] == ["-"] and place + 2 < len(characters)
+            last = characters[place + 2] if is_range else first
             low, high = ord(first[-1]), ord(last[-1])
             if low > high:
-                self._fail(f"the range ends before it begins in {token.text}", token)
+                self._fail(f"a range in {token.text} ends before it begins", token)
             parts += f"\\U{low:08X}" + (f"-\\U{high:08X}" if is_range else "")
             place += 3 if is_range else 1
         if not parts:
-            self._fail("a class without characters", token)
+            self._fail("the character class is empty", token)
         return f"/[{negation}{parts}]/"
 
     def _unescaped(
         self, text: str, token: _Token, keep: Callable[[str], str] = lambda sign: sign
     ) -> list[str]:
-        """Return characters without escapes; `keep` tells an escaped mark from a bare one."""
+        """Return characters without escapes; `keep` marks an escaped character."""
         characters: list[str] = []
         place = 0
         while place < len(text):
@@ -211,18 +211,18 @@ class _Translation:
             character = chr(int(code, 16))
             character.encode()
         except (ValueError, OverflowError):
-            self._fail(f"{code} is no character's number", token)
+            self._fail(f"{code} is not a valid code point", token)
         return character
 
     def _of_sign(self, sign: str, token: _Token, keep: Callable[[str], str]) -> str:
         if sign in _ESCAPED:
             return _ESCAPED[sign]
         if sign not in _MARKS:
-            self._fail(f"\\{sign} is no escape that is known", token)
+            self._fail(f"\\{sign} is not a valid escape", token)
         return keep(sign)
 
     def _fail(self, words: str, token: _Token) -> NoReturn:
         line = self._source.count("\n", 0, token.place) + 1
         column = token.place - self._source.rfind("\n", 0, token.place)
-        found = self._source[token.place : token.place + 20].split("\n")[0]
-        raise GrammarError(f"{words}; line {line}, column {column}, at {found!r}")
+        excerpt = self._source[token.place : token.place + 20].split("\n")[0]
+        raise GrammarError(f"{words}; line {line}, column {column}, at {excerpt!r}")

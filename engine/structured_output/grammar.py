@@ -1,6 +1,6 @@
-"""Grammars of structured output requests, and their compilation on the tokens of a vocabulary.
+"""Grammars of structured output requests, and their compilation with a vocabulary's tokens.
 
-Nothing here needs a model, so that a file can be checked without one.
+This module needs no model, so that a file can be checked without one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _REGEX_ERROR = re.compile(
-    r"regex parse error:\n {4}(?P<regex>[^\n]*)\n(?:.*\n)?error: (?P<why>[^\n]*)", re.DOTALL
+    r"regex parse error:\n {4}(?P<regex>[^\n]*)\n(?:.*\n)?error: (?P<reason>[^\n]*)", re.DOTALL
 )
 _ANCHOR_ERROR = re.compile(
     r"lookarounds not supported yet; (?P<kind>\w+) in regex /(?P<regex>[^\n]*)/"
 )
 _ANCHORS = {
-    "Start": "`^` that does not begin it",
-    "End": "`$` that does not end it",
+    "Start": "`^` except at the start",
+    "End": "`$` except at the end",
     "WordUnicode": r"the word boundary `\b`",
     "WordUnicodeNegate": r"`\B`",
 }
@@ -44,12 +44,12 @@ _PLACE = re.compile(r"^at (\d+)\((\d+)\): ")
 _EMPTY = "NoExtensionBias"
 
 
-def grammar_of(asked: OutputConstraint) -> str:
-    """Return the grammar of a structured output request; ValueError if there is none."""
-    source = asked.source
-    match asked.kind:
+def grammar_of(constraint: OutputConstraint) -> str:
+    """Return the grammar of a structured output request; raise ValueError if there is none."""
+    source = constraint.source
+    match constraint.kind:
         case "json_schema":
-            layout = cast("JsonCompileOptions", json_layout(asked.whitespace))
+            layout = cast("JsonCompileOptions", json_layout(constraint.whitespace))
             return LLMatcher.grammar_from_json_schema(source, overrides=layout)
         case "regex":
             check_regex(source)
@@ -58,10 +58,10 @@ def grammar_of(asked: OutputConstraint) -> str:
             return LLMatcher.grammar_from_regex(source)
         case "choice":
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]
-            # As one lexeme: as alternatives of a rule there may be no more than 2,000.
+            # As one lexeme: a rule may have at most 2,000 alternatives.
             return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(texts))
         case "structural_tag":
-            return grammar_of_tag(json.loads(source), asked.whitespace)
+            return grammar_of_tag(json.loads(source), constraint.whitespace)
         case "lark":
             check_grammar(source)  # of all tools together
             return LLMatcher.grammar_from_lark(source)
@@ -91,14 +91,14 @@ def pattern_fault(source: str) -> str | None:
         schema = json.dumps({"type": "string", "pattern": pattern})
         error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
         if (match := _REGEX_ERROR.search(error)) is not None:
-            return f"`{place}` is {pattern!r}: {match['why']}"
+            return f"`{place}` is {pattern!r}: {match['reason']}"
         if (match := _ANCHOR_ERROR.search(error)) is not None:
             return f"`{place}` is {pattern!r}: {_anchor(match['kind'])}"
     return None
 
 
 def _patterns(node: object, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the JSON pointers and texts of what may be patterns in a schema."""
+    """Yield the JSON pointers and texts of possible patterns in a schema."""
     if isinstance(node, list):
         for number, each in enumerate(node):
             yield from _patterns(each, f"{place}/{number}")
@@ -113,16 +113,16 @@ def _patterns(node: object, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _anchor(kind: str) -> str:
-    return f"{_ANCHORS.get(kind, 'an anchor')} is not supported there"
+    return f"{_ANCHORS.get(kind, 'an anchor')} is not supported"
 
 
 def error_summary(error: str) -> str:
-    """Return an error of llguidance as one line, without its internals and pointing carets."""
+    """Return an error of llguidance as one line, without internals and carets."""
     text = error.split("\n<", 1)[0].strip()
     if text == _EMPTY:
-        return "no text satisfies it"
+        return "no text matches it"
     if (match := _REGEX_ERROR.search(text)) is not None:
-        return f"{match['regex']!r} is not a valid regular expression: {match['why']}"
+        return f"{match['regex']!r} is not a valid regular expression: {match['reason']}"
     if (match := _ANCHOR_ERROR.search(text)) is not None:
         return f"{match['regex']!r} is not supported: {_anchor(match['kind'])}"
     return _PLACE.sub(r"line \1, column \2: ", text.split("\n", 1)[0])
@@ -131,5 +131,5 @@ def error_summary(error: str) -> str:
 def refusal(param: str, words: str) -> RequestError:
     """Return the error for a constraint that cannot be compiled."""
     return RequestError(
-        f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
+        f"`{param}` is not a supported constraint: {words}", param=param, code="invalid_constraint"
     )

@@ -27,17 +27,17 @@ _MAX_CACHE_BYTES = 2**28
 
 @dataclass(slots=True, eq=False)
 class _CacheEntry:
-    """A compiled grammar, or its error, and about how many bytes it takes."""
+    """A compiled grammar, or its error, and its approximate size in bytes."""
 
-    made: Future[LLMatcher | str] = field(default_factory=Future)
+    result: Future[LLMatcher | str] = field(default_factory=Future)
     num_bytes: int = 0
 
 
 class GrammarBackend:
-    """Compiles constraints on one model's tokens; safe to use from threads.
+    """Compiles constraints with one model's tokens; thread-safe.
 
-    Compiled grammars, and errors, are cached within limits: none is compiled twice while it is in
-    use, and thousands of them in a file take no more memory than these limits.
+    Compiled grammars and errors are cached, within limits: no grammar is compiled twice while it is
+    in use, and thousands of them in a file take no more memory than these limits.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -52,33 +52,36 @@ class GrammarBackend:
 
     def constraint(
         self,
-        asked: OutputConstraint,
+        requested: OutputConstraint,
         *,
         begins_after: str | None = None,
         opened_by: str | None = None,
     ) -> GrammarConstraint:
-        """Return the constraint of a request, from behind `begins_after` on.
+        """Return the constraint of a request, which applies after the text `begins_after`.
 
         With `opened_by`, an output that does not begin with that token is constrained at once.
         Raises `RequestError` for an invalid constraint.
         """
         try:
-            grammar = grammar_of(asked)
+            grammar = grammar_of(requested)
         except ValueError as exc:
-            raise refusal(asked.param, str(exc)) from exc
+            raise refusal(requested.param, str(exc)) from exc
         try:
-            self.matcher(grammar, asked.param)
+            self.matcher(grammar, requested.param)
         except RequestError as exc:
-            if asked.kind != "json_schema" or (fault := pattern_fault(asked.source)) is None:
+            if (
+                requested.kind != "json_schema"
+                or (fault := pattern_fault(requested.source)) is None
+            ):
                 raise
-            raise refusal(asked.param, fault) from exc
+            raise refusal(requested.param, fault) from exc
         openers: Sequence[int | None] = [None]
         if opened_by is not None:
             openers = self._tokenizer.encode(opened_by, add_special_tokens=False)
         if begins_after is None or len(openers) != 1:
-            return GrammarConstraint(grammar, None, self, asked.param)
+            return GrammarConstraint(grammar, None, self, requested.param)
         before = self._prefix(begins_after)
-        return GrammarConstraint(grammar, before, self, asked.param, openers[0])
+        return GrammarConstraint(grammar, before, self, requested.param, openers[0])
 
     def matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return a matcher at the beginning of a grammar."""
@@ -91,17 +94,17 @@ class GrammarBackend:
                 self._cache.move_to_end(grammar)
         if is_first:
             self._make(grammar, entry)
-        made = entry.made.result()  # of the thread that asked first
-        if isinstance(made, str):
-            raise refusal(param, made)
-        return made.deep_copy()
+        result = entry.result.result()  # of the first thread
+        if isinstance(result, str):
+            raise refusal(param, result)
+        return result.deep_copy()
 
     def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
-        """Return a matcher that shares nothing with any other; `RequestError` where it fails."""
-        made, _ = self._compiled(grammar)
-        if isinstance(made, str):
-            raise refusal(param, made)
-        return made
+        """Return a matcher that shares nothing with any other; raise `RequestError` on failure."""
+        result, _ = self._compiled(grammar)
+        if isinstance(result, str):
+            raise refusal(param, result)
+        return result
 
     def _compiled(self, grammar: str) -> tuple[LLMatcher | str, float]:
         """Return the matcher of a grammar, or its error, and the CPU seconds that it took."""
@@ -121,15 +124,15 @@ class GrammarBackend:
 
     def _make(self, grammar: str, entry: _CacheEntry) -> None:
         try:
-            made, seconds = self._compiled(grammar)
+            result, seconds = self._compiled(grammar)
         except BaseException as exc:
-            entry.made.set_exception(exc)
+            entry.result.set_exception(exc)
             with self._lock:
                 if self._cache.get(grammar) is entry:
                     del self._cache[grammar]
                     self._num_cache_bytes -= entry.num_bytes
             raise
-        entry.made.set_result(made)
+        entry.result.set_result(result)
         with self._lock:
             if self._cache.get(grammar) is entry:
                 self._charge(entry, int(seconds * _BYTES_A_SECOND))
@@ -142,7 +145,7 @@ class GrammarBackend:
             return self._prefixes[text]
 
     def _tokens(self) -> GrammarVocabulary:
-        """Return the vocabulary, made when first used: most files have no constraint."""
+        """Return the vocabulary, created at first use: most files have no constraint."""
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = grammar_vocabulary(

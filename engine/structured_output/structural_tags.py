@@ -19,7 +19,7 @@ _ANY_ONE = "/(?s:.)/"
 
 
 def grammar_of_tag(tree: dict[str, Any], whitespace: str) -> str:
-    """Return a tree of formats as a grammar; ValueError for formats that it cannot express."""
+    """Return a tree of formats as a grammar; raise ValueError for unsupported formats."""
     builder = _GrammarBuilder(whitespace)
     start = builder.format(tree)
     rules = "\n".join([f"start: {start}", *builder.rules])
@@ -30,14 +30,14 @@ def grammar_of_tag(tree: dict[str, Any], whitespace: str) -> str:
 
 
 def terminal_of(pattern: str) -> str:
-    """Return the body of a terminal for a regex with look-ahead; ValueError if it is too large."""
+    """Return the body of a terminal for a regex with lookahead; raise ValueError if too large."""
     texts = plain_texts(pattern)
     check_joined(texts)
     return " & ".join(f"/(?:{regex_to_lark(text)})/" for text in texts)
 
 
 class _GrammarBuilder:
-    """Collects the rules of one tree, and grammars beside that of the tags."""
+    """Collects the rules of one tree, and grammars in addition to that of the tags."""
 
     def __init__(self, whitespace: str) -> None:
         self._json_options = json_layout(whitespace)
@@ -79,7 +79,7 @@ class _GrammarBuilder:
         return name
 
     def _inside(self, tag: dict[str, Any]) -> str:
-        """Return a tag behind its beginning; free text ends at the first end mark."""
+        """Return a tag's part after its beginning; free text ends at the first end mark."""
         if tag["content"]["type"] == "any_text":
             return self._up_to(tag["end"]) if tag["end"] else _ANY
         return f"{self.format(tag['content'])} {_text(tag['end'])}"
@@ -92,7 +92,7 @@ class _GrammarBuilder:
             if bodies:
                 ways.append(f"{self._up_to(trigger)} {self._rule(' | '.join(bodies))}")
         one = self._rule(" | ".join(ways))
-        if node["at_least_one"]:  # then it comes first: text without end would never bring one
+        if node["at_least_one"]:  # then it comes first: endless text would never contain one
             first = self._rule(" | ".join(map(self.format, node["tags"])))
             return first if node["stop_after_first"] else f"{first} {one}* {_ANY}"
         return self._rule(f"{one} | {_ANY}") if node["stop_after_first"] else f"{one}* {_ANY}"

@@ -1,4 +1,4 @@
-"""Thinking budget: a limit on reasoning tokens, behind which the end of reasoning is forced."""
+"""Thinking budget: a limit on reasoning tokens, after which the end of reasoning is forced."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """A `Constraint`: `num_tokens` of reasoning, and then the tokens `ends`, one after the other.
+    """A `Constraint`: `num_tokens` of reasoning, and then the tokens `ends`, one after another.
 
-    `ends` are the tokens of the closing mark. With an `opener` there is reasoning only if that is
-    the first token; without one a sequence begins inside it.
+    `ends` are the tokens of the closing mark. With an `opener` there is reasoning only if it is the
+    first token; without one a sequence begins with reasoning.
     """
 
     num_tokens: int
@@ -32,31 +32,39 @@ class ThinkingBudget:
 class ThinkingBudgetState:
     """The state of one sequence under its `ThinkingBudget`."""
 
-    __slots__ = ("_asked", "_is_thinking", "_mark", "_may_open", "_num_ended", "_num_left", "_tail")
+    __slots__ = (
+        "_budget",
+        "_is_thinking",
+        "_mark",
+        "_may_open",
+        "_num_ended",
+        "_num_left",
+        "_tail",
+    )
 
-    def __init__(self, asked: ThinkingBudget) -> None:
-        self._asked = asked
-        self._may_open = asked.opener is not None
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self._budget = budget
+        self._may_open = budget.opener is not None
         self._is_thinking = not self._may_open
-        self._num_left = asked.num_tokens
+        self._num_left = budget.num_tokens
         self._num_ended = 0  # forced tokens so far
-        self._mark = asked.tokenizer.text_bytes(asked.ends, skip_special_tokens=False)
+        self._mark = budget.tokenizer.text_bytes(budget.ends, skip_special_tokens=False)
         self._tail = b""
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
-        """Write the bitmask of the one forced token; False where any may come."""
+        """Write the bitmask of the forced token; return False if any token may come."""
         if not self._is_thinking or self._num_left > 0:
             return False
-        token_id = self._asked.ends[self._num_ended]
+        token_id = self._budget.ends[self._num_ended]
         mask[:] = 0
         mask[token_id // 32] = np.uint32(1 << token_id % 32)
         return True
 
     def push(self, token_id: int) -> bool:
-        """Accept one generated token; the sequence never ends by it."""
+        """Accept one generated token; it never ends the sequence."""
         if self._may_open:
             self._may_open = False
-            self._is_thinking = token_id == self._asked.opener
+            self._is_thinking = token_id == self._budget.opener
             return False
         if not self._is_thinking:
             return False
@@ -64,11 +72,11 @@ class ThinkingBudgetState:
             self._num_left -= 1
         else:
             self._num_ended += 1
-        tail = self._tail + self._asked.tokenizer.piece(token_id)
+        tail = self._tail + self._budget.tokenizer.piece(token_id)
         self._is_thinking = self._mark not in tail
         self._tail = tail[-len(self._mark) :]
         return False
 
     def fork(self) -> ThinkingBudgetState:
-        """Return a state that goes on from here by itself."""
+        """Return an independent copy of this state."""
         return copy(self)

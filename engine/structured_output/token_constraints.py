@@ -1,7 +1,7 @@
 """Token constraints: allowed tokens, bad words, and several constraints as one.
 
-A bad word is the sequence of its tokens: the last one is masked behind the others, as in vLLM. The
-same letters may still come in other tokens.
+A bad word is the sequence of its tokens: the last one is masked after the others, as in vLLM. The
+same letters may still appear as other tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """A `Constraint`: only these tokens may come, at any place."""
+    """A `Constraint`: only these tokens may come, at any position."""
 
     token_ids: frozenset[int]
 
@@ -32,7 +32,7 @@ class AllowedTokens:
 
 
 class AllowedTokensState:
-    """The state of one sequence under its `AllowedTokens`: the same bitmask at every place."""
+    """The state of one sequence under its `AllowedTokens`: the same bitmask at every position."""
 
     __slots__ = ("_mask", "_token_ids")
 
@@ -81,7 +81,7 @@ class BadWordsState:
         self._tail: deque[int] = deque(maxlen=self._lengths[-1])
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
-        """Mask the tokens that would complete a word; False where none would."""
+        """Mask the tokens that would complete a word; return False if none would."""
         tail = tuple(self._tail)
         bad: set[int] = set()
         for length in self._lengths:
@@ -94,20 +94,20 @@ class BadWordsState:
         return True
 
     def push(self, token_id: int) -> bool:
-        """Accept one generated token; the sequence never ends by it."""
+        """Accept one generated token; it never ends the sequence."""
         self._tail.append(token_id)
         return False
 
     def fork(self) -> BadWordsState:
-        """Return a state that goes on from here by itself."""
+        """Return an independent copy of this state."""
         forked = copy(self)
-        forked._tail = self._tail.copy()  # noqa: SLF001 - of its own kind
+        forked._tail = self._tail.copy()  # noqa: SLF001 - same class
         return forked
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """A `Constraint`: all of these; where they conflict, the earlier ones prevail."""
+    """A `Constraint` that combines several; in a conflict the earlier ones prevail."""
 
     constraints: tuple[Constraint, ...]
 
@@ -119,34 +119,34 @@ class AllOf:
 class AllOfState:
     """The state of one sequence under several constraints."""
 
-    __slots__ = ("_watches",)
+    __slots__ = ("_states",)
 
-    def __init__(self, watches: list[ConstraintState]) -> None:
-        self._watches = watches
+    def __init__(self, states: list[ConstraintState]) -> None:
+        self._states = states
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Write the tokens that all of them allow."""
-        is_held = False
-        for watch in self._watches:
-            if not is_held:
-                is_held = watch.fill(mask)
+        is_masked = False
+        for state in self._states:
+            if not is_masked:
+                is_masked = state.fill(mask)
                 continue
             other = np.empty_like(mask)
-            if watch.fill(other) and (mask & other).any():
+            if state.fill(other) and (mask & other).any():
                 mask &= other
-        return is_held
+        return is_masked
 
     def push(self, token_id: int) -> bool:
-        """Accept one generated token, and say whether one of them lets nothing follow."""
-        are_whole = [watch.push(token_id) for watch in self._watches]
+        """Accept one generated token; return whether the output is complete under any of them."""
+        are_whole = [state.push(token_id) for state in self._states]
         return any(are_whole)
 
     def fork(self) -> AllOfState:
-        """Return a state that goes on from here by itself."""
-        return AllOfState([watch.fork() for watch in self._watches])
+        """Return an independent copy of this state."""
+        return AllOfState([state.fork() for state in self._states])
 
 
 def all_of(constraints: Iterable[Constraint | None]) -> Constraint | None:
-    """Return the constraints that are given as one; None where there is none."""
-    given = tuple(constraint for constraint in constraints if constraint is not None)
-    return AllOf(given) if len(given) > 1 else next(iter(given), None)
+    """Return the constraints as one; None if there are none."""
+    present = tuple(constraint for constraint in constraints if constraint is not None)
+    return AllOf(present) if len(present) > 1 else next(iter(present), None)

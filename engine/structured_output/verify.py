@@ -1,7 +1,7 @@
-"""Verification of constrained output, by validators that share nothing with the grammar bitmask.
+"""Verification of constrained output, with validators that share nothing with the grammar bitmask.
 
-JSON is validated by jsonschema against the schema as it was sent; regular expressions by `regex`;
-grammars by Lark. Constraints that these cannot read, or take too long over, stay unverified.
+JSON is validated by jsonschema against the schema as received, regular expressions by `regex`, and
+grammars by Lark. Constraints that these cannot read, or that take too long, stay unverified.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.protocol.constraints.request import Kind, OutputConstraint
 from .gbnf import is_gbnf, lark_of
 
 _MOST_SECONDS = 2.0
-# Earley's parser takes time that grows with the cube.
+# The time of Earley's parser grows with the cube of the length.
 _MOST_PARSED_CHARS = 2_000
 
 _until = ContextVar[float]("until")  # by the monotonic clock
@@ -33,7 +33,7 @@ _until = ContextVar[float]("until")  # by the monotonic clock
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification: `holds`, or `why` not; None where it could not be verified."""
+    """The result of a verification: `holds`, or the reason `why` not; None if unverified."""
 
     holds: bool | None
     by: str
@@ -44,30 +44,30 @@ class _Unjudged(Exception):
     """The reason why a text could not be verified."""
 
 
-def verify(text: str, asked: OutputConstraint) -> Verdict:
-    """Return whether a text keeps to its constraint."""
-    by, judge = _JUDGES[asked.kind]
+def verify(text: str, constraint: OutputConstraint) -> Verdict:
+    """Return the verdict on a text under its constraint."""
+    by, judge = _JUDGES[constraint.kind]
     try:
-        why = judge(text, asked)
+        reason = judge(text, constraint)
     except _Unjudged as exc:
         return Verdict(None, by, str(exc))
-    return Verdict(why is None, by, why)
+    return Verdict(reason is None, by, reason)
 
 
-def _why_no_json(text: str, asked: OutputConstraint) -> str | None:
+def _json_fault(text: str, constraint: OutputConstraint) -> str | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        return f"it is no JSON: {exc}"
-    schema = asked.source if asked.sent is None else asked.sent
+        return f"it is not valid JSON: {exc}"
+    schema = constraint.source if constraint.sent is None else constraint.sent
     source = schema if isinstance(schema, str) else json.dumps(schema)
     limit = _until.set(time.monotonic() + _MOST_SECONDS)
     try:
         fault = best_match(_validator(source).iter_errors(value))
     except _Unjudged:
         raise
-    except Exception as exc:  # numbers that overflow, references that lead nowhere, and the like
-        raise _Unjudged(f"the schema could not be gone through: {exc!r}") from exc
+    except Exception as exc:  # overflows, dangling references, and the like
+        raise _Unjudged(f"the schema could not be evaluated: {exc!r}") from exc
     finally:
         _until.reset(limit)
     return None if fault is None else f"{fault.json_path}: {fault.message[:500]}"
@@ -82,15 +82,15 @@ def _validator(source: str) -> Any:
     try:
         kind.check_schema(schema)
     except SchemaError as exc:
-        raise _Unjudged(f"the schema is none to it: {exc.message[:500]}") from exc
-    known = kind.FORMAT_CHECKER.checkers
+        raise _Unjudged(f"the schema is invalid for jsonschema: {exc.message[:500]}") from exc
+    supported = kind.FORMAT_CHECKER.checkers
     formats = FormatChecker(formats=())
-    formats.checkers = {name: known[name] for name in known.keys() & FORMATS}
+    formats.checkers = {name: supported[name] for name in supported.keys() & FORMATS}
     return judge(schema, format_checker=formats)
 
 
 def _in_time(follow: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
-    """Follow references within the time limit: some double at each step, without end."""
+    """Follow references within the time limit: some double endlessly at each step."""
 
     def followed(*arguments: Any) -> Iterator[ValidationError]:
         if time.monotonic() > _until.get():
@@ -101,32 +101,32 @@ def _in_time(follow: Callable[..., Any]) -> Callable[..., Iterator[ValidationErr
 
 
 def _pattern(_: Any, pattern: str, value: object, __: Any) -> Any:
-    """Validate `pattern` with a time limit, which jsonschema lacks; as ECMAScript, not Python."""
+    """Validate `pattern` with a time limit, which jsonschema lacks; in ECMAScript's dialect."""
     if isinstance(value, str) and not regex.search(
         pattern, value, flags=regex.ASCII, timeout=_MOST_SECONDS
     ):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
-def _why_no_match(text: str, asked: OutputConstraint) -> str | None:
+def _regex_fault(text: str, constraint: OutputConstraint) -> str | None:
     try:
-        match = regex.fullmatch(asked.source, text, timeout=_MOST_SECONDS)
+        match = regex.fullmatch(constraint.source, text, timeout=_MOST_SECONDS)
     except (TimeoutError, regex.error, RecursionError) as exc:
-        raise _Unjudged(f"the expression could not be gone through: {exc!r}") from exc
-    return None if match else "the expression does not match all of it"
+        raise _Unjudged(f"the expression could not be evaluated: {exc!r}") from exc
+    return None if match else "the expression does not match the whole text"
 
 
-def _why_no_choice(text: str, asked: OutputConstraint) -> str | None:
-    return None if text in json.loads(asked.source) else "it is none of the choices"
+def _choice_fault(text: str, constraint: OutputConstraint) -> str | None:
+    return None if text in json.loads(constraint.source) else "it is not one of the choices"
 
 
-def _why_no_text_of_grammar(text: str, asked: OutputConstraint) -> str | None:
+def _grammar_fault(text: str, constraint: OutputConstraint) -> str | None:
     if len(text) > _MOST_PARSED_CHARS:
         raise _Unjudged(f"it has more than {_MOST_PARSED_CHARS:,} characters")
     try:
-        _parser(asked.source).parse(text)
+        _parser(constraint.source).parse(text)
     except UnexpectedInput as exc:
-        return f"it is no text of the grammar: {str(exc)[:500]}"
+        return f"it does not match the grammar: {str(exc)[:500]}"
     return None
 
 
@@ -134,22 +134,22 @@ def _why_no_text_of_grammar(text: str, asked: OutputConstraint) -> str | None:
 def _parser(source: str) -> Lark:
     try:
         grammar = lark_of(source, for_lark=True) if is_gbnf(source) else source
-        # The lexemes of GBNF are characters, which may be divided among rules in any way.
+        # The lexemes of GBNF are characters, which rules may divide in any way.
         return Lark(grammar, parser="earley", lexer="dynamic_complete")
     except (LarkError, ValueError, RecursionError) as exc:
-        raise _Unjudged(f"the grammar could not be read: {str(exc)[:500]}") from exc
+        raise _Unjudged(f"the grammar could not be parsed: {str(exc)[:500]}") from exc
 
 
-def _unjudged(text: str, asked: OutputConstraint) -> str | None:
+def _unjudged(text: str, constraint: OutputConstraint) -> str | None:
     del text
-    raise _Unjudged(f"nobody knows how to judge {asked.kind}")
+    raise _Unjudged(f"{constraint.kind} has no validator")
 
 
 _JUDGES: Mapping[Kind, tuple[str, Callable[[str, OutputConstraint], str | None]]] = {
-    "json_schema": ("jsonschema", _why_no_json),
-    "regex": ("regex", _why_no_match),
-    "choice": ("equality", _why_no_choice),
-    "grammar": ("lark", _why_no_text_of_grammar),
-    "lark": ("lark", _why_no_text_of_grammar),
+    "json_schema": ("jsonschema", _json_fault),
+    "regex": ("regex", _regex_fault),
+    "choice": ("equality", _choice_fault),
+    "grammar": ("lark", _grammar_fault),
+    "lark": ("lark", _grammar_fault),
     "structural_tag": ("nobody", _unjudged),
 }

@@ -1,4 +1,4 @@
-"""A model's vocabulary for llguidance: the bytes of its tokens, and those that end a text."""
+"""A model's vocabulary for llguidance: the bytes of its tokens, and its end tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..text.tokenizer import Tokenizer
 
-# Of a text that must come, so much is tokenized at a time, and the last tokens, which may come out
-# otherwise with what follows, are left to the next time.
+# A forced text is tokenized in pieces of this size; its last tokens, which the following text may
+# change, are left for the next piece.
 _MOST_CHARS = 256
 _LAST_TOKENS = 8
 _LINE = "\n"
@@ -35,9 +35,9 @@ def grammar_vocabulary(
     """Return the vocabulary of a model; any of `end_ids` may end a text."""
     wrapped = _Wrapped(tokenizer, vocab_size)
     ends = sorted(i for i in end_ids if 0 <= i < vocab_size) or [wrapped.eos_token_id]
-    known = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends)
-    wrapped.llguidance_tokenizer = known
-    return GrammarVocabulary(wrapped.tokens, ends, known)
+    llguidance_tokenizer = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends)
+    wrapped.llguidance_tokenizer = llguidance_tokenizer
+    return GrammarVocabulary(wrapped.tokens, ends, llguidance_tokenizer)
 
 
 class _Wrapped(TokenizerWrapper):
@@ -50,7 +50,7 @@ class _Wrapped(TokenizerWrapper):
         self.llguidance_tokenizer: LLTokenizer | None = None
         self.tokens = [tokenizer.piece(token_id) for token_id in range(vocab_size)]
         self.special_token_ids = [i for i in range(vocab_size) if tokenizer.is_special(i)]
-        # Stands for the end where a model has none, so it should be no part of any text.
+        # The end token of a model without one, so it should not be part of any text.
         unwritten = [token_id for token_id, piece in enumerate(self.tokens) if not piece]
         self.eos_token_id = [*self.special_token_ids, *unwritten, vocab_size - 1][0]
         self._tokenizer = tokenizer
@@ -61,16 +61,16 @@ class _Wrapped(TokenizerWrapper):
         """Return tokens of the beginning of a forced text, as the model would write it if possible.
 
         Special tokens would change the text, and so would the space that some vocabularies put
-        before the first word, unless it is the one behind a newline.
+        before the first word, except after a newline.
         """
         return self._tokenized(text[:_MOST_CHARS], len(text) <= _MOST_CHARS)
 
     def _tokenize(self, beginning: str, is_all: bool) -> list[int]:  # noqa: FBT001 - of a cache
         line = self._encoded(_LINE)
-        behind_line = self._encoded(_LINE + beginning)
+        after_line = self._encoded(_LINE + beginning)
         ways = [self._encoded(beginning)]
-        if behind_line[: len(line)] == line:
-            ways.append(behind_line[len(line) :])
+        if after_line[: len(line)] == line:
+            ways.append(after_line[len(line) :])
         for ids in ways:
             certain = ids if is_all else ids[:-_LAST_TOKENS]
             pieces = b"".join(self.tokens[token_id] for token_id in certain)

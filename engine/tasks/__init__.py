@@ -1,4 +1,4 @@
-"""The kinds of models that are served: each is one file, and one line here."""
+"""The supported kinds of models. Each is one file and one line here."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .task import Task
 __all__ = ["TASKS", "Task", "find_task"]
 
 TASKS: tuple[Task, ...] = (PoolingTask(), SpeechTask(), GenerationTask())
-"""In the order in which they are asked; the last takes every model, and may refuse to load it."""
+"""In the order of checks; the last one matches every model, and may refuse to load it."""
 
 
 def find_task(folder: Path | None, config: EngineConfig, tasks: Sequence[Task] = TASKS) -> Task:
-    """Return the kind of `config.model`, of which `folder` has the config.json.
+    """Return the kind of `config.model`; `folder` contains its config.json.
 
-    It is the first that takes it; raises `EngineError` where that cannot be told.
+    It is the first that matches; raises `EngineError` if that cannot be determined.
     """
     description = _description(folder)
     return next(task for task in tasks if task.matches(description, config))
 
 
 def _description(folder: Path | None) -> Mapping[str, Any]:
-    """Return a config.json as it stands; empty where there is none to read, which `load` tells."""
+    """Return the raw config.json, empty if it is unreadable, which `load` reports."""
     if folder is None:
         return {}
     try:

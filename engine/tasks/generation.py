@@ -37,25 +37,25 @@ from .task import LoadedTask, checked_truncation, start_engine
 
 
 class GenerationTask:
-    """The kind of every model that is of no other; it refuses by name what is no decoder."""
+    """The kind of every other model; it rejects models that are not decoders."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Take every one."""
+        """Match every model."""
         del description, config
         return True
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> LoadedTask[SequenceRequest, SequenceResult]:
-        """Load model and vocabulary beside each other, and begin to generate."""
+        """Load model and vocabulary in parallel, and start to generate."""
         if config.pooler_config:
             raise EngineError(
-                f"{config.model} writes text: --pooler-config is for models of vectors or scores; "
-                "leave it out"
+                f"{config.model} is a text generation model: --pooler-config requires an embedding "
+                "model or reranker; remove it"
             )
         check_parser_names(tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser)
         template = None if chat_template is None else read_chat_template(chat_template)
-        # transformers reads it too, and says less clearly what is wrong.
+        # transformers reads it too, but with less clear errors.
         generation = read_generation_config(config.model)
 
         ending = ExitStack()
@@ -87,7 +87,7 @@ class GenerationTask:
                 truncate_prompt_tokens=checked_truncation(config, room.max_model_len),
             )
         parsers = _parsers_of(text, config)
-        image_support, blind = _image_support(model, vocabulary, config)
+        image_support, image_notes = _image_support(model, vocabulary, config)
         endpoints = text_endpoints(
             text,
             seed=config.seed,
@@ -100,30 +100,30 @@ class GenerationTask:
             endpoints,
             model.device,
             online=token_endpoints(text, parsers=parsers),
-            notes=(*_notes(model, room), *blind),
+            notes=(*_notes(model, room), *image_notes),
         )
 
 
-# What ends a row of an image's tokens, and the last one.
+# The tokens that end a row of an image's tokens, and the image.
 _BREAKS = ("[IMG_BREAK]", "[IMG_END]")
 
 
 def _image_support(
     model: LoadedModel, vocabulary: Vocabulary, config: EngineConfig
 ) -> tuple[ImageSupport | None, tuple[str, ...]]:
-    """Return how a model's conversations show it images, or a note of why they cannot."""
+    """Return a model's image support, or a note with the reason for its absence."""
     if model.vision_encoder is None:
         return None, ()
     image_spec, limits = model.vision_encoder.image_spec, config.images
     marks = {one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)}
     if unknown := marks - vocabulary.added.keys():
-        note = f"this model is served without images: its vocabulary has no mark {min(unknown)}"
+        note = f"images are disabled for this model: its vocabulary has no token {min(unknown)}"
         return None, (note,)
     breaks = tuple(vocabulary.added.get(one) for one in image_spec.breaks or ())
     if breaks not in ((), _BREAKS):
         note = (
-            f"this model is served without images: its vocabulary has no {' and '.join(_BREAKS)} "
-            f"as tokens {image_spec.breaks}"
+            f"images are disabled for this model: its vocabulary has no "
+            f"{' and '.join(_BREAKS)} as tokens {image_spec.breaks}"
         )
         return None, (note,)
     fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
@@ -142,9 +142,9 @@ def load_text_model(
     max_logprobs: int,
     truncate_prompt_tokens: int | None,
 ) -> TextModel:
-    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens.
+    """Return the text side of a model: tokenizer, template, defaults, stop tokens.
 
-    `eos_token_ids` are as the model's config has them.
+    `eos_token_ids` has the form of the model's config.
     """
     tokenizer = load_tokenizer(name, vocabulary, vocab_size)
     chat_template = None
@@ -167,9 +167,9 @@ def load_text_model(
 def endpoints_without_weights(
     config: EngineConfig, chat_template: str | None
 ) -> Sequence[Endpoint[SequenceRequest, SequenceResult, Any]]:
-    """Return the endpoints of a model of which nothing but its config and vocabulary is read.
+    """Return the endpoints of a model from its config and vocabulary only.
 
-    They prepare requests. Raises `EngineError` as a load would.
+    They prepare requests. Raises `EngineError` like a load.
     """
     source = None if chat_template is None else read_chat_template(chat_template)
     folder, hf_config = find_folder(config.model), read_overridden_config(config)
@@ -190,7 +190,7 @@ def endpoints_without_weights(
 
 
 def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:
-    """Return the parsers that are named, or those that a model's template shows."""
+    """Return the configured parsers, or those detected from a model's template."""
     return select_parsers(
         None if text.chat_template is None else text.chat_template.source_text,
         tool_calls=config.tool_call_parser,
@@ -199,13 +199,13 @@ def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:
 
 
 def load_chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
-    """Return a model's chat template, or that of `source`; `EngineError` names the model."""
+    """Return a model's chat template, or `source`; an `EngineError` names the model."""
     try:
         template = ChatTemplate(vocabulary, source=source)
     except EngineError as exc:
         raise EngineError(f"{name}: {exc}") from exc
     if template.leaves_messages_out:
-        raise EngineError(f"{name}: the chat template leaves out what a user's message says")
+        raise EngineError(f"{name}: the chat template does not render the content of user messages")
     return template
 
 
@@ -214,6 +214,6 @@ def _notes(model: LoadedModel, room: KVCacheSize) -> tuple[str, ...]:
         return model.notes
     note = (
         f"the context is {room.max_model_len:,} tokens, not the model's "
-        f"{model.max_model_len:,}: the KV cache has no room for more (--kv-cache-memory)"
+        f"{model.max_model_len:,}, to fit the KV cache (--kv-cache-memory)"
     )
     return (*model.notes, note)

@@ -1,4 +1,4 @@
-"""Pooling: models that read a text, or a pair, once and give a vector or a score for it."""
+"""Pooling: models that compute a vector or a score for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .task import LoadedTask, checked_truncation, refuse_generation_settings, st
 
 
 class PoolingTask:
-    """The kind of models that give vectors or scores."""
+    """The kind of embedding models and rerankers."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Take what the settings call so, else what its files do."""
+        """Match by the settings, or else by the model's files."""
         return is_pooling_model(description, config)
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> LoadedTask[EncodingRequest, EncodingResult]:
-        """Load model and vocabulary beside each other, and begin to encode."""
-        refuse_generation_settings(config, "vectors or scores")
+        """Load model and vocabulary in parallel, and start to encode."""
+        refuse_generation_settings(config, "an embedding model or reranker")
         template = None if chat_template is None else read_chat_template(chat_template)
         description = read_encoder(config)
 
@@ -51,28 +51,28 @@ class PoolingTask:
             return model, make_core(model, config)
 
         with start_engine(config, folder, make) as (engine, model, vocabulary):
-            known = encoder_model(config.model, description, vocabulary, model, template=template)
+            encoder = encoder_model(config.model, description, vocabulary, model, template=template)
             truncation = checked_truncation(config, model.max_model_len)
-            known = replace(known, truncate_prompt_tokens=truncation)
+            encoder = replace(encoder, truncate_prompt_tokens=truncation)
         notes = (*_notes_of(description), *model.notes)
-        return LoadedTask(engine, encoder_endpoints(known), model.device, notes=notes)
+        return LoadedTask(engine, encoder_endpoints(encoder), model.device, notes=notes)
 
 
 def read_encoder(config: EngineConfig) -> PoolingConfig:
-    """Return what `config.model` gives; `ModelRefused` for what no endpoint could show."""
+    """Return the pooling of `config.model`; raise `ModelRefused` if no endpoint supports it."""
     hf_config = read_hf_config(config.model)
     description = read_pooling_config(hf_config.raw, config)
     if description is None:
-        raise ModelRefused(f"{config.model} gives neither vectors nor scores.")
+        raise ModelRefused(f"{config.model} is neither an embedding model nor a reranker.")
     if description.task == "score" and description.activation not in ACTIVATIONS:
         raise ModelRefused(
-            f"{config.model}: a score that goes through {description.activation} is not supported."
+            f"{config.model}: score activation {description.activation} is not supported."
         )
     return description
 
 
 def make_core(model: LoadedEncoder, config: EngineConfig) -> EncodingCore:
-    """Give a loaded model its steps."""
+    """Return the engine core of a loaded model."""
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
     limits = step_limits(config, model.device)
@@ -87,10 +87,10 @@ def encoder_model(
     *,
     template: str | None,
 ) -> EncoderModel:
-    """Return what the endpoints know of a model; `template` stands in for its own."""
+    """Return the endpoints' view of a model; `template` replaces its own."""
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     if vocabulary.backend is None:
-        raise ModelRefused(f"{name}: its tokenizer is none of the tokenizers library.")
+        raise ModelRefused(f"{name}: its tokenizer is not supported by the tokenizers library.")
     reads_pairs = description.task == "score" and (
         template is not None or description.has_pair_template
     )
@@ -111,12 +111,13 @@ def encoder_model(
 def _notes_of(description: PoolingConfig) -> tuple[str, ...]:
     notes = []
     if description.unserved_head:
-        notes.append(f"this model's head ({description.unserved_head}) is not served, only vectors")
+        head = description.unserved_head
+        notes.append(f"this model's head ({head}) is not supported, only its vectors")
     if description.is_assumed and description.pooling is not None:
-        which = "first" if description.pooling.modes == ("cls",) else "last"
+        position = "first" if description.pooling.modes == ("cls",) else "last"
         notes.append(
-            f"no file says how this model's vectors are made: each is its {which} token's, at "
-            "length 1, as vLLM has it; `--pooler-config` says otherwise"
+            f"this model's files do not define pooling: the {position} token's vector is used, "
+            "with length 1, as in vLLM; pass `--pooler-config` to change it"
         )
     return tuple(notes)
 

@@ -1,4 +1,4 @@
-"""Speech: models of the Whisper family, which write down what a recording says."""
+"""Speech: models of the Whisper family, which transcribe recordings."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ START, NO_TIMES = "<|startoftranscript|>", "<|notimestamps|>"
 
 
 class SpeechTask:
-    """The kind of models that hear."""
+    """The kind of speech recognition models."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Take the family's by its name."""
+        """Match the family by name."""
         del config
         return description.get("model_type") == KIND
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> LoadedTask[SpeechRequest, SpeechResult]:
-        """Load model and vocabulary beside each other, and begin to hear."""
-        refuse_generation_settings(config, "what recordings say")
-        given = {
+        """Load model and vocabulary in parallel, and start to transcribe."""
+        refuse_generation_settings(config, "a speech recognition model")
+        flags = {
             "--hf-overrides": bool(config.hf_overrides),
             "--pooler-config": bool(config.pooler_config),
             "--truncate-prompt-tokens": config.truncate_prompt_tokens is not None,
         }
-        if flag := next((flag for flag, is_given in given.items() if is_given), None):
+        if flag := next((flag for flag, is_set in flags.items() if is_set), None):
             raise ModelRefused(
-                f"{config.model} hears recordings: {flag} is for models that write text or give "
-                "vectors or scores; leave it out."
+                f"{config.model} is a speech recognition model: {flag} is not supported for it; "
+                "remove it."
             )
         if chat_template is not None:
             raise ModelRefused(
-                f"{config.model} hears recordings: it has no use for a chat template."
+                f"{config.model} is a speech recognition model: remove the chat template."
             )
 
         def make() -> tuple[LoadedSpeech, SpeechCore]:
@@ -61,46 +61,48 @@ class SpeechTask:
         with start_engine(config, folder, make) as (engine, model, vocabulary):
             tokenizer = load_tokenizer(config.model, vocabulary, model.architecture.vocab_size)
             _check_marks(config.model, vocabulary, model.description.whisper_tokens)
-        known = SpeechModel(
+        speech = SpeechModel(
             hearing=model.description.hearing,
             tokenizer=tokenizer,
             max_file_bytes=config.fetching.max_bytes,
             max_seconds=config.max_audio_seconds,
             seed=config.seed,
         )
-        endpoints = speech_endpoints(known, Fetcher(config.fetching).fetch)
+        endpoints = speech_endpoints(speech, Fetcher(config.fetching).fetch)
         return LoadedTask(engine, endpoints, model.device, notes=model.notes)
 
 
 def _check_marks(model: str, vocabulary: Vocabulary, whisper_tokens: WhisperTokens) -> None:
-    """Refuse a model that is told by other tokens than it knows: it would write noise."""
+    """Reject a model whose config and vocabulary disagree on control tokens."""
     marks = {START: whisper_tokens.start, NO_TIMES: whisper_tokens.no_timestamps}
     marks |= {f"<|{code}|>": token for code, token in whisper_tokens.languages.items()}
     marks |= {f"<|{task}|>": token for task, token in whisper_tokens.tasks.items()}
-    known = {text: token for token, text in vocabulary.added.items()}
+    vocabulary_ids = {text: token for token, text in vocabulary.added.items()}
     for mark, token in marks.items():
-        if token is not None and known.get(mark, token) != token:
+        if token is not None and vocabulary_ids.get(mark, token) != token:
             raise ModelRefused(
-                f"{model}: {GENERATION} says that token {token} is {mark}, but its vocabulary that "
-                f"{known[mark]} is: one of the two is another model's."
+                f"{model}: {mark} is token {token} in {GENERATION}, but {vocabulary_ids[mark]} in "
+                "the vocabulary: one of the two belongs to another model."
             )
-    is_told = (
+    has_controls = (
         whisper_tokens.no_timestamps is not None
         or whisper_tokens.languages
         or whisper_tokens.forced
     )
-    if NO_TIMES in known and not is_told:
+    if NO_TIMES in vocabulary_ids and not has_controls:
         raise ModelRefused(
-            f"{model}: no file says how a text begins, though its vocabulary has marks for it: "
-            f"{GENERATION} is missing, or leaves out no_timestamps_token_id."
+            f"{model}: {GENERATION} is missing, or lacks no_timestamps_token_id: it must define "
+            "how a text begins."
         )
 
 
 def make_core(model: LoadedSpeech, config: EngineConfig) -> SpeechCore:
-    """Give a loaded model its slots."""
+    """Return the engine core of a loaded model."""
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
     num_slots = count_slots(model, config)
     runner = SpeechRunner(model.network, model.backend, num_slots)
-    said = model.description
-    return SpeechCore(runner, said.whisper_tokens, FeatureExtractor(said.features), num_slots)
+    description = model.description
+    return SpeechCore(
+        runner, description.whisper_tokens, FeatureExtractor(description.features), num_slots
+    )

@@ -1,4 +1,4 @@
-"""Tasks: the models of each, their engine core, and the urls that they answer."""
+"""Tasks: the models of each kind, their engine core, and their URLs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ ResultT = TypeVar("ResultT", bound=EngineResult)
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask(Generic[RequestT, ResultT]):
-    """A model at work: `engine` runs what its `endpoints` ask for.
+    """A loaded model: `engine` runs the requests of its `endpoints`.
 
-    Only people who wait ask for `online` ones. `notes` are sentences that whoever runs it should
-    read.
+    `online` endpoints serve only interactive requests. `notes` are messages for the operator.
     """
 
     engine: Engine[RequestT, ResultT]
@@ -40,38 +39,38 @@ class LoadedTask(Generic[RequestT, ResultT]):
     online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
 
 
-def refuse_generation_settings(config: EngineConfig, gives: str) -> None:
-    """Refuse what only models that write text are served with, for one that gives something else.
+def refuse_generation_settings(config: EngineConfig, kind: str) -> None:
+    """Reject settings that only text generation models support, for a model of another kind.
 
-    Adapters, ranks, a type of the KV cache, weights made of few bits.
+    These are adapters, several ranks, a KV cache dtype and quantization.
     """
     if config.lora_modules:
         raise ModelRefused(
-            f"{config.model} gives {gives}: adapters ({config.lora_modules[0].name}) are served "
-            "beside models that write text only; merge it into the model"
+            f"{config.model} is {kind}: adapters ({config.lora_modules[0].name}) are supported "
+            "for text generation models only; merge it into the model"
         )
     if config.tensor_parallel_size > 1:
         raise ModelRefused(
-            f"{config.model} gives {gives}: it runs on one GPU; leave out --tensor-parallel-size"
+            f"{config.model} is {kind}: it runs on one GPU; remove --tensor-parallel-size"
         )
     if config.kv_cache_dtype != "auto":
         raise ModelRefused(
-            f"{config.model} gives {gives}: --kv-cache-dtype {config.kv_cache_dtype} is for models "
-            "that write text only; leave it out"
+            f"{config.model} is {kind}: --kv-cache-dtype {config.kv_cache_dtype} requires a text "
+            "generation model; remove it"
         )
     if config.quantization is not None:
         raise ModelRefused(
-            f"{config.model} gives {gives}: its weights stay as they are; leave out --quantization"
+            f"{config.model} is {kind}: quantization is not supported; remove --quantization"
         )
 
 
 def checked_truncation(config: EngineConfig, max_model_len: int) -> int | None:
-    """Return the truncation of prompts; `EngineError` for one above the model's context."""
+    """Return the truncation of prompts; raise `EngineError` above the model's context."""
     num_tokens = config.truncate_prompt_tokens
     if num_tokens is not None and num_tokens > max_model_len:
         raise EngineError(
-            f"--truncate-prompt-tokens {num_tokens} is above the context of {config.model}, which "
-            f"is {max_model_len:,} tokens: use -1 for as much as it takes"
+            f"--truncate-prompt-tokens {num_tokens} is above {config.model}'s context of "
+            f"{max_model_len:,} tokens: use -1 for that length"
         )
     return num_tokens
 
@@ -80,18 +79,18 @@ class Task(Protocol):
     """One kind of model."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Say whether `config.model` is of this kind, by its config.json or by what `config` says.
+        """Return whether `config.model` is of this kind, by its config.json or by `config`.
 
-        Nothing in that is checked. Raises `EngineError` where its other files cannot be asked.
+        Nothing is validated. Raises `EngineError` if its other files cannot be read.
         """
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> LoadedTask[Any, Any]:
-        """Load `config.model`, of which `folder` has the config.json, and begin its work.
+        """Load `config.model`, whose config.json is in `folder`, and start its engine.
 
-        `chat_template` is a template's text or the path of a file that holds it. Raises
-        `EngineError` for what cannot be served.
+        `chat_template` is a template's text or the path of a file that contains it. Raises
+        `EngineError` if the model is not supported.
         """
 
 
@@ -102,9 +101,9 @@ def start_engine(
     make: Callable[[], tuple[ModelT, EngineCore[RequestT, ResultT]]],
     at_end: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Engine[RequestT, ResultT], ModelT, Vocabulary]]:
-    """Yield an engine at work, its model and its vocabulary; the engine ends if the block fails.
+    """Yield a running engine, its model and its vocabulary; the engine ends if the block fails.
 
-    `make` runs in the engine's thread: it loads the model and makes its core; so does `at_end`.
+    `make` runs in the engine's thread: it loads the model and creates its core; so does `at_end`.
     """
     loaded: Future[ModelT] = Future()
 
@@ -113,8 +112,8 @@ def start_engine(
         loaded.set_result(model)
         return core
 
-    with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
-        recalled = beside.submit(recall_vocabulary, config.model, folder)
+    with ThreadPoolExecutor(1, "tidemill-vocabulary") as executor:
+        recalled = executor.submit(recall_vocabulary, config.model, folder)
         engine = Engine(make_core, at_end)
     try:
         vocabulary = recalled.result() or load_vocabulary(config.model, folder)

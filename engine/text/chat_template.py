@@ -1,4 +1,4 @@
-"""Chat template: renders a conversation as a prompt, by the model's own Jinja in a sandbox."""
+"""Chat template: renders a conversation as a prompt, with the model's Jinja in a sandbox."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PROBE = "tidemill probe of a template"
 _PART_SEPARATOR = "\n"
 _MAX_REASON_CHARS = 300
 _OPEN_END = "TIDEMILL OPEN END "
-# A call that probes how a template takes arguments, and the text that a wrong way renders.
+# A call that probes the format of arguments, and the text rendered for a wrong format.
 _PROBE_KEY = "tidemill_probe"
 _AS_PYTHON_SHOWS = f"{{'{_PROBE_KEY}'"
 _SHORT_ID_CHARS = 9
 _WANTS_SHORT_IDS = re.compile(rf"\bid\b\s*\|\s*length\s*!=\s*{_SHORT_ID_CHARS}\b")
-# Names under which templates read an assistant's reasoning.
+# Fields from which templates read an assistant's reasoning.
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def read_chat_template(argument: str) -> str:
-    """Return the template that `--chat-template` names: a file's text, or the argument itself."""
+    """Return the template in `--chat-template`: a file's text, or the argument itself."""
     looks_inline = "{" in argument or "\n" in argument
     try:
         if Path(argument).is_file():
@@ -45,15 +45,15 @@ def read_chat_template(argument: str) -> str:
             raise EngineError(f"cannot read the chat template {argument}: {exc}") from exc
     if looks_inline:
         return argument
-    raise EngineError(f"the chat template {argument} is neither a file nor a Jinja template")
+    raise EngineError(f"chat template {argument!r} is neither a file nor a Jinja template")
 
 
 class ChatTemplate:
     """A compiled chat template, rendered as transformers renders it, within a limit of steps.
 
-    `source` replaces the vocabulary's own template. Raises `EngineError` when there is none, when
-    it is invalid Jinja, and when one short message exceeds the limit. One that
-    `leaves_messages_out` makes one prompt of all messages; one that `knows_tools` shows them.
+    `source` replaces the vocabulary's own template. Raises `EngineError` if there is none, if it is
+    invalid Jinja, or if one short message exceeds the limit. With `leaves_messages_out` it renders
+    the same prompt for all messages; with `knows_tools` it renders tools.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, source: str | None = None) -> None:
@@ -67,7 +67,7 @@ class ChatTemplate:
             self._compiled = Sandbox().compile_template(template)
         except TemplateSyntaxError as exc:
             raise EngineError(
-                f"the chat template is no Jinja: line {exc.lineno}: {exc.message}"
+                f"the chat template is not valid Jinja: line {exc.lineno}: {exc.message}"
             ) from exc
         except Exception as exc:
             raise EngineError(
@@ -87,18 +87,18 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
     ) -> str:
-        """Return the prompt's text; raises `RequestError` when the template refuses the messages.
+        """Return the prompt's text; raise `RequestError` if the template refuses the messages.
 
-        Text parts are joined by a newline unless the template can read only parts, or an image is
+        Text parts are joined by a newline unless the template reads only parts, or an image is
         among them, which the template sees as a placeholder. `developer` becomes `system` for a
-        template that does not know it. A template that asks for today's date gets that of `created`
-        (seconds since the epoch, UTC): a line must render alike on any day.
+        template without that role. A template that reads the date gets that of `created` (seconds
+        since the epoch, UTC): a row must render the same on every day.
         """
-        told = [self._as_template_reads(message) for message in messages]
+        rendered_messages = [self._as_template_reads(message) for message in messages]
         if continue_final_message:
-            told[-1]["content"] = _with_open_end(told[-1]["content"])
+            rendered_messages[-1]["content"] = _with_open_end(rendered_messages[-1]["content"])
         text = self._rendered(
-            told,
+            rendered_messages,
             created,
             add_generation_prompt=add_generation_prompt,
             documents=documents,
@@ -113,7 +113,7 @@ class ChatTemplate:
             return self._compiled(
                 **{"strftime_now": strftime_at(created), **variables, "messages": messages}
             )
-        except Exception as exc:  # a template may fail in any way that Python code may
+        except Exception as exc:  # a template may fail in the same ways as Python code
             reason = printable(str(exc), _MAX_REASON_CHARS) or type(exc).__name__
             raise _refusal(reason) from exc
 
@@ -144,22 +144,22 @@ class ChatTemplate:
         return {**others, "role": role, "content": content}
 
     def _as_call(self, call: ToolCall) -> dict[str, Any]:
-        said = call.function
-        arguments: object = said.arguments
+        function = call.function
+        arguments: object = function.arguments
         if self._takes_argument_texts and isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        read = {"type": call.type, "function": {"name": said.name, "arguments": arguments}}
-        return read if call.id is None else {"id": self._call_id(call.id), **read}
+        result = {"type": call.type, "function": {"name": function.name, "arguments": arguments}}
+        return result if call.id is None else {"id": self._call_id(call.id), **result}
 
     def _call_id(self, call_id: str) -> str:
-        """Return an id as the template takes it: some want exactly nine letters and digits."""
+        """Return an id that the template accepts: some require exactly nine letters and digits."""
         is_short = len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum()
         if is_short or not self._wants_short_ids:
             return call_id
         return blake2b(call_id.encode(), digest_size=8).hexdigest()[:_SHORT_ID_CHARS]
 
     def _probe_arguments(self) -> bool:
-        """Probe whether the template takes a call's arguments as a text, not an object."""
+        """Probe whether the template takes a call's arguments as text instead of an object."""
         arguments = {_PROBE_KEY: 1}
         for value, is_text in ((arguments, False), (json.dumps(arguments), True)):
             function = {"name": "probe", "arguments": value}
@@ -177,7 +177,7 @@ class ChatTemplate:
         return False
 
     def _probe_content(self) -> tuple[bool, bool]:
-        """Probe whether the template reads content as parts only, and whether it reads any."""
+        """Probe whether the template reads content only as parts, and whether it ignores them."""
         as_parts = [{"type": "text", "text": _PROBE}]
         leaves_messages_out = True
         for content, takes_parts in ((_PROBE, False), (as_parts, True)):
@@ -188,9 +188,10 @@ class ChatTemplate:
             except RequestError as exc:
                 if isinstance(exc.__cause__, TemplateEndless):
                     raise EngineError(
-                        f"the chat template cannot be used: for one short message {exc.__cause__}"
+                        f"the chat template is unusable: for one short message {exc.__cause__}"
                     ) from exc
-                leaves_messages_out = False  # it may want others than one; its words are for a row
+                # It may require other messages; its error concerns a row.
+                leaves_messages_out = False
                 continue
             if _PROBE in text:
                 return takes_parts, False
@@ -198,19 +199,19 @@ class ChatTemplate:
 
 
 def _own_template(template: Any) -> str:
-    """Return the template of a model; of several, the default one, as transformers does."""
+    """Return the template of a model; the default one if there are several, like transformers."""
     if isinstance(template, dict):
         if "default" not in template:
             names = printable(", ".join(map(str, template)), _MAX_REASON_CHARS)
             raise EngineError(
-                f"the model has several chat templates ({names}), and none of them is the default: "
-                "--chat-template takes one"
+                f"the model has several chat templates ({names}) but no default: pass one with "
+                "--chat-template"
             )
         template = template["default"]
     if template is None:
-        raise EngineError("the model has no chat template of its own")
+        raise EngineError("the model has no chat template")
     if not isinstance(template, str):
-        raise EngineError(f"the model's chat template is {short_repr(template)}, not a text")
+        raise EngineError(f"the model's chat template is {short_repr(template)} instead of text")
     return template
 
 
@@ -223,19 +224,19 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _with_open_end(content: Any) -> Any:
-    """Mark the end of the last message, so that the template's text behind it can be cut."""
+    """Mark the end of the last message, so that the template's text after it can be cut."""
     if isinstance(content, str):
         return content + _OPEN_END
     *before, last = content
     if "text" not in last:
-        raise _refusal("`continue_final_message` goes on with a text, and the last part is none")
+        raise _refusal("`continue_final_message` requires a text as the last part")
     return [*before, {**last, "text": last["text"] + _OPEN_END}]
 
 
 def _up_to_open_end(text: str) -> str:
     end = text.rfind(_OPEN_END.rstrip())
     if end < 0:
-        raise _refusal("it leaves the last message out, so `continue_final_message` has no end")
-    # A template that trims its messages has trimmed what stood before the mark, too.
+        raise _refusal("it skips the last message, so `continue_final_message` has no end")
+    # A template that trims its messages has also trimmed the text before the mark.
     is_whole = text.startswith(_OPEN_END, end)
     return text[:end] if is_whole else text[:end].rstrip()

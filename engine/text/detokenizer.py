@@ -13,8 +13,8 @@ _Utf8 = getincrementaldecoder("utf-8")
 class StopPrefixes:
     """Partial matches of stop strings at the end of a text; may be shared by sequences.
 
-    Knuth, Morris and Pratt's automaton of each, so that a byte costs the same whatever the strings
-    are.
+    Each has an automaton by Knuth, Morris and Pratt, so that the cost of a byte does not depend on
+    the strings.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
@@ -26,7 +26,7 @@ class StopPrefixes:
         return [0] * len(self._texts)
 
     def after(self, lengths: list[int], data: bytes) -> list[int]:
-        """Return the match lengths once `data` follows a text with match lengths `lengths`."""
+        """Return the match lengths after `data` follows a text with match lengths `lengths`."""
         return [
             _walked(text, borders, length, data)
             for (text, borders), length in zip(self._texts, lengths, strict=True)
@@ -36,8 +36,8 @@ class StopPrefixes:
 class IncrementalDetokenizer:
     """Detokenizes one sequence piece by piece.
 
-    A character is returned once it is whole, and a partial match of a stop string once it is
-    refuted. The pieces together are the whole text, which `end` is given.
+    A character is returned once it is complete, and a partial match of a stop string once it is
+    refuted. The pieces together are the whole text, which is passed to `end`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class IncrementalDetokenizer:
         return text
 
     def end(self, text: str) -> str:
-        """Return the rest of the whole `text`."""
+        """Return the rest of the complete `text`."""
         return text[self._num_returned :]
 
 
@@ -93,6 +93,6 @@ def _walked(text: bytes, borders: list[int], length: int, data: bytes) -> int:
         while length and text[length] != byte:
             length = borders[length - 1]
         length += text[length] == byte
-        if length == len(text):  # a whole match that did not stop, before `min_tokens`
+        if length == len(text):  # a complete match that did not stop, before `min_tokens`
             length = borders[length - 1]
     return length

@@ -1,7 +1,7 @@
 """Stop patterns: regular expressions that end a text, matched in time linear in its bytes.
 
-A pattern is an automaton of llguidance's over bytes, without backtracking; one of too many states
-is refused, at once or where a text drives it there.
+A pattern is an llguidance automaton over bytes, without backtracking; one with too many states is
+rejected, either at once or when a text reaches them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Bytes:
 
 @dataclass(frozen=True, slots=True)
 class StopPattern:
-    """A compiled pattern; raises `RequestError` for one that cannot be searched for."""
+    """A compiled pattern; raises `RequestError` for an unsupported one."""
 
     pattern: str
 
     def __post_init__(self) -> None:
-        """Compile it."""
+        """Compile the pattern."""
         if _matcher(self.pattern).is_accepting():
-            raise _refusal(self.pattern, "it matches where nothing is written yet")
+            raise _refusal(self.pattern, "it matches the empty text")
 
     def search(self) -> PatternSearch:
         """Return the search of one text."""
@@ -58,14 +58,14 @@ class PatternSearch:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, data: bytes) -> bool:
-        """Append bytes, and say whether a match ends in them.
+        """Append bytes; return whether a match ends in them.
 
-        Raises `RequestError` where the text drives the pattern into too many states.
+        Raises `RequestError` if the text drives the pattern into too many states.
         """
         ends = False
         for byte in self._decoder.decode(data).encode():
             if not self._matcher.consume_token(byte):
-                raise _refusal(self._pattern, "the text takes it into too many states")
+                raise _refusal(self._pattern, "the text drives it into too many states")
             ends = ends or self._matcher.is_accepting()
         return ends
 
@@ -77,7 +77,7 @@ def _vocabulary() -> LLTokenizer:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> LLMatcher:
-    """Return the cached matcher of a pattern at the beginning of a text; users copy it."""
+    """Return the cached matcher of a pattern at the beginning of a text; callers copy it."""
     grammar = LLMatcher.grammar_from_regex(f"(?s:.*)(?:{pattern})")
     matcher = LLMatcher(_vocabulary(), grammar, log_level=0)
     if matcher.is_error():
@@ -86,15 +86,15 @@ def _matcher(pattern: str) -> LLMatcher:
 
 
 def _reason(error: str) -> str:
-    """Return the one line of an llguidance error that says what is wrong with a pattern."""
+    """Return the line of an llguidance error that describes a pattern's fault."""
     lines = [line.strip() for line in error.splitlines()]
-    told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    told = told.removeprefix("error: ")
-    return told.partition(" (in regex): ")[2] or told[:_MAX_REASON_CHARS]
+    message = next((line for line in lines if line.startswith("error: ")), lines[0])
+    message = message.removeprefix("error: ")
+    return message.partition(" (in regex): ")[2] or message[:_MAX_REASON_CHARS]
 
 
 def _refusal(pattern: str, reason: str) -> RequestError:
     return RequestError(
-        f"`{_PARAM}` {pattern[:_MAX_REASON_CHARS]!r} cannot be searched for: {reason}.",
+        f"`{_PARAM}` {pattern[:_MAX_REASON_CHARS]!r} is not supported: {reason}.",
         param=_PARAM,
     )

@@ -12,12 +12,12 @@ from .tokenizer import Tokenizer
 class StopStrings:
     """Stop strings and patterns: a text ends at the first match; a `StopText`.
 
-    UTF-8 is self-synchronizing: the bytes of one text lie in those of another only where its
+    UTF-8 is self-synchronizing: the bytes of one text occur in those of another only where its
     characters do. So the search is in bytes, across tokens that end inside characters. A match
-    within the first `min_tokens` tokens does not count. A special token that is written like a stop
-    string ends the sequence too, though its text is skipped. `markers` are special tokens that are
-    never skipped. A match of a pattern stays in the text, to the end of the token that completes
-    it, as in SGLang.
+    within the first `min_tokens` tokens does not count. A special token with the same text as a
+    stop string also ends the sequence, even if its text is skipped. `markers` are special tokens
+    that are never skipped. A pattern's match stays in the text, up to the end of the token that
+    completes it, as in SGLang.
     """
 
     stops: tuple[str, ...]
@@ -45,7 +45,7 @@ class StopStrings:
         return data[: start + len(wanted) if with_stop else start]
 
     def skips(self, token_id: int) -> bool:
-        """Say whether a token is no part of the text."""
+        """Return whether a token is skipped in the text."""
         is_special = self.skip_special_tokens and self.tokenizer.is_special(token_id)
         return is_special and token_id not in self.markers
 
@@ -83,7 +83,7 @@ class StopStringState:
     def push(self, token_id: int) -> str | None:
         """Append one generated token and return the stop string that is now complete, if any.
 
-        Of several completed at once it is the one that begins first; patterns come after all
+        If several are completed at once, it is the one that begins first; patterns come after all
         strings.
         """
         self._num_tokens += 1
@@ -92,13 +92,13 @@ class StopStringState:
             return None if is_early else self._special_stops.get(token_id)
         piece = self._tokenizer.piece(token_id)
         data = self._tail + piece
-        found = None if is_early else self._first_match(data, len(self._tail))
+        match = None if is_early else self._first_match(data, len(self._tail))
         self._tail = data[-self._window :] if self._window else b""
         ended = [pattern for pattern, search in self._searches if search.push(piece)]
-        return ended[0] if found is None and ended and not is_early else found
+        return ended[0] if match is None and ended and not is_early else match
 
     def _first_match(self, data: bytes, num_old_bytes: int) -> str | None:
-        """Return the earliest stop string of those that end in the new bytes."""
+        """Return the earliest stop string among those that end in the new bytes."""
         first = None
         for stop, wanted in self._stops:
             position = data.find(wanted, max(0, num_old_bytes - len(wanted) + 1))

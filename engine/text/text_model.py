@@ -32,7 +32,7 @@ _Config = TypeVar("_Config", bound=BaseModel)
 class SamplingDefaults:
     """Sampling defaults of requests: OpenAI's, unless the model has its own.
 
-    As in vLLM, a model's `generation_config.json` replaces them one by one; its `do_sample` is
+    As in vLLM, a model's `generation_config.json` replaces them field by field; its `do_sample` is
     ignored.
     """
 
@@ -48,12 +48,12 @@ class ConstraintCompiler(Protocol):
 
     def constraint(
         self,
-        asked: OutputConstraint,
+        requested: OutputConstraint,
         *,
         begins_after: str | None = None,
         opened_by: str | None = None,
     ) -> Constraint:
-        """Return the constraint of a request, from behind `begins_after` on.
+        """Return the constraint of a request, which applies after the text `begins_after`.
 
         With `opened_by`, an output that does not begin with that token is constrained at once.
         Raises `RequestError` for an invalid constraint.
@@ -64,9 +64,10 @@ class ConstraintCompiler(Protocol):
 class TextModel:
     """The text side of a model; `chat_template` is None for a base model.
 
-    `max_model_len` counts the tokens of prompt and completion together; token ids of a request lie
-    below `vocab_size`; `eos_token_ids` end a sequence. A request may ask for `max_logprobs`
-    alternatives of each token, -1 being all; `truncate_prompt_tokens` is that of requests without.
+    `max_model_len` counts the tokens of prompt and completion together; a request's token ids are
+    below `vocab_size`; `eos_token_ids` end a sequence. A request may have `max_logprobs`
+    alternatives for each token, or all for -1; `truncate_prompt_tokens` is the default for requests
+    without one.
     """
 
     tokenizer: Tokenizer
@@ -94,9 +95,9 @@ class GenerationConfig(BaseModel):
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """Return the sampling defaults; fields that the config leaves out or nulls stay ours."""
-        said = self.model_dump(exclude_none=True, exclude={"eos_token_id"})
-        return SamplingDefaults(**said)
+        """Return the sampling defaults; omitted and null fields keep the defaults."""
+        fields = self.model_dump(exclude_none=True, exclude={"eos_token_id"})
+        return SamplingDefaults(**fields)
 
 
 class _ModelEnds(BaseModel):
@@ -110,21 +111,25 @@ class _ModelEnds(BaseModel):
 def read_generation_config(model: str) -> GenerationConfig:
     """Return the `generation_config.json` of a local folder or hub id, empty if it has none.
 
-    `EngineError` names the file and the invalid key.
+    Raises `EngineError` naming the file and the invalid key.
     """
     try:
         path = find_file(model, _GENERATION)
     except (OSError, ValueError) as exc:
         raise EngineError(f"{model}: cannot be read as a model: {first_line_of(exc)}") from exc
-    # A folder of that name is no file, and later transformers would open it.
+    # A folder of that name is not a file, and transformers would try to open it later.
     if path is None and not (Path(model) / _GENERATION).exists():
         return GenerationConfig()
     try:
         config = json.loads((path or Path(model) / _GENERATION).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:
-        raise EngineError(f"{model}: {_GENERATION} is no JSON: {first_line_of(exc)}") from exc
+        raise EngineError(
+            f"{model}: {_GENERATION} is not valid JSON: {first_line_of(exc)}"
+        ) from exc
     if not isinstance(config, dict):
-        raise EngineError(f"{model}: {_GENERATION} holds no JSON object but {short_repr(config)}")
+        raise EngineError(
+            f"{model}: {_GENERATION} must contain a JSON object, not {short_repr(config)}"
+        )
     return _checked(GenerationConfig, config, f"{model}: {_GENERATION}")
 
 
@@ -133,8 +138,8 @@ def eos_ids(
 ) -> frozenset[int]:
     """Return the tokens that end a sequence: the tokenizer's, and those of the model's configs.
 
-    `model_eos` is `config.eos_token_id`, read when the generation config names none. Each may be an
-    id, a list of ids or None.
+    `model_eos` is `config.eos_token_id`, used if the generation config has none. Each may be an id,
+    a list of ids or None.
     """
     configured = generation_config.eos_token_id
     if configured is None:
@@ -147,8 +152,8 @@ def eos_ids(
     return frozenset([*configured, *([] if own is None else [own])])
 
 
-def _checked(kind: type[_Config], said: dict[str, Any], where: str) -> _Config:
+def _checked(kind: type[_Config], fields: dict[str, Any], where: str) -> _Config:
     try:
-        return parse(kind, said)
+        return parse(kind, fields)
     except RequestError as exc:
         raise EngineError(f"{where}: {exc.message}") from exc

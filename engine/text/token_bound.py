@@ -1,14 +1,13 @@
-"""Lower bound of a text's number of tokens by its bytes: tokenizing takes 160 bytes for one.
+"""Lower bound of a text's number of tokens from its bytes; tokenizing takes 160 bytes per byte.
 
-No token stands for more bytes than the longest one of the vocabulary, so a text has at least bytes
-/ longest tokens. This holds where every byte comes out in some token: byte-level BPE, and BPE or
-Unigram with a token for each byte. It holds for no tokenizer that may drop text (accents, runs of
-spaces, control characters) or that writes one unknown token for many characters; those have no
-bound here.
+No token represents more bytes than the longest one of the vocabulary, so a text has at least bytes
+/ longest tokens. This holds if every byte appears in some token: for byte-level BPE, and for BPE or
+Unigram with a token for each byte. It does not hold for tokenizers that may drop text (accents,
+runs of spaces, control characters) or that write one unknown token for many characters; those have
+no bound here.
 
-The longest tokens are runs of spaces and of dashes, which texts rarely are. So letters, digits and
-all that is not ASCII are counted a second time by themselves, against the token with the most of
-them.
+The longest tokens are runs of spaces and of dashes, which are rare in texts. So letters, digits and
+non-ASCII bytes are also counted separately, and compared with the token that has the most of them.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any
 from .token_bytes import BYTE_OF_CHAR, METASPACE
 
 _SLICE_CHARS = 2**16
-# Of four bytes these leave one or more: the mathematical bold A becomes an A, and iota with two
-# accents, 7 bytes, becomes one character of 2. ASCII stays ASCII and as long.
+# Factor by which these may shrink bytes: the mathematical bold A becomes an A, and iota with two
+# accents, 7 bytes, becomes one character of 2. ASCII keeps its length.
 _SHRINKING = dict.fromkeys(["NFC", "NFD", "NFKC", "NFKD", "Lowercase"], 4)
 _KEEPING_NORMALIZERS = {"Prepend", "ByteLevel"}
 _KEEPING_SPLITTERS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
@@ -32,8 +31,8 @@ _OTHERS = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
 class TokenBound:
     """The most bytes of text in one token, and the most `letters` among them.
 
-    `shrink` is how many bytes of a text the normalizer may turn into one. With `drops_spaces`, a
-    special token absorbs all spaces beside it.
+    `shrink` is the number of bytes of a text that the normalizer may turn into one. With
+    `drops_spaces`, a special token absorbs all spaces next to it.
     """
 
     most_bytes: int
@@ -99,7 +98,7 @@ def _flat(state: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Say whether a normalizer never deletes, and shrinks by no more than is known."""
+    """Return whether a normalizer never deletes text, and shrinks it by a known factor at most."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == METASPACE)
     return step["type"] in _KEEPING_NORMALIZERS or step["type"] in _SHRINKING
@@ -112,7 +111,7 @@ def _splits_only(step: dict[str, Any]) -> bool:
 
 
 def _has_all_bytes(model: Any, vocab: dict[str, int], *, is_byte_level: bool) -> bool:
-    """Say whether no character is ever unknown, so that none is dropped or merged with others."""
+    """Return whether no character is ever unknown, and so dropped or merged with others."""
     state = json.loads(model.__getstate__())
     if state.get("continuing_subword_prefix") or state.get("end_of_word_suffix"):
         return False
@@ -123,7 +122,7 @@ def _has_all_bytes(model: Any, vocab: dict[str, int], *, is_byte_level: bool) ->
 
 
 def _piece(token: str, *, is_byte_level: bool) -> bytes:
-    """Return the bytes of text that a token of the vocabulary stands for."""
+    """Return the bytes of text that a token of the vocabulary represents."""
     if is_byte_level:
         try:
             return bytes([BYTE_OF_CHAR[char] for char in token])

@@ -11,8 +11,8 @@ METASPACE = "▁"  # LOWER ONE EIGHTH BLOCK, SentencePiece's mark for a space
 def _byte_alphabet() -> dict[str, int]:
     """Return the byte of each character in a byte-level vocabulary.
 
-    GPT-2's convention: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on, in order.
+    GPT-2's convention: printable Latin-1 characters represent themselves, the other bytes are
+    represented by the characters from U+0100 on, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -25,7 +25,7 @@ BYTE_OF_CHAR = _byte_alphabet()
 
 
 def decoder_kind(backend: Any) -> Literal["byte-level", "sentencepiece"] | None:
-    """Return the encoding of a fast tokenizer's tokens, by its decoder; None for others."""
+    """Return the encoding of a fast tokenizer's tokens, from its decoder; None for others."""
     if backend is None or backend.decoder is None:
         return None
     state: dict[str, Any] = json.loads(backend.decoder.__getstate__())

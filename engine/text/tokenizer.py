@@ -1,11 +1,11 @@
 """Tokenizer: text to token ids, and token ids to bytes, exactly and one token at a time.
 
-`decode` of a whole sequence cannot say which token brought which bytes, and decoding again for each
-new token costs more than sampling it. So every token has a piece, its own bytes, and the text of a
-sequence is its pieces joined. For byte-level BPE and for SentencePiece vocabularies this equals
-`decode` (for the latter but for the space that `decode` drops before the first word: a piece keeps
-it, since the text continues a prompt). For other vocabularies a piece is what `decode` adds behind
-a plain letter.
+`decode` of a whole sequence cannot attribute bytes to tokens, and decoding again for each new token
+costs more than sampling it. So every token has a piece, its own bytes, and the text of a sequence
+is its joined pieces. For byte-level BPE and for SentencePiece vocabularies this equals `decode`,
+except that a SentencePiece piece keeps the space that `decode` drops before the first word, since
+the text continues a prompt. For other vocabularies a piece is the text that `decode` adds after a
+plain letter.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_tokenizer(model: str, vocabulary: Vocabulary, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer of a folder or hub id, tested; `EngineError` when it does not work.
+    """Return the tokenizer of a folder or hub id, tested; raise `EngineError` if it does not work.
 
-    Its vocabulary must be that of a model of `vocab_size` tokens. Tokens added later may lie beyond
-    it: a prompt with one of them is refused by name.
+    Its vocabulary must match a model of `vocab_size` tokens. Tokens added later may exceed it: a
+    prompt that contains one is rejected with an error naming it.
     """
     try:
         tokenizer = Tokenizer(vocabulary)
         tokenizer.text(tokenizer.encode(_TRIAL, add_special_tokens=True))
     except BaseException as exc:
         reraise_unless_broken(exc)
-        raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
+        raise EngineError(f"{model}: the tokenizer does not work: {first_line_of(exc)}") from exc
     if vocabulary.highest_id >= vocab_size:
         raise EngineError(
-            f"{model}: its tokenizer is another model's: it has a token "
+            f"{model}: the tokenizer belongs to another model: it has token "
             f"{vocabulary.highest_id:,}, but the model has tokens 0 to {vocab_size - 1:,}."
         )
     return tokenizer
@@ -65,7 +65,9 @@ class Tokenizer:
             try:
                 text.encode()
             except UnicodeEncodeError as exc:
-                raise RequestError("The prompt holds lone surrogates: it is no Unicode.") from exc
+                raise RequestError(
+                    "The prompt is not valid Unicode: it contains lone surrogates."
+                ) from exc
         if self._backend is None:
             ids = self.vocabulary.pretrained.encode(text, add_special_tokens=add_special_tokens)
             return [int(token_id) for token_id in ids]
@@ -77,7 +79,7 @@ class Tokenizer:
     def least_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of a text, without tokenizing it.
 
-        It is 0 where this vocabulary allows no such bound.
+        It is 0 if this vocabulary allows no such bound.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
@@ -86,18 +88,18 @@ class Tokenizer:
         return None if self._backend is None else token_bound(self._backend)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of one token, a special token's too; none for an unused id."""
+        """Return the bytes of one token, which may be special; an unused id has none."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._piece_of(token_id)
         return piece
 
     def is_special(self, token_id: int) -> bool:
-        """Say whether the token is special (`<|im_end|>`) and no part of the text."""
+        """Return whether the token is special (`<|im_end|>`) and not part of the text."""
         return token_id in self._special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token of exactly this text, if there is one."""
+        """Return the id of the special token with exactly this text, if there is one."""
         return self._special_ids.get(text)
 
     def text_bytes(
@@ -109,7 +111,7 @@ class Tokenizer:
     ) -> bytes:
         """Return the bytes of a sequence; they may end inside a character.
 
-        `markers` are special tokens that stay even where the others are skipped.
+        `markers` are special tokens that stay even if others are skipped.
         """
         if skip_special_tokens:
             special = self._special

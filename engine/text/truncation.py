@@ -1,8 +1,7 @@
 """Tokenization of texts and pairs with truncation, special tokens around them.
 
-A text is truncated before special tokens are put around it, so that these stay. Of a pair only the
-second text is truncated: half a question is another question, half a document is still about its
-subject.
+A text is truncated before special tokens are added, so that these stay. In a pair only the second
+text is truncated: half a question is another question, but half a document still has its subject.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from tidemill.protocol.fields import Side
 
 from .tokenizer import Tokenizer
 
-# Up to this a text is tokenized whole: it takes a few milliseconds at most.
+# Shorter texts are tokenized completely: it takes a few milliseconds at most.
 _LONG_CHARS = 20_000
-# Characters per token of the first part of a long text that is tokenized, and of the last: a text
-# with more characters per token is tokenized whole. English has four or five.
+# Characters per token that limit the first tokenized part of a long text, and the last: a text with
+# more characters per token is tokenized completely. English has four or five.
 _CHARS_OF_TOKEN, _MAX_CHARS_OF_TOKEN = 8, 32
 
 
@@ -37,7 +36,7 @@ class TokenPair(NamedTuple):
 class Truncation:
     """Limits and side of a truncation; `max_tokens` None truncates nothing.
 
-    `max_tokens` counts a whole sequence, special tokens too, the others one text of a pair.
+    `max_tokens` counts a whole sequence, including special tokens; the others one text of a pair.
     """
 
     max_tokens: int | None = None
@@ -47,10 +46,10 @@ class Truncation:
 
 
 class TruncatingTokenizer:
-    """Tokenizes and truncates by a fast tokenizer; safe to use from threads.
+    """Tokenizes and truncates with a fast tokenizer; thread-safe.
 
-    Nobody wants more than `max_tokens` of a text. With `is_lower_case` the tokenizer lowercases
-    from now on, whoever uses it.
+    At most `max_tokens` of a text are needed. With `is_lower_case` the tokenizer lowercases from
+    now on, for all users.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class TruncatingTokenizer:
     ) -> None:
         backend = tokenizer.vocabulary.backend
         if backend is None:
-            raise ValueError("a tokenizer that Python runs reads no pairs")
+            raise ValueError("a slow tokenizer does not support pairs")
         if is_lower_case:
             steps = [Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
             backend.normalizer = NormalizerSequence(steps)
@@ -66,32 +65,34 @@ class TruncatingTokenizer:
         self._max_tokens = max_tokens
         self._most_chars = max(_LONG_CHARS, max_tokens * _MAX_CHARS_OF_TOKEN)
         self.max_chars = max(_LONG_CHARS, max_tokens * _CHARS_OF_TOKEN)
-        """Of a longer text perhaps only the beginning, or the end, is tokenized."""
+        """Only the beginning or the end of a longer text may be tokenized."""
         self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
         self._num_special_of_pair = int(backend.num_special_tokens_to_add(is_pair=True))
 
     def encode(
         self, texts: Sequence[str], cut: Truncation, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text; of a far too long one, at least too many."""
-        texts = [self._enough_of(text, cut.side) for text in texts]
-        read = self._read(texts, add_special_tokens=add_special_tokens)
+        """Return the token ids of each text; a far too long one may stop early."""
+        texts = [self._relevant_part(text, cut.side) for text in texts]
+        encodings = self._read(texts, add_special_tokens=add_special_tokens)
         return [
             encoding.ids
             if cut.max_tokens is None or len(encoding) <= cut.max_tokens
             else self._shortened(text, cut, add_special_tokens=add_special_tokens)
-            for text, encoding in zip(texts, read, strict=True)
+            for text, encoding in zip(texts, encodings, strict=True)
         ]
 
     def encode_pairs(
         self, firsts: Sequence[str], seconds: Sequence[str], cut: Truncation
     ) -> list[TokenPair]:
-        """Return each of `seconds` behind its first text, or behind the only one.
+        """Return each of `seconds` after its first text, or after the only one.
 
-        Raises `RequestError` where no token of a second text would be left.
+        Raises `RequestError` if no token of a second text would remain.
         """
         heads, tails = (
-            self._read([self._enough_of(text, cut.side) for text in side], add_special_tokens=False)
+            self._read(
+                [self._relevant_part(text, cut.side) for text in side], add_special_tokens=False
+            )
             for side in (firsts, seconds)
         )
         for encodings, limit in ((heads, cut.max_first), (tails, cut.max_second)):
@@ -102,43 +103,43 @@ class TruncatingTokenizer:
         return [self._pair(head, tail, cut) for head, tail in zip(heads, tails, strict=True)]
 
     def truncated_text(self, text: str, num_tokens: int) -> str:
-        """Return the part of a text that its first tokens stand for."""
-        text = self._enough_of(text, "right") if num_tokens <= self._max_tokens else text
+        """Return the part of a text that its first tokens represent."""
+        text = self._relevant_part(text, "right") if num_tokens <= self._max_tokens else text
         encoding = self._backend.encode(text, add_special_tokens=False)
         return text if len(encoding) <= num_tokens else text[: encoding.offsets[num_tokens][0]]
 
     def num_prefix_tokens(self, text: str, *, add_special_tokens: bool) -> int:
-        """Return how many tokens a text has before another one, special tokens before it included.
+        """Return the number of tokens of a prefix, including opening special tokens.
 
-        As sentence-transformers counts them: without the closing special token.
+        It excludes the closing special token, as in sentence-transformers.
         """
         [encoding] = self._read([text], add_special_tokens=add_special_tokens)
         return len(encoding) - bool(encoding.special_tokens_mask[-1])
 
     def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text has by itself."""
+        """Return the number of tokens of a text without special tokens."""
         [encoding] = self._read([text], add_special_tokens=False)
         return len(encoding)
 
     def least_tokens_of_longer(self, text: str) -> int | None:
-        """Return a number of tokens above the limit that a text has at least, None if it is short.
+        """Return a lower bound above the limit for a long text, None for a short one.
 
-        Of a long text no more is tokenized than shows that it is too long.
+        Tokenization of a long text stops once it is known to be too long.
         """
-        found = self._too_long_part(text, "right")
-        return None if found is None else found[1]
+        part = self._too_long_part(text, "right")
+        return None if part is None else part[1]
 
-    def _enough_of(self, text: str, side: Side) -> str:
-        """Return a text, or words at one end of a long one that are too many tokens already."""
-        found = self._too_long_part(text, side)
-        return text if found is None else found[0]
+    def _relevant_part(self, text: str, side: Side) -> str:
+        """Return a text, or words at one end of a long one that already exceed the limit."""
+        part = self._too_long_part(text, side)
+        return text if part is None else part[0]
 
     def _too_long_part(self, text: str, side: Side) -> tuple[str, int] | None:
-        """Return whole words at one end of a long text that are too many tokens, and how many.
+        """Return words at one end of a long text that exceed the limit, and their number of tokens.
 
-        A tokenizer takes about 160 bytes for one of text. It splits a text between words anyway, so
-        that the tokens of a part are those of the whole there. Parts of twice the length are tried
-        one after the other, so that little more is tokenized than is needed.
+        A tokenizer takes about 160 bytes per byte of text. It splits a text between words in any
+        case, so the tokens of a part are those of the whole text. Parts of doubling length are
+        tried, so that little more is tokenized than needed.
         """
         num_chars = self.max_chars
         while num_chars < len(text) and num_chars <= self._most_chars:
@@ -164,7 +165,7 @@ class TruncatingTokenizer:
         num_special = self._num_special if add_special_tokens else 0
         room = (cut.max_tokens or 0) - num_special
         if room < 1:
-            raise _no_room(f"the {num_special} special tokens leave none of the text")
+            raise _no_room(f"the {num_special} special tokens leave no room for the text")
         encoding.truncate(room, direction=cut.side)
         whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
         ids: list[int] = whole.ids
@@ -175,13 +176,13 @@ class TruncatingTokenizer:
         if cut.max_tokens is not None and num_others + len(tail) > cut.max_tokens:
             room = cut.max_tokens - num_others
             if room < 1:
-                raise _no_room(f"what is not cut has {num_others} tokens by itself")
+                raise _no_room(f"the parts that are not truncated have {num_others} tokens")
             tail.truncate(room, direction=cut.side)
         joined = self._backend.post_process(head, tail)
         return TokenPair(joined.ids, joined.type_ids)
 
 
-def _no_room(why: str) -> RequestError:
+def _no_room(reason: str) -> RequestError:
     return RequestError(
-        f"`truncate_prompt_tokens` is too small: {why}.", param="truncate_prompt_tokens"
+        f"`truncate_prompt_tokens` is too small: {reason}.", param="truncate_prompt_tokens"
     )

@@ -1,8 +1,8 @@
-"""Vocabulary: the parts of transformers' tokenizer that are used here, cached on disk.
+"""Vocabulary: the used parts of transformers' tokenizer, cached on disk.
 
-transformers makes the same of the same files every time, but takes seconds to import and to read a
-large vocabulary. Its result for these files, byte for byte, comes from the cache. A tokenizer that
-only transformers can run is never cached, and no failure is.
+transformers always builds the same tokenizer from the same files, but takes seconds to import and
+to read a large vocabulary. Its exact result for these files comes from the cache. A tokenizer that
+only transformers can run is never cached, and neither is a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..storage.disk_cache import CacheEntry, package_versions
 from ..storage.hub import file_origin, unpacked_folder
 from .token_bytes import decoder_kind
 
-# What decides, beside the files, what transformers makes of them.
+# Packages that affect, in addition to the files, the result of transformers.
 _PACKAGES = (
     "transformers",
     "tokenizers",
@@ -31,15 +31,15 @@ _PACKAGES = (
 )
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _TEMPLATES = "additional_chat_templates"
-# Both give a tokenizer's class its arguments, and these may be the paths of files.
+# Both contain arguments of the tokenizer's class, which may be paths of files.
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _PATHS = {"vocab", "merges", "init_inputs"}
-# Old ones name this one by its path on another machine; it is not read.
+# Old configs contain its path on another machine; it is not read.
 _UNREAD_FILE = "special_tokens_map_file"
-# What transformers takes from the hub where it can, and does without where the hub is silent.
+# Files that transformers fetches from the hub, but does not require.
 _FETCHED = (*_CONFIGS, "tokenizer.json", "added_tokens.json", "chat_template.jinja")
 _MAX_FILES_BYTES = 2**28
-# Where no file has a vocabulary, transformers makes up one of special tokens, and a space or two.
+# Without a vocabulary file, transformers invents one of special tokens, and a space or two.
 _FEWEST_LEARNT = 3
 
 
@@ -47,9 +47,9 @@ _FEWEST_LEARNT = 3
 class Vocabulary:
     """A model's tokenizer: `backend` is that of the tokenizers library, None for a slow tokenizer.
 
-    `highest_id` is that of the vocabulary without `added` tokens, whose texts are in that table; -1
-    for a slow tokenizer. `special_tokens` has the names that templates know. `pretrained` is
-    transformers' own, None for one from the cache.
+    `highest_id` is the highest id of the vocabulary except `added` tokens, which are a table of
+    texts by id; -1 for a slow tokenizer. `special_tokens` has the names that templates use.
+    `pretrained` is transformers' own tokenizer, None for one from the cache.
     """
 
     backend: Any
@@ -70,9 +70,9 @@ def recall_vocabulary(model: str, folder: Path | None) -> Vocabulary | None:
 
 
 def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
-    """Load the vocabulary of a folder or hub id by transformers, and cache it if possible.
+    """Load the vocabulary of a folder or hub id with transformers, and cache it if possible.
 
-    `folder` is where its files lie. Remote code is never run. Raises `EngineError`.
+    `folder` contains its files. Remote code is never run. Raises `EngineError`.
     """
     from transformers import AutoTokenizer
 
@@ -89,10 +89,10 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
         vocabulary = vocabulary_of(pretrained)
     except BaseException as exc:
         reraise_unless_broken(exc)
-        raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
+        raise EngineError(f"{model}: the tokenizer does not work: {first_line_of(exc)}") from exc
     if not _is_learnt(vocabulary) and not _has_files(pretrained, folder):
         raise EngineError(
-            f"{model} has no tokenizer that can be loaded: none of its files has a vocabulary."
+            f"{model} has no tokenizer that can be loaded: none of its files contains a vocabulary."
         )
     if fact is not None and fact == _fact_of(model, folder):
         _remember(fact, vocabulary)
@@ -123,13 +123,13 @@ def vocabulary_of(pretrained: Any) -> Vocabulary:
 
 
 def reraise_unless_broken(exc: BaseException) -> None:
-    """Reraise what no broken file raises; a panic of the tokenizers library is no `Exception`."""
+    """Reraise exceptions not caused by broken files; tokenizers' panics are not `Exception`s."""
     if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
         raise exc
 
 
 def _is_learnt(vocabulary: Vocabulary) -> bool:
-    """Say whether there are tokens beside those that a tokenizer's class has by itself."""
+    """Return whether there are tokens in addition to those of the tokenizer's class."""
     if vocabulary.backend is None:
         return True
     ids = set(vocabulary.backend.get_vocab(with_added_tokens=False).values())
@@ -137,16 +137,16 @@ def _is_learnt(vocabulary: Vocabulary) -> bool:
 
 
 def _has_files(pretrained: Any, folder: Path | None) -> bool:
-    """Say whether a vocabulary file of the tokenizer's class exists."""
+    """Return whether a vocabulary file of the tokenizer's class exists."""
     names = pretrained.vocab_files_names.values()
     return folder is not None and any((folder / name).is_file() for name in names)
 
 
 def _fact_of(model: str, folder: Path | None) -> CacheEntry | None:
-    """Return the fact of what transformers makes of the files in a folder, as they are now.
+    """Return the cache entry of the tokenizer that transformers builds from a folder's files.
 
-    `model` counts, as some names are read differently. None when it cannot be told which files
-    are read, or when more of them may come from the hub.
+    `model` counts, as some names are read differently. None if the set of read files is unknown, or
+    more of them may come from the hub.
     """
     source = None if folder is None else file_origin(model, folder, _FETCHED)
     if folder is None or source is None:
@@ -166,12 +166,12 @@ def _fact_of(model: str, folder: Path | None) -> CacheEntry | None:
 def _remember(fact: CacheEntry, vocabulary: Vocabulary) -> None:
     """Cache a vocabulary, if it survives the round trip."""
     if decoder_kind(vocabulary.backend) is None:
-        return  # its texts are put together by transformers
+        return  # its texts are assembled by transformers
     try:
         data = _packed(vocabulary)
         again = _unpacked(data)
         is_whole = again.backend.to_str() == vocabulary.backend.to_str()
-    except BaseException as exc:  # noqa: BLE001 - the parts of some cannot be written down
+    except BaseException as exc:  # noqa: BLE001 - some have parts that cannot be serialized
         reraise_unless_broken(exc)
         return
     if is_whole and again == replace(vocabulary, backend=again.backend, pretrained=None):
@@ -179,19 +179,19 @@ def _remember(fact: CacheEntry, vocabulary: Vocabulary) -> None:
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield all possible tokenizer files; ValueError when they are too many bytes."""
+    """Yield all possible tokenizer files; raise ValueError if they are too large."""
     num_bytes = 0
     for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")]):
         if path.suffix in _WEIGHTS or not path.is_file():
             continue
         num_bytes += path.stat().st_size
         if num_bytes > _MAX_FILES_BYTES:
-            raise ValueError(f"{folder} holds more than a tokenizer")
+            raise ValueError(f"{folder} contains more than a tokenizer")
         yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
 def _may_read_others(data: bytes | None) -> bool:
-    """Say whether a config names files, which may lie anywhere."""
+    """Return whether a config contains paths of files, which may be anywhere."""
     config = json.loads(data or b"{}")
     return not isinstance(config, dict) or any(
         ("_file" in key or key in _PATHS) and key != _UNREAD_FILE and config[key] for key in config
@@ -216,10 +216,14 @@ def _unpacked(data: bytes) -> Vocabulary:
     from tokenizers import Tokenizer
 
     facts, backend = data.split(b"\n", 1)
-    said = json.loads(facts)
-    made = Tokenizer.from_buffer(backend)
-    made.encode_special_tokens = said.pop("encode_special_tokens")  # to_str leaves it out
+    fields = json.loads(facts)
+    tokenizer = Tokenizer.from_buffer(backend)
+    tokenizer.encode_special_tokens = fields.pop("encode_special_tokens")  # to_str omits it
     return Vocabulary(
-        **{**said, "added": dict(said["added"]), "special_ids": frozenset(said["special_ids"])},
-        backend=made,
+        **{
+            **fields,
+            "added": dict(fields["added"]),
+            "special_ids": frozenset(fields["special_ids"]),
+        },
+        backend=tokenizer,
     )

@@ -1,8 +1,8 @@
 """Word timestamps from token timestamps, split and merged as in openai-whisper.
 
-A word begins where a token begins with a space; a token of punctuation is a word of its own, which
-is merged into its neighbour without its time. In languages without spaces each character is a word,
-or all those of one token.
+A word begins at a token that begins with a space; a punctuation token is a separate word, which is
+merged into its neighbor without its time. In languages without spaces each character is a word, or
+all characters of one token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Punctuation before a word, and behind one.
+# Punctuation before a word, and after one.
 _OPENING = frozenset("\"'“¿([{-")
 _CLOSING = frozenset("\"'.。,，!！?？:：”)]}、")  # noqa: RUF001 - punctuation of other scripts
 
@@ -20,7 +20,7 @@ Times = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A spoken word from `start` to `end`, in seconds; `text` has the space before it."""
+    """A spoken word from `start` to `end`, in seconds; `text` includes the space before it."""
 
     text: str
     start: float
@@ -30,7 +30,7 @@ class Word:
 def word_timestamps(
     pieces: Sequence[bytes], times: Sequence[Times], *, has_spaces: bool
 ) -> tuple[Word, ...]:
-    """Return the words of a text whose tokens have the bytes `pieces`, each with its times."""
+    """Return the words of a text whose tokens have the bytes `pieces` and the `times`."""
     words = _characters(pieces, times)
     if has_spaces:
         words = _between_spaces(words)
@@ -38,22 +38,22 @@ def word_timestamps(
 
 
 def _characters(pieces: Sequence[bytes], times: Sequence[Times]) -> list[Word]:
-    """Return the texts of the fewest tokens each that make up whole characters."""
-    found: list[Word] = []
-    held, start = b"", 0.0
+    """Return the texts of the shortest runs of tokens that form complete characters."""
+    characters: list[Word] = []
+    pending, start = b"", 0.0
     for i, (piece, (begins, ends)) in enumerate(zip(pieces, times, strict=True)):
-        start = start if held else begins
-        held += piece
+        start = start if pending else begins
+        pending += piece
         is_last = i == len(pieces) - 1
         try:
-            text = held.decode("utf-8", "replace" if is_last else "strict")
+            text = pending.decode("utf-8", "replace" if is_last else "strict")
         except UnicodeDecodeError as exc:
             if exc.reason == "unexpected end of data":
                 continue  # the rest of a character comes with the next token
-            text = held.decode("utf-8", "replace")
-        found.append(Word(text, start, ends))
-        held = b""
-    return found
+            text = pending.decode("utf-8", "replace")
+        characters.append(Word(text, start, ends))
+        pending = b""
+    return characters
 
 
 def _between_spaces(parts: Sequence[Word]) -> list[Word]:
@@ -69,7 +69,7 @@ def _between_spaces(parts: Sequence[Word]) -> list[Word]:
 
 
 def _with_punctuation(words: Sequence[Word]) -> list[Word]:
-    """Merge opening punctuation into the next word, all other into the word before it."""
+    """Merge opening punctuation into the next word, other punctuation into the word before it."""
     joined: list[Word] = []
     for word in reversed(words):
         mark = word.text.strip()

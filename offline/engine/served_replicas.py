@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.engine_process.client import EngineClient
 from tidemill.engine_process.exchange import (
-    AskedRequest,
+    ExchangeRequest,
     decode_reply,
     encode_request,
     in_thread_if_long,
@@ -94,7 +94,7 @@ class ServedReplicas:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer a line of a file."""
-        reply = await self._ask(AskedRequest(url, body, request_id), created, is_online=False)
+        reply = await self._ask(ExchangeRequest(url, body, request_id), created, is_online=False)
         assert isinstance(reply, Reply)
         return reply
 
@@ -102,10 +102,10 @@ class ServedReplicas:
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         """Answer an interactive request, streamed if its body asks for that."""
-        return await self._ask(AskedRequest(url, body, request_id), created, is_online=True)
+        return await self._ask(ExchangeRequest(url, body, request_id), created, is_online=True)
 
     async def _ask(
-        self, request: AskedRequest, created: int, *, is_online: bool
+        self, request: ExchangeRequest, created: int, *, is_online: bool
     ) -> Reply | StreamedReply:
         loop, answers = asyncio.get_running_loop(), _Answers()
         data, home = await asyncio.to_thread(_encode, request)  # many values may be in it
@@ -242,7 +242,7 @@ def _failed(message: str, *, code: str, status_code: int) -> Reply:
     return Reply(status_code, error_body(error))
 
 
-def _encode(request: AskedRequest) -> tuple[bytes, int]:
+def _encode(request: ExchangeRequest) -> tuple[bytes, int]:
     """Return the bytes of a request, and the number of its prefix."""
     return encode_request(request), prefix_number(request.body)
 

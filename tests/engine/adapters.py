@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them, made by hand, and models with one merged into their weights."""
+"""Adapters in PEFT's format, and models with an adapter merged into their weights."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def halves(
     seed: int = 1,
     size: float = 0.2,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return random A `[R, I]` and B `[O, R]` for each module whose name ends so."""
+    """Return random A `[R, I]` and B `[O, R]` for each module whose name ends with the suffix."""
     generator = torch.Generator().manual_seed(seed)
-    made = {}
+    adapters = {}
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets:
             shapes = (rank, module.in_features), (module.out_features, rank)
             down, up = (size * torch.randn(shape, generator=generator) for shape in shapes)
-            made[name] = down, up
-    assert made
-    return made
+            adapters[name] = down, up
+    assert adapters
+    return adapters
 
 
 def write_adapter(folder: Path, modules: dict[str, tuple[Tensor, Tensor]], **config: Any) -> Path:
-    """Write a folder as PEFT does; `config` is what its adapter_config.json says beside."""
+    """Write a folder like PEFT; `config` contains additional fields of adapter_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = {len(down) for down, _ in modules.values()}
-    said = {
+    fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": "tiny",
@@ -56,7 +56,7 @@ def write_adapter(folder: Path, modules: dict[str, tuple[Tensor, Tensor]], **con
         "alpha_pattern": {},
         "target_modules": sorted({name.rpartition(".")[2] for name in modules}),
     }
-    (folder / "adapter_config.json").write_text(json.dumps(said | config))
+    (folder / "adapter_config.json").write_text(json.dumps(fields | config))
     tensors = {
         f"base_model.model.{name}.lora_{half}.weight": tensor.contiguous()
         for name, pair in modules.items()

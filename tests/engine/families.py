@@ -1,4 +1,4 @@
-"""Tiny random models of the families that the engine is held to, in fp32, and their judge."""
+"""Tiny random models of the supported families, in fp32, and their reference."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ DELTANET: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "full_attention_interval": 2,
 }
-# Config class → what differs from COMMON. Windows are short so that 60 tokens slide.
+#  what differs from COMMON→Config class → fields that differ from COMMON→ what differs from COMMON.
+# Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {},
     "Qwen2Config": {},
@@ -213,7 +214,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-# What transformers' classes do not let another attention have.
+# Families whose transformers classes support no other attention.
 RECURRENT = {
     *("BambaConfig", "FalconH1Config", "GraniteMoeHybridConfig", "Lfm2Config", "Lfm2MoeConfig"),
     *("Mamba2Config", "NemotronHConfig", "Qwen3NextConfig", "Qwen3_5MoeTextConfig"),
@@ -221,11 +222,12 @@ RECURRENT = {
 }
 LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig"}
 ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig", *RECURRENT}
-# Whose classes the engine is tested with, too, as one that our decoder does not know would be run.
+# Families whose transformers classes are also tested, like models without a native decoder.
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
 
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
-# What the families' models differ by among themselves: name → config class, and what differs.
+#  config class, and what differs→Variants of the families' models: name → config class and
+# differing fields→ config class, and what differs.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama, llama3 rope": (
         "LlamaConfig",
@@ -325,8 +327,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# What a config class has by other names, or tells by itself.
-NOT_TOLD = {
+# Fields that a config class names differently, or derives itself.
+NOT_ACCEPTED = {
     "DeepseekV2Config": {"head_dim"},
     "DeepseekV3Config": {"head_dim"},
     "FalconConfig": {"head_dim", "intermediate_size", "num_key_value_heads"},
@@ -341,14 +343,14 @@ NOT_TOLD = {
 }
 
 
-def told(kind: str, differs: dict[str, Any]) -> dict[str, Any]:
-    """Return what a config class is made with."""
-    said = COMMON | differs
-    return {key: said[key] for key in said.keys() - NOT_TOLD.get(kind, set())}
+def config_fields(kind: str, differs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a config class."""
+    fields = COMMON | differs
+    return {key: fields[key] for key in fields.keys() - NOT_ACCEPTED.get(kind, set())}
 
 
 def build(name: str, **others: Any) -> nn.Module:
-    """Make the tiny model of a family or variant with seeded weights, and other sizes.
+    """Make the tiny model of a family or variant with seeded weights, and changed sizes.
 
     They are spread enough that logits have margins, and norms need every digit.
     """
@@ -356,7 +358,7 @@ def build(name: str, **others: Any) -> nn.Module:
 
     torch.manual_seed(7)
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
-    config = getattr(transformers, kind)(**told(kind, differs | others))
+    config = getattr(transformers, kind)(**config_fields(kind, differs | others))
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for key, parameter in network.named_parameters():
         if parameter.ndim > 1:
@@ -381,7 +383,7 @@ def build(name: str, **others: Any) -> nn.Module:
 
 @torch.inference_mode()
 def judge(network: Any, prompt: list[int], generated: list[int]) -> tuple[list[int], list[float]]:
-    """Return what greedy decoding by the model's own eager attention says at each generated place.
+    """Return what greedy decoding by the model's own eager attention predicts at each position.
 
     One pass without cache over prompt and output: by induction over the places, the ids returned
     equal `generated` if and only if greedy decoding token by token generates just that.

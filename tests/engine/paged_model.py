@@ -1,10 +1,10 @@
-"""A model without tensors: it checks that the cache holds what is read, and knows what to say.
+"""A model without tensors, which checks the cached contents, and has a deterministic output.
 
-`PageMemory` stands in for the KV cache. Each slot of a page holds the whole beginning that was
-computed into it, its salt and adapter, so that reading a page which another sequence wrote, or
-nobody, fails at once. `PagedModel` is a runner over it whose logits are a function of the tokens so
-far. It is a device that the host waits for: where the id of a sampled token will lie the table
-holds nonsense until its step is collected, and a failure may show only then.
+`PageMemory` replaces the KV cache. Each slot of a page contains the whole prefix that was computed
+into it, with its salt and adapter, so that reading a page that another sequence wrote, or that was
+never written, fails at once. `PagedModel` is a runner over it whose logits are a function of the
+preceding tokens. It behaves like a device that the host waits for: the table contains garbage for
+a sampled token until its step is collected, and a failure may show only then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def further_groups(
     num_rows: int = 0,
     step_tokens: int = 32,
 ) -> list[StateGroup]:
-    """Return groups of a window, of chunks and of rows, each where it is asked for."""
+    """Return groups of a window, of chunks and of rows, each if it is requested."""
     groups: list[StateGroup] = []
 
     def pages(visibility: Visibility) -> None:
@@ -61,10 +61,10 @@ def further_groups(
 
 
 class PageMemory:
-    """What a step's tokens would write to the cache and read from it.
+    """The tokens that a step would write to the cache and read from it.
 
-    `groups` are of the state beside the table's pages: of pages tokens read what they see, and a
-    span goes on from a row that holds all tokens before it and nothing else.
+    `groups` is the state in addition to the table's pages: tokens read the pages that they see, and
+    a span continues from a row that contains exactly the tokens before it.
     """
 
     def __init__(self, table: SequenceTable, groups: Several[StateGroup] = ()) -> None:
@@ -79,7 +79,7 @@ class PageMemory:
         self._stops: dict[int, int] = {}
 
     def tokens_of(self, slot: int, stop: int) -> Tokens:
-        """Return the first tokens of a running sequence; the last ones may be known here alone."""
+        """Return the first tokens of a running sequence; the last may be known only here."""
         num_known = int(self._table.num_known_ids[slot]) + self._num_drafts.get(slot, 0)
         tokens = self._table.tokens[slot, : min(stop, num_known)].tolist()
         return (*tokens, *(self._sampled[slot, place] for place in range(num_known, stop)))
@@ -126,7 +126,7 @@ class PageMemory:
                 assert self._of_pages[place] == (salt, tokens[: position + 1])
 
     def _compute_rows(self, group: Rows, plan: StepPlan) -> None:
-        """Read the rows that a plan's spans start from, then write those that they leave."""
+        """Read the rows that a plan's spans start from, then write the rows that they end in."""
         sources = group.sources_of(plan.slots, plan.starts).tolist()
         rows = group.rows[plan.slots].tolist()
         assert len(set(rows)) == len(rows)
@@ -145,7 +145,7 @@ class PageMemory:
         return f"{request.adapter} {request.cache_salt}"
 
     def scramble(self, plan: StepPlan) -> None:
-        """Write nonsense where a plan's tokens go: the step failed half way."""
+        """Write garbage to the slots of a plan's tokens: the step failed half way."""
         self._stops = dict(zip(plan.slots.tolist(), plan.stops.tolist(), strict=True))
         size = self._table.page_size
         for slot, start, stop in spans_of(plan):
@@ -159,10 +159,10 @@ class PageMemory:
                 self._of_rows[int(rows.rows[slot])] = "", ()
 
     def store_sampled(self, slots: Several[int], token_ids: Several[int]) -> None:
-        """Keep sampled ids; where they will lie in the table, the host finds nonsense for now."""
+        """Store sampled ids; for now the host finds garbage at their places in the table."""
         for slot, token_id in zip(slots, token_ids, strict=True):
             if self._num_drafts.get(slot):
-                continue  # what it goes on with is known once the host has verified it
+                continue  # its next token is known once the host has verified it
             place = self._stops[slot]
             self._sampled[slot, place] = token_id
             if place < self._table.max_model_len:
@@ -170,10 +170,10 @@ class PageMemory:
 
 
 class PagedModel:
-    """A runner: `logits_of` gives the logits that follow some tokens.
+    """A runner: `logits_of` returns the logits after some tokens.
 
-    `fails` is asked before each step about its sequences; what it returns is raised, if `is_late`
-    only when the step is collected.
+    `fails` is called before each step with its sequences; its result is raised, or, with `is_late`,
+    raised when the step is collected.
     """
 
     def __init__(
@@ -185,20 +185,20 @@ class PagedModel:
         self.violations: list[AssertionError] = []
         self.num_memory_freed = 0
         self.num_probes = 0
-        self.is_gone = False  # fails whatever it is asked, a probe too
+        self.is_gone = False  # fails every call, including a probe
         self.num_layers = 0
-        self.kept_ids = None
+        self.paged_ids = None
         self._table = table
         self._logits_of = logits_of
         self._width = len(logits_of((0,)))
         self._memory = PageMemory(table, groups)
-        self._failure: Exception | None = None  # of a step in flight: what follows is nonsense too
+        self._failure: Exception | None = None  # of a step in flight: later steps are garbage too
 
     def check(self) -> None:
-        """Raise nothing: it is never lost."""
+        """Raise nothing: the device is never lost."""
 
     def probe(self) -> None:
-        """Raise what the device has failed with for good, if anything."""
+        """Raise the device's permanent failure, if any."""
         self.num_probes += 1
         if self.is_gone:
             raise DeviceFailed("the device has failed")
@@ -208,7 +208,7 @@ class PagedModel:
         self.num_memory_freed += 1
 
     def run(self, plan: StepPlan) -> StepLogits:
-        """Compute a plan as `Runner.run` does."""
+        """Compute a plan like `Runner.run`."""
         self.plans.append(plan)
         running = [self._table.sequence(slot) for slot in plan.slots.tolist()]
         failure = self.fails(running) if self.fails else None
@@ -222,7 +222,7 @@ class PagedModel:
         try:
             self._memory.compute(plan)
         except AssertionError as broken:
-            self.violations.append(broken)  # for a step that raises would only be run again
+            self.violations.append(broken)  # since a step that raises would only run again
             raise
         rows = []
         for (slot, _, stop), count in zip(spans_of(plan), plan.num_logits.tolist(), strict=True):
@@ -231,50 +231,50 @@ class PagedModel:
         return StepLogits(torch.tensor(np.array(rows, np.float32).reshape(-1, self._width)))
 
     def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Keep sampled ids as `Runner.store_sampled` does."""
+        """Store sampled ids like `Runner.store_sampled`."""
         self._memory.store_sampled(slots.tolist(), token_ids.tolist())
 
     def read_out(self, tensors: Several[Tensor]) -> Readout:
-        """Return what a step came to, or what it will fail with."""
+        """Return a step's results, or its failure."""
         return Readout(tensors) if self._failure is None else LateFailure(self)
 
     def take_failure(self) -> Exception:
-        """Return what the oldest step in flight failed with; those behind it are lost with it."""
+        """Return the failure of the oldest step in flight; later steps are lost with it."""
         failure, self._failure = self._failure, None
         assert failure is not None
         return failure
 
 
 class LateFailure(Readout):
-    """What a step came to that has failed on the device, of which the host knows nothing yet."""
+    """The readout of a step that failed on the device, which the host does not know yet."""
 
     def __init__(self, model: PagedModel) -> None:
         super().__init__([])
         self._model = model
 
     def wait(self) -> list[NDArray[np.int64]]:
-        """Fail."""
+        """Raise the failure."""
         raise self._model.take_failure()
 
 
 def spans_of(plan: StepPlan) -> list[tuple[int, int, int]]:
-    """Return slot, first position and the one after the last of each span in a plan."""
+    """Return slot, start and stop of each span in a plan."""
     columns = (plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist())
     return list(zip(*columns, strict=True))
 
 
 def chunks_of(plan: StepPlan) -> list[tuple[int, int]]:
-    """Return first position and the one after the last of each span that is no decode."""
+    """Return start and stop of each span that is not a decode."""
     return [(start, stop) for _, start, stop in spans_of(plan)[plan.num_decodes :]]
 
 
 def mixed(tokens: Tokens, salt: int = 0) -> int:
-    """Return a number that every token has a say in."""
+    """Return a number that depends on every token."""
     return crc32(np.array([salt, *tokens], np.int64).tobytes())
 
 
 def spread_logits(vocabulary: int) -> LogitsOf:
-    """Return logits that look random and have clear margins, the same for the same tokens."""
+    """Return logits that look random and have clear margins, and are equal for equal tokens."""
 
     def logits_of(tokens: Tokens) -> NDArray[np.float32]:
         return np.random.default_rng(mixed(tokens)).permutation(vocabulary).astype(np.float32)

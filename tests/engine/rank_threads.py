@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for tests of what they compute together."""
+"""Ranks as threads of one process, for tests of their joint computations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Board:
-    """What the ranks of a group show each other."""
+    """The data that ranks of a group exchange."""
 
     def __init__(self, size: int) -> None:
         self.met = Barrier(size)
@@ -32,23 +32,23 @@ class ThreadGroup:
         self._board = board
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Add up what ranks have."""
+        """Add up the tensors of all ranks."""
         return x.copy_(torch.stack(self._all(x)).sum(0))
 
     def gather(self, x: Tensor, width: int) -> Tensor:
-        """Lay columns side by side."""
+        """Concatenate columns."""
         return torch.cat(self._all(x), dim=1)[:, :width]
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Take what the first has."""
+        """Return the first rank's tensor."""
         return x.copy_(self._all(x)[0])
 
     def connect(self, folder: Path) -> None:
-        """Be there."""
+        """Do nothing: threads are always connected."""
         assert folder.is_dir()
 
     def leave(self, drop_graphs: Callable[[], None]) -> None:
-        """Let nobody wait."""
+        """Release all waiting ranks."""
         self._board.met.abort()
         drop_graphs()
 
@@ -63,7 +63,7 @@ class ThreadGroup:
 
 
 def together(size: int, call: Callable[[ThreadGroup], T]) -> list[T]:
-    """Return what the ranks of a group come to; when one fails, all do."""
+    """Return the results of a group's ranks; if one fails, all do."""
     board = Board(size)
 
     def run(rank: int) -> T:

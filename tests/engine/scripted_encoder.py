@@ -1,4 +1,4 @@
-"""A model of vectors or scores whose tokens are MiniLM's and whose numbers follow from them."""
+"""A model of vectors or scores with MiniLM's tokens, whose values depend only on the tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def minilm_tokenizer() -> Tokenizer:
 
 
 def encoder_model(
-    description: PoolingConfig = EMBED, *, template: str | None = None, **said: Any
+    description: PoolingConfig = EMBED, *, template: str | None = None, **changes: Any
 ) -> EncoderModel:
     """Return the text side of a model of `WIDTH` numbers and `MAX_MODEL_LEN` tokens."""
     tokenizer = minilm_tokenizer()
@@ -56,12 +56,12 @@ def encoder_model(
         vocab_size=30_522,
         width=WIDTH,
         has_types=True,
-        description=replace(description, **said),
+        description=replace(description, **changes),
     )
 
 
 def values_of(request: EncodingRequest, num_values: int) -> np.ndarray:
-    """Return the numbers of a sequence: each token has its own, and they are added."""
+    """Return the values of a sequence: the sum of its tokens' values."""
     types = request.type_ids or [0] * len(request.token_ids)
     rows = [
         np.random.default_rng(token_id + 100_000 * type_id).standard_normal(num_values)
@@ -71,14 +71,14 @@ def values_of(request: EncodingRequest, num_values: int) -> np.ndarray:
 
 
 class ScriptedEncoder:
-    """Gives every sequence the numbers of its tokens."""
+    """Gives every sequence the values of its tokens."""
 
     def __init__(self, num_values: int) -> None:
         self.num_values = num_values
         self.requests: list[EncodingRequest] = []
 
     async def generate(self, requests: Sequence[EncodingRequest]) -> list[EncodingResult]:
-        """Return the numbers of each."""
+        """Return the values of each sequence."""
         self.requests += requests
         return [
             EncodingResult(values_of(request, self.num_values), len(request.token_ids))
@@ -86,11 +86,11 @@ class ScriptedEncoder:
         ]
 
     def stats(self) -> EngineStats:
-        """Tell nothing."""
+        """Return empty statistics."""
         return EngineStats()
 
     def close(self) -> None:
-        """Have nothing to stop."""
+        """Do nothing; there is nothing to stop."""
 
 
 class Scene:
@@ -108,14 +108,14 @@ class Scene:
         return await self.served.respond(url, body, "req_0123", 1_700_000_000)
 
     async def body(self, url: str, **body: Any) -> dict[str, Any]:
-        """Return the body of an answer that must be one."""
+        """Return the body of a successful answer."""
         reply = await self.reply(url, **body)
         assert reply.status_code == 200, reply.body
         return reply.body
 
     async def error(self, url: str, **body: Any) -> dict[str, Any]:
-        """Return the error of an answer that must be none."""
+        """Return the error of a failed answer."""
         reply = await self.reply(url, **body)
         assert reply.status_code == 400, reply.body
-        told: dict[str, Any] = reply.body["error"]
-        return told
+        error: dict[str, Any] = reply.body["error"]
+        return error

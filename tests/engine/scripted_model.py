@@ -1,4 +1,4 @@
-"""A text model of a few hundred tokens and a generator that says what it is told to say."""
+"""A text model of a few hundred tokens and a generator with scripted output."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ScriptedGenerator:
         return self.results(requests)
 
     def results(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
-        """Return what the sequences come to, without an event loop."""
+        """Return the results of the sequences without an event loop."""
         self.requests += requests
         if self.failure is not None:
             raise self.failure
@@ -155,16 +155,16 @@ class ScriptedGenerator:
     async def stream(
         self, requests: Sequence[SequenceRequest]
     ) -> AsyncGenerator[tuple[int, StepOutput[SequenceResult]], None]:
-        """Run the script, a token of each sequence after the other."""
-        for place, event in told(requests, self.results(requests)):
+        """Run the script, one token of each sequence after another."""
+        for place, event in events_of(requests, self.results(requests)):
             yield place, event
 
     def stats(self) -> EngineStats:
-        """Tell how many sequences were asked for."""
+        """Return the number of sequences requested so far."""
         return EngineStats(waiting=len(self.requests))
 
     def close(self) -> None:
-        """Note that nobody will ask any more."""
+        """Note that there will be no more requests."""
         self.is_closed = True
 
     def _result(self, request: SequenceRequest) -> SequenceResult:
@@ -202,7 +202,7 @@ class ScriptedGenerator:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An item that came to this."""
+    """A finished item with this result."""
 
     outcome: SequenceResult
 
@@ -211,10 +211,10 @@ class Finished:
         return self.outcome
 
 
-def told(
+def events_of(
     requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]
 ) -> Iterator[tuple[int, StepOutput[SequenceResult]]]:
-    """Yield what an engine tells of sequences that are streamed, one token at a time."""
+    """Yield the engine's events of streamed sequences, one token at a time."""
     last = [max(1, len(result.token_ids)) - 1 for result in results]
     for number in range(max(last) + 1):
         for place, (request, result) in enumerate(zip(requests, results, strict=True)):
@@ -252,7 +252,7 @@ def _logprob(token_id: int, num_top: int, named: Sequence[int] = ()) -> TokenLog
 
 
 class Scene:
-    """Endpoints over a scripted generator, which says `answer` and then ends its turn.
+    """Endpoints over a scripted generator, which generates `answer` and then ends its turn.
 
     `served` is all of it behind the path that an engine's requests take; the functions here call
     the endpoints themselves.
@@ -286,7 +286,7 @@ class Scene:
         return self.reply(self.completions, {"prompt": prompt, **fields}).body
 
     def reply(self, endpoint: TextEndpoint, body: dict[str, Any]) -> Reply:
-        """Return what an endpoint replies to a body."""
+        """Return an endpoint's reply to a body."""
         prepared = endpoint.prepare(body, METADATA)
         return endpoint.finish(prepared, self.generator.results(prepared.requests))
 
@@ -305,5 +305,5 @@ class Scene:
         return raised.value
 
     def last(self) -> SequenceRequest:
-        """Return the sequence that the generator was asked for last."""
+        """Return the last sequence that the generator received."""
         return self.generator.requests[-1]

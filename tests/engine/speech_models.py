@@ -27,7 +27,7 @@ SHAPES = {
     "many languages": (80, 3, True, 48),
     "128 bands, as large-v3": (128, 2, True, 64),
 }
-# So wide that the likeliest tokens stand apart by far more than rounding.
+# So wide that the likeliest tokens differ by far more than rounding.
 SPREAD = 0.3
 
 
@@ -60,21 +60,21 @@ def build(shape: str, seed: int = 0) -> Any:
         init_std=SPREAD,
     )
     model = WhisperForConditionalGeneration(config).eval()
-    said = model.generation_config
-    said.eos_token_id = said.pad_token_id = END
-    said.decoder_start_token_id, said.no_timestamps_token_id = start, no_times
-    said.prev_sot_token_id = before
-    said.suppress_tokens = [1, 2, 7, start, *range(first_language, no_times)]
-    said.begin_suppress_tokens = [3, END]
-    said.max_initial_timestamp_index = 50
-    said.max_length = targets
-    said.alignment_heads = [[1, 0], [2, 0], [2, 1]]
-    said.is_multilingual = has_languages
+    settings = model.generation_config
+    settings.eos_token_id = settings.pad_token_id = END
+    settings.decoder_start_token_id, settings.no_timestamps_token_id = start, no_times
+    settings.prev_sot_token_id = before
+    settings.suppress_tokens = [1, 2, 7, start, *range(first_language, no_times)]
+    settings.begin_suppress_tokens = [3, END]
+    settings.max_initial_timestamp_index = 50
+    settings.max_length = targets
+    settings.alignment_heads = [[1, 0], [2, 0], [2, 1]]
+    settings.is_multilingual = has_languages
     if has_languages:
-        said.lang_to_id = {f"<|{code}|>": first_language + i for i, code in enumerate(CODES)}
-        said.task_to_id = {"transcribe": task, "translate": task + 1}
+        settings.lang_to_id = {f"<|{code}|>": first_language + i for i, code in enumerate(CODES)}
+        settings.task_to_id = {"transcribe": task, "translate": task + 1}
     else:
-        said.forced_decoder_ids = [[1, no_times]]
+        settings.forced_decoder_ids = [[1, no_times]]
     return model
 
 
@@ -95,7 +95,7 @@ def save(folder: Path, shape: str, seed: int = 0) -> Any:
 
 
 def clip(seconds: float, seed: int) -> NDArray[np.float32]:
-    """Return a recording of noise that comes and goes."""
+    """Return a recording of noise whose volume rises and falls."""
     count = int(seconds * RATE)
     noise = np.random.default_rng(seed).standard_normal(count) * 0.1
     samples: NDArray[np.float32] = (noise * np.sin(np.arange(count) / (2_000 + 700 * seed))).astype(
@@ -108,8 +108,10 @@ def work_of(folder: Path, num_slots: int = 3, dtype: Any = "float32") -> SpeechC
     """Return work over the model in a folder."""
     loaded = load_speech(EngineConfig(str(folder), device="cpu", dtype=dtype))
     runner = SpeechRunner(loaded.network, loaded.backend, num_slots)
-    said = loaded.description
-    return SpeechCore(runner, said.whisper_tokens, FeatureExtractor(said.features), num_slots)
+    description = loaded.description
+    return SpeechCore(
+        runner, description.whisper_tokens, FeatureExtractor(description.features), num_slots
+    )
 
 
 def run(work: SpeechCore, *requests: SpeechRequest) -> list[Recording]:

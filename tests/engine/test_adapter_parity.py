@@ -1,4 +1,4 @@
-"""Rows of several adapters and of the model itself, in one step, give what merged weights give."""
+"""Rows of several adapters and the base model in one step match merged weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
-# An adapter of all modules, one of some at an odd rank, one of one half of a gate.
+# Adapters of all modules, of some modules at an odd rank, and of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
 RANKS = (4, 3, 8)
 ALPHA = 8
 
 
-def made(
+def models_of(
     family: str, folder: Path, dtype: str = "float32"
 ) -> tuple[list[Any], LoadedModel, EngineConfig]:
-    """Return networks with each adapter merged, the model itself first, and the engine's."""
+    """Return networks with each adapter merged, the base model first, and the engine's model."""
     network: Any = build(family)
     network.save_pretrained(folder / "model")
     networks, modules = [network], []
@@ -49,8 +49,8 @@ def made(
 def test_greedy_tokens_are_those_of_merged_weights(
     tmp_path: Path, family: str, steps_ahead: int, admission: AdmissionName
 ) -> None:
-    """Chunked, shared and preempted, every prompt by the model itself and by each adapter."""
-    networks, model, _ = made(family, tmp_path)
+    """Prompts are chunked, shared and preempted, and run with the base model and each adapter."""
+    networks, model, _ = models_of(family, tmp_path)
     config = EngineConfig(
         "tiny",
         max_num_seqs=8,
@@ -59,17 +59,17 @@ def test_greedy_tokens_are_those_of_merged_weights(
         admission=admission,
     )
     work = make_core(model, KVCacheSize(21, model.max_model_len), config)
-    asked = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
+    work = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [
         work.add(SequenceRequest(prompt, NEW_TOKENS, sampling, adapter=number))
-        for prompt, number in asked
+        for prompt, number in work
     ]
     while work.step() is not None:
         pass
     assert work.stats().preemptions > 0
     assert work.stats().cached_tokens > 0
-    for (prompt, number), sequence in zip(asked, sequences, strict=True):
+    for (prompt, number), sequence in zip(work, sequences, strict=True):
         got = sequence.result()
         ids, logprobs = judge(networks[number], prompt, got.token_ids)
         assert got.token_ids == ids
@@ -81,16 +81,16 @@ def test_greedy_tokens_are_those_of_merged_weights(
 
 @torch.inference_mode()
 def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights(tmp_path: Path) -> None:
-    """Both round; the base and every adapter run side by side."""
-    networks, model, _ = made("Qwen3Config", tmp_path, "bfloat16")
-    asked = [prompt for prompt in prompts(8) if len(prompt) > 10]
+    """Both round; the base and every adapter run next to each other."""
+    networks, model, _ = models_of("Qwen3Config", tmp_path, "bfloat16")
+    sampled = [prompt for prompt in prompts(8) if len(prompt) > 10]
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
     work = make_core(model, KVCacheSize(400, model.max_model_len), config)
     sampling = Sampling(temperature=0)
     sequences = [
         [
             work.add(SequenceRequest(ids, 0, sampling, prompt_logprobs=0, adapter=number))
-            for ids in asked
+            for ids in sampled
         ]
         for number in range(len(networks))
     ]
@@ -101,6 +101,6 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights(tmp_path:
         got = torch.tensor([entry.logprob for entries in results for entry in entries if entry])
         rounded = deepcopy(network).bfloat16()
         truth, near = (
-            torch.cat([scores(judge_, ids) for ids in asked]) for judge_ in (network, rounded)
+            torch.cat([scores(judge_, ids) for ids in sampled]) for judge_ in (network, rounded)
         )
         assert (got - truth).norm() <= 1.2 * (near - truth).norm()

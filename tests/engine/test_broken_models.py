@@ -1,4 +1,4 @@
-"""A model's folder in which one thing is wrong: one sentence, and nothing runs."""
+"""A model folder with one fault is refused with one sentence, and nothing runs."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Break = Callable[[Path], None]
 
 
 def written(file: str, data: str | bytes) -> Break:
-    """Put something else into a file."""
+    """Replace the contents of a file."""
     content = data.encode() if isinstance(data, str) else data
     return lambda folder: _write(folder / file, content)
 
 
 def cut(file: str) -> Break:
-    """Leave the first half of a file."""
+    """Truncate a file to its first half."""
     return lambda folder: _write(
         folder / file, (folder / file).read_bytes()[: (folder / file).stat().st_size // 2]
     )
 
 
 def gone(file: str) -> Break:
-    """Take a file away."""
+    """Delete a file."""
     return lambda folder: (folder / file).unlink()
 
 
 def a_folder(file: str) -> Break:
-    """Put a folder in a file's place."""
+    """Replace a file with a folder."""
 
     def change(folder: Path) -> None:
         (folder / file).unlink()
@@ -51,8 +51,8 @@ def a_folder(file: str) -> Break:
     return change
 
 
-def said(file: str, *keys: str | int, value: Any) -> Break:
-    """Let a JSON file say something else at one place."""
+def changed(file: str, *keys: str | int, value: Any) -> Break:
+    """Change one value of a JSON file."""
 
     def change(folder: Path) -> None:
         content = json.loads((folder / file).read_bytes())
@@ -66,7 +66,7 @@ def said(file: str, *keys: str | int, value: Any) -> Break:
 
 
 def both(first: Break, second: Break) -> Break:
-    """Change two things."""
+    """Apply two changes."""
 
     def change(folder: Path) -> None:
         first(folder)
@@ -76,7 +76,7 @@ def both(first: Break, second: Break) -> Break:
 
 
 def renumbered(folder: Path) -> None:
-    """Give the tokens of the vocabulary the numbers of another model's."""
+    """Assign the tokens of the vocabulary the IDs of another model."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_bytes())
     vocab = content["model"]["vocab"]
@@ -98,35 +98,35 @@ QUICK: dict[str, tuple[Break, str]] = {
         written("config.json", "[" * 100_000),
         "cannot be read as a model",
     ),
-    "a width that is a word": (said("config.json", "hidden_size", value="x"), "hidden_size"),
-    "a width of a million": (said("config.json", "hidden_size", value=10**6), "files contain"),
-    "a width below nothing": (said("config.json", "hidden_size", value=-1), "hidden_size -1"),
+    "a width that is a word": (changed("config.json", "hidden_size", value="x"), "hidden_size"),
+    "a width of a million": (changed("config.json", "hidden_size", value=10**6), "files contain"),
+    "a width below nothing": (changed("config.json", "hidden_size", value=-1), "hidden_size -1"),
     "a million layers": (
         both(
-            said("config.json", "layer_types", value=None),
-            said("config.json", "num_hidden_layers", value=10**6),
+            changed("config.json", "layer_types", value=None),
+            changed("config.json", "num_hidden_layers", value=10**6),
         ),
         "no model has more than",
     ),
-    "no layers": (said("config.json", "num_hidden_layers", value=0), "num_hidden_layers"),
+    "no layers": (changed("config.json", "num_hidden_layers", value=0), "num_hidden_layers"),
     "a vocabulary beyond measure": (
-        said("config.json", "vocab_size", value=10**12),
+        changed("config.json", "vocab_size", value=10**12),
         "files contain",
     ),
-    "an end that is a word": (said("config.json", "eos_token_id", value="x"), "eos_token_id"),
+    "an end that is a word": (changed("config.json", "eos_token_id", value="x"), "eos_token_id"),
     "a generation config that is null": (
         written("generation_config.json", "null"),
         "generation_config.json",
     ),
     "a temperature that is none": (
-        said("generation_config.json", "temperature", value=float("nan")),
+        changed("generation_config.json", "temperature", value=float("nan")),
         "generation_config.json: `temperature` must be a finite number",
     ),
     "no tokenizer": (gone("tokenizer.json"), "tokenizer"),
     "half a tokenizer": (cut("tokenizer.json"), "tokenizer"),
     "a tokenizer that is a number": (written("tokenizer.json", "3"), "tokenizer"),
-    "a tokenizer without a model": (said("tokenizer.json", "model", value=None), "tokenizer"),
-    "another model's tokenizer": (renumbered, "is another model's"),
+    "a tokenizer without a model": (changed("tokenizer.json", "model", value=None), "tokenizer"),
+    "another model's tokenizer": (renumbered, "belongs to another model"),
     "a tokenizer config that is null": (written("tokenizer_config.json", "null"), "tokenizer"),
     "a template without end": (written("chat_template.jinja", NESTED), "may never end"),
     "a template that calls itself": (
@@ -141,14 +141,14 @@ QUICK: dict[str, tuple[Break, str]] = {
         written("chat_template.jinja", "{{ 'x' * 10 ** 10 }}"),
         "characters",
     ),
-    "half a template": (cut("chat_template.jinja"), "no Jinja"),
+    "half a template": (cut("chat_template.jinja"), "not valid Jinja"),
     "a template of brackets": (
         written("chat_template.jinja", "{{ " + "(" * 9_999 + ")" * 9_999 + " }}"),
         "chat template",
     ),
     "a template that reads no message": (
         written("chat_template.jinja", "Hello."),
-        "leaves out what a user's message says",
+        "does not render the content of user messages",
     ),
 }
 WIDTHS = ("hidden_size", "head_dim", "intermediate_size", "num_hidden_layers")
@@ -163,12 +163,12 @@ LONG: dict[str, Break] = {
         gone("model.safetensors"), written("model.safetensors.index.json", "{}")
     ),
     **{
-        f"{width} is {value}": said("config.json", width, value=value)
+        f"{width} is {value}": changed("config.json", width, value=value)
         for width in WIDTHS
         for value in (-1, 10**6, 10**12, "x", [], {}, 1.5, True, [-5])
     },
     **{
-        f"{key} is {value}": said("config.json", key, value=value)
+        f"{key} is {value}": changed("config.json", key, value=value)
         for key, value in (
             ("max_position_embeddings", -1),
             ("max_position_embeddings", "x"),
@@ -187,7 +187,7 @@ LONG: dict[str, Break] = {
         )
     },
     **{
-        f"the tokenizer's {'/'.join(map(str, keys))} is {value}": said(
+        f"the tokenizer's {'/'.join(map(str, keys))} is {value}": changed(
             "tokenizer.json", *keys, value=value
         )
         for keys in (("model",), ("model", "vocab"), ("added_tokens",), ("pre_tokenizer",))
@@ -197,7 +197,7 @@ LONG: dict[str, Break] = {
 
 
 def sentence_of(folder: Path) -> str:
-    """Return what loading a folder is refused with."""
+    """Return the error of loading a folder."""
     config = EngineConfig(
         str(folder),
         device="cpu",
@@ -212,21 +212,21 @@ def sentence_of(folder: Path) -> str:
 
 
 def broken(folder: Path, change: Break) -> Path:
-    """Return a copy of the demo model with one thing changed."""
+    """Return a copy of the demo model with one change."""
     copy = folder / "model"
     shutil.copytree(demo.MODEL_PATH, copy)
     change(copy)
     return copy
 
 
-def is_one_sentence(said_: str, folder: Path) -> bool:
-    """Say whether it names the folder, in one line that can be read."""
-    return str(folder) in said_ and "\n" not in said_ and len(said_) < MAX_SENTENCE_CHARS
+def is_one_sentence(message: str, folder: Path) -> bool:
+    """Return whether the message names the folder and is one readable line."""
+    return str(folder) in message and "\n" not in message and len(message) < MAX_SENTENCE_CHARS
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
-    """It names the model and what is wrong, whatever a library would have raised."""
+def test_a_broken_folder_is_reported_in_one_sentence(tmp_path: Path, name: str) -> None:
+    """It names the model and the fault, whatever exception a library raised."""
     change, words = QUICK[name]
     folder = broken(tmp_path, change)
     sentence = sentence_of(folder)
@@ -238,7 +238,7 @@ def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LONG)
-def test_so_is_every_other(tmp_path: Path, name: str) -> None:
-    """The same for a hundred more."""
+def test_a_hundred_more_faults_are_reported_in_one_sentence(tmp_path: Path, name: str) -> None:
+    """A hundred more faults have such errors, too."""
     folder = broken(tmp_path, LONG[name])
     assert is_one_sentence(sentence_of(folder), folder)

@@ -1,4 +1,4 @@
-"""The engine's settings refuse what no engine could run with."""
+"""The engine's settings refuse values that no engine could run with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tidemill.engine.config import EngineConfig
 from tidemill.protocol.contract import EngineError
 
 
-def test_a_model_is_all_that_must_be_named() -> None:
-    """Everything else has a default that is valid."""
+def test_only_the_model_is_required() -> None:
+    """Every other setting has a valid default."""
     config = EngineConfig("some/model")
     assert (config.dtype, config.device, config.max_model_len) == ("auto", "auto", None)
 
@@ -36,7 +36,7 @@ def test_a_model_is_all_that_must_be_named() -> None:
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(setting: str, value: Any) -> None:
-    """The message says which and what it was."""
+    """The message names the setting and its value."""
     with pytest.raises(EngineError) as refused:
         EngineConfig("m", **{setting: value})
     assert setting in str(refused.value)
@@ -44,7 +44,7 @@ def test_a_setting_that_cannot_work_is_refused_by_name(setting: str, value: Any)
 
 
 def test_a_step_must_have_room_for_every_running_sequence() -> None:
-    """Each takes a token a step: a smaller budget would be overdrawn."""
+    """Each sequence takes one token per step, so a smaller budget would be exceeded."""
     assert EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=64)
     with pytest.raises(EngineError, match="max_num_batched_tokens") as refused:
         EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=63)
@@ -52,6 +52,6 @@ def test_a_step_must_have_room_for_every_running_sequence() -> None:
 
 
 def test_settings_do_not_change() -> None:
-    """What was checked stays checked."""
+    """Validated settings stay valid."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig("m").seed = 8  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The speech model through the engine: token for token what transformers writes."""
+"""The speech model in the engine generates the same tokens as transformers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Samples = NDArray[np.float32]
 
 
 def long_recordings() -> list[Recording]:
-    """Return recordings of several windows: with pauses, without, in both languages."""
+    """Return recordings of several windows: with and without pauses, in both languages."""
     rng = random.Random(4)
     breathless = speak([any_words(rng, 45)], [0.2, 0.5], "en", any_voice(rng, "en"))
     return [*held_out(4, "en", phrases=5), *held_out(2, "de", phrases=6), breathless]
 
 
-def theirs(loaded: tuple[Any, Any], samples: Samples, **asked: Any) -> list[list[int]]:
-    """Return the text tokens of each segment that transformers writes of one recording."""
+def reference_tokens(loaded: tuple[Any, Any], samples: Samples, **options: Any) -> list[list[int]]:
+    """Return the text tokens of each segment that transformers generates for one recording."""
     model, processor = loaded
     window = processor.feature_extractor.n_samples
     rest = {"truncation": False, "padding": "longest"} if len(samples) > window else {}
@@ -44,23 +44,27 @@ def theirs(loaded: tuple[Any, Any], samples: Samples, **asked: Any) -> list[list
         return_attention_mask=True,
         **rest,
     )
-    made = model.generate(**inputs, return_timestamps=True, return_segments=True, **asked)
+    output = model.generate(**inputs, return_timestamps=True, return_segments=True, **options)
     end = model.generation_config.eos_token_id
-    texts = [[t for t in one["tokens"].tolist() if t < end] for one in made["segments"][0]]
+    texts = [[t for t in one["tokens"].tolist() if t < end] for one in output["segments"][0]]
     return [text for text in texts if text]
 
 
-def test_every_token_is_that_of_transformers() -> None:
-    """Short and long recordings side by side: segments, languages and translations."""
+def test_every_token_matches_transformers() -> None:
+    """Short and long recordings run together: segments, languages and translations match."""
     torch.set_num_threads(1)
     loaded = load_speech_model()
     short = [*held_out(4, "en"), *held_out(4, "de"), *held_out(4, "en", digits=False)]
-    for asked in ({}, {"language": "de", "task": "translate"}):
+    for options in ({}, {"language": "de", "task": "translate"}):
         recordings = [*long_recordings(), *short]
-        requests = [SpeechRequest(one.samples, wants_segments=True, **asked) for one in recordings]
-        heard = run(work_of(SPEECH_PATH), *requests)
-        for one, found in zip(recordings, heard, strict=True):
-            got = [list(segment.token_ids) for segment in found.result().segments]
-            assert got == theirs(loaded, one.samples, **({"task": "transcribe"} | asked))
-            if not asked:
-                assert found.result().language == one.language
+        requests = [
+            SpeechRequest(one.samples, wants_segments=True, **options) for one in recordings
+        ]
+        transcribed = run(work_of(SPEECH_PATH), *requests)
+        for one, recording in zip(recordings, transcribed, strict=True):
+            got = [list(segment.token_ids) for segment in recording.result().segments]
+            assert got == reference_tokens(
+                loaded, one.samples, **({"task": "transcribe"} | options)
+            )
+            if not options:
+                assert recording.result().language == one.language

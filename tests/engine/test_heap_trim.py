@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system: after a pause, or at the latest after a while."""
+"""Freed memory is returned to the system: after a pause, or at the latest after a while."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidemill.engine.heap_trim import HeapTrimmer, trim_heap
 SECONDS = 120
 
 
-def test_memory_is_given_back_once_for_all_that_was_freed_together() -> None:
-    """And again for what is freed later."""
+def test_memory_freed_together_is_returned_once() -> None:
+    """Memory that is freed later is returned later."""
     count, trimmed = 0, Event()
 
     def trim() -> None:
@@ -34,8 +34,8 @@ def test_memory_is_given_back_once_for_all_that_was_freed_together() -> None:
     assert count == 2
 
 
-def test_where_there_is_no_pause_it_is_given_back_all_the_same() -> None:
-    """Else it would pile up for as long as large requests come."""
+def test_memory_is_returned_even_without_a_pause() -> None:
+    """Otherwise it would grow for as long as large requests arrive."""
     trimmed = Event()
     trimmer = HeapTrimmer(trimmed.set, pause_seconds=SECONDS, max_seconds=0.02)
     trimmer.schedule()
@@ -44,8 +44,8 @@ def test_where_there_is_no_pause_it_is_given_back_all_the_same() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator alone keeps arenas")
-def test_what_a_thread_has_freed_is_given_back() -> None:
-    """All but the block at its end, which would keep it."""
+def test_memory_freed_by_a_thread_is_returned() -> None:
+    """All of it is returned except the block at the end."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 

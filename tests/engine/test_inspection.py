@@ -1,4 +1,4 @@
-"""Inspection of a model: what it says before a load is what the load comes to."""
+"""Inspection of a model: its report before a load matches the load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tidemill.engine.model.weights.quantised.quantization_config import Quantiza
 from tidemill.engine.model.weights.weights import read_weights
 
 CPU = torch.device("cpu")
-# One of each layout of weights: merged, biased, tied, by position, with experts or windows.
+# One model per layout of weights: merged, biased, tied, positional, with experts or windows.
 LAYOUTS = (
     *("LlamaConfig", "Phi3Config", "Gemma3TextConfig", "GPT2Config", "GptOssConfig"),
     *("Glm4MoeConfig", "MiMoV2FlashConfig", "BambaConfig", "Mamba2Config"),
@@ -44,7 +44,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def settings(folder: Path, **others: Any) -> EngineConfig:
-    """Return settings by which a model is read on the CPU."""
+    """Return settings for reading a model on the CPU."""
     return EngineConfig(str(folder), device="cpu", **{"dtype": "float32", **others})
 
 
@@ -71,8 +71,8 @@ def report_of(folder: Path, **others: Any) -> ModelReport:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: Path) -> None:
-    """Its weights to the byte, and the pages of its keys and values."""
+def test_planned_memory_of_our_models_equals_loaded_memory(name: str, tmp_path: Path) -> None:
+    """The weights match to the byte, and so do the pages of keys and values."""
     build(name).save_pretrained(tmp_path)
     hf_config, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     architecture = architecture_of(hf_config)
@@ -90,9 +90,9 @@ def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: 
     assert bool(plan.memory.state_rows) == bool(loaded.row_bytes)
 
 
-def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: Path) -> None:
-    """Qwen3-8B, by what it is published with: 8,190,735,360 weights."""
-    said = {
+def test_a_config_alone_gives_the_size_of_its_weights(tmp_path: Path) -> None:
+    """Qwen3-8B's published config gives 8,190,735,360 weights."""
+    config = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
         "dtype": "bfloat16",
@@ -109,7 +109,7 @@ def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: P
         "rope_theta": 1_000_000,
         "tie_word_embeddings": False,
     }
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     report = inspect_model(EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16"))
     assert report.runs == "refused"
     assert "has neither" in str(report.why)
@@ -120,8 +120,8 @@ def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: P
     assert report.plan.tensor_parallel_sizes == (2, 4, 8)
 
 
-def test_a_shared_models_memory_is_that_of_one_rank(tmp_path: Path) -> None:
-    """Keys and values halve, and so does each matrix; only norms are everywhere."""
+def test_memory_of_a_sharded_model_is_per_rank(tmp_path: Path) -> None:
+    """Keys, values and each matrix halve; only norms are on every rank."""
     build("LlamaConfig").save_pretrained(tmp_path)
     whole, half = planned(tmp_path).memory, planned(tmp_path, tensor_parallel_size=2).memory
     assert whole is not None
@@ -130,8 +130,8 @@ def test_a_shared_models_memory_is_that_of_one_rank(tmp_path: Path) -> None:
     assert whole.weight_bytes * 0.5 < half.weight_bytes < whole.weight_bytes * 0.55
 
 
-def test_a_model_that_sees_takes_the_memory_of_its_tower(tmp_path: Path) -> None:
-    """Beside that of its text."""
+def test_a_vision_model_includes_the_memory_of_its_tower(tmp_path: Path) -> None:
+    """The memory of its text model is added."""
     network = vision_models.build("gemma3")
     vision_models.save(network, tmp_path)
     plan = planned(tmp_path)
@@ -144,10 +144,10 @@ def test_a_model_that_sees_takes_the_memory_of_its_tower(tmp_path: Path) -> None
     assert "without images" in blind.notes[0]
 
 
-def test_a_tower_is_counted_once_where_quantised_weights_stay_so(
+def test_a_tower_is_counted_once_if_quantized_weights_stay_quantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its text takes what the files do; each rank has the whole tower, and a share of the text."""
+    """The text takes the size of its files; a rank has the whole tower and a part of the text."""
     network = vision_models.build("mistral3").to(torch.bfloat16)
     vision_models.save(network, tmp_path)
     quantise("fp8, per tensor", tmp_path, "vision_tower", "multi_modal_projector")
@@ -168,10 +168,10 @@ def test_a_tower_is_counted_once_where_quantised_weights_stay_so(
     assert half.memory.weight_bytes == (stored - tower) // 2 + tower
 
 
-def test_weights_that_are_still_on_the_hub_are_no_fault(
+def test_weights_that_are_still_on_the_hub_are_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but small files is fetched for a plan."""
+    """Only small files are fetched for a plan."""
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / COMMIT
     (repository / "refs").mkdir(parents=True)
@@ -191,19 +191,19 @@ def test_weights_that_are_still_on_the_hub_are_no_fault(
 
 
 @pytest.mark.skipif(not int8.supports(torch.bfloat16), reason="no AVX512-VNNI here")
-def test_quantised_weights_take_as_much_as_they_are_served_in(tmp_path: Path) -> None:
-    """Made int8 on this CPU; embedding, norms and head stay as they are."""
+def test_quantized_weights_take_the_size_of_the_served_type(tmp_path: Path) -> None:
+    """They are quantized to int8 on this CPU; embedding, norms and head do not change."""
     build("LlamaConfig").save_pretrained(tmp_path)
     plain = EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16")
     whole = plan_model(plain).memory
-    made = plan_model(replace(plain, quantization="int8")).memory
+    quantized = plan_model(replace(plain, quantization="int8")).memory
     assert whole is not None
-    assert made is not None
-    assert whole.weight_bytes * 0.5 < made.weight_bytes < whole.weight_bytes * 0.8
+    assert quantized is not None
+    assert whole.weight_bytes * 0.5 < quantized.weight_bytes < whole.weight_bytes * 0.8
 
 
-def test_weights_that_are_dequantised_are_noted_as_at_load(tmp_path: Path) -> None:
-    """No CPU multiplies by numbers of four bits."""
+def test_dequantized_weights_are_noted_as_at_load(tmp_path: Path) -> None:
+    """CPUs have no kernels for 4-bit weights."""
     awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
     plan = planned(demo_copy(tmp_path, "model.safetensors", quantization_config=awq))
     assert plan.notes == loading.notes_on_quantization(
@@ -212,10 +212,10 @@ def test_weights_that_are_dequantised_are_noted_as_at_load(tmp_path: Path) -> No
     assert "they take as much memory as unquantised ones" in plan.notes[0]
 
 
-def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
+def test_a_missing_gpu_has_a_plan_without_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its kernels are those of any that is served: they multiply quantised weights as they are."""
+    """The plan assumes kernels of a supported GPU, which use quantized weights directly."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     uncached = backends._capability.__wrapped__
     monkeypatch.setattr(backends, "_capability", uncached)
@@ -234,8 +234,8 @@ def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
         plan_model(replace(there, quantization="int8"))
 
 
-def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:
-    """Its layers are counted without a number of theirs, and it says why it is not our own."""
+def test_the_memory_of_models_run_by_transformers_is_planned(tmp_path: Path) -> None:
+    """Its layers are counted without their numbers, and the report says why it is not ours."""
     config = transformers.Olmo2Config(**COMMON, attention_chunk_size=16)
     network = transformers.Olmo2ForCausalLM(config)
     network.save_pretrained(tmp_path)
@@ -249,8 +249,8 @@ def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:
     assert plan.memory.kv_bytes_per_token == loaded.token_bytes
 
 
-def test_a_model_that_fits_no_memory_is_no_refused_one(tmp_path: Path) -> None:
-    """It may fit elsewhere."""
+def test_a_model_that_is_too_large_is_not_refused(tmp_path: Path) -> None:
+    """It may fit on another machine."""
     report = report_of(demo_copy(tmp_path), kv_cache_memory=1)
     assert not report.is_refused
     assert report.plan is not None
@@ -258,8 +258,8 @@ def test_a_model_that_fits_no_memory_is_no_refused_one(tmp_path: Path) -> None:
     assert report.plan.memory.kv_cache_tokens == 0
 
 
-def test_a_whole_model_has_its_parsers_and_misses_nothing() -> None:
-    """The demo model calls tools as its template shows."""
+def test_a_complete_model_has_its_parsers_and_no_missing_files() -> None:
+    """The demo model calls tools in the format of its template."""
     report = report_of(demo.MODEL_PATH)
     assert (report.runs, report.missing, report.faults) == ("native", (), ())
     assert (report.tool_call_parser, report.reasoning_parser) == ("hermes", None)
@@ -279,23 +279,23 @@ def test_a_whole_model_has_its_parsers_and_misses_nothing() -> None:
         ("tokenizer.json", "a tokenizer", "no tokenizer"),
     ],
 )
-def test_what_a_load_needs_is_missed(
+def test_files_that_a_load_needs_are_reported_missing(
     without: str, missing: str, words: str, tmp_path: Path
 ) -> None:
-    """By its name, and the model would be refused."""
+    """The report lists the file, and the model would be refused."""
     report = report_of(demo_copy(tmp_path, without))
     assert report.runs == "refused"
     assert missing in report.missing
     assert words in str(report.why)
 
 
-def test_without_a_template_only_conversations_are_missed(tmp_path: Path) -> None:
-    """A base model is no broken one."""
+def test_without_a_template_only_chat_is_unavailable(tmp_path: Path) -> None:
+    """A base model is not a broken model."""
     copy = demo_copy(tmp_path)
     path = copy / "tokenizer_config.json"
-    said = json.loads(path.read_bytes())
-    said.pop("chat_template", None)
-    path.write_text(json.dumps(said))
+    config = json.loads(path.read_bytes())
+    config.pop("chat_template", None)
+    path.write_text(json.dumps(config))
     (copy / "chat_template.jinja").unlink(missing_ok=True)
     report = report_of(copy)
     assert (report.is_refused, report.missing) == (False, (NO_TEMPLATE,))
@@ -310,8 +310,8 @@ def test_without_a_template_only_conversations_are_missed(tmp_path: Path) -> Non
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
 )
-def test_a_refusal_has_its_reason(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    """That of the load, which reads no weights for it."""
+def test_a_refused_model_has_a_reason(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """It is the load's reason, which needs no weights."""
     report = report_of(demo_copy(tmp_path, **config))
     assert report.runs == "refused"
     assert words in str(report.why)
@@ -324,17 +324,17 @@ def test_a_refusal_has_its_reason(config: dict[str, Any], words: str, tmp_path: 
         ({"model_type": "wav2vec2"}, "acoustic model"),
     ],
 )
-def test_so_has_that_of_what_would_give_vectors(
+def test_a_refused_embedding_model_has_a_reason(
     config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """Which transformers would be asked for, as its class is none of the engine's."""
+    """Such a model would need transformers, because the engine lacks its class."""
     report = report_of(demo_copy(tmp_path, architectures=["NewModel"], **config))
     assert (report.gives, report.runs) == ("vectors or scores", "refused")
     assert words in str(report.why)
 
 
-def test_a_torn_config_is_told_by_its_name(tmp_path: Path) -> None:
-    """And what to do."""
+def test_a_truncated_config_is_named(tmp_path: Path) -> None:
+    """The reason also says what to do."""
     (tmp_path / "config.json").write_text('{"model_type": ')
     report = report_of(tmp_path)
     assert "config.json is truncated or not valid JSON" in str(report.why)

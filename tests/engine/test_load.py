@@ -1,4 +1,4 @@
-"""What an engine tells of the model that it has loaded."""
+"""The engine's information about the loaded model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from tidemill.engine.load import _version
 
 
-def test_an_installed_engine_tells_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of the package."""
+def test_an_installed_engine_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the package's version."""
     monkeypatch.setattr(metadata, "version", {"tidemill": "1.2.3"}.__getitem__)
     assert _version() == "1.2.3"
 
 
-def test_a_tree_of_sources_tells_what_lies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no version then, and a report must not name one that may be another's."""
+def test_a_source_tree_reports_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an installed package, a report must not name a version that may be another's."""
 
     def refuse(name: str) -> str:
         raise metadata.PackageNotFoundError(name)

@@ -1,4 +1,4 @@
-"""The engine gives what transformers' own eager attention gives, whatever the batch looks like."""
+"""The engine's output equals that of transformers' eager attention for any batch."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ from tidemill.protocol.contract import EngineStats
 NEW_TOKENS = 24
 OURS = [("ours", family) for family in FAMILIES]
 OUR_VARIANTS = [("ours", variant) for variant in VARIANTS]
-# In transformers' network only attention is ours, of which these have every form.
+# Only attention is ours in transformers' network; these families have every form of it.
 THEIRS = [("transformers", family) for family in BY_TRANSFORMERS]
 THEIR_VARIANTS = [("transformers", variant) for variant in VARIANTS]
 IN_BF16 = [*OURS[::9], *THEIRS[::4]]
-# Whose layers have windows or chunks.
+# These have layers with windows or chunks.
 SHORT_SIGHTED = {"Gemma3TextConfig", "GptOssConfig", "Llama4TextConfig"}
-# Whose rows are computed in turn, too, where all are computed ahead: in which order steps are made
-# does not depend on the family.
+# Rows of these are also computed in turn, where all are computed ahead: the order of steps does not
+# depend on the family.
 IN_TURN = set(BY_TRANSFORMERS)
 CPU = torch.device("cpu")
 
 EXPERT_WORDS = ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots", "Deepseek", "Qwen3Next", "Llama4")
-# Pages for one group of layers, so few that sequences give way; fewer where most are of a window.
+# Pages for one group of layers, so few that sequences are preempted; fewer if most layers have a
+# window.
 FEW_PAGES = {"Llama4TextConfig": 11}
 
 Ready = Callable[..., tuple[Any, LoadedModel]]
@@ -89,23 +90,23 @@ def run_all(
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:
-    """Make prompts of 1 to 70 tokens, half of them with one common beginning."""
+    """Make prompts of 1 to 70 tokens, half of them with a common prefix."""
     rng = random.Random(seed)
     common = rng.choices(range(3, VOCAB), k=27)
-    made = []
+    result = []
     for index in range(count):
         own = rng.choices(range(3, VOCAB), k=rng.randint(1, 43))
-        made.append(common + own if index % 2 else own)
-    return made
+        result.append(common + own if index % 2 else own)
+    return result
 
 
 @pytest.fixture(name="ready", params=["ours", "transformers"])
 def fixture_ready(request: pytest.FixtureRequest, tmp_path: Path) -> Ready:
-    """Return a function that makes the eager model and, by either network, the engine's."""
+    """Return a function that creates the eager model and the engine's model on either network."""
 
     def ready(family: str, dtype: torch.dtype = torch.float32) -> tuple[Any, LoadedModel]:
         eager: Any = build(family)
-        for parameter in eager.parameters():  # no frequencies of ropes: they stay fp32 when loaded
+        for parameter in eager.parameters():  # not rope frequencies: they stay fp32 when loaded
             parameter.data = parameter.to(dtype)
         if request.param == "ours":
             eager.save_pretrained(tmp_path)
@@ -118,7 +119,7 @@ def fixture_ready(request: pytest.FixtureRequest, tmp_path: Path) -> Ready:
 
 
 def run_by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
-    """Return the model in a folder as our decoder runs it."""
+    """Return the model in a folder, run by our decoder."""
     description = read_hf_config(str(folder))
     checkpoint = find_checkpoint(str(folder))
     return native.load(checkpoint, description, architecture_of(description), dtype, CPU)
@@ -126,7 +127,7 @@ def run_by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
 
 @torch.inference_mode()
 def scores(network: Any, prompt: list[int]) -> torch.Tensor:
-    """Return the log-probabilities of a prompt's tokens after its first, by the network's own."""
+    """Return the log-probabilities of a prompt's tokens after the first, from the network."""
     logprobs = network(torch.tensor([prompt]), use_cache=False).logits[0].float().log_softmax(-1)
     return logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1)
 
@@ -136,25 +137,25 @@ def scores(network: Any, prompt: list[int]) -> torch.Tensor:
     with_long([*OURS, *OUR_VARIANTS, *THEIRS], THEIR_VARIANTS),
     indirect=["ready"],
 )
-def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, family: str) -> None:
-    """Packed, chunked, shared, preempted, drafted, ahead: each family gives its eager output."""
+def test_greedy_tokens_and_logprobs_match_eager_attention(ready: Ready, family: str) -> None:
+    """Each family gives its eager output: packed, chunked, shared, preempted, drafted and ahead."""
     eager, model = ready(family)
-    asked = prompts(10)
+    work = prompts(10)
     sampling = Sampling(temperature=0, logprobs=0)
-    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
+    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in work]
     for steps_ahead in (0, 1) if family in IN_TURN else (1,):
         results, stats = run_all(
             model, requests, num_pages=FEW_PAGES.get(family, 21), steps_ahead=steps_ahead
         )
-        # Where many drafts are right, sequences end before pages are short.
+        # If many drafts are right, sequences end before pages run out.
         assert stats.preemptions > 0 or stats.accepted_tokens > 50
         assert stats.cached_tokens > 0
-        check_greedy(eager, asked, results)
+        check_greedy(eager, work, results)
 
 
-def check_greedy(eager: Any, asked: list[list[int]], results: list[SequenceResult]) -> None:
-    """Hold tokens and log-probabilities to those of the eager model."""
-    for prompt, got in zip(asked, results, strict=True):
+def check_greedy(eager: Any, work: list[list[int]], results: list[SequenceResult]) -> None:
+    """Compare tokens and log-probabilities with those of the eager model."""
+    for prompt, got in zip(work, results, strict=True):
         assert len(got.token_ids) == NEW_TOKENS
         ids, logprobs = judge(eager, prompt, got.token_ids)
         assert got.token_ids == ids
@@ -164,42 +165,38 @@ def check_greedy(eager: Any, asked: list[list[int]], results: list[SequenceResul
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted({*RECURRENT, *LATENTS, *SHORT_SIGHTED}))
-def test_greedy_tokens_are_those_of_eager_attention_at_8k_tokens(
-    tmp_path: Path, family: str
-) -> None:
-    """In chunks of 700; the second prompt shares half of it, the third is the first again."""
+def test_greedy_tokens_match_eager_attention_at_8k_tokens(tmp_path: Path, family: str) -> None:
+    """Chunks have 700 tokens; the second prompt shares half of the first, the third equals it."""
     eager = build(family, max_position_embeddings=16_384)
     eager.save_pretrained(tmp_path)
     model = run_by_ours(tmp_path, torch.float32)
     whole = random.Random(1).choices(range(3, VOCAB), k=8180)
-    asked = [whole, whole[:4000] + whole[100:200], whole]
+    work = [whole, whole[:4000] + whole[100:200], whole]
     sampling = Sampling(temperature=0, logprobs=0)
-    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
+    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in work]
     results, stats = run_all(model, requests, num_pages=1600, budget=700, steps_ahead=1)
     assert stats.cached_tokens > 4000
-    check_greedy(eager, asked, results)
+    check_greedy(eager, work, results)
 
 
-# Each load proves its model in the dtype that is served, too.
+# Each load also checks its model in the dtype that is served.
 @pytest.mark.parametrize(
     ("ready", "family"),
     with_long(IN_BF16, [each for each in (*OURS, *OUR_VARIANTS, *THEIRS) if each not in IN_BF16]),
     indirect=["ready"],
 )
-def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
-    ready: Ready, family: str
-) -> None:
-    """Both round, and ours not more; where rounding changes an expert, luck is in few prompts."""
+def test_in_bf16_scores_are_as_close_to_fp32_as_eager_attention(ready: Ready, family: str) -> None:
+    """Both round, and ours no more than eager; with few prompts, a changed expert is just luck."""
     has_experts = any(word in family for word in EXPERT_WORDS)
-    asked = [prompt for prompt in prompts(24 if has_experts else 8, seed=4) if len(prompt) > 10]
+    sampled = [prompt for prompt in prompts(24 if has_experts else 8, seed=4) if len(prompt) > 10]
     eager, model = ready(family, torch.bfloat16)
     exact = deepcopy(eager).float()
     sampling = Sampling(temperature=0)
     results, _ = run_all(
-        model, [SequenceRequest(prompt, 0, sampling, prompt_logprobs=0) for prompt in asked]
+        model, [SequenceRequest(prompt, 0, sampling, prompt_logprobs=0) for prompt in sampled]
     )
     got = [entry.logprob for result in results for entry in (result.prompt_logprobs or ()) if entry]
-    truth, own_ = (torch.cat([scores(judge, ids) for ids in asked]) for judge in (exact, eager))
+    truth, own_ = (torch.cat([scores(judge, ids) for ids in sampled]) for judge in (exact, eager))
     errors, own = (torch.tensor(got) - truth).abs(), (own_ - truth).abs()
     if has_experts:
         assert errors.median() <= 2 * own.median()
@@ -208,8 +205,8 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
 
 
 @pytest.mark.parametrize("family", with_long(["Qwen3Config"], ["Gemma2Config"]))
-def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, family: str) -> None:
-    """Alone and ahead, or packed, chunked, shared and preempted: the seed gives the same row."""
+def test_a_sampled_row_does_not_depend_on_other_rows(ready: Ready, family: str) -> None:
+    """The same seed gives the same row alone, ahead, packed, chunked, shared and preempted."""
     _, model = ready(family)
     requests = [
         SequenceRequest(
@@ -228,8 +225,8 @@ def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, fami
 
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "Gemma3, near and far", "GptOssConfig"])
-def test_sampled_rows_are_the_same_whichever_network_runs(tmp_path: Path, family: str) -> None:
-    """Our decoder and transformers' classes: to whom a model falls is no part of a row."""
+def test_sampled_rows_do_not_depend_on_the_network(tmp_path: Path, family: str) -> None:
+    """Our decoder and transformers' classes give the same rows."""
     eager: Any = build(family)
     eager.save_pretrained(tmp_path)
     by_ours = run_by_ours(tmp_path, torch.float32)
@@ -244,7 +241,7 @@ def test_sampled_rows_are_the_same_whichever_network_runs(tmp_path: Path, family
 
 
 def test_another_seed_gives_another_row(ready: Ready) -> None:
-    """The seed, and nothing else, tells two sampled rows of one prompt apart."""
+    """Only the seed distinguishes two sampled rows of one prompt."""
     _, model = ready("Qwen3Config")
     prompt = prompts(1)[0]
     rows, _ = run_all(
@@ -256,10 +253,10 @@ def test_another_seed_gives_another_row(ready: Ready) -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_prompt_logprobs_are_those_of_eager_attention(
+def test_prompt_logprobs_match_eager_attention(
     ready: Ready, steps_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scored in chunks and tiles, with another of the same beginning beside it."""
+    """Prompts are scored in chunks and tiles, next to another with the same prefix."""
     monkeypatch.setattr("tidemill.engine.loop.logprobs.MAX_SCORED_ROWS", 5)
     eager, model = ready("LlamaConfig")
     prompt = prompts(2)[1]

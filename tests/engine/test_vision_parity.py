@@ -1,4 +1,4 @@
-"""Models that see give what transformers' own classes give, whatever the batch looks like."""
+"""Vision models give the output of transformers' own classes for any batch."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ Ready = Callable[..., tuple[Any, LoadedModel, Path]]
 
 @pytest.fixture(name="ready", scope="module")
 def fixture_ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
-    """Return a function that makes transformers' model, ours, and the folder of both."""
-    made: dict[str, tuple[Any, Path]] = {}
+    """Return a function that creates transformers' model, ours and the folder of both."""
+    built: dict[str, tuple[Any, Path]] = {}
 
     def ready(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, LoadedModel, Path]:
-        if kind not in made:
-            made[kind] = build(kind), tmp_path_factory.mktemp(kind)
-            save(*made[kind])
-        network, folder = made[kind]
+        if kind not in built:
+            built[kind] = build(kind), tmp_path_factory.mktemp(kind)
+            save(*built[kind])
+        network, folder = built[kind]
         return network, load(folder, dtype), folder
 
     return ready
 
 
 def requests(image_spec: ImageSpec, sampling: Sampling = GREEDY) -> list[SequenceRequest]:
-    """Return prompts with no image, one, several, and the same again behind the same beginning."""
+    """Return prompts with no image, one or several, and repeats with the same prefix."""
     rng = random.Random(3)
 
     def text(count: int) -> list[int]:
         return rng.choices(range(3, BEGIN - 1), k=count)
 
     common = text(21)
-    told: list[list[Any]] = [
+    prompt_parts: list[list[Any]] = [
         [text(9), (SMALL, 1), text(14)],
         [common, (WIDE, 2), text(5)],
         [text(30)],
@@ -67,101 +67,99 @@ def requests(image_spec: ImageSpec, sampling: Sampling = GREEDY) -> list[Sequenc
         [common, (TALL, 4), text(7), (WIDE, 2), text(1)],
         [text(40)],
     ]
-    return [shown_request(image_spec, parts, NEW_TOKENS, sampling) for parts in told]
+    return [shown_request(image_spec, parts, NEW_TOKENS, sampling) for parts in prompt_parts]
 
 
 def sight_of(model: LoadedModel) -> ImageSpec:
-    """Return how a model sees."""
+    """Return the model's image specification."""
     assert model.vision_encoder is not None
     return model.vision_encoder.image_spec
 
 
 @pytest.mark.parametrize("steps_ahead", with_long([1], [0]))
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
-    """Chunked, beside rows of text, shared, preempted and ahead: all is as if it ran alone."""
+def test_greedy_tokens_match_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
+    """Chunked, mixed with text rows, shared, preempted or ahead, results equal those alone."""
     network, model, folder = ready(kind)
-    asked = requests(sight_of(model))
-    results, stats = run_all(model, asked, num_pages=9, budget=10, steps_ahead=steps_ahead)
+    work = requests(sight_of(model))
+    results, stats = run_all(model, work, num_pages=9, budget=10, steps_ahead=steps_ahead)
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
-    for request, result in zip(asked, results, strict=True):
+    for request, result in zip(work, results, strict=True):
         assert result.token_ids == generated(network, folder, request)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_transformers(
-    ready: Ready, kind: str
-) -> None:
-    """Both round, and ours not more."""
+def test_in_bf16_scores_are_as_close_to_fp32_as_transformers(ready: Ready, kind: str) -> None:
+    """Both round, and ours no more than transformers."""
     network, model, folder = ready(kind, torch.bfloat16)
-    asked = [request for request in requests(sight_of(model)) if request.images]
-    scored = [replace(request, max_tokens=0, prompt_logprobs=0) for request in asked]
+    with_images = [request for request in requests(sight_of(model)) if request.images]
+    scored = [replace(request, max_tokens=0, prompt_logprobs=0) for request in with_images]
     results, _ = run_all(model, scored)
     got = [entry.logprob for row in results for entry in (row.prompt_logprobs or ()) if entry]
     rounded = deepcopy(network).bfloat16()
     truth, theirs = (
-        torch.cat([_scores(judge, folder, request) for request in asked])
+        torch.cat([_scores(judge, folder, request) for request in with_images])
         for judge in (network, rounded)
     )
     assert (torch.tensor(got) - truth).norm() <= 1.2 * (theirs - truth).norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompts_scores_are_those_of_eager_attention(ready: Ready, kind: str) -> None:
-    """In chunks, of all of a prompt's tokens, those of images among them."""
+def test_prompt_scores_match_eager_attention(ready: Ready, kind: str) -> None:
+    """Chunks cover all of a prompt's tokens, including image tokens."""
     network, model, folder = ready(kind)
-    asked = [request for request in requests(sight_of(model)) if request.images]
-    results, _ = run_all(model, [replace(one, max_tokens=0, prompt_logprobs=0) for one in asked])
-    for request, row in zip(asked, results, strict=True):
+    with_images = [request for request in requests(sight_of(model)) if request.images]
+    results, _ = run_all(
+        model, [replace(one, max_tokens=0, prompt_logprobs=0) for one in with_images]
+    )
+    for request, row in zip(with_images, results, strict=True):
         got = [entry.logprob for entry in (row.prompt_logprobs or ()) if entry]
         assert got == pytest.approx(_scores(network, folder, request).tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", with_long(KINDS[:1], KINDS[1:]))
-def test_choices_and_neighbours_change_no_sampled_row(ready: Ready, kind: str) -> None:
-    """Several choices of one prompt, alone or in a crowd that is preempted: the seed decides."""
+def test_choices_and_other_rows_do_not_change_sampled_rows(ready: Ready, kind: str) -> None:
+    """With several choices of one prompt, alone or preempted among many, the seed decides."""
     _, model, _ = ready(kind)
-    asked = [
+    work = [
         replace(request, sampling=Sampling(temperature=0.9, top_p=0.95, seed=seed))
         for request in requests(sight_of(model))
         for seed in (1, 2)
     ]
-    together, stats = run_all(model, asked, num_pages=9, budget=10)
+    together, stats = run_all(model, work, num_pages=9, budget=10)
     assert stats.preemptions > 0
-    for request, row in zip(asked, together, strict=True):
+    for request, row in zip(work, together, strict=True):
         (alone,), _ = run_all(model, [request], budget=256, steps_ahead=1)
         assert alone.token_ids == row.token_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_alone_is_served_too(ready: Ready, kind: str) -> None:
-    """A model that sees writes on where there is nothing to see, for every token of it."""
+def test_text_alone_is_served(ready: Ready, kind: str) -> None:
+    """A vision model also generates from prompts without images, for every token of its text."""
     network, model, folder = ready(kind)
     rng = random.Random(5)
-    asked = [
+    work = [
         SequenceRequest(rng.choices(range(3, BEGIN - 1), k=count), NEW_TOKENS, GREEDY)
         for count in (1, 17, 60)
     ]
-    assert max(max(request.prompt_ids) for request in asked) < VOCAB
-    results, _ = run_all(model, asked)
-    for request, result in zip(asked, results, strict=True):
+    assert max(max(request.prompt_ids) for request in work) < VOCAB
+    results, _ = run_all(model, work)
+    for request, result in zip(work, results, strict=True):
         assert result.token_ids == generated(network, folder, request)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("a bad eye"), torch.OutOfMemoryError()], ids=repr)
-def test_an_image_that_a_tower_fails_at_fails_its_request_alone(
-    ready: Ready, failure: Exception
-) -> None:
-    """Whatever runs beside it comes to what it would have come to."""
+def test_a_tower_failure_fails_only_its_request(ready: Ready, failure: Exception) -> None:
+    """Other requests give the same results as without it."""
     network, model, folder = ready("gemma3")
     assert model.vision_encoder is not None
-    asked = requests(sight_of(model))
-    worst = asked[0].images[0].pixels
+    work = requests(sight_of(model))
+    worst = work[0].images[0].pixels
     tower = model.vision_encoder.tower
 
     class Failing:
-        """A tower that fails at one image."""
+        """A tower that fails for one image."""
 
         def encode(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
             """Return an image's vectors, or fail."""
@@ -172,10 +170,10 @@ def test_an_image_that_a_tower_fails_at_fails_its_request_alone(
     broken = replace(model, vision_encoder=model.vision_encoder._replace(tower=Failing()))
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
     work = make_core(broken, KVCacheSize(100, model.max_model_len), config)
-    sequences = [work.add(request) for request in asked]
+    sequences = [work.add(request) for request in work]
     while work.step() is not None:
         pass
-    for request, sequence in zip(asked, sequences, strict=True):
+    for request, sequence in zip(work, sequences, strict=True):
         if any(np.array_equal(one.pixels, worst) for one in request.images):
             assert isinstance(sequence.error, InternalError)
         else:

@@ -1,4 +1,4 @@
-"""Tiny random models that see, of both families, and what transformers makes of them."""
+"""Tiny random vision models of both families, and their outputs in transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "h
 INTERLEAVED = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
 INTERLEAVED |= {"mrope_interleaved": True}
 TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48}
-# How images are prepared, as such a model's preprocessor_config.json says it.
+# Image preprocessing, in the format of such a model's preprocessor_config.json.
 PREPARED: dict[str, dict[str, Any]] = {
     "gemma3": {
         "size": {"height": SIDE, "width": SIDE},
@@ -58,7 +58,7 @@ PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 
 
 def config_of(kind: str) -> Any:
-    """Return the config of a tiny model: windows are so short that an image is longer."""
+    """Return the config of a tiny model, whose windows are shorter than an image."""
     import transformers
 
     if kind == "gemma3":
@@ -127,7 +127,7 @@ def config_of(kind: str) -> Any:
 
 
 def build(kind: str) -> Any:
-    """Make the tiny model of a kind, with weights that are spread as those of `families`."""
+    """Create the tiny model of a kind, with weights distributed as in `families`."""
     import transformers
 
     torch.manual_seed(7)
@@ -146,7 +146,7 @@ def build(kind: str) -> Any:
 
 
 def save(network: Any, folder: Path) -> None:
-    """Write a model as a folder that is served, with how its images are prepared."""
+    """Write a model as a folder that can be served, with its image preprocessing."""
     import json
 
     network.save_pretrained(folder)
@@ -158,8 +158,8 @@ def save(network: Any, folder: Path) -> None:
             if ".experts." in key
         }
         save_file(weights | turned, folder / WHOLE, {"format": "pt"})
-    said = PREPARED.get(network.config.model_type, {})
-    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    preprocessor = PREPARED.get(network.config.model_type, {})
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
 
 
 MARKS = {
@@ -167,7 +167,7 @@ MARKS = {
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
-# They write an image as their families' templates do.
+# They render an image as their families' templates do.
 _PART = {
     "gemma3": "<start_of_image>",
     "mistral3": "[IMG]",
@@ -183,7 +183,7 @@ _TEMPLATE = (
 
 
 def save_with_vocabulary(network: Any, folder: Path) -> Any:
-    """Write a model that conversations can be had with; return transformers' tokenizer of it."""
+    """Write a model that supports chat; return transformers' tokenizer for it."""
     kind = network.config.model_type
     template = _TEMPLATE.replace("IMAGE", _PART[kind])
     tokenizer = pretrained_tokenizer(template)
@@ -197,7 +197,7 @@ def save_with_vocabulary(network: Any, folder: Path) -> Any:
 
 
 def load(folder: Path, dtype: torch.dtype) -> LoadedModel:
-    """Return the model in a folder as our decoder and its tower run it."""
+    """Return the model in a folder, run by our decoder and its tower."""
     description = read_hf_config(str(folder))
     return native.load(
         find_checkpoint(str(folder)),
@@ -210,7 +210,7 @@ def load(folder: Path, dtype: torch.dtype) -> LoadedModel:
 
 
 def picture(image_spec: ImageSpec, start: int, size: tuple[int, int], seed: int) -> PromptImage:
-    """Return an image of noise, `size` high and wide, in the place of a prompt's tokens."""
+    """Return an image of noise, `size` high and wide, at the place of a prompt's tokens."""
     height, width, rows, columns = image_spec.sizes.fit(*size)
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return image_spec.prompt_image(pixels, pixels.tobytes(), start, rows, columns)
@@ -223,7 +223,7 @@ def shown_request(
     sampling: Sampling,
     **others: Any,
 ) -> SequenceRequest:
-    """Return a request of texts and of images, these told by their size and their seed."""
+    """Return a request of texts and images; an image is given by its size and seed."""
     ids: list[int] = []
     images = []
     for part in parts:
@@ -238,7 +238,7 @@ def shown_request(
 
 
 def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]:
-    """Return a request as transformers' class takes it, its images by its own processor."""
+    """Return a request as input for transformers' class, with images from its own processor."""
     from transformers import AutoImageProcessor
 
     ids = torch.tensor([request.prompt_ids])
@@ -256,7 +256,7 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
 
 @torch.inference_mode()
 def generated(network: Any, folder: Path, request: SequenceRequest) -> list[int]:
-    """Return what transformers' `generate` writes greedily."""
+    """Return the greedy output of transformers' `generate`."""
     inputs = inputs_of(folder, request)
     ids = network.generate(
         **inputs,

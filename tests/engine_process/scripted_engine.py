@@ -1,21 +1,21 @@
-"""An engine process without a model: what a request's body says is what it does.
+"""An engine process without a model, scripted by the bodies of its requests.
 
     python tests/engine_process/scripted_engine.py --reader-fd N --writer-fd M
 
 | key of the body | what happens |
 |---|---|
-| `wait` | so many seconds pass first |
+| `wait` | this many seconds pass first |
 | `gate` | the request waits until there is a file of this name |
 | `status` | the reply is an error with this status |
 | `raise` | the request raises a ValueError with this message |
-| `vector` | the reply is a vector of so many numbers, and nothing was generated |
-| `hear` | so many seconds of audio were listened to |
-| `fail` | the engine says with this message that it cannot go on; `machine`: for that one |
-| `die` | the process kills itself, as a fault in a kernel or the system would |
-| `die_once` | the same, unless there is a file of this name, which there is then |
-| `stream` | an interactive request gets so many chunks, then does what else the body says |
-| `hang` | no request is answered any more and no step counted, but the process listens and talks |
-| `block` | the event loop stands still for so many seconds, as under long work |
+| `vector` | the reply is a vector of this many numbers, and nothing was generated |
+| `hear` | this many seconds of audio were processed |
+| `fail` | the engine fails with this message; `machine`: the machine is to blame |
+| `die` | the process kills itself, as a failure in a kernel or the system would |
+| `die_once` | the same, unless a file of this name exists; it is then created |
+| `stream` | an interactive request gets this many chunks, then follows the rest of the body |
+| `hang` | requests and steps stop, but the process still reads and writes frames |
+| `block` | the event loop blocks for this many seconds, as during long work |
 | `freeze` | the process stops, as under SIGSTOP |
 
 Any other body is answered with `{"id", "created", "echo": body}` and a usage of 10 prompt tokens, 4
@@ -54,14 +54,14 @@ USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
 
 
 async def pass_gate(body: Mapping[str, Any]) -> None:
-    """Wait until there is a file with the name in a body's `gate`."""
+    """Wait until a file with the name in a body's `gate` exists."""
     while not Path(body.get("gate", "/")).exists():  # noqa: ASYNC110, ASYNC240 - a local file
         await asyncio.sleep(0.05)
 
 
 @dataclass
 class Journal:
-    """Appends what happens to a file that any number of processes may share."""
+    """Appends events to a file that any number of processes may share."""
 
     fd: int
 
@@ -90,11 +90,11 @@ class ScriptedEngine:
     free: asyncio.Semaphore | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the slots."""
+        """Create the slots."""
         self.free = None if self.slots is None else asyncio.Semaphore(self.slots)
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Do as the body says, and note when it began and ended."""
+        """Follow the body, and record its start and end."""
         del url
         name = body.get("custom_id", request_id)
         async with AsyncExitStack() as stack:
@@ -116,7 +116,7 @@ class ScriptedEngine:
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Do as the body says, in chunks if it says so."""
+        """Follow the body, in chunks if it specifies them."""
         if "stream" in body:
             return StreamedReply(self._chunks(url, body, request_id, created))
         return await self.respond(url, body, request_id, created)
@@ -129,18 +129,18 @@ class ScriptedEngine:
         yield (await self.respond(url, body, request_id, created)).body
 
     def info(self) -> EngineInfo:
-        """A model without weights."""
+        """Return the description of a model without weights."""
         slots, endpoints = self.slots or MAX_NUM_SEQS, self.endpoints
         return EngineInfo(self.model, "r1", "test", "cpu", 0, slots, endpoints=endpoints)
 
     def stats(self) -> EngineStats:
-        """Count one more step as long as anything runs, as a model that generates would."""
+        """Count one more step whenever a request runs, as a model that generates would."""
         if self.running and not self.is_hung and not self.is_blocked:
             self.steps += 1
         return EngineStats(running=self.running, steps=self.steps)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; nothing is held."""
 
     def _act(self, body: dict[str, Any], request_id: str, created: int) -> Reply:
         is_ill = self.ill_after is not None and self.ill_after.exists()
@@ -162,16 +162,21 @@ class ScriptedEngine:
         if "raise" in body:
             raise ValueError(body["raise"])
         if (status := body.get("status", 200)) != 200:
-            error = {"message": "As told.", "type": "t", "param": None, "code": "c"}
+            error = {
+                "message": "The body requested this error.",
+                "type": "t",
+                "param": None,
+                "code": "c",
+            }
             return Reply(status, {"error": error})
         reply: dict[str, Any] = {"id": request_id, "created": created}
         if (width := body.get("vector")) is not None:
             vector = [round((at + 1) / 7_919, 8) for at in range(width)]
             data = [{"object": "embedding", "index": 0, "embedding": vector}]
             return Reply(200, {**reply, "data": data}, Usage(prompt_tokens=10))
-        heard = replace(USAGE, audio_seconds=body.get("hear", 0.0))
+        usage = replace(USAGE, audio_seconds=body.get("hear", 0.0))
         some = {"choices": body["choices"]} if "choices" in body else {"echo": body}
-        return Reply(200, reply | some, heard)
+        return Reply(200, reply | some, usage)
 
     def _leave(self) -> None:
         self.running -= 1
@@ -182,7 +187,7 @@ class ScriptedEngine:
 
 
 def main() -> None:
-    """Serve until the other side has gone."""
+    """Serve until the other side exits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--reader-fd", type=int, required=True)
     parser.add_argument("--writer-fd", type=int, required=True)

@@ -1,4 +1,4 @@
-"""The canary of a worker: which rows of it speak against a machine."""
+"""The canary of a worker: which rows indicate a faulty machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.protocol.contract import Usage
 
 
 def row(body: dict[str, Any], status: int = 200) -> Row:
-    """Return the row of a known line."""
+    """Return the row of a canary request."""
     printed = {"id": "x", "custom_id": "known", "error": None}
     printed["response"] = {"status_code": status, "request_id": "x", "body": body}
     return Row(1, status == 200, Usage(), json.dumps(printed).encode() + b"\n")
@@ -53,38 +53,38 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("before", "now"), ALIKE)
-def test_an_engine_that_says_the_same_but_for_rounding_is_well(
+def test_an_engine_with_equal_results_up_to_rounding_is_healthy(
     before: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    """Engines of one machine may sum in another order."""
+    """Engines of one machine may add numbers in another order."""
     canary = Canary(b"line")
     assert canary.find_fault(row(before)) is None
     assert canary.find_fault(row(now)) is None
 
 
 @pytest.mark.parametrize(("before", "now"), OTHERS)
-def test_an_engine_that_says_something_else_is_not(
+def test_an_engine_with_another_result_is_faulty(
     before: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    """What it comes to in the first life is what it must come to in all others."""
+    """The result of the first run is the expected result of all others."""
     canary = Canary(b"line")
     assert canary.find_fault(row(before)) is None
-    assert canary.find_fault(row(now)) == "a known line came to something else than before"
+    assert canary.find_fault(row(now)) == "the canary request had another result than before"
     assert canary.find_fault(row(before)) is None
 
 
-def test_a_failure_speaks_against_a_machine_and_a_refusal_does_not() -> None:
-    """A model may not take the line; that is not the machine's fault."""
+def test_a_failure_indicates_a_faulty_machine_and_a_refusal_does_not() -> None:
+    """A model may refuse the request, which is not the machine's fault."""
     canary = Canary(b"line")
     assert canary.find_fault(row({"error": {"message": "no"}}, 400)) is None
     fault = canary.find_fault(row({"error": {"message": "no"}}, 500))
-    assert fault == "a known line failed with status 500"
+    assert fault == "the canary request failed with status 500"
     assert canary.find_fault(row(text("and"))) is None
 
 
 @pytest.mark.parametrize("url", ["/v1/completions", "/v1/embeddings", "/v1/score"])
-def test_there_is_a_line_for_each_kind_of_model(url: str) -> None:
-    """By the endpoints that it serves."""
+def test_each_kind_of_model_has_a_canary_request(url: str) -> None:
+    """The model's endpoints determine it."""
     line = canary_line([url])
     assert line is not None
     assert json.loads(line)["url"] == url

@@ -1,4 +1,4 @@
-"""The engine's process as its worker sees it: frames in, frames out, and how it ends."""
+"""The engine's process from its worker's side: frames in, frames out, and how it ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Child:
         self.writer.write(b"".join(map(encode_frame, frames)))
 
     async def next(self, kind: type[_Found] | UnionType) -> _Found:
-        """Return the next frame of a kind; others are passed over."""
+        """Return the next frame of a kind and skip others."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 frame = await read_frame(self.reader)
@@ -113,15 +113,15 @@ async def start() -> AsyncIterator[Start]:
             pass
 
 
-async def test_it_says_what_it_is_and_then_how_it_does(start: Start) -> None:
-    """First and once that it is ready, then statistics again and again."""
+async def test_it_sends_its_info_and_then_statistics(start: Start) -> None:
+    """It first reports once that it is ready, then sends statistics repeatedly."""
     child = await start("--stats-seconds", 0.01)
     kinds = [type(await child.next(Ready | Stats)) for _ in range(4)]
     assert kinds == [Ready, Stats, Stats, Stats]
 
 
-async def test_each_line_gets_its_row_and_what_it_cost(start: Start) -> None:
-    """The row carries the ids of the line and the time that the frame said."""
+async def test_each_line_gets_its_row_and_its_cost(start: Start) -> None:
+    """The row contains the line's IDs and the time from the frame."""
     child = await start()
     data = line(say=1)
     child.send(Run(7, 3, 1_700_000_000, data))
@@ -134,8 +134,8 @@ async def test_each_line_gets_its_row_and_what_it_cost(start: Start) -> None:
     assert shown["response"]["body"]["echo"] == {"say": 1}
 
 
-async def test_requests_run_side_by_side(start: Start) -> None:
-    """A long one does not hold the others back, and each batch has its own time."""
+async def test_requests_run_concurrently(start: Start) -> None:
+    """A long request does not delay the others, and each batch has its own time."""
     child = await start()
     child.send(Run(1, 1, 0, line(wait=600)), *(Run(n, n, n, line()) for n in range(2, 500)))
     rows = await child.rows(498)
@@ -144,8 +144,8 @@ async def test_requests_run_side_by_side(start: Start) -> None:
         assert json.loads(row.row)["response"]["body"]["created"] == ticket
 
 
-async def test_rows_in_a_stream_are_not_kept(start: Start) -> None:
-    """As many requests are in flight as before: what was sent long ago takes no memory."""
+async def test_sent_rows_of_a_stream_are_freed(start: Start) -> None:
+    """With a constant number of requests in flight, memory does not grow."""
     child = await start()
     data = line(vector=2_000)
     child.send(*(Run(number, number, 0, data) for number in range(256)))
@@ -159,7 +159,7 @@ async def test_rows_in_a_stream_are_not_kept(start: Start) -> None:
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that was resident of a process."""
+    """Return the peak resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(peak.split()[1]) * 1024
@@ -173,10 +173,10 @@ def peak_bytes(pid: int) -> int:
         (b"no json", None),
     ],
 )
-async def test_a_line_that_fails_has_its_row_and_costs_nothing(
+async def test_a_failed_line_has_a_row_and_no_cost(
     start: Start, data: bytes, status: int | None
 ) -> None:
-    """The process goes on."""
+    """The process continues."""
     child = await start()
     child.send(Run(1, 1, 0, data), Run(2, 2, 0, line()))
     rows = await child.rows(2)
@@ -186,7 +186,7 @@ async def test_a_line_that_fails_has_its_row_and_costs_nothing(
 
 
 async def test_an_aborted_request_is_dropped_and_makes_room(start: Start) -> None:
-    """Its row never comes; what waited behind it runs."""
+    """Its row never arrives, and a waiting request runs."""
     child = await start("--slots", 1)
     child.send(Run(1, 1, 0, line(wait=600)), Run(2, 2, 0, line()), Run(3, 3, 0, line(wait=600)))
     child.send(Abort(1), Abort(3), Abort(99), Run(4, 4, 0, line()))
@@ -196,10 +196,10 @@ async def test_an_aborted_request_is_dropped_and_makes_room(start: Start) -> Non
 
 
 @pytest.mark.parametrize("load_seconds", [0, 600])
-async def test_it_ends_well_when_the_other_side_closes_its_pipe(
+async def test_it_exits_cleanly_when_the_other_side_closes_its_pipe(
     start: Start, load_seconds: int
 ) -> None:
-    """With requests in it, and even while the model still loads."""
+    """It holds with requests in flight, and even while the model still loads."""
     child = await start("--load-seconds", load_seconds)
     if not load_seconds:
         child.send(Run(1, 1, 0, line(wait=600)))
@@ -208,25 +208,25 @@ async def test_it_ends_well_when_the_other_side_closes_its_pipe(
     assert await child.exit_status() == 0
 
 
-async def test_half_a_frame_ends_it(start: Start) -> None:
-    """Whoever wrote it was killed."""
+async def test_an_incomplete_frame_ends_it(start: Start) -> None:
+    """Its sender was killed."""
     child = await start()
     await child.next(Ready)
     child.writer.write(encode_frame(Run(1, 1, 0, line()))[:-3])
     child.writer.close()
-    assert "torn" in (await child.next(Failed)).message
+    assert "truncated" in (await child.next(Failed)).message
     assert await child.exit_status() == 3
 
 
-async def test_an_engine_that_cannot_be_loaded_says_why(start: Start) -> None:
-    """In its own words, for the user."""
+async def test_an_engine_that_cannot_be_loaded_reports_why(start: Start) -> None:
+    """The reason is in its own words, for the user."""
     child = await start("--refuse", "jamba: not a decoder")
     assert await child.next(Failed) == Failed("jamba: not a decoder", "engine_error")
     assert await child.exit_status() == 3
 
 
-async def test_an_engine_that_cannot_go_on_says_why(start: Start) -> None:
-    """Rows that were finished before come first; the others never come."""
+async def test_an_engine_that_fails_reports_why(start: Start) -> None:
+    """Rows that finished before arrive first; the others never arrive."""
     child = await start()
     child.send(Run(1, 1, 0, line()))
     assert (await child.next(Row)).is_success
@@ -235,16 +235,16 @@ async def test_an_engine_that_cannot_go_on_says_why(start: Start) -> None:
     assert await child.exit_status() == 3
 
 
-async def test_a_frame_that_no_worker_sends_ends_it(start: Start) -> None:
-    """Two programs that do not understand each other must not go on."""
+async def test_an_unexpected_frame_ends_it(start: Start) -> None:
+    """Two programs that do not understand each other must not continue."""
     child = await start()
     child.send(Stats((await child.next(Stats)).stats))
-    assert "Stats frame is none for an engine" in (await child.next(Failed)).message
+    assert "Stats frame must not be sent to an engine" in (await child.next(Failed)).message
     assert await child.exit_status() == 3
 
 
-async def test_a_hanging_engine_is_told_by_steps_that_stand_still(start: Start) -> None:
-    """Statistics go on; before, they count."""
+async def test_a_hanging_engine_stops_counting_steps(start: Start) -> None:
+    """Statistics continue; before the hang, they count steps."""
     child = await start("--stats-seconds", 0.01)
     child.send(Run(1, 1, 0, line(wait=600)))
     first = await child.next(Stats)
@@ -260,8 +260,8 @@ async def test_a_hanging_engine_is_told_by_steps_that_stand_still(start: Start) 
     assert stats.running == 2
 
 
-async def test_what_is_printed_is_not_taken_for_frames(start: Start) -> None:
-    """Libraries print; the pipes are not theirs."""
+async def test_printed_output_is_not_parsed_as_frames(start: Start) -> None:
+    """Libraries print, but not into the pipes."""
     streams = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     child = await start("--say", "Loading weights", **streams)
     child.send(Run(1, 1, 0, line()))
@@ -272,10 +272,10 @@ async def test_what_is_printed_is_not_taken_for_frames(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signals_that_ask_to_stop_are_for_the_worker(
+async def test_termination_signals_are_left_to_the_worker(
     start: Start, number: signal.Signals
 ) -> None:
-    """It goes on until its pipe closes."""
+    """The engine continues until its pipe closes."""
     child = await start()
     await child.next(Ready)
     child.process.send_signal(number)
@@ -284,5 +284,5 @@ async def test_signals_that_ask_to_stop_are_for_the_worker(
 
 
 def test_a_process_without_a_model_loads_no_model_library() -> None:
-    """What answers is the caller's choice; the wire costs no seconds of imports."""
+    """The caller chooses the engine; the wire protocol does not import model libraries."""
     assert modules_loaded_by("import tidemill.engine_process.child") & MODEL_LIBRARIES == set()

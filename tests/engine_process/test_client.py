@@ -1,4 +1,4 @@
-"""The worker's hold on its engine: rows come back, and every kind of death is told."""
+"""The worker's side of its engine: rows arrive, and every kind of death is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def line(**body: Any) -> bytes:
 
 @pytest_asyncio.fixture
 async def make_client() -> AsyncIterator[MakeLink]:
-    """Return a function that makes a link to a scripted engine with these arguments."""
+    """Return a function that creates a client of a scripted engine with these arguments."""
     links: list[EngineClient] = []
 
     def make(
@@ -65,24 +65,24 @@ async def make_client() -> AsyncIterator[MakeLink]:
 
 
 async def ask(client: EngineClient, number: int = 1, created: int = 0, **body: Any) -> Row:
-    """Ask for a row, but not for ever."""
+    """Request a row, with a time limit."""
     return await asyncio.wait_for(client.fetch_row(number, created, line(**body)), PATIENCE_SECONDS)
 
 
 def send(client: EngineClient, **body: Any) -> asyncio.Task[Row]:
-    """Ask in a task of its own."""
+    """Request a row in a new task."""
     return asyncio.create_task(ask(client, **body))
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for another process."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - the other process knows no event loop of ours
+        while not condition():  # noqa: ASYNC110 - the other process has no access to our event loop
             await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process runs; one that waits to be reaped does not."""
+    """Return whether a process runs; one that waits to be reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
@@ -91,7 +91,7 @@ def is_alive(pid: int) -> bool:
 
 
 def group_is_alive(pid: int) -> bool:
-    """Say whether any process of the group that this one led still runs."""
+    """Return whether any process of the group that this process led still runs."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, group = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
@@ -102,14 +102,14 @@ def group_is_alive(pid: int) -> bool:
     return False
 
 
-async def test_it_starts_the_engine_and_says_what_it_runs(make_client: MakeLink) -> None:
-    """Once the model is loaded, not before."""
+async def test_it_starts_the_engine_and_reports_its_model(make_client: MakeLink) -> None:
+    """The report comes once the model is loaded, not before."""
     client = make_client("--load-seconds", 0.1)
     assert await client.start() == EngineInfo("scripted", "r1", "test", "cpu", 0, 64)
 
 
-async def test_a_row_is_that_of_the_line_alone(make_client: MakeLink) -> None:
-    """What comes over the wire is, to the byte, what the same line gets without one."""
+async def test_a_row_depends_only_on_its_line(make_client: MakeLink) -> None:
+    """A row over the wire equals, to the byte, the same line's row without one."""
     client = make_client()
     await client.start()
     for number, data in enumerate([line(x="é"), line(status=404), b"no json"], start=5):
@@ -119,20 +119,20 @@ async def test_a_row_is_that_of_the_line_alone(make_client: MakeLink) -> None:
         assert row.usage == (alone.usage or Usage())
 
 
-async def test_many_tasks_each_get_their_own_row(make_client: MakeLink) -> None:
-    """However many ask at once, and in whatever order they are answered."""
+async def test_concurrent_tasks_each_get_their_own_row(make_client: MakeLink) -> None:
+    """It holds for any number of tasks and any order of answers."""
     client = make_client()
     await client.start()
     waits = [number % 7 / 500 for number in range(2_000)]
-    asked = [send(client, number=n, wait=wait) for n, wait in enumerate(waits, start=1)]
-    for number, row in enumerate(await asyncio.gather(*asked), start=1):
+    tasks = [send(client, number=n, wait=wait) for n, wait in enumerate(waits, start=1)]
+    for number, row in enumerate(await asyncio.gather(*tasks), start=1):
         digest = RawLine(number, line(wait=waits[number - 1])).digest
         assert json.loads(row.row)["id"] == f"batch_req_{digest}"
     assert client.inflight == 0
 
 
-async def test_lines_longer_than_a_pipe_holds_go_through(make_client: MakeLink) -> None:
-    """Both ways at once, without either side waiting for the other for ever."""
+async def test_lines_longer_than_a_pipe_buffer_are_sent(make_client: MakeLink) -> None:
+    """They flow both ways at once, and neither side waits for the other forever."""
     client = make_client()
     await client.start()
     texts = [letter * 3_000_000 for letter in "abcdefgh"]
@@ -141,10 +141,10 @@ async def test_lines_longer_than_a_pipe_holds_go_through(make_client: MakeLink) 
     assert echoed == texts
 
 
-async def test_a_line_that_no_frame_can_hold_is_refused(
+async def test_a_line_larger_than_a_frame_is_refused(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine never hears of it and goes on."""
+    """The engine never receives it and continues."""
     client = make_client()
     await client.start()
     monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 1_000)
@@ -154,8 +154,8 @@ async def test_a_line_that_no_frame_can_hold_is_refused(
     assert (await ask(client)).is_success
 
 
-async def test_a_cancelled_request_is_taken_back(make_client: MakeLink, tmp_path: Path) -> None:
-    """The engine drops it, so that what waits behind it runs."""
+async def test_a_canceled_request_is_withdrawn(make_client: MakeLink, tmp_path: Path) -> None:
+    """The engine drops it, so that waiting requests run."""
     journal = tmp_path / "journal"
     client = make_client("--slots", 1, "--log", journal)
     await client.start()
@@ -171,8 +171,8 @@ async def test_a_cancelled_request_is_taken_back(make_client: MakeLink, tmp_path
     assert events == [["first", "started"], ["second", "started"], ["second", "finished"]]
 
 
-async def test_statistics_are_the_latest(make_client: MakeLink) -> None:
-    """They say what runs, and count steps."""
+async def test_statistics_are_current(make_client: MakeLink) -> None:
+    """They contain the running requests and the number of steps."""
     client = make_client(*FAST_STATS)
     await client.start()
     waiting = send(client, wait=NEVER)
@@ -181,13 +181,13 @@ async def test_statistics_are_the_latest(make_client: MakeLink) -> None:
     await until(lambda: client.stats.running == 0)
 
 
-async def test_an_engine_that_is_killed_is_told_to_all_who_wait(make_client: MakeLink) -> None:
-    """And to whoever asks later; rows that were finished stay what they are."""
+async def test_a_killed_engine_fails_all_waiting_requests(make_client: MakeLink) -> None:
+    """Later requests fail, too; finished rows are unchanged."""
     client = make_client()
     await client.start()
     assert (await ask(client)).is_success
-    asked = [send(client, wait=NEVER) for _ in range(5)] + [send(client, die=True)]
-    for task in asked:
+    tasks = [send(client, wait=NEVER) for _ in range(5)] + [send(client, die=True)]
+    for task in tasks:
         with pytest.raises(EngineDied, match=r"^killed by SIGKILL$") as caught:
             await task
         assert (caught.value.reason, caught.value.was_sent) == ("killed by SIGKILL", True)
@@ -197,8 +197,8 @@ async def test_an_engine_that_is_killed_is_told_to_all_who_wait(make_client: Mak
     assert not caught.value.was_sent
 
 
-async def test_an_engine_that_gives_up_is_told_in_its_words(make_client: MakeLink) -> None:
-    """They are for the log, and for whoever reads it."""
+async def test_an_engine_failure_is_reported_in_its_words(make_client: MakeLink) -> None:
+    """The words are for the log and its readers."""
     client = make_client()
     await client.start()
     waiting = send(client, wait=NEVER)
@@ -209,18 +209,18 @@ async def test_an_engine_that_gives_up_is_told_in_its_words(make_client: MakeLin
         await waiting
 
 
-async def test_an_engine_knows_best_when_no_line_can_be_why(make_client: MakeLink) -> None:
-    """Also those who ask afterwards are told that the machine is."""
+async def test_an_engine_can_blame_the_machine_instead_of_a_line(make_client: MakeLink) -> None:
+    """Later requests also get the error that blames the machine."""
     client = make_client()
     await client.start()
     waiting = send(client, wait=NEVER)
-    for asked in (ask(client, fail="8 steps failed", machine=True), waiting, ask(client)):
+    for pending in (ask(client, fail="8 steps failed", machine=True), waiting, ask(client)):
         with pytest.raises(EngineDied, match="8 steps failed") as caught:
-            await asked
+            await pending
         assert caught.value.is_broken
 
 
-# What the scripts below get to know: the ends of the pipes that they inherit.
+# The scripts below get the ends of the pipes that they inherit.
 FDS = "import os, sys, time\nreader, writer = (int(a.split('=')[1]) for a in sys.argv[1:3])\n"
 
 
@@ -234,10 +234,10 @@ FDS = "import os, sys, time\nreader, writer = (int(a.split('=')[1]) for a in sys
         ("os.fork() or time.sleep(600); sys.exit(7)", "exited with status 7"),
     ],
 )
-async def test_an_engine_that_behaves_in_no_known_way_is_ended(
+async def test_a_misbehaving_engine_is_ended(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    """Nonsense, half a frame, a pipe that closes too early or outlives it: never a hang."""
+    """Invalid data, half a frame or a pipe that closes too early or late never causes a hang."""
     monkeypatch.setattr(link_module, "_EXIT_SECONDS", 0.3)
     client = make_client(command=[sys.executable, "-c", FDS + script])
     with pytest.raises(EngineFailed, match=words):
@@ -252,54 +252,54 @@ async def test_an_engine_that_behaves_in_no_known_way_is_ended(
         (["--no-such-flag-but-ignored", "--slots", "x"], "^exited with status 2$", "engine_died"),
     ],
 )
-async def test_an_engine_that_cannot_start_says_why(
+async def test_an_engine_that_cannot_start_reports_why(
     make_client: MakeLink, arguments: list[str], words: str, code: str
 ) -> None:
-    """In its own words, or by its exit status when it had none."""
+    """The reason is in its own words, or its exit status if there were none."""
     client = make_client(*arguments)
     with pytest.raises(EngineFailed, match=words) as caught:
         await client.start()
     assert caught.value.code == code
 
 
-async def test_a_command_that_does_not_exist_is_told(make_client: MakeLink) -> None:
-    """Closing what never began is fine."""
+async def test_a_missing_command_is_reported(make_client: MakeLink) -> None:
+    """Closing a client that never started is allowed."""
     client = make_client(command=["/nowhere/engine"])
     with pytest.raises(EngineFailed, match=r"cannot be started: .*/nowhere/engine"):
         await client.start()
     await client.close()
 
 
-async def test_a_model_that_takes_too_long_to_load_is_given_up(make_client: MakeLink) -> None:
-    """Its process does not stay behind."""
+async def test_a_model_that_takes_too_long_to_load_is_ended(make_client: MakeLink) -> None:
+    """Its process does not remain."""
     client = make_client("--load-seconds", NEVER, start_seconds=0.3, stall_seconds=0.1)
-    with pytest.raises(EngineFailed, match=r"not loaded after 0\.3 s") as caught:
+    with pytest.raises(EngineFailed, match=r"not loaded within 0\.3 s") as caught:
         await client.start()
     assert caught.value.code == "engine_start_timeout"
     assert not is_alive(client._process.pid)
 
 
-async def test_the_engine_starts_before_its_weights_are_here(make_client: MakeLink) -> None:
-    """It hears where they lie, and the time until then is not counted against it."""
+async def test_the_engine_starts_before_its_weights_arrive(make_client: MakeLink) -> None:
+    """It receives their path later, and the time until then does not count as loading time."""
     folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     client = make_client("--weights", "s3://b/m", start_seconds=NEVER, folders=folders)
     starting = asyncio.create_task(client.start())
     await until(lambda: hasattr(client, "_ready"))
     assert is_alive(client._process.pid)
-    client._start_seconds = PATIENCE_SECONDS  # from here on it counts
+    client._start_seconds = PATIENCE_SECONDS  # from here on, time counts
     folders.set_result({"s3://b/m": "/here/m"})
     assert (await starting).model == "/here/m"
 
 
 async def test_an_engine_that_cannot_start_does_not_wait_for_weights(make_client: MakeLink) -> None:
-    """What would end it after an hour of fetching ends it now."""
+    """An error that would end it after an hour of downloading ends it now."""
     never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     with pytest.raises(EngineFailed, match="no GPU"):
         await make_client("--refuse", "no GPU", folders=never).start()
 
 
-async def test_weights_that_cannot_be_had_leave_no_engine(make_client: MakeLink) -> None:
-    """Whoever wanted them is told why."""
+async def test_failed_weights_leave_no_engine(make_client: MakeLink) -> None:
+    """The caller gets the reason."""
     folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     folders.set_exception(OSError("no bucket"))
     client = make_client("--weights", "s3://b/m", folders=folders)
@@ -308,14 +308,14 @@ async def test_weights_that_cannot_be_had_leave_no_engine(make_client: MakeLink)
     assert not group_is_alive(client._process.pid)
 
 
-async def test_loading_is_no_stall(make_client: MakeLink) -> None:
-    """It may take as long as it was given, however short a stall is."""
+async def test_loading_is_not_a_stall(make_client: MakeLink) -> None:
+    """It may use its whole time limit, however short the limit for a stall is."""
     client = make_client("--load-seconds", 1, stall_seconds=0.1)
     await client.start()
 
 
-async def test_giving_up_the_start_leaves_no_process(make_client: MakeLink) -> None:
-    """A worker may be told to stop while its model loads."""
+async def test_canceling_the_start_leaves_no_process(make_client: MakeLink) -> None:
+    """A worker may have to stop while its model loads."""
     client = make_client("--load-seconds", NEVER)
     starting = asyncio.create_task(client.start())
     await until(lambda: hasattr(client, "_process"))
@@ -327,12 +327,12 @@ async def test_giving_up_the_start_leaves_no_process(make_client: MakeLink) -> N
 
 @pytest.mark.parametrize("how", ["hang", "freeze"])
 async def test_an_engine_that_makes_no_step_is_killed(make_client: MakeLink, how: str) -> None:
-    """Whether it still talks or not, and with more written to it than its pipe holds."""
+    """It holds whether it still sends statistics or not, and with a full pipe."""
     client = make_client(*FAST_STATS, stall_seconds=0.5)
     await client.start()
-    asked = [send(client, **{how: True})]
-    asked += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
-    for task in asked:
+    tasks = [send(client, **{how: True})]
+    tasks += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
+    for task in tasks:
         with pytest.raises(EngineDied) as caught:
             await task
         assert caught.value.reason.startswith("stalled: ")
@@ -340,21 +340,21 @@ async def test_an_engine_that_makes_no_step_is_killed(make_client: MakeLink, how
     assert not is_alive(client._process.pid)
 
 
-async def test_an_engine_that_cannot_be_killed_is_given_up(
+async def test_an_engine_that_cannot_be_killed_is_abandoned(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver may hold a process that hangs, so that even SIGKILL has to wait.
+    """A driver may hold a hanging process so that even SIGKILL is delayed.
 
-    Requests for which its pipe has no room do not wait either.
+    Requests that do not fit into its pipe do not wait either.
     """
     monkeypatch.setattr(link_module, "_EXIT_SECONDS", 0.1)
     client = make_client(*FAST_STATS, stall_seconds=0.2)
     await client.start()
     with monkeypatch.context() as patched:
         patched.setattr(link_module.os, "killpg", lambda *_: None)
-        asked = [send(client, freeze=True)]
-        asked += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
-        for task in asked:
+        tasks = [send(client, freeze=True)]
+        tasks += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
+        for task in tasks:
             with pytest.raises(EngineDied, match=r"stalled: .*; its process \d+ cannot be killed"):
                 await asyncio.wait_for(task, 60)
         with pytest.raises(EngineDied, match="cannot be killed"):
@@ -362,14 +362,14 @@ async def test_an_engine_that_cannot_be_killed_is_given_up(
 
 
 async def test_an_engine_with_a_slow_loop_is_not_stalled(make_client: MakeLink) -> None:
-    """Its process lives, so that it has longer than one in which nothing moves."""
+    """Its process is alive, so its time limit is longer than without any sign of life."""
     client = make_client(*FAST_STATS, stall_seconds=4)
     await client.start()
     assert (await ask(client, block=6)).is_success
 
 
-async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_client: MakeLink) -> None:
-    """A little later."""
+async def test_a_loop_that_blocks_forever_is_detected(make_client: MakeLink) -> None:
+    """It is detected a little later."""
     client = make_client(*FAST_STATS, stall_seconds=0.2)
     await client.start()
     with pytest.raises(EngineDied, match=r"stalled: .* s, with 1 request in the engine"):
@@ -378,7 +378,7 @@ async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_client: M
 
 
 async def test_a_layer_within_a_long_step_is_a_sign_of_work() -> None:
-    """A step may take longer than a stall on a CPU; one that stands still is still found."""
+    """A step may take longer than a stall on a CPU; one that hangs is still detected."""
     client = EngineClient(["unused"], stall_seconds=1, start_seconds=1)
     seen = []
     for layers in (0, 1, 1, 2):
@@ -388,7 +388,7 @@ async def test_a_layer_within_a_long_step_is_a_sign_of_work() -> None:
 
 
 async def test_an_engine_that_works_is_not_stalled(make_client: MakeLink) -> None:
-    """Nor is one that has nothing to do, or whose lines all fail before any step."""
+    """An idle engine is not stalled either, nor one whose lines all fail before any step."""
     client = make_client(*FAST_STATS, stall_seconds=3)
     await client.start()
     await asyncio.sleep(4)
@@ -406,19 +406,19 @@ async def test_an_engine_that_works_is_not_stalled(make_client: MakeLink) -> Non
 async def test_the_time_that_the_worker_itself_was_stopped_does_not_count(
     make_client: MakeLink,
 ) -> None:
-    """A machine that was paused is no reason to kill an engine that was paused with it."""
+    """A machine that was paused is not a reason to kill the engine that was paused with it."""
     client = make_client(*FAST_STATS, stall_seconds=3)
     await client.start()
-    asked = send(client, wait=0.5)
+    task = send(client, wait=0.5)
     await until(lambda: client.stats.running == 1)
     os.kill(client._process.pid, signal.SIGSTOP)
-    time.sleep(5)  # noqa: ASYNC251 - the event loop stands still, as when it is stopped
+    time.sleep(5)  # noqa: ASYNC251 - the event loop blocks, as when the process is stopped
     asyncio.get_running_loop().call_later(0.2, os.kill, client._process.pid, signal.SIGCONT)
-    assert (await asked).is_success
+    assert (await task).is_success
 
 
-async def test_closing_lets_the_engine_end_by_itself(make_client: MakeLink) -> None:
-    """Whoever still waits is told; closing again, or after a death, does nothing."""
+async def test_closing_lets_the_engine_exit_by_itself(make_client: MakeLink) -> None:
+    """Waiting requests fail; closing again, or after a crash, does nothing."""
     client = make_client()
     await client.start()
     waiting = send(client, wait=NEVER)
@@ -432,10 +432,10 @@ async def test_closing_lets_the_engine_end_by_itself(make_client: MakeLink) -> N
         await ask(client)
 
 
-async def test_an_engine_that_does_not_go_is_killed(
+async def test_an_engine_that_does_not_exit_is_killed(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a few seconds' grace."""
+    """It gets a few seconds to exit."""
     monkeypatch.setattr(link_module, "_CLOSE_SECONDS", 0.2)
     client = make_client()
     await client.start()
@@ -445,7 +445,7 @@ async def test_an_engine_that_does_not_go_is_killed(
 
 
 async def test_the_engine_inherits_no_pipe_of_another(make_client: MakeLink) -> None:
-    """Two links at once: each engine ends when its own pipe closes."""
+    """With two clients, each engine ends when its own pipe closes."""
     first, second = make_client(), make_client()
     await asyncio.gather(first.start(), second.start())
     await first.close()
@@ -469,13 +469,13 @@ async def main():
 
 asyncio.run(main())
 """
-# The kernel kills it on Linux, whatever it does; elsewhere it has to see its pipe close.
+# On Linux the kernel kills it in any case; elsewhere it must notice that its pipe closed.
 STATES = ["loading", "idle", *(["frozen"] if sys.platform == "linux" else [])]
 
 
 @pytest.mark.parametrize("state", STATES)
 async def test_an_engine_dies_with_its_worker(state: str) -> None:
-    """A worker that is killed leaves no engine that holds the GPU."""
+    """A killed worker leaves no engine that holds the GPU."""
     engine = [sys.executable, str(SCRIPT), *(["--load-seconds", "600"] * (state == "loading"))]
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, *engine, cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -493,7 +493,7 @@ async def test_an_engine_dies_with_its_worker(state: str) -> None:
 async def test_a_frame_that_cannot_be_handled_ends_the_engine(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the exception is, no request waits for ever for its row."""
+    """Whatever the exception is, no request waits forever for its row."""
     client = make_client()
     await client.start()
 
@@ -508,7 +508,7 @@ async def test_a_frame_that_cannot_be_handled_ends_the_engine(
 async def test_a_watchdog_that_fails_ends_the_engine(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it an engine that hangs would never be ended."""
+    """Without the watchdog, a hanging engine would never be ended."""
 
     async def fail(_: object) -> None:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Frames come out of a pipe as they went in, and what is no frame is told apart."""
+"""Frames are read from a pipe as they were written, and invalid ones are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 COUNTS = st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
 USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.floats(0, 10**6), COUNTS)
-WORDS = st.text(st.characters(), max_size=20)  # lone surrogates too: an error may quote them
+WORDS = st.text(st.characters(), max_size=20)  # including lone surrogates: an error may quote them
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Run, COUNTS, COUNTS, TIMES, st.binary()),
     st.builds(Abort, COUNTS),
@@ -70,13 +70,13 @@ async def read_all(pieces: list[bytes]) -> list[Frame]:
         reader.feed_eof()
 
     feeding = asyncio.create_task(feed())
-    found = []
+    frames = []
     try:
         while (frame := await read_frame(reader)) is not None:
-            found.append(frame)
+            frames.append(frame)
     finally:
         await feeding
-    return found
+    return frames
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -86,15 +86,15 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(0, 2**20), max_size=6))
-def test_frames_come_out_as_they_went_in(sent: list[Frame], places: list[int]) -> None:
-    """However the pipe cuts them."""
+def test_frames_are_read_as_written(sent: list[Frame], places: list[int]) -> None:
+    """It holds however the pipe splits them."""
     data = b"".join(map(encode_frame, sent))
     assert asyncio.run(read_all(cut(data, places))) == sent
 
 
 @given(FRAMES, st.integers(1, 2**20))
-def test_a_torn_frame_is_an_error_wherever_it_is_torn(frame: Frame, place: int) -> None:
-    """A process that is killed may leave half a frame; whole ones before it are read."""
+def test_a_truncated_frame_is_an_error_wherever_it_is_cut(frame: Frame, place: int) -> None:
+    """A killed process may leave half a frame; complete ones before it are read."""
     data = encode_frame(frame)
     torn = data[: 1 + place % (len(data) - 1)]
 
@@ -103,7 +103,7 @@ def test_a_torn_frame_is_an_error_wherever_it_is_torn(frame: Frame, place: int) 
         reader.feed_data(data + torn)
         reader.feed_eof()
         assert await read_frame(reader) == frame
-        with pytest.raises(FrameError, match=r"a torn frame: the pipe ended after [\d,]+ of"):
+        with pytest.raises(FrameError, match=r"truncated frame: the pipe ended after [\d,]+ of"):
             await read_frame(reader)
 
     asyncio.run(read())
@@ -111,7 +111,7 @@ def test_a_torn_frame_is_an_error_wherever_it_is_torn(frame: Frame, place: int) 
 
 @given(st.integers(0, 255), st.binary(max_size=80))
 def test_any_bytes_are_a_frame_or_a_frame_error(kind: int, payload: bytes) -> None:
-    """Nothing else comes out of what another program may have written."""
+    """It holds for any data that another program may have written."""
     try:
         frame = decode_frame(kind, payload)
     except FrameError:
@@ -122,26 +122,26 @@ def test_any_bytes_are_a_frame_or_a_frame_error(kind: int, payload: bytes) -> No
 @pytest.mark.parametrize(
     ("kind", "payload", "words"),
     [
-        (0, b"", "unknown kind 0"),
-        (99, b"{}", "unknown kind 99"),
-        (1, b"short", "broken Run frame"),
-        (2, b"123456789", "broken Abort frame"),
-        (3, b"short", "broken Row frame"),
-        (4, b"{}", "broken Ready frame"),
-        (5, b'{"steps": 1, "wrong": 2}', "broken Stats frame"),
-        (6, b"no json", "broken Failed frame"),
-        (6, b"[]", "broken Failed frame"),
-        (6, b"\xff", "broken Failed frame"),
+        (0, b"", "unknown frame kind 0"),
+        (99, b"{}", "unknown frame kind 99"),
+        (1, b"short", "invalid Run frame"),
+        (2, b"123456789", "invalid Abort frame"),
+        (3, b"short", "invalid Row frame"),
+        (4, b"{}", "invalid Ready frame"),
+        (5, b'{"steps": 1, "wrong": 2}', "invalid Stats frame"),
+        (6, b"no json", "invalid Failed frame"),
+        (6, b"[]", "invalid Failed frame"),
+        (6, b"\xff", "invalid Failed frame"),
     ],
 )
-def test_what_is_no_frame_is_named(kind: int, payload: bytes, words: str) -> None:
-    """The kind is told, so that one knows where to look."""
+def test_an_invalid_frame_is_named(kind: int, payload: bytes, words: str) -> None:
+    """The error names the kind, which shows where to look."""
     with pytest.raises(FrameError, match=words):
         decode_frame(kind, payload)
 
 
 async def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
-    """A stray `print` into the pipe must not make anyone wait for 2 GB."""
+    """A stray `print` into the pipe must not make the reader wait for 2 GB."""
     with pytest.raises(FrameError, match="too long"):
         await read_all([b"Loading weights: 100%\n"])
     with pytest.raises(FrameError, match="too long"):
@@ -149,7 +149,7 @@ async def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
 
 
 def test_a_frame_beyond_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other side would take it for nonsense."""
+    """The other side would treat it as invalid."""
     monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 24 + 10)
     assert encode_frame(Run(1, 1, 1, b"x" * 10))
     with pytest.raises(FrameError, match="35 bytes is too long: the limit is 34"):

@@ -1,4 +1,4 @@
-"""Signs of life: what a thread writes, another process reads, whatever the event loop does."""
+"""Signs of life: one process reads them while another's thread writes, even if its loop blocks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tidemill.protocol.contract import EngineError, EngineStats
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beat without much of a pause."""
+    """Beat with almost no pause."""
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.005)
 
 
 def read_until(page: LivenessPage, condition: Callable[[LivenessCounts], bool]) -> LivenessCounts:
-    """Return the page once something holds."""
+    """Return the page once a condition holds."""
     ends = time.monotonic() + 120
     while not condition(life := page.read()):
         assert time.monotonic() < ends
@@ -34,7 +34,7 @@ def read_until(page: LivenessPage, condition: Callable[[LivenessCounts], bool]) 
 
 
 def test_a_page_outlives_its_descriptor_and_is_the_same_on_both_sides() -> None:
-    """It begins with nothing."""
+    """It starts with zeros."""
     fd = LivenessPage.new_fd()
     one, other = LivenessPage(fd), LivenessPage(fd)
     os.close(fd)
@@ -43,8 +43,8 @@ def test_a_page_outlives_its_descriptor_and_is_the_same_on_both_sides() -> None:
     assert other.read() == LivenessCounts(1, 2, 3, 2**40)
 
 
-def test_a_heart_beats_though_the_loop_stands_still() -> None:
-    """With the steps of the engine, once there is one; it stops when that is gone."""
+def test_the_heartbeat_continues_while_the_loop_blocks() -> None:
+    """It includes the engine's steps once there is an engine, and stops when the engine is gone."""
     page, is_gone = LivenessPage(LivenessPage.new_fd()), False
 
     def stats() -> EngineStats:

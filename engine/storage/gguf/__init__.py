@@ -1,1 +1,1 @@
-"""GGUF files: read, described in transformers' format, and dequantized to safetensors."""
+"""GGUF files: reading, description in transformers' format, dequantization to safetensors."""

@@ -1,8 +1,8 @@
-"""Architectures of GGUF files that are served: their config.json and the names of their weights.
+"""Supported architectures of GGUF files: their config.json and the names of their weights.
 
-Names, defaults and changed weights are those of llama.cpp's converter and models: rows of queries
-and keys of `llama` are permuted, norms of Gemma hold their weight plus one, and what a file leaves
-out is what llama.cpp assumes.
+Names, defaults and changed weights follow llama.cpp's converter and models: rows of queries and
+keys of `llama` are permuted, norms of Gemma contain their weight plus one, and defaults are
+llama.cpp's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _EXPERTS: Final = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-# They are part of the config.
+# These tensors are part of the config.
 _ROPE_FREQS: Final = "rope_freqs.weight"
 _ROPE_LONG: Final = "rope_factors_long.weight"
 _ROPE_SHORT: Final = "rope_factors_short.weight"
@@ -63,10 +63,10 @@ _GEMMA3_27B_LAYERS: Final = 62
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A weight of transformers' class, and how to make it from the tensor of a GGUF file.
+    """A weight of transformers' class, and its source in the tensors of a GGUF file.
 
-    `expert` is the slice of stacked experts that it is. Rows of `permuted_heads` heads are permuted
-    as llama.cpp's rope wants them. `offset` is what the file's values have in addition.
+    `expert` is its index in stacked experts. Rows of `permuted_heads` heads are permuted for
+    llama.cpp's rope. `offset` is an addend in the file's values.
     """
 
     name: str
@@ -79,7 +79,7 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """An architecture: transformers' type and class, the fields of its own, the names of layers."""
+    """An architecture: transformers' type and class, its own fields, and names of layers."""
 
     model_type: str
     class_name: str
@@ -90,7 +90,7 @@ class _Family:
 
 
 def make_config(header: GGUFHeader) -> dict[str, Any]:
-    """Return the config.json of a file; `ModelRefused` names what is not supported in it."""
+    """Return the config.json of a file; raise `ModelRefused` for an unsupported one."""
     family = _family_of(header)
     hidden, heads = _count(header, "embedding_length"), _count(header, "attention.head_count")
     return {
@@ -112,9 +112,9 @@ def make_config(header: GGUFHeader) -> dict[str, Any]:
 
 
 def list_weights(header: GGUFHeader) -> list[StoredWeight]:
-    """Return the weights of transformers' class that the tensors of a file hold, in their order.
+    """Return the weights of transformers' class in the tensors of a file, in the file's order.
 
-    `ModelRefused` names a tensor that has no place.
+    Raises `ModelRefused` for an unknown tensor.
     """
     family = _family_of(header)
     heads = _count(header, "attention.head_count")
@@ -124,17 +124,17 @@ def list_weights(header: GGUFHeader) -> list[StoredWeight]:
     }
     weights = []
     for tensor in sorted(header.tensors.values(), key=lambda tensor: tensor.start):
-        found = _BLOCK.fullmatch(tensor.name)
-        if tensor.name in _OF_CONFIG or (found and found[2] in _DERIVED):
+        match = _BLOCK.fullmatch(tensor.name)
+        if tensor.name in _OF_CONFIG or (match and match[2] in _DERIVED):
             continue
         if tensor.name in _TOP:
             own, name = tensor.name.removesuffix(".weight"), _TOP[tensor.name]
-        elif found and found[2] in family.layer:
-            own = found[2]
-            name = f"model.layers.{found[1]}.{family.layer[own]}.{found[3]}"
+        elif match and match[2] in family.layer:
+            own = match[2]
+            name = f"model.layers.{match[1]}.{family.layer[own]}.{match[3]}"
         else:
             raise ModelRefused(
-                f"{header.path}: its tensor {tensor.name} is not supported for the architecture "
+                f"{header.path}: tensor {tensor.name} is not supported for the architecture "
                 f"{header.architecture!r}."
             )
         offset = family.norm_offset if name.endswith("norm.weight") else 0.0
@@ -179,17 +179,17 @@ def _vocab_size(header: GGUFHeader) -> int:
 def _count(header: GGUFHeader, key: str, default: int | None = None) -> int:
     value = header.get(key, default)
     if isinstance(value, list) and value and value.count(value[0]) == len(value):
-        value = value[0]  # of each layer
+        value = value[0]  # the same for each layer
     if type(value) is not int or value < 1:
-        what = "lacks" if value is None else f"has {value!r} as"
+        state = "lacks" if value is None else f"has {value!r} as"
         raise ModelRefused(
-            f"{header.path} {what} {header.architecture}.{key}, which must be a positive number."
+            f"{header.path} {state} {header.architecture}.{key}, which must be a positive number."
         )
     return value
 
 
 def _window(header: GGUFHeader) -> int | None:
-    """Return the sliding window; None for 0, which converters write where there is none."""
+    """Return the sliding window; None for 0, which converters write if there is none."""
     key = "attention.sliding_window"
     return _count(header, key) if header.get(key) else None
 
@@ -197,9 +197,9 @@ def _window(header: GGUFHeader) -> int | None:
 def _number(header: GGUFHeader, key: str, default: float | None = None) -> float:
     value = header.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        what = "lacks" if value is None else f"has {value!r} as"
+        state = "lacks" if value is None else f"has {value!r} as"
         raise ModelRefused(
-            f"{header.path} {what} {header.architecture}.{key}, which must be a number."
+            f"{header.path} {state} {header.architecture}.{key}, which must be a number."
         )
     return _shortest(value)
 
@@ -215,7 +215,7 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
 
 
 def _rope(header: GGUFHeader, theta: float = 10_000.0) -> dict[str, Any]:
-    """Return the rope's parameters: plain, stretched, or with a factor for each frequency."""
+    """Return the rope's parameters: plain, scaled, or with a factor for each frequency."""
     parameters: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": _number(header, "rope.freq_base", theta),
@@ -253,7 +253,7 @@ def _rope(header: GGUFHeader, theta: float = 10_000.0) -> dict[str, Any]:
                 header, "rope.scaling.original_context_length"
             ),
         }
-    raise ModelRefused(f"{header.path}: its rope scaling {kind!r} is not supported.")
+    raise ModelRefused(f"{header.path}: rope scaling {kind!r} is not supported.")
 
 
 def _scale(header: GGUFHeader) -> float:
@@ -261,10 +261,10 @@ def _scale(header: GGUFHeader) -> float:
 
 
 def _check_whole_rope(header: GGUFHeader) -> None:
-    turned, width = header.get("rope.dimension_count"), _head_dim(header)
-    if turned not in (None, width):
+    rotated, width = header.get("rope.dimension_count"), _head_dim(header)
+    if rotated not in (None, width):
         raise ModelRefused(
-            f"{header.path}: its rope turns {turned} of the {width} numbers of a head, which is "
+            f"{header.path}: a rope of {rotated} of the {width} dimensions of a head is "
             f"not supported for the architecture {header.architecture!r}."
         )
 

@@ -1,4 +1,4 @@
-"""Header of a GGUF file: its metadata and where its tensors are.
+"""Header of a GGUF file: its metadata and the positions of its tensors.
 
 The `gguf` package's own reader takes seconds for a large vocabulary and fails with tracebacks on a
 truncated file. The layout is that of the GGUF specification, versions 2 and 3, little-endian.
@@ -54,7 +54,7 @@ class GGUFTensor:
 
     @property
     def count(self) -> int:
-        """Return how many numbers it has."""
+        """Return the number of its values."""
         return prod(self.shape)
 
 
@@ -68,7 +68,7 @@ class GGUFHeader:
 
     @property
     def architecture(self) -> str:
-        """Return the architecture that the file names; empty where it names none."""
+        """Return the file's architecture, or an empty string."""
         return str(self.metadata.get("general.architecture", ""))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -77,7 +77,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Return the header of a GGUF file; `ModelRefused` says what is wrong with the file."""
+    """Return the header of a GGUF file; raise `ModelRefused` for an invalid or unsupported file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -109,8 +109,8 @@ class _Reader:
         (version,) = self._unpack("<I")
         if version not in _VERSIONS:
             swapped = struct.unpack(">I", struct.pack("<I", version))[0] in _VERSIONS
-            what = "big-endian" if swapped else f"version {version} of the format"
-            raise ModelRefused(f"{path} is {what}, which is not supported: convert it again.")
+            variant = "big-endian" if swapped else f"version {version} of the format"
+            raise ModelRefused(f"{path} is {variant}, which is not supported: convert it again.")
         num_tensors, num_values = self._unpack("<QQ")
         if max(num_tensors, num_values) > _MAX_ITEMS:
             raise EOFError

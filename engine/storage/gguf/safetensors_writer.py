@@ -1,4 +1,4 @@
-"""Weights of a GGUF file as one safetensors file of transformers' names and order."""
+"""Weights of a GGUF file as one safetensors file with transformers' names and order."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def stored_kind(header: GGUFHeader, weight: StoredWeight) -> str:
-    """Return the type of a weight in safetensors: bf16 for one that is quantized in the file."""
+    """Return the type of a weight in safetensors: bf16 for a quantized weight."""
     return FLOATS.get(header.tensors[weight.tensor].kind, "BF16")
 
 
 def num_bytes(header: GGUFHeader, weights: Sequence[StoredWeight]) -> int:
-    """Return how many bytes the weights take in the safetensors file."""
+    """Return the size in bytes of the weights in the safetensors file."""
     return sum(prod(one.shape) * _BYTES[stored_kind(header, one)] for one in weights)
 
 
 def write_safetensors(header: GGUFHeader, weights: Sequence[StoredWeight], path: Path) -> None:
     """Write the weights to a new file, a few rows at a time."""
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for weight in weights:
         kind = stored_kind(header, weight)
         end = offset + prod(weight.shape) * _BYTES[kind]
-        described[weight.name] = {
+        entries[weight.name] = {
             "dtype": kind,
             "shape": list(weight.shape),
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(described).encode()
+    text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
     with (

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: dequantized by the `gguf` package, a few rows at a time."""
+"""Tensors of a GGUF file: dequantized with the `gguf` package, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _F32: Final = 0
 _F16: Final = 1
 _BF16: Final = 30
 FLOATS: Final = {_F32: "F32", _F16: "F16", _BF16: "BF16"}
-"""Types that are stored as they are, by their numbers in ggml, as safetensors call them."""
+"""Names in safetensors of the types that are stored unchanged, by their numbers in ggml."""
 
 _DTYPES: Final = {_F32: np.float32, _F16: np.float16, _BF16: np.uint16}
 _CHUNK_NUMBERS: Final = 2**21
-"""Of a thread at a time."""
+"""Numbers that a thread processes at a time."""
 
 
 def check_types(header: GGUFHeader, size: int) -> None:
-    """Refuse tensors of types that the `gguf` package cannot read, and those behind the end."""
+    """Reject tensors of types that the `gguf` package cannot read, and truncated ones."""
     for tensor in header.tensors.values():
         if tensor.start + num_bytes(header, tensor) > size:
             raise ModelRefused(
@@ -37,7 +37,7 @@ def check_types(header: GGUFHeader, size: int) -> None:
 
 
 def num_bytes(header: GGUFHeader, tensor: GGUFTensor) -> int:
-    """Return how many bytes a tensor takes in the file; `ModelRefused` for an unreadable type."""
+    """Return the size of a tensor in the file; raise `ModelRefused` for an unreadable type."""
     return prod(_row_shape(header, tensor))
 
 
@@ -46,32 +46,32 @@ def _row_shape(header: GGUFHeader, tensor: GGUFTensor) -> tuple[int, int]:
     sizes = _block_sizes(tensor.kind)
     if isinstance(sizes, str):
         raise ModelRefused(
-            f"{header.path}: {tensor.name} has the type {sizes}, which the gguf package cannot "
-            "read: use a file of another quantization."
+            f"{header.path}: {tensor.name} has type {sizes}, which the gguf package cannot "
+            "read: use a file with another quantization."
         )
     block, size = sizes
     *rows, width = tensor.shape or (1,)
     if width % block:
-        raise ModelRefused(f"{header.path} is damaged: {tensor.name} has rows of {width} numbers.")
+        raise ModelRefused(f"{header.path} is damaged: {tensor.name} has rows of {width} values.")
     return prod(rows), width // block * size
 
 
 @cache
 def _block_sizes(kind: int) -> tuple[int, int] | str:
-    """Return the numbers and bytes of a type's block; its name where it cannot be read."""
+    """Return the numbers and bytes of a type's block; its name if it cannot be read."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
     try:
-        known = GGMLQuantizationType(kind)
+        type_ = GGMLQuantizationType(kind)
     except ValueError:
         return str(kind)
-    block, size = GGML_QUANT_SIZES[known]
+    block, size = GGML_QUANT_SIZES[type_]
     if kind not in FLOATS:
         try:
-            dequantize(np.zeros((1, size), np.uint8), known)
+            dequantize(np.zeros((1, size), np.uint8), type_)
         except NotImplementedError:
-            return known.name
+            return type_.name
     return block, size
 
 
@@ -86,9 +86,9 @@ def read_parts(
     permuted_heads: int = 0,
     offset: float = 0.0,
 ) -> Iterator[NDArray[Any]]:
-    """Yield a tensor part by part: bits of bf16 of a quantized one, else what is stored.
+    """Yield a tensor part by part: bits of bf16 for a quantized one, else the stored values.
 
-    Rows of heads are put back into transformers' order, and `offset` is taken off each number.
+    Rows of heads are restored to transformers' order, and `offset` is subtracted.
     """
     rows, width = _row_shape(header, tensor)
     start = tensor.start
@@ -101,10 +101,10 @@ def read_parts(
         shape = (min(step, rows - first), width)
         stored = np.fromfile(file, np.uint8, prod(shape))
         if stored.size < prod(shape):
-            raise ModelRefused(f"{header.path} was cut off while it was read.")
+            raise ModelRefused(f"{header.path} was truncated while being read.")
         stored = stored.reshape(shape)
         if permuted_heads:
-            stored = stored.reshape(tensor.shape[0], -1)  # a bias is one row of numbers
+            stored = stored.reshape(tensor.shape[0], -1)  # a bias is one row of values
             order = np.arange(len(stored)).reshape(permuted_heads, -1, 2)
             stored = stored[order.swapaxes(1, 2).ravel()]
         decode = partial(_decode, kind=tensor.kind, offset=offset)
@@ -120,18 +120,18 @@ def _decode(rows: NDArray[np.uint8], kind: int, offset: float) -> NDArray[Any]:
     if kind in FLOATS:
         numbers: NDArray[Any] = rows.view(_DTYPES[kind])
         return numbers - numbers.dtype.type(offset) if offset else numbers
-    # As one row: the package works on 16 rows at a time, which are few numbers in a small model.
+    # As one row: the package works on 16 rows at a time, which are few values in a small model.
     numbers = dequantize(rows.reshape(1, -1), GGMLQuantizationType(kind)) - np.float32(offset)
     bits: NDArray[Any] = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.int16).numpy()
     return bits
 
 
 def check_is_f32(header: GGUFHeader, tensor: GGUFTensor) -> None:
-    """Refuse a tensor that llama.cpp stores as F32, in a file that stores it otherwise."""
+    """Reject a file that does not store this tensor as F32, as llama.cpp does."""
     if tensor.kind != _F32:
         raise ModelRefused(
             f"{header.path}: {tensor.name} is not stored as F32, which is not supported: convert "
-            "the model again by llama.cpp."
+            "the model again with llama.cpp."
         )
 
 

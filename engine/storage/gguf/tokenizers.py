@@ -1,7 +1,8 @@
-"""Tokenizers built from the tables of a GGUF file, as published tokenizer.json files have them.
+"""Tokenizers built from the tables of a GGUF file, equivalent to published tokenizer.json files.
 
 Byte-level BPE is split by `tokenizer.ggml.pre`, which names the published pre-tokenizer. In a
-SentencePiece vocabulary merges are all pairs of tokens whose text is a token, best score first.
+SentencePiece vocabulary the merges are all pairs of tokens whose joined text is a token, best score
+first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KEY: Final = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPACE: Final = "\u2581"
 
-# The pre-tokenizers' regular expressions as their tokenizer.json files have them.
+# The pre-tokenizers' regular expressions as in their tokenizer.json files.
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS: Final = (
     r"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
@@ -43,7 +44,7 @@ _GPT4O: Final = _CASED.format(contractions=f"{_CONTRACTIONS}?", digits="{1,3}")
 class _Pre:
     """A published pre-tokenizer: one regular expression, None for GPT-2's own.
 
-    `splits_digits` makes each digit a part. `adds_bos` is what a file means that leaves it out.
+    `splits_digits` makes each digit a part. `adds_bos` is the default for files without that flag.
     """
 
     pattern: str | None = None
@@ -67,12 +68,12 @@ _PRE: Final[Mapping[str, _Pre]] = {
     "tekken": _Pre(_TEKKEN, ignores_merges=True, adds_bos=True),
     "gpt-4o": _Pre(_GPT4O),
 }
-# Tokens that end a turn, whatever the metadata calls them: llama.cpp knows them by their text.
+# Tokens that end a turn, regardless of the metadata: llama.cpp recognizes them by text.
 _ENDS: Final = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<|end_of_text|>", "<EOT>", "_<EOT>"),
 )
-# Phi-3's tokens that, other than the rest of its special ones, keep spaces to their right.
+# Phi-3's special tokens that keep spaces to their right; its other ones absorb them.
 _PHI3_PLAIN: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -80,7 +81,7 @@ _PHI3_PLAIN: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 class TokenizerFiles:
     """The texts of the files that describe a tokenizer; `chat_template` is None for a base model.
 
-    `ids` are those of `bos`, `eos`, `unk` and `pad`; `end_ids` end a sequence.
+    `ids` are the ids of `bos`, `eos`, `unk` and `pad`; `end_ids` end a sequence.
     """
 
     tokenizer: str
@@ -91,7 +92,7 @@ class TokenizerFiles:
 
 
 def make_tokenizer(header: GGUFHeader) -> TokenizerFiles:
-    """Return the tokenizer of a file; `ModelRefused` names what is not supported or missing."""
+    """Return the tokenizer of a file; raise `ModelRefused` if a part is missing or unsupported."""
     tables = _Tables(header)
     kind = header.metadata.get(f"{_KEY}model")
     if kind not in {"gpt2", "llama"}:
@@ -104,9 +105,9 @@ def make_tokenizer(header: GGUFHeader) -> TokenizerFiles:
         tokenizer, adds_bos = build(tables)
     except ModelRefused:
         raise
-    except Exception as exc:  # the library has no class of its own for a merge without a token
+    except Exception as exc:  # the library raises no specific class for a merge without a token
         raise ModelRefused(
-            f"{header.path}: its tokenizer tables do not fit together ({first_line_of(exc)})."
+            f"{header.path}: the tokenizer tables are inconsistent ({first_line_of(exc)})."
         ) from exc
     tokenizer.add_special_tokens(list(tables.added(is_special=True)))
     tokenizer.add_tokens(list(tables.added(is_special=False)))
@@ -151,7 +152,7 @@ class _Tables:
         values = self.header.metadata.get(f"{_KEY}{key}", default)
         if not isinstance(values, list) or not all(type(value) is kind for value in values[:1]):
             raise ModelRefused(
-                f"{self.header.path} has no table {_KEY}{key}: it is not a whole model."
+                f"{self.header.path} has no table {_KEY}{key}: it is not a complete model."
             )
         if default is not None and len(values) != len(default):
             raise ModelRefused(
@@ -165,7 +166,7 @@ class _Tables:
         return bool(self.header.metadata.get(f"{_KEY}{key}", default))
 
     def token_id(self, key: str) -> int | None:
-        """Return the id of a special token by the name that the file has for it."""
+        """Return the id of a special token by its name in the file."""
         token_id = self.header.metadata.get(f"{_KEY}{key}_token_id")
         is_one = type(token_id) is int and 0 <= token_id < len(self.tokens)
         return token_id if is_one else None
@@ -180,7 +181,7 @@ class _Tables:
         return self._table("scores", float, [0.0] * len(self.tokens))
 
     def added(self, *, is_special: bool) -> Iterator[Any]:
-        """Yield the tokens that are never made of others."""
+        """Yield the tokens that are not built from others."""
         from tokenizers import AddedToken
 
         kinds = {_CONTROL, _UNKNOWN} if is_special else {_USER_DEFINED}
@@ -192,19 +193,19 @@ class _Tables:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """Say whether the vocabulary is one of SentencePiece."""
+        """Return whether this is a SentencePiece vocabulary."""
         return self.header.metadata.get(f"{_KEY}model") == "llama"
 
     def end_ids(self) -> list[int]:
-        """Return the tokens that end a sequence: those that the file names, and known ones."""
+        """Return the tokens that end a sequence: the file's own and well-known ones."""
         named = (self.token_id(key) for key in ("eos", "eot", "eom"))
         texts = {token: token_id for token_id, token in enumerate(self.tokens)}
-        known = (texts.get(token) for token in _ENDS)
-        return sorted({token_id for token_id in (*named, *known) if token_id is not None})
+        well_known = (texts.get(token) for token in _ENDS)
+        return sorted({token_id for token_id in (*named, *well_known) if token_id is not None})
 
 
 def _unique(tokens: Sequence[str]) -> list[str]:
-    """Return tokens whose repetitions, such as padding of a table, have names of their own."""
+    """Return tokens with unique names for repetitions, such as padding of a table."""
     seen: set[str] = set()
     names = []
     for token_id, token in enumerate(tokens):
@@ -215,7 +216,7 @@ def _unique(tokens: Sequence[str]) -> list[str]:
 
 
 def _byte_level(tables: _Tables) -> tuple[Any, bool]:
-    """Return a tokenizer of byte-level BPE, and whether it puts a token in front of a text."""
+    """Return a byte-level BPE tokenizer, and whether it puts a token before a text."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     name = tables.header.metadata.get(f"{_KEY}pre")
@@ -223,7 +224,7 @@ def _byte_level(tables: _Tables) -> tuple[Any, bool]:
     if pre is None:
         raise ModelRefused(
             f"{tables.header.path}: the GGUF pre-tokenizer {name!r} is not supported: use the "
-            "model in transformers' format, or convert it again by a current llama.cpp."
+            "model in transformers' format, or convert it again with a current llama.cpp."
         )
     vocabulary = {token: token_id for token_id, token in enumerate(tables.tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, tables.merges(), ignore_merges=pre.ignores_merges))
@@ -246,7 +247,7 @@ def _byte_level(tables: _Tables) -> tuple[Any, bool]:
 
 
 def _sentencepiece(tables: _Tables) -> tuple[Any, bool]:
-    """Return a tokenizer of SentencePiece's BPE, which begins a text with a token."""
+    """Return a SentencePiece BPE tokenizer, which puts a token before a text."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: token_id for token_id, token in enumerate(tables.tokens)}
@@ -271,10 +272,10 @@ def _sentencepiece(tables: _Tables) -> tuple[Any, bool]:
 
 
 def _merges_by_score(tables: _Tables, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that are a token together, those of the best score first.
+    """Return all pairs of tokens whose joined text is a token, the best score first.
 
-    Pairs of one score are in the order in which transformers writes them: the longer left part
-    first. Tokens that a user defined are made before all others.
+    Pairs with equal scores are in transformers' order: the longer left part first. User-defined
+    tokens come before all others.
     """
     ranked: list[tuple[float, int, str, str]] = []
     for token, score, kind in zip(tables.tokens, tables.scores(), tables.types, strict=True):
@@ -282,30 +283,30 @@ def _merges_by_score(tables: _Tables, vocabulary: Mapping[str, int]) -> list[tup
             continue
         best = math.inf if kind == _USER_DEFINED else score
         pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
-        known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        ranked += [(-best, -len(left), left, right) for left, right in known]
+        usable = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
+        usable.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        ranked += [(-best, -len(left), left, right) for left, right in usable]
     ranked.sort(key=lambda one: one[:2])
     return [(left, right) for _, _, left, right in ranked]
 
 
 def _set_template(tokenizer: Any, tables: _Tables, *, adds_bos: bool) -> None:
-    """Have the tokenizer put special tokens around a text, where the file says so."""
+    """Make the tokenizer put special tokens around a text, if the file requires it."""
     from tokenizers.processors import TemplateProcessing
 
     bos, eos = tables.named_ids.get("bos"), tables.named_ids.get("eos")
     before = bos if tables.flag("add_bos_token", default=adds_bos) else None
-    behind = eos if tables.flag("add_eos_token", default=False) else None
-    if before is None and behind is None:
+    after = eos if tables.flag("add_eos_token", default=False) else None
+    if before is None and after is None:
         return
-    around = [None if one is None else tables.tokens[one] for one in (before, behind)]
+    around = [None if one is None else tables.tokens[one] for one in (before, after)]
     single = [part for part in (around[0], "$A", around[1]) if part is not None]
     tokenizer.post_processor = TemplateProcessing(
         single=single,
-        special_tokens=[(tables.tokens[one], one) for one in (before, behind) if one is not None],
+        special_tokens=[(tables.tokens[one], one) for one in (before, after) if one is not None],
     )
 
 
-def config_text(said: Mapping[str, Any]) -> str:
-    """Return a JSON object as a file has it."""
-    return json.dumps(said, ensure_ascii=False, indent=2)
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a JSON object as the text of a file."""
+    return json.dumps(config, ensure_ascii=False, indent=2)

@@ -1,8 +1,8 @@
-"""Unpacked GGUF files: folders in transformers' format in the cache of weights, made once.
+"""Unpacked GGUF files: folders in transformers' format in the weights cache, created once.
 
 A file has the folder `<cache>/gguf/<name>-<digest>`. The description (config and tokenizer) is
-written when the model is first looked at, the weights when it is first loaded. The digest is of the
-file's path, size and time of writing, and of what unpacks it: a changed file is unpacked again.
+written at first use, the weights at the first load. The digest covers the file's path, size and
+modification time, and the unpacking code: a changed file is unpacked again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...errors import ModelRefused
 from ..disk_cache import MAX_AGE_SECONDS, folder_digest, package_versions
 
 WEIGHTS_VARIABLE: Final = "TIDEMILL_WEIGHTS_CACHE"
-"""Names the cache of weights, for those from S3 too."""
+"""The path of the weights cache, which also contains weights from S3."""
 
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
@@ -37,9 +37,9 @@ _MAX_NAME: Final = 60
 
 
 def gguf_file(model: str) -> Path | None:
-    """Return the GGUF file of a model: the file itself, or the only one of a folder of no other.
+    """Return the GGUF file of a model: the file itself, or the only one of a folder without others.
 
-    Raises `ModelRefused` for a folder of several.
+    Raises `ModelRefused` for a folder with several.
     """
     if model.lower().endswith(SUFFIX):
         return Path(model) if os.path.isfile(model) else None  # noqa: PTH113 - it never raises
@@ -53,28 +53,28 @@ def gguf_file(model: str) -> Path | None:
 
 
 def only_name(model: str, names: Iterable[str]) -> str | None:
-    """Return the name of the only GGUF file among the files of a model; refuse several.
+    """Return the name of the only GGUF file among a model's files; reject several.
 
-    Projectors of images, which are next to a text model, do not count.
+    Image projectors, which are stored next to a text model, do not count.
     """
     files = gguf_names(names)
     if len(files) > 1 and not all(map(is_part, files)):
         raise ModelRefused(
             f"{model} has {len(files)} GGUF files ({', '.join(files[:3])}"
-            f"{', …' if len(files) > 3 else ''}): choose one, and name the file itself by --model."
+            f"{', …' if len(files) > 3 else ''}): choose one, and pass its path to --model."
         )
     return files[0] if files else None
 
 
 def description_folder(file: Path) -> Path:
-    """Return the folder with the config and the tokenizer of a GGUF file, made if needed.
+    """Return the folder with the config and the tokenizer of a GGUF file, created if needed.
 
-    Raises `ModelRefused` for a file that is not supported.
+    Raises `ModelRefused` for an unsupported file.
     """
     status = file.stat()
-    written = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    identity = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
     digest = blake2b(digest_size=8)
-    for cause in (str(file.absolute()), written, _version()):
+    for cause in (str(file.absolute()), identity, _version()):
         digest.update(f"{cause}\n".encode(errors="surrogatepass"))
     name = re.sub(r"[^\w.-]+", "-", file.stem)[:_MAX_NAME]
     folder = _home() / f"{name}-{digest.hexdigest()}"
@@ -85,7 +85,7 @@ def description_folder(file: Path) -> Path:
 
 @cache
 def _version() -> str:
-    """Return what changes with the code that unpacks."""
+    """Return a version of the unpacking code."""
     return f"{folder_digest(Path(__file__).parent)} {package_versions('gguf', 'tokenizers')}"
 
 
@@ -115,41 +115,41 @@ def _describe(file: Path, folder: Path) -> None:
     config = make_config(header)
     list_weights(header)
     check_types(header, file.stat().st_size)
-    made = make_tokenizer(header)
-    ends = list(made.end_ids)
+    tokenizer = make_tokenizer(header)
+    ends = list(tokenizer.end_ids)
     config |= {
-        "bos_token_id": made.ids.get("bos"),
+        "bos_token_id": tokenizer.ids.get("bos"),
         "eos_token_id": ends or None,
-        "pad_token_id": made.ids.get("pad"),
+        "pad_token_id": tokenizer.ids.get("pad"),
     }
     texts = {
-        "tokenizer.json": made.tokenizer,
-        "tokenizer_config.json": config_text(made.tokenizer_config),
+        "tokenizer.json": tokenizer.tokenizer,
+        "tokenizer_config.json": config_text(tokenizer.tokenizer_config),
         "generation_config.json": config_text({"eos_token_id": ends} if ends else {}),
         _CONFIG: config_text(config),
     }
-    if made.chat_template is not None:
-        texts = {"chat_template.jinja": made.chat_template, **texts}
+    if tokenizer.chat_template is not None:
+        texts = {"chat_template.jinja": tokenizer.chat_template, **texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_old(folder.parent)
         for name, text in texts.items():
-            written = folder / f"{_PARTIAL}{os.getpid()}-{get_ident()}-{name}"
-            written.write_text(text, encoding="utf-8", errors="surrogatepass")
-            written.replace(folder / name)
+            partial = folder / f"{_PARTIAL}{os.getpid()}-{get_ident()}-{name}"
+            partial.write_text(text, encoding="utf-8", errors="surrogatepass")
+            partial.replace(folder / name)
     except OSError as exc:
         raise _not_written(file, folder, exc) from exc
 
 
 def has_weights(file: Path) -> bool:
-    """Say whether the weights of a GGUF file are unpacked already."""
+    """Return whether the weights of a GGUF file are unpacked already."""
     return (description_folder(file) / _WEIGHTS).exists()
 
 
 def unpack_weights(file: Path) -> tuple[Path, str | None]:
-    """Return the folder of a GGUF file with its weights, and a note where they were made just now.
+    """Return the folder of a GGUF file with its weights, and a note if they were created now.
 
-    Another process that makes them is waited for. Raises `ModelRefused` where they cannot be made.
+    If another process is creating them, this waits. Raises `ModelRefused` if that is impossible.
     """
     from .families import list_weights
     from .header import read_header
@@ -170,14 +170,14 @@ def unpack_weights(file: Path) -> tuple[Path, str | None]:
                 return folder, None
             _check_space(file, folder, needed)
             began = time.monotonic()
-            written = folder / f"{_PARTIAL}{_WEIGHTS}"
-            write_safetensors(header, weights, written)
-            written.replace(target)
+            partial = folder / f"{_PARTIAL}{_WEIGHTS}"
+            write_safetensors(header, weights, partial)
+            partial.replace(target)
     except OSError as exc:
         raise _not_written(file, folder, exc) from exc
     return folder, (
         f"dequantized {file.stat().st_size / 1e9:.2f} GB of GGUF to {needed / 1e9:.2f} GB of "
-        f"weights in {time.monotonic() - began:.1f} s, kept in {folder}"
+        f"weights in {time.monotonic() - began:.1f} s, stored in {folder}"
     )
 
 
@@ -185,7 +185,7 @@ def _check_space(file: Path, folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelRefused(
-            f"{file}: its dequantized weights take {needed / 1e9:.1f} GB on disk, and {folder} has "
+            f"{file}: the dequantized weights need {needed / 1e9:.1f} GB on disk, and {folder} has "
             f"{free / 1e9:.1f} GB free: free some, or set --weights-cache to another folder."
         )
 

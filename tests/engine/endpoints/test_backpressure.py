@@ -1,4 +1,4 @@
-"""What is long has turns: how many bytes at once, in which order, and what becomes of the rest."""
+"""Long work takes turns: its bytes in flight, its order, and cancelled or failed work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.engine.endpoints.backpressure import BoundedExecutor, body_size
 
 
 class Desk:
-    """Where texts are worked on once it is let; notes how many bytes it had in hand at most."""
+    """Processes texts when permitted; records the maximum number of bytes in flight."""
 
     def __init__(
         self, max_bytes: int = 100, *, is_open: bool = False, interactive: bool = False
@@ -30,11 +30,11 @@ class Desk:
             self.go_on.set()
 
     def start(self, *texts: str) -> list[asyncio.Task[str]]:
-        """Ask for a turn for each text."""
+        """Request a turn for each text."""
         return [asyncio.create_task(self.turns.run(len(text), self.work, text)) for text in texts]
 
     def work(self, text: str) -> str:
-        """Wait for the word, then return the text."""
+        """Wait for permission, then return the text."""
         with self._lock:
             self.order.append(text)
             self.now += len(text)
@@ -53,8 +53,8 @@ async def settle(condition: Any) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_what_is_short_waits_for_nobody() -> None:
-    """It runs at once in the loop's own thread, though the room is full and others wait."""
+async def test_short_work_never_waits() -> None:
+    """It runs at once in the event loop's thread, although the limit is reached and others wait."""
     desk = Desk()
     tasks = desk.start("a" * 90, "b" * 90)
     await settle(lambda: desk.now == 90)
@@ -65,13 +65,13 @@ async def test_what_is_short_waits_for_nobody() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_what_is_long_runs_in_another_thread() -> None:
-    """The loop is free meanwhile."""
+async def test_long_work_runs_in_another_thread() -> None:
+    """The event loop is free in the meantime."""
     assert await Desk().turns.run(11, threading.get_ident) != threading.get_ident()
 
 
-async def test_long_ones_share_the_room() -> None:
-    """Ten texts of 40 in a room of 100: two at a time, each with its own outcome."""
+async def test_long_work_shares_the_limit() -> None:
+    """Ten texts of 40 bytes with a limit of 100 run two at a time, each with its own result."""
     desk = Desk()
     texts = [letter * 40 for letter in "abcdefghij"]
     tasks = desk.start(*texts)
@@ -81,8 +81,8 @@ async def test_long_ones_share_the_room() -> None:
     assert desk.most <= 100
 
 
-async def test_one_above_the_bound_has_its_turn_alone() -> None:
-    """It waits for those before it, and those behind it wait."""
+async def test_work_above_the_limit_runs_alone() -> None:
+    """It waits for earlier work, and later work waits for it."""
     desk = Desk(is_open=True)
     texts = ["a" * 60, "b" * 1_000, "c" * 60]
     assert await asyncio.gather(*desk.start(*texts)) == texts
@@ -90,7 +90,7 @@ async def test_one_above_the_bound_has_its_turn_alone() -> None:
 
 
 async def test_interactive_work_on_little_waits_for_no_work_on_much() -> None:
-    """A body of an eighth of the room runs next to one that fills it, before those that wait."""
+    """A body of an eighth of the limit runs next to one that fills it, before waiting work."""
     desk = Desk(interactive=True)
     tasks = desk.start("a" * 90, *("b" * 90 for _ in range(5)), "c" * 12)
     await settle(lambda: len(desk.order) == 2)
@@ -99,8 +99,8 @@ async def test_interactive_work_on_little_waits_for_no_work_on_much() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_one_that_is_called_off_keeps_its_room_until_its_thread_is_done() -> None:
-    """Nothing stops the thread; one that had not begun gives its turn to the next."""
+async def test_cancelled_work_keeps_its_bytes_until_its_thread_ends() -> None:
+    """A thread cannot be stopped; work that had not started gives its turn to the next."""
     desk = Desk()
     working, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
     await settle(lambda: desk.now == 90)
@@ -113,10 +113,10 @@ async def test_one_that_is_called_off_keeps_its_room_until_its_thread_is_done() 
     assert (desk.most, desk.order) == (90, ["a" * 90, "c" * 90])
 
 
-async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
+async def test_work_cancelled_at_its_turn_passes_it_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its room is free again, though it never had a thread."""
+    """Its bytes are released, although it never had a thread."""
     desk = Desk()
     _, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
     await settle(lambda: desk.now == 90)
@@ -134,8 +134,8 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
     assert desk.order == ["a" * 90, "c" * 90]
 
 
-async def test_one_that_is_called_off_lets_pass_who_waits_behind_it() -> None:
-    """It waited for more room than there was; the next needs less."""
+async def test_cancelled_work_lets_the_next_pass() -> None:
+    """It waited for more bytes than were free; the next needs fewer."""
     desk = Desk()
     tasks = desk.start("a" * 60, "b" * 90, "c" * 20)
     await settle(lambda: desk.now == 60)
@@ -146,10 +146,10 @@ async def test_one_that_is_called_off_lets_pass_who_waits_behind_it() -> None:
     assert await asyncio.gather(tasks[0], tasks[2]) == ["a" * 60, "c" * 20]
 
 
-async def test_where_no_thread_can_be_started_the_room_is_given_back(
+async def test_bytes_are_released_if_no_thread_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else everything long would wait for ever once threads can be had again."""
+    """Otherwise all long work would wait forever once threads are available again."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -163,8 +163,8 @@ async def test_where_no_thread_can_be_started_the_room_is_given_back(
         assert await desk.turns.run(90, desk.work, "b" * 90) == "b" * 90
 
 
-async def test_one_that_fails_gives_its_room_back() -> None:
-    """Its error is its own, and the next one runs."""
+async def test_failed_work_releases_its_bytes() -> None:
+    """It raises its own error, and the next work runs."""
     desk = Desk(is_open=True)
     broken, good = desk.start("bad" * 30, "a" * 90)
     with pytest.raises(ValueError, match="bad"):
@@ -183,8 +183,8 @@ async def test_one_that_fails_gives_its_room_back() -> None:
         ({"ab": [{"cd": "ef"}]}, 2 + 1 + 2 + 2),
     ],
 )
-def test_a_body_is_as_large_as_what_is_to_be_read_of_it(body: dict[str, Any], size: int) -> None:
-    """Text by its bytes, lists by their length, whatever lies inside what."""
+def test_body_size_counts_texts_and_lists(body: dict[str, Any], size: int) -> None:
+    """Texts count by bytes and lists by length, at any nesting."""
     assert body_size(body) == size
 
 
@@ -195,7 +195,7 @@ def test_a_body_is_as_large_as_what_is_to_be_read_of_it(body: dict[str, Any], si
     )
 )
 def test_no_text_of_a_body_is_overlooked(value: Any) -> None:
-    """Every text counts with its bytes at least."""
+    """Every text counts at least its bytes."""
 
     def texts(value: Any) -> int:
         if isinstance(value, str):
@@ -210,13 +210,13 @@ def test_no_text_of_a_body_is_overlooked(value: Any) -> None:
     ("body", "size"),
     [({"a": [["x"] * 9] * 100}, 101), ({"a": {"k": ["x"] * 9}, "b": "x" * 60}, 62)],
 )
-def test_what_is_above_the_bound_is_not_counted_to_its_end(body: dict[str, Any], size: int) -> None:
-    """Millions of entries would hold the loop up for seconds, and are alone either way."""
+def test_counting_stops_above_the_limit(body: dict[str, Any], size: int) -> None:
+    """Millions of entries would block the event loop for seconds, and run alone in any case."""
     assert body_size(body, 50) == size < body_size(body)
 
 
-async def test_those_that_alternate_let_others_come_between() -> None:
-    """However many ask at once, between two of them the loop gets round."""
+async def test_interactive_calls_let_the_loop_run_in_between() -> None:
+    """The event loop runs between any two of many concurrent calls."""
     turns, order = BoundedExecutor(interactive=True), list[str]()
 
     async def ticking() -> None:
@@ -229,8 +229,8 @@ async def test_those_that_alternate_let_others_come_between() -> None:
     assert "turn turn" not in " ".join(order)
 
 
-async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
-    """Nobody has to look for garbage first: its frames hold nothing that holds them."""
+async def test_a_body_rejected_in_a_thread_is_freed_at_once() -> None:
+    """No garbage collection is needed: its frames are in no reference cycle."""
 
     class Body(dict[str, str]):
         """A body that can be watched."""
@@ -238,7 +238,7 @@ async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
     def refuse(body: Body) -> None:
         raise ValueError(len(body))
 
-    async def asked() -> weakref.ref[Body]:
+    async def watched_body() -> weakref.ref[Body]:
         body = Body()
         with pytest.raises(ValueError, match="0"):
             await BoundedExecutor(short_bytes=-1).run(1, refuse, body)
@@ -246,7 +246,7 @@ async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
 
     gc.disable()
     try:
-        watched = await asked()
+        watched = await watched_body()
         await asyncio.sleep(0)
         assert watched() is None
     finally:
@@ -257,13 +257,13 @@ async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
     "body",
     [{"a": [0] * 30_000}, {"a": dict.fromkeys(map(str, range(30_000)))}, {"a": [[]] * 30_000}],
 )
-def test_a_great_many_values_are_not_looked_at_one_by_one(body: dict[str, Any]) -> None:
-    """That would hold the loop up: such a body has its turn alone."""
+def test_very_many_values_are_not_counted_one_by_one(body: dict[str, Any]) -> None:
+    """Counting would block the event loop: such a body runs alone."""
     assert body_size(body, 2**30) == 2**30 + 1
 
 
-async def test_turns_with_threads_of_their_own_wait_for_nobody_elses() -> None:
-    """However short they are, they run beside the loop, so many at a time."""
+async def test_an_executor_with_own_threads_uses_only_these() -> None:
+    """Even short work runs outside the event loop, with a limited number of threads."""
     turns, both = BoundedExecutor(short_bytes=-1, num_threads=2), threading.Barrier(2)
     names = await asyncio.gather(*(turns.run(0, _name_behind, both) for _ in range(4)))
     assert len(set(names)) == 2

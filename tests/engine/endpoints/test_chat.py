@@ -32,7 +32,7 @@ def test_the_answer_is_openais_chat_completion() -> None:
 
 
 def test_the_same_line_gives_the_same_body() -> None:
-    """Nothing random enters a row."""
+    """A row contains nothing random."""
     scene = Scene()
     assert scene.chat(n=3) == scene.chat(n=3)
 
@@ -46,7 +46,7 @@ def test_the_prompt_is_the_rendered_conversation() -> None:
 
 
 def test_usage_counts_the_prompt_once_and_every_choice() -> None:
-    """Cached tokens are told to the summary only: a row must not depend on the cache."""
+    """Only the summary contains cached tokens: a row must not depend on the cache."""
     scene = Scene()
     scene.generator.num_cached_tokens = 8
     body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
@@ -90,8 +90,8 @@ def test_every_sampling_parameter_reaches_the_generator() -> None:
     assert request.stop_token_ids == {11} | scene.model.eos_token_ids
 
 
-def test_a_request_that_says_nothing_gets_the_models_defaults() -> None:
-    """The model's generation config speaks where the request does not; the context is the limit."""
+def test_a_request_without_parameters_gets_the_models_defaults() -> None:
+    """The model's generation config provides the defaults; the context is the limit."""
     defaults = SamplingDefaults(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1)
     scene = Scene(model=text_model(defaults=defaults))
     scene.chat()
@@ -117,10 +117,10 @@ def test_a_request_that_says_nothing_gets_the_models_defaults() -> None:
         ({"temperature": 1e300}, {"temperature": 1e4}),
     ],
 )
-def test_values_at_the_edge_are_given_a_plain_meaning(
+def test_edge_values_have_a_plain_meaning(
     fields: dict[str, Any], expected: dict[str, float]
 ) -> None:
-    """-1 and 0 and the whole vocabulary keep all tokens; a share of 0 keeps the likeliest."""
+    """-1 and 0 and the whole vocabulary allow all; a share of 0 allows the most likely token."""
     scene = Scene()
     scene.chat(**fields)
     sampling = scene.last().sampling
@@ -128,7 +128,7 @@ def test_values_at_the_edge_are_given_a_plain_meaning(
 
 
 def test_choice_0_draws_as_if_it_were_alone() -> None:
-    """`n` only adds choices, each with a seed of its own."""
+    """`n` only adds choices, each with its own seed."""
     scene = Scene()
     scene.chat(seed=5)
     scene.chat(seed=5, n=3)
@@ -137,15 +137,15 @@ def test_choice_0_draws_as_if_it_were_alone() -> None:
     assert len(set(choices)) == 3
 
 
-def test_the_end_of_a_turn_is_no_text() -> None:
-    """vLLM gives no stop reason for the model's own end, and we neither."""
+def test_the_end_of_a_turn_is_not_in_the_text() -> None:
+    """Like vLLM, the answer has no stop reason for the model's own end token."""
     choice = Scene().chat()["choices"][0]
     assert choice["message"]["content"] == " Paris."
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
 
 
 def test_the_end_of_a_turn_may_be_ignored() -> None:
-    """`ignore_eos` goes on; markup is shown when it is not skipped."""
+    """`ignore_eos` continues; special tokens are shown if they are not skipped."""
     scene = Scene(f" Paris.{TURN_END} the")
     choice = scene.chat(ignore_eos=True, skip_special_tokens=False)["choices"][0]
     assert choice["message"]["content"] == f" Paris.{TURN_END} the{TURN_END}"
@@ -153,23 +153,23 @@ def test_the_end_of_a_turn_may_be_ignored() -> None:
 
 
 def test_a_stop_token_ends_and_is_cut() -> None:
-    """It is named as the reason; `include_stop_str_in_output` keeps its text."""
+    """It is the stop reason; `include_stop_str_in_output` keeps its text."""
     scene = Scene()
     [dot] = scene.tokenizer.encode(".", add_special_tokens=False)
     choice = scene.chat(stop_token_ids=[dot])["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == (" Paris", dot)
-    kept = scene.chat(stop_token_ids=[dot], include_stop_str_in_output=True)
-    assert kept["choices"][0]["message"]["content"] == " Paris."
+    body = scene.chat(stop_token_ids=[dot], include_stop_str_in_output=True)
+    assert body["choices"][0]["message"]["content"] == " Paris."
 
 
 def test_a_stop_string_inside_tokens_ends_and_is_cut() -> None:
-    """The text before it is kept to the letter, and what the token held after it is dropped."""
+    """The text before it is exact, and the token's text after it is dropped."""
     scene = Scene()
     choice = scene.chat(stop=["zzz", "ari"])["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == (" P", "ari")
     assert choice["finish_reason"] == "stop"
-    kept = scene.chat(stop="ari", include_stop_str_in_output=True)
-    assert kept["choices"][0]["message"]["content"] == " Pari"
+    body = scene.chat(stop="ari", include_stop_str_in_output=True)
+    assert body["choices"][0]["message"]["content"] == " Pari"
 
 
 def test_a_stop_pattern_ends_and_its_match_stays() -> None:
@@ -187,9 +187,9 @@ def test_a_stop_pattern_ends_and_its_match_stays() -> None:
 
 
 def test_sglangs_name_keeps_the_stop_string_too() -> None:
-    """`no_stop_trim` is what others call `include_stop_str_in_output`."""
-    kept = Scene().chat(stop="ari", no_stop_trim=True)
-    assert kept["choices"][0]["message"]["content"] == " Pari"
+    """`no_stop_trim` is another name of `include_stop_str_in_output`."""
+    body = Scene().chat(stop="ari", no_stop_trim=True)
+    assert body["choices"][0]["message"]["content"] == " Pari"
 
 
 def test_a_stop_token_that_completes_a_stop_string_is_cut_as_a_token() -> None:
@@ -217,7 +217,7 @@ def test_half_a_character_at_the_limit_is_replaced() -> None:
 
 
 def test_log_probabilities_go_with_the_tokens() -> None:
-    """Each token has its text, its bytes and the likeliest beside it, best first."""
+    """Each token has its text, its bytes and the most likely alternatives, best first."""
     scene = Scene()
     choice = scene.chat(logprobs=True, top_logprobs=2)["choices"][0]
     content = choice["logprobs"]["content"]
@@ -233,7 +233,7 @@ def test_log_probabilities_go_with_the_tokens() -> None:
 
 
 def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
-    """They come in vLLM's places, only when asked for."""
+    """They are in vLLM's fields, and only if requested."""
     scene = Scene()
     body = scene.chat(return_token_ids=True, prompt_logprobs=1)
     prompt_ids = scene.last().prompt_ids
@@ -248,7 +248,7 @@ def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
 
 
 def test_echo_puts_the_message_before_its_continuation() -> None:
-    """With `continue_final_message` the whole of the assistant's message comes back."""
+    """With `continue_final_message` the whole assistant's message is returned."""
     scene = Scene(" Paris.")
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is"}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}
@@ -260,7 +260,7 @@ def test_echo_puts_the_message_before_its_continuation() -> None:
 
 
 def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
-    """A template that knows the hints takes them, one that does not renders as without them."""
+    """A template that supports the variables uses them; another renders as without them."""
     source = (
         "{{ reasoning_effort }} {{ verbosity }} {{ enable_thinking }} {{ messages[0].content }}"
     )
@@ -290,7 +290,7 @@ def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "invalid_request"),
     ],
 )
-def test_what_the_model_cannot_do_is_refused_by_name(
+def test_unsupported_parameters_are_rejected_by_name(
     fields: dict[str, Any], param: str, code: str
 ) -> None:
     """Nothing of such a request reaches the generator."""
@@ -300,11 +300,11 @@ def test_what_the_model_cannot_do_is_refused_by_name(
     assert scene.generator.requests == []
 
 
-def test_a_prompt_beyond_the_context_is_told_the_figures() -> None:
-    """Whoever reads it knows by how much to shorten what."""
+def test_the_error_of_a_prompt_above_the_context_has_the_numbers() -> None:
+    """The numbers show by how much to shorten the prompt or the completion."""
     error = Scene().chat_fault(max_tokens=63)
     assert "64 tokens" in error.message
-    assert "63 to generate" in error.message
+    assert "63 in the completion" in error.message
 
 
 def test_the_whole_context_may_be_used() -> None:
@@ -317,7 +317,7 @@ def test_the_whole_context_may_be_used() -> None:
     assert scene.chat_fault(max_tokens=rest + 1).param == "max_tokens"
 
 
-def test_a_model_without_a_template_says_how_to_give_one() -> None:
+def test_the_error_without_a_template_names_the_option() -> None:
     """A base model still serves completions."""
     scene = Scene(model=text_model(chat_template=None))
     error = scene.chat_fault()
@@ -325,8 +325,8 @@ def test_a_model_without_a_template_says_how_to_give_one() -> None:
     assert scene.complete()["choices"][0]["text"] == " Paris."
 
 
-def test_a_template_error_is_a_fault_of_the_messages() -> None:
-    """The template's own words come through."""
+def test_a_template_error_names_the_messages() -> None:
+    """The error contains the template's own message."""
     source = "{{ raise_exception('roles must alternate') }}"
     error = Scene(model=text_model(chat_template=source)).chat_fault()
     assert error.param == "messages"
@@ -334,13 +334,13 @@ def test_a_template_error_is_a_fault_of_the_messages() -> None:
 
 
 def test_a_conversation_that_renders_to_nothing_is_refused() -> None:
-    """There is no token to begin from."""
+    """Generation needs at least one token."""
     error = Scene(model=text_model(chat_template="{# nothing #}")).chat_fault()
     assert error.param == "messages"
 
 
-def test_a_rendered_prompt_gets_no_more_special_tokens_unless_asked() -> None:
-    """Templates write their own; `add_special_tokens: true` adds the tokenizer's."""
+def test_a_rendered_prompt_gets_no_more_special_tokens_by_default() -> None:
+    """Templates write their own special ones; `add_special_tokens: true` adds the tokenizer's."""
     scene = Scene("a", model=text_model_of(sentencepiece_tokenizer()))
     scene.chat("ab")
     [start, *rest] = scene.last().prompt_ids

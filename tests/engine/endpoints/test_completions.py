@@ -31,7 +31,7 @@ def test_the_answer_is_openais_text_completion() -> None:
 
 
 def test_the_four_forms_of_a_prompt_run_the_same_tokens() -> None:
-    """Text and its tokens are one and the same prompt."""
+    """A text and its tokens are the same prompt."""
     scene = Scene()
     ids = scene.tokenizer.encode(PROMPT, add_special_tokens=True)
     for prompt in (PROMPT, [PROMPT], ids, [ids]):
@@ -53,7 +53,7 @@ def test_choices_are_numbered_by_prompt_and_then_by_choice() -> None:
 
 
 def test_a_seed_gives_each_prompt_of_a_list_what_it_gives_alone() -> None:
-    """With a seed a list of prompts is the same as that many lines; without one all differ."""
+    """With a seed a list of prompts equals separate rows; without one all differ."""
     scene = Scene()
     scene.complete(PROMPT, seed=5)
     scene.complete([PROMPT, PROMPT], seed=5)
@@ -63,8 +63,8 @@ def test_a_seed_gives_each_prompt_of_a_list_what_it_gives_alone() -> None:
     assert len({alone, *unseeded}) == 3
 
 
-def test_sixteen_tokens_are_generated_when_nothing_is_said() -> None:
-    """OpenAI's default, or the rest of the context when that is less."""
+def test_sixteen_tokens_are_generated_by_default() -> None:
+    """It is OpenAI's default, or the rest of the context if that is less."""
     scene = Scene()
     scene.complete(PROMPT)
     assert scene.last().max_tokens == 16
@@ -72,8 +72,8 @@ def test_sixteen_tokens_are_generated_when_nothing_is_said() -> None:
     assert scene.last().max_tokens == 3
 
 
-def test_echo_comes_back_to_the_letter() -> None:
-    """The prompt's own characters stand before the completion, with or without tokens."""
+def test_echo_is_exact() -> None:
+    """The prompt's own characters precede the completion, with or without tokens."""
     scene = Scene()
     prompt = "The  capital é\n"
     assert scene.complete(prompt, echo=True)["choices"][0]["text"] == f"{prompt} Paris."
@@ -83,7 +83,7 @@ def test_echo_comes_back_to_the_letter() -> None:
 
 
 def test_log_probabilities_point_into_the_text() -> None:
-    """Every token's text lies in the choice's text at its offset."""
+    """Every token's text is in the choice's text at its offset."""
     scene = Scene()
     choice = scene.complete(PROMPT, logprobs=1)["choices"][0]
     logprobs = choice["logprobs"]
@@ -95,8 +95,8 @@ def test_log_probabilities_point_into_the_text() -> None:
     assert logprobs["token_logprobs"] == pytest.approx(expected)
 
 
-def test_the_likeliest_tokens_hold_the_one_that_came() -> None:
-    """There may be one more than was asked for; with 0 it is the token alone."""
+def test_top_logprobs_include_the_sampled_token() -> None:
+    """There may be one more than requested; with 0 there is only the token itself."""
     scene = Scene()
     two = scene.complete(PROMPT, logprobs=2)["choices"][0]["logprobs"]
     first = two["tokens"][0]
@@ -123,7 +123,7 @@ def test_echo_with_log_probabilities_scores_the_prompt() -> None:
 
 
 def test_a_space_that_a_tokenizer_adds_is_not_echoed() -> None:
-    """Llama 2's kind begins every text with one; the prompt comes back as it was sent."""
+    """Llama 2's tokenizer begins every text with one; the prompt is returned as sent."""
     scene = Scene(" a", model=text_model_of(sentencepiece_tokenizer()))
     choice = scene.complete("ab a", echo=True, logprobs=0)["choices"][0]
     assert choice["text"].startswith("ab a")
@@ -131,8 +131,8 @@ def test_a_space_that_a_tokenizer_adds_is_not_echoed() -> None:
     assert choice["logprobs"]["text_offset"][:4] == [0, 0, 2, 4]
 
 
-def test_a_prompt_gets_the_tokens_that_begin_a_text() -> None:
-    """As vLLM does it; `add_special_tokens: false` leaves them out."""
+def test_a_prompt_gets_its_opening_special_tokens() -> None:
+    """It follows vLLM; `add_special_tokens: false` omits them."""
     scene = Scene("a", model=text_model_of(sentencepiece_tokenizer()))
     scene.complete("ab")
     with_start = scene.last().prompt_ids
@@ -141,7 +141,7 @@ def test_a_prompt_gets_the_tokens_that_begin_a_text() -> None:
 
 
 def test_a_prompt_is_scored_without_a_new_token() -> None:
-    """`max_tokens: 0` with `echo` and `logprobs` gives the prompt's own values, nothing else."""
+    """`max_tokens: 0` with `echo` and `logprobs` returns only the prompt's own values."""
     scene = Scene()
     body = scene.complete(PROMPT, echo=True, logprobs=0, max_tokens=0)
     choice = body["choices"][0]
@@ -154,7 +154,7 @@ def test_a_prompt_is_scored_without_a_new_token() -> None:
 
 
 def test_prompt_log_probabilities_go_with_each_choice() -> None:
-    """vLLM's form, with as many alternatives as were asked for there."""
+    """They have vLLM's format, with the requested number of alternatives."""
     scene = Scene()
     body = scene.complete(PROMPT, prompt_logprobs=1, echo=True, logprobs=3, return_token_ids=True)
     choice = body["choices"][0]
@@ -167,17 +167,17 @@ def test_prompt_log_probabilities_go_with_each_choice() -> None:
 
 
 def test_the_choices_of_a_prompt_share_one_scoring() -> None:
-    """Each shows the scores; only the first asks for them."""
+    """Each shows the scores; only the first one requests them."""
     scene = Scene()
     body = scene.complete([PROMPT, "the"], n=3, prompt_logprobs=1)
-    asked = [request.prompt_logprobs for request in scene.generator.requests]
-    assert asked == [1, None, None] * 2
+    requested = [request.prompt_logprobs for request in scene.generator.requests]
+    assert requested == [1, None, None] * 2
     shown = [choice["prompt_logprobs"] for choice in body["choices"]]
     assert shown[0] == shown[1] == shown[2] != shown[3]
     assert shown[3] == shown[4] == shown[5]
 
 
-def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
+def test_a_token_inside_a_character_is_written_as_bytes() -> None:
     """Both halves of a character have the character's offset; their keys do not collide."""
     scene = Scene("aé!")
     logprobs = scene.complete(PROMPT, logprobs=0)["choices"][0]["logprobs"]
@@ -189,7 +189,7 @@ def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
 def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokenizing takes 160 times its memory; the row says what is known without."""
+    """Tokenizing takes 160 times its memory; the error is based on the bytes."""
     scene = Scene()
     monkeypatch.setattr(scene.tokenizer, "encode", None)
     text = "the " * 10_000
@@ -199,8 +199,8 @@ def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
     assert re.search(r"the prompt has at least \d+ tokens\.", error.message)
 
 
-def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:
-    """Those behind it are never tokenized, and nothing is held for them."""
+def test_the_first_too_long_prompt_of_many_ends_the_work() -> None:
+    """Later prompts are never tokenized, and use no memory."""
     scene = Scene()
     tokenized: list[str] = []
     encode = scene.tokenizer.encode
@@ -231,7 +231,7 @@ def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:
         ({"best_of": 2}, "best_of"),
     ],
 )
-def test_what_cannot_be_completed_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     """Nothing of such a request reaches the generator."""
     scene = Scene()
     assert scene.completion_fault(**fields).param == param

@@ -1,4 +1,4 @@
-"""What answers are held to: calls that must come, arguments of a schema, and where it begins."""
+"""Constraints of answers: forced calls, arguments under a schema, and where a schema begins."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
 class Held:
-    """A sequence of a request's constraint, to which texts are shown."""
+    """The state of a request's constraint, which checks texts."""
 
     def __init__(self, scene: ToolScene, **fields: Any) -> None:
         body = {"messages": [USER], "tools": [WEATHER, NOW], **fields}
@@ -71,11 +71,11 @@ class Held:
         self._scene = scene
 
     def takes(self, text: str) -> bool:
-        """Say whether a model could write this text and end there."""
+        """Return whether a model could write this text and end there."""
         return self.refused(text) == ""
 
     def refused(self, text: str) -> str | None:
-        """Return what of a text cannot come; "" when all can, None when it cannot end there."""
+        """Return the rejected rest of a text; "" if there is none, None if it cannot end there."""
         assert self._constraint is not None
         tokenizer, model = self._scene.tokenizer, self._scene.model
         watch = self._constraint.start_state()
@@ -97,7 +97,7 @@ def _allows(mask: Any, token_id: int) -> bool:
 
 
 def unmarked(template: str) -> ToolScene:
-    """Return a scene of a model to which the marks of its form are texts like any other."""
+    """Return a scene of a model whose marks are ordinary text."""
     scene = ToolScene("x", template)
     scene.model = replace(text_model(chat_template=template), max_model_len=4_096)
     scene.tokenizer = scene.model.tokenizer
@@ -106,21 +106,21 @@ def unmarked(template: str) -> ToolScene:
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
-def test_a_call_that_must_come_is_of_the_models_own_form(family: str) -> None:
-    """Nothing else can be written, and what can is read as that call."""
+def test_a_forced_call_has_the_models_own_format(family: str) -> None:
+    """Only that call can be written, and it is parsed as one."""
     call = CALLS[family]
     held = Held(ToolScene("x", TEMPLATES[family]), tool_choice="required")
     assert held.takes(call)
     assert held.refused("Hi") == "Hi"
     assert held.refused(call.replace("Paris", 'Paris", "country": "x')) not in ("", None)
     answer = parse_text(held.parser.for_choice(0), call)
-    assert [(said.name, said.arguments) for said in answer.calls] == [("weather", PARIS)]
+    assert [(call.name, call.arguments) for call in answer.calls] == [("weather", PARIS)]
     assert (answer.content, answer.warnings) == ("", ())
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
-def test_a_named_tool_alone_is_called(family: str) -> None:
-    """The others are shown, and cannot be."""
+def test_only_a_named_tool_is_called(family: str) -> None:
+    """The others are rendered, but cannot be called."""
     held = Held(ToolScene("x", TEMPLATES[family]), tool_choice=NAMED)
     refused = held.refused(CALLS[family])
     assert refused is not None
@@ -131,8 +131,8 @@ def test_a_named_tool_alone_is_called(family: str) -> None:
 
 
 @pytest.mark.parametrize("scene", [ToolScene("x", HERMES), unmarked(HERMES)])
-def test_so_many_calls_come_as_are_asked_for(scene: ToolScene) -> None:
-    """Several, or one and no more."""
+def test_the_number_of_calls_follows_the_request(scene: ToolScene) -> None:
+    """The request allows several calls, or exactly one."""
     twice = f"{CALLS['hermes']}\n{CALLS['hermes']}"
     assert Held(scene, tool_choice="required").takes(twice)
     single = Held(scene, tool_choice="required", parallel_tool_calls=False)
@@ -148,7 +148,7 @@ def test_so_many_calls_come_as_are_asked_for(scene: ToolScene) -> None:
         unmarked(DEEPSEEK),
     ],
 )
-def test_a_strict_function_is_held_to_its_schema_wherever_it_is_called(scene: ToolScene) -> None:
+def test_a_strict_function_follows_its_schema_everywhere(scene: ToolScene) -> None:
     """With `auto` a text is free, and a call in it is not."""
     held = Held(scene)
     family = {template: name for name, template in TEMPLATES.items()}
@@ -161,22 +161,22 @@ def test_a_strict_function_is_held_to_its_schema_wherever_it_is_called(scene: To
     assert held.refused(call.replace("weather", "sing")) not in ("", None)
 
 
-def test_calls_may_stand_in_a_text() -> None:
-    """What is written around them is free."""
+def test_calls_may_be_inside_a_text() -> None:
+    """The text around them is unconstrained."""
     text = f"I look. {CALLS['hermes']}\nAnd again.\n{CALLS['hermes']} Done"
     for scene in (ToolScene("x", HERMES), unmarked(HERMES)):
         assert Held(scene).takes(text)
 
 
-def test_nothing_is_held_where_nothing_is_asked_for() -> None:
-    """Functions that are not strict leave an answer to the model."""
+def test_nothing_is_constrained_by_default() -> None:
+    """Functions that are not strict do not constrain the answer."""
     scene = ToolScene("x", HERMES)
     body = {"messages": [USER], "tools": [WEATHER]}
     assert scene.chats.prepare(body, METADATA).requests[0].constraint is None
 
 
-def test_a_call_or_a_schema_can_be_asked_for_together() -> None:
-    """An answer is then either; calls that are JSON themselves cannot be told from it."""
+def test_a_call_or_a_schema_can_be_requested_together() -> None:
+    """An answer is then either of them; JSON calls could not be distinguished from it."""
     for family in ("hermes", "mistral", "deepseek_v3", "openai"):
         held = Held(ToolScene("x", TEMPLATES[family]), response_format=JSON)
         answer = '{"a": [1]}'
@@ -196,13 +196,13 @@ def test_a_call_or_a_schema_can_be_asked_for_together() -> None:
         fault = ToolScene("x", template).chat_fault(tools=[WEATHER], **fields)
         assert fault.param == param
         assert "tool_choice" in fault.message
-    # Where a call must come there is no content that could follow it.
+    # A forced call is not followed by content.
     must = Held(ToolScene("x", HERMES), regex="a+", tool_choice="required")
     assert must.takes(CALLS["hermes"])
 
 
-def test_what_is_thought_before_is_free() -> None:
-    """A prompt that opens the thinking, one that leaves it to the model, one that has closed it."""
+def test_reasoning_before_an_answer_is_free() -> None:
+    """The prompt opens the reasoning, leaves it to the model, or has closed it."""
     call = CALLS["hermes"]
     opened = Held(ToolScene("x", R1), tool_choice="required")
     assert opened.takes(f"Hm, weather(.</think>{call}")
@@ -222,15 +222,15 @@ def test_what_is_thought_before_is_free() -> None:
     assert not schema.takes("<think>Hm.</think>Hi")
 
 
-def test_a_schema_holds_the_final_channel() -> None:
+def test_a_schema_constrains_the_final_channel() -> None:
     """Other channels are free."""
     held = Held(ToolScene("x", GPT_OSS), tools=None, response_format=JSON)
     assert held.takes(f'{THOUGHT}<|channel|>final<|message|>{{"a": 1}}')
     assert held.refused(f"{THOUGHT}<|channel|>final<|message|>Hi") == "Hi"
 
 
-def test_a_model_of_no_known_form_can_be_made_to_call() -> None:
-    """It writes a list of JSON, which is read."""
+def test_a_model_with_an_unknown_format_can_be_forced_to_call() -> None:
+    """It writes a JSON list, which is parsed."""
     scene = ToolScene("x", HERMES, tool_calls="none")
     held = Held(scene, tool_choice="required")
     assert held.takes(CALLS["pythonic"])
@@ -238,8 +238,8 @@ def test_a_model_of_no_known_form_can_be_made_to_call() -> None:
     assert (call.name, call.arguments) == ("weather", PARIS)
 
 
-def test_a_schema_that_cannot_be_held_to_is_refused_where_it_is_strict() -> None:
-    """The error names the tool, the keyword and its place; any object will do where it is not."""
+def test_an_unsupported_schema_is_rejected_if_it_is_strict() -> None:
+    """The error names the tool, the keyword and its place; otherwise any object is allowed."""
     parameters = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
     function = {"name": "f", "parameters": parameters, "strict": True}
     tools = [WEATHER, {"type": "function", "function": function}]
@@ -263,8 +263,8 @@ def test_a_format_that_is_not_enforced_is_named_in_each_answer() -> None:
         assert choice.keys() == quiet.keys()
 
 
-def test_tools_too_large_to_be_held_to_are_refused() -> None:
-    """Their schemas are bounded together."""
+def test_too_large_tools_are_rejected() -> None:
+    """Their schemas have a common limit."""
     schema = {"type": "object", "properties": {"a": {"enum": ["x" * 600_000]}}}
     tools = [
         {"type": "function", "function": {"name": name, "parameters": schema}} for name in "ab"
@@ -278,7 +278,7 @@ def test_tools_too_large_to_be_held_to_are_refused() -> None:
 
 
 def test_thinking_ends_where_its_budget_does() -> None:
-    """Then its end mark must come; what follows is free again, or held to what was asked for."""
+    """Then its end mark must come; the rest is free again, or follows the requested constraint."""
     opened = Held(ToolScene("x", R1), tools=None, thinking_token_budget=3)
     assert opened.takes("abc</think>Hi")
     assert opened.takes("a</think>Hi, and more than three")
@@ -293,15 +293,15 @@ def test_thinking_ends_where_its_budget_does() -> None:
     assert both.refused(f"abcd</think>{CALLS['hermes']}") == f"d</think>{CALLS['hermes']}"
 
 
-def test_an_end_of_several_tokens_comes_whole() -> None:
-    """A vocabulary without the mark writes it by letters."""
+def test_an_end_of_several_tokens_comes_completely() -> None:
+    """A vocabulary without the mark spells it letter by letter."""
     held = Held(unmarked(R1), tools=None, thinking_token_budget=2)
     assert held.takes("ab</think>Hi")
     assert held.refused("ab</thinx") == "x"
 
 
-def test_a_budget_is_of_models_that_think() -> None:
-    """Where thinking is switched off there is nothing to bound."""
+def test_a_budget_requires_a_model_that_thinks() -> None:
+    """If thinking is switched off there is nothing to limit."""
     fault = ToolScene("x", HERMES).chat_fault(thinking_token_budget=3)
     assert fault.param == "thinking_token_budget"
     assert ToolScene("x", QWEN3).chat_fault(thinking_token_budget=-2).param == fault.param

@@ -1,4 +1,4 @@
-"""The front of the engine: whatever comes in, one reply in OpenAI's form goes out."""
+"""The dispatcher returns one reply in OpenAI's format for every request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def reply_to(url: str, body: dict[str, Any]) -> Reply:
     return await Scene().served.respond(url, body, "req_1", 0)
 
 
-async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
+async def test_the_error_of_an_unknown_url_lists_every_endpoint() -> None:
     """vLLM's dialect prints this failure as a bare message."""
     reply = await reply_to("/v1/responses", {"stream": True, "model": "other"})
     assert reply.status_code == 400
@@ -61,8 +61,10 @@ async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
         ("/v1/audio/transcriptions", "a speech recognition model"),
     ],
 )
-async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, needs: str) -> None:
-    """The message names the url as it came, which model would answer it, and what this one does."""
+async def test_a_known_url_that_the_model_cannot_serve_has_its_own_error(
+    url: str, needs: str
+) -> None:
+    """The message names the URL, the kind of model that serves it, and this model's endpoints."""
     reply = await reply_to(url, {"input": "x"})
     assert reply.status_code == 400
     assert not reply.bare_message
@@ -73,7 +75,7 @@ async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, n
 
 
 @pytest.mark.parametrize("value", [True, "True", "true", 1])
-async def test_a_stream_is_refused_before_anything_else_of_the_body(value: object) -> None:
+async def test_a_stream_is_rejected_before_the_rest_of_the_body(value: object) -> None:
     """The wording is vLLM's, which clients look for."""
     reply = await reply_to(CHAT, {"stream": value, "model": "other"})
     assert reply.status_code == 400
@@ -83,20 +85,20 @@ async def test_a_stream_is_refused_before_anything_else_of_the_body(value: objec
 
 
 @pytest.mark.parametrize("value", [False, "False", None, 0])
-async def test_no_stream_may_be_said_aloud(value: object) -> None:
-    """Clients write out the default."""
+async def test_stream_false_and_null_are_accepted(value: object) -> None:
+    """Clients may send the default."""
     assert (await reply_to(CHAT, {"stream": value, "messages": MESSAGES})).status_code == 200
 
 
 @pytest.mark.parametrize("value", ["maybe", 2, [], {}, 0.5])
-async def test_a_stream_of_another_kind_is_refused_by_name(value: object) -> None:
-    """It is neither yes nor no."""
+async def test_an_invalid_stream_value_is_rejected_by_name(value: object) -> None:
+    """The value is neither true nor false."""
     reply = await reply_to(CHAT, {"stream": value, "messages": MESSAGES})
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "stream")
 
 
 async def test_a_model_that_is_not_served_is_not_found() -> None:
-    """404 in OpenAI's form, before the rest of the body is looked at."""
+    """404 in OpenAI's form, before the rest of the body is checked."""
     reply = await reply_to(CHAT, {"model": "gpt-4o"})
     assert reply.status_code == 404
     assert reply.body["error"]["code"] == "model_not_found"
@@ -105,59 +107,62 @@ async def test_a_model_that_is_not_served_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"), [("gpt-4o-mini", "gpt-4o-mini"), ("tiny", "tiny"), ("", ""), (None, "tiny")]
+    ("requested", "answered"),
+    [("gpt-4o-mini", "gpt-4o-mini"), ("tiny", "tiny"), ("", ""), (None, "tiny")],
 )
-async def test_a_star_among_the_names_runs_every_line(asked: str | None, told: str) -> None:
-    """The reply shows the line's name; where it has none, a name that is one."""
+async def test_a_star_among_the_names_runs_every_row(requested: str | None, answered: str) -> None:
+    """The reply contains the request's model name, or the first proper name."""
     scene = Scene(model_names=["*", "tiny"])
-    reply = await scene.served.respond(CHAT, {"model": asked, "messages": MESSAGES}, "req_1", 0)
-    assert (reply.status_code, reply.body["model"]) == (200, told)
+    reply = await scene.served.respond(CHAT, {"model": requested, "messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["model"]) == (200, answered)
 
 
 async def test_under_a_star_a_model_must_still_be_a_name() -> None:
-    """Any name is not anything."""
+    """A value that is not a string is rejected."""
     scene = Scene(model_names=["tiny", "*"])
     reply = await scene.served.respond(CHAT, {"model": 5, "messages": MESSAGES}, "req_1", 0)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
 
 
 @pytest.mark.parametrize(
-    ("asked", "adapter"),
+    ("requested", "adapter"),
     [("loud", 1), ("terse", 2), ("tiny", 0), (None, 0), ("whatever", 0)],
 )
-async def test_an_adapter_is_asked_for_by_its_name(asked: str | None, adapter: int) -> None:
-    """Every other name, where any will do, is the model's own; the row shows it."""
+async def test_an_adapter_is_selected_by_its_name(requested: str | None, adapter: int) -> None:
+    """With a star every other name selects the model itself; the row contains it."""
     scene = Scene(model_names=["tiny", "*"], adapters=["loud", "terse"])
-    body = {"model": asked, "messages": MESSAGES, "prompt": "Hi", "n": 2}
+    body = {"model": requested, "messages": MESSAGES, "prompt": "Hi", "n": 2}
     for url in (CHAT, "/v1/completions"):
         reply = await scene.served.respond(url, body, "req_1", 0)
-        assert (reply.status_code, reply.body["model"]) == (200, asked or "tiny")
+        assert (reply.status_code, reply.body["model"]) == (200, requested or "tiny")
         assert [request.adapter for request in scene.generator.requests[-2:]] == [adapter] * 2
 
 
 async def test_a_name_that_is_neither_the_models_nor_an_adapters_is_refused() -> None:
-    """With all that there are."""
+    """The error lists all names."""
     scene = Scene(adapters=["loud"])
     reply = await scene.served.respond(CHAT, {"model": "x", "messages": MESSAGES}, "req_1", 0)
     assert reply.status_code == 404
     assert "Served: tiny, tiny-alias, loud." in reply.body["error"]["message"]
 
 
-def test_a_star_alone_names_no_model() -> None:
-    """A reply must show a name where its line has none."""
-    with pytest.raises(ValueError, match="needs the name"):
+def test_a_star_alone_is_not_a_model_name() -> None:
+    """A reply must contain a name if its request has none."""
+    with pytest.raises(ValueError, match="at least one model name"):
         Scene(model_names=["*"])
 
 
-@pytest.mark.parametrize(("asked", "told"), [("tiny-alias", "tiny-alias"), (None, "tiny")])
-async def test_the_reply_names_the_model_that_was_asked_for(asked: str | None, told: str) -> None:
-    """Any of the served names will do; without one it is the first of them."""
-    reply = await reply_to(CHAT, {"model": asked, "messages": MESSAGES})
-    assert reply.body["model"] == told
+@pytest.mark.parametrize(("requested", "answered"), [("tiny-alias", "tiny-alias"), (None, "tiny")])
+async def test_the_reply_contains_the_requested_model_name(
+    requested: str | None, answered: str
+) -> None:
+    """Any of the served names is accepted; without one it is the first of them."""
+    reply = await reply_to(CHAT, {"model": requested, "messages": MESSAGES})
+    assert reply.body["model"] == answered
 
 
-async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
-    """One engine answers the lines of many batches, each with a time of its own."""
+async def test_the_reply_contains_the_creation_time_of_its_request() -> None:
+    """One engine answers the rows of many batches, each with its own time."""
     served = Scene().served
     for url, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "Hi"})):
         replies = [await served.respond(url, body, "req_1", created) for created in (7, 8, 7)]
@@ -165,8 +170,8 @@ async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
         assert replies[0] == replies[2]
 
 
-async def test_a_model_that_is_no_name_is_refused() -> None:
-    """A number is no model."""
+async def test_a_model_that_is_not_a_string_is_rejected() -> None:
+    """A number is not a model name."""
     reply = await reply_to(CHAT, {"model": 5, "messages": MESSAGES})
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
 
@@ -180,7 +185,7 @@ async def test_any_name_can_be_answered(name: str) -> None:
         assert len(json.dumps(reply.body, ensure_ascii=False).encode()) < 5_000
 
 
-async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
+async def test_a_generators_refusal_is_the_requests_error() -> None:
     """A request that can never fit the cache gets its own error, with its own status."""
     scene = Scene()
     scene.generator.failure = RequestError("needs more KV cache than there is", code="too_large")
@@ -188,10 +193,10 @@ async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
     assert (reply.status_code, reply.body["error"]["code"]) == (400, "too_large")
 
 
-async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
+async def test_an_internal_error_is_a_500_with_its_traceback_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The row says little, the log says all, and the engine goes on."""
+    """The row has a short message, the log has the traceback, and the engine continues."""
     scene = Scene()
     scene.generator.failure = ZeroDivisionError("inside the engine")
     with caplog.at_level(logging.ERROR):
@@ -206,14 +211,14 @@ async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
     assert (await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)).status_code == 200
 
 
-async def test_cancelling_a_request_is_no_failure() -> None:
+async def test_cancelling_a_request_is_not_a_failure() -> None:
     """A job that stops must not turn its last requests into error rows."""
 
     class Endless(ScriptedGenerator):
         """A generator that never ends."""
 
         async def generate(self, requests: object) -> list[Any]:
-            """Wait for ever."""
+            """Wait forever."""
             del requests
             await asyncio.Event().wait()
             return []
@@ -228,7 +233,7 @@ async def test_cancelling_a_request_is_no_failure() -> None:
 
 
 class SlowScene(Scene):
-    """A scene in which a text of `z` is tokenized once it is let, and as a single token."""
+    """A scene that tokenizes a text of `z` when permitted, as a single token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +246,7 @@ class SlowScene(Scene):
         self.tokenizer.least_tokens = lambda _: 0  # type: ignore[method-assign]
 
     def long(self, num_bytes: int) -> asyncio.Task[Reply]:
-        """Ask for the completion of a text of that many bytes."""
+        """Request the completion of a text of `num_bytes` bytes."""
         body = {"prompt": "z" * num_bytes}
         return asyncio.create_task(self.served.respond("/v1/completions", body, "req_1", 0))
 
@@ -257,7 +262,7 @@ class SlowScene(Scene):
 
 
 async def test_a_long_text_does_not_hold_up_the_others() -> None:
-    """Short requests come and go while it is tokenized, and it gets its answer in the end."""
+    """Short requests finish while it is tokenized, and it gets its answer in the end."""
     scene = SlowScene()
     task = scene.long(30_000)
     await scene.has_begun.wait()
@@ -269,10 +274,10 @@ async def test_a_long_text_does_not_hold_up_the_others() -> None:
     assert (await task).body["choices"][0]["text"] == " Paris."
 
 
-async def test_texts_that_memory_does_not_hold_together_take_turns() -> None:
-    """Each of two above the bound is tokenized alone; one that is cancelled while it waits, never.
+async def test_texts_above_the_memory_limit_take_turns() -> None:
+    """Each of two above the limit is tokenized alone; one that is cancelled while it waits, never.
 
-    Memory is what a tokenizer needs: 160 bytes for each byte of text.
+    The memory is that of a tokenizer: 160 bytes for each byte of text.
     """
     scene = SlowScene()
     first, second, third = [scene.long(MAX_BYTES_AT_ONCE) for _ in range(3)]
@@ -287,10 +292,10 @@ async def test_texts_that_memory_does_not_hold_together_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "is_elsewhere"), [(100, False), (1_001, True)])
-async def test_a_long_result_is_printed_beside_the_loop(
+async def test_a_long_result_is_serialized_outside_the_loop(
     num_tokens: int, *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of tokens with the likeliest beside each take half a second to make a body of."""
+    """A body of thousands of tokens with their alternatives takes half a second."""
     scene = Scene()
     scene.generator.results = lambda _: [SequenceResult([5] * num_tokens, "length")]  # type: ignore[method-assign]
     finish, threads = ChatCompletions.finish, []
@@ -307,7 +312,7 @@ async def test_a_long_result_is_printed_beside_the_loop(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_elsewhere"),
+    ("fields", "is_in_thread"),
     [
         ({"response_format": {"type": "json_object"}}, True),
         ({"stop_regex": ["a+"]}, True),
@@ -316,10 +321,10 @@ async def test_a_long_result_is_printed_beside_the_loop(
     ],
     ids=range(4),
 )
-async def test_a_constraint_is_compiled_beside_the_loop_however_short_its_body(
-    said: dict[str, Any], *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+async def test_a_constraint_is_always_compiled_outside_the_loop(
+    fields: dict[str, Any], *, is_in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hundred bytes may be an automaton of a million states."""
+    """Two hundred bytes may describe an automaton of a million states."""
     prepare, threads = ChatCompletions.prepare, list[int]()
 
     def noted(*arguments: Any) -> Any:
@@ -329,11 +334,11 @@ async def test_a_constraint_is_compiled_beside_the_loop_however_short_its_body(
     monkeypatch.setattr(ChatCompletions, "prepare", noted)
     scene = Scene()
     for answer in (scene.served.respond, scene.served.answer):
-        await answer(CHAT, {"messages": MESSAGES, **said}, "req_1", 0)
-    assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere] * 2
+        await answer(CHAT, {"messages": MESSAGES, **fields}, "req_1", 0)
+    assert [thread != threading.get_ident() for thread in threads] == [is_in_thread] * 2
 
 
-async def test_the_scores_of_a_long_prompt_are_streamed_beside_the_loop(
+async def test_the_scores_of_a_long_prompt_are_serialized_outside_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They come all at once, with the first token."""
@@ -353,8 +358,8 @@ async def test_the_scores_of_a_long_prompt_are_streamed_beside_the_loop(
     assert [thread != threading.get_ident() for thread in threads] == [False, True]
 
 
-def test_it_tells_of_the_engine_below_and_closes_it() -> None:
-    """Whoever holds it needs to hold nothing else."""
+def test_it_exposes_and_closes_its_engine() -> None:
+    """A caller needs no other reference."""
     scene = Scene()
     assert scene.served.info() is INFO
     scene.chat()
@@ -436,7 +441,7 @@ SCENE = Scene(" Paris. é€")
 
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a body with a few known fields over one that is right: most sensible, some not."""
+    """Draw a valid body with changes to a few known fields: most are valid, some are not."""
     body: dict[str, Any] = {"messages": MESSAGES, "prompt": "Hi"}
     for name in draw(st.lists(st.sampled_from(sorted(LIKELY)), max_size=5)):
         body[name] = draw(LIKELY[name])
@@ -448,10 +453,8 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(endpoint=st.sampled_from([SCENE.chats, SCENE.completions]), body=bodies())
-def test_an_endpoint_is_a_function_of_what_it_is_given(
-    endpoint: TextEndpoint, body: dict[str, Any]
-) -> None:
-    """Asked twice, either side says the same, and what it was given is as it was."""
+def test_an_endpoint_is_a_pure_function(endpoint: TextEndpoint, body: dict[str, Any]) -> None:
+    """Both functions return the same value twice, and do not change their arguments."""
     before = repr(body)
     try:
         prepared = endpoint.prepare(body, METADATA)
@@ -460,17 +463,17 @@ def test_an_endpoint_is_a_function_of_what_it_is_given(
             endpoint.prepare(body, METADATA)
         assert repr(body) == before
         return
-    asked = repr(prepared)
-    assert repr(endpoint.prepare(body, METADATA)) == asked
+    prepared_repr = repr(prepared)
+    assert repr(endpoint.prepare(body, METADATA)) == prepared_repr
     results = SCENE.generator.results(prepared.requests)
-    given = repr(results)
+    results_repr = repr(results)
     assert endpoint.finish(prepared, results) == endpoint.finish(prepared, results)
-    assert (repr(body), repr(prepared), repr(results)) == (before, asked, given)
+    assert (repr(body), repr(prepared), repr(results)) == (before, prepared_repr, results_repr)
 
 
 @given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())
 def test_no_body_breaks_it(url: str, body: dict[str, Any]) -> None:
-    """Any JSON gets 200 or a 4xx in OpenAI's form that any row can hold, and never a 500."""
+    """Any JSON gets 200 or a 4xx in OpenAI's format that fits any row, and never a 500."""
     reply = asyncio.run(SCENE.served.respond(url, body, "req_1", 0))
     text = json.dumps(reply.body, ensure_ascii=False, allow_nan=False)
     assert text.encode()
@@ -482,8 +485,8 @@ def test_no_body_breaks_it(url: str, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"messages": MESSAGES}, {"prompt": "Hi"}])
-async def test_cached_tokens_are_told_where_that_is_asked_for(fields: dict[str, Any]) -> None:
-    """In a whole answer and behind a stream; else a row would depend on others."""
+async def test_cached_tokens_are_included_on_request(fields: dict[str, Any]) -> None:
+    """Answers and streams omit them by default, so that rows do not depend on others."""
     scene = Scene()
     telling = Dispatcher(
         [scene.chats, scene.completions],
@@ -496,8 +499,8 @@ async def test_cached_tokens_are_told_where_that_is_asked_for(fields: dict[str, 
     reply = await telling.respond(url, body, "req_1", 0)
     details = {"cached_tokens": reply.usage.cached_tokens}
     assert reply.body["usage"]["prompt_tokens_details"] == details
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    streamed = await telling.answer(url, asked, "req_1", 0)
+    streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    streamed = await telling.answer(url, streaming, "req_1", 0)
     assert isinstance(streamed, StreamedReply)
     *_, last = [chunk async for chunk in streamed.chunks]
     assert last["usage"]["prompt_tokens_details"] == details

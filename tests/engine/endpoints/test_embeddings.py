@@ -1,4 +1,4 @@
-"""`/v1/embeddings` over a scripted encoder: what it asks for, and what it makes of the numbers."""
+"""`/v1/embeddings` over a scripted encoder: its requests, and the bodies from its values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(text: str) -> list[int]:
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    """Return it at length 1."""
+    """Return a vector at length 1."""
     return vector / np.linalg.norm(vector)
 
 
@@ -46,8 +46,8 @@ def unit(vector: np.ndarray) -> np.ndarray:
         ([[7592], [2045, 5]], [[7592], [2045, 5]]),
     ],
 )
-async def test_each_form_of_input_is_what_it_says(value: Any, expected: list[list[int]]) -> None:
-    """Texts get their special tokens; token ids are taken as they are."""
+async def test_each_form_of_input_has_its_tokens(value: Any, expected: list[list[int]]) -> None:
+    """Texts get their special tokens; token ids are used unchanged."""
     scene = Scene()
     body = await scene.body(URL, input=value)
     assert [request.token_ids for request in scene.encoder.requests] == expected
@@ -63,8 +63,8 @@ async def test_each_form_of_input_is_what_it_says(value: Any, expected: list[lis
     }
 
 
-async def test_a_body_is_one_of_openais() -> None:
-    """With an id that the line alone decides, and the name that was asked for."""
+async def test_a_body_validates_as_openais() -> None:
+    """It has an id that depends only on the request, and the requested model name."""
     scene = Scene()
     body = await scene.body(URL, input=["a", "b"], model="tiny")
     parsed = CreateEmbeddingResponse.model_validate(body, strict=True)
@@ -73,8 +73,8 @@ async def test_a_body_is_one_of_openais() -> None:
     assert (await scene.reply(URL, input="a")).usage.prompt_tokens == 3
 
 
-async def test_base64_holds_the_same_floats_as_the_list() -> None:
-    """Four bytes each, the lowest first, as OpenAI's client reads them."""
+async def test_base64_contains_the_same_floats_as_the_list() -> None:
+    """They are little-endian and four bytes each, as OpenAI's client reads them."""
     scene = Scene()
     [plain] = (await scene.body(URL, input="a"))["data"]
     [packed] = (await scene.body(URL, input="a", encoding_format="base64"))["data"]
@@ -83,7 +83,7 @@ async def test_base64_holds_the_same_floats_as_the_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("normalize", "asked", "is_unit"),
+    ("normalize", "fields", "is_unit"),
     [
         (True, {}, True),
         (False, {}, False),
@@ -92,21 +92,21 @@ async def test_base64_holds_the_same_floats_as_the_list() -> None:
         (True, {"normalize": False}, False),
     ],
 )
-async def test_a_vector_has_length_one_where_the_model_or_the_request_says_so(
-    *, normalize: bool, asked: dict[str, bool], is_unit: bool
+async def test_a_vector_has_length_one_if_the_model_or_the_request_sets_it(
+    *, normalize: bool, fields: dict[str, bool], is_unit: bool
 ) -> None:
-    """The request has the last word."""
+    """The request overrides the model."""
     scene = Scene(encoder_model(normalize=normalize))
-    [entry] = (await scene.body(URL, input="a", **asked))["data"]
+    [entry] = (await scene.body(URL, input="a", **fields))["data"]
     vector = values_of(scene.encoder.requests[0], WIDTH)
     assert np.allclose(entry["embedding"], unit(vector) if is_unit else vector, rtol=1e-6)
 
 
 @pytest.mark.parametrize("widths", [frozenset(), frozenset({2, 4})])
-async def test_dimensions_cut_a_vector_before_it_is_brought_to_length_one(
+async def test_dimensions_truncate_a_vector_before_normalization(
     widths: frozenset[int],
 ) -> None:
-    """Only of a model that is made for it."""
+    """Only Matryoshka models support it."""
     scene = Scene(encoder_model(matryoshka=widths))
     [entry] = (await scene.body(URL, input="a", dimensions=4))["data"]
     vector = unit(values_of(scene.encoder.requests[0], WIDTH)[:4])
@@ -116,17 +116,17 @@ async def test_dimensions_cut_a_vector_before_it_is_brought_to_length_one(
 @pytest.mark.parametrize(
     ("widths", "dimensions", "words"),
     [
-        (None, 4, "not made to be cut"),
-        (None, 9, "not made to be cut"),
+        (None, 4, "cannot be truncated"),
+        (None, 9, "cannot be truncated"),
         (frozenset(), 9, "vectors have 8 dimensions"),
         (frozenset(), 0, "greater than or equal to 1"),
-        (frozenset({2, 4}), 3, "may be cut to 2, 4"),
+        (frozenset({2, 4}), 3, "supports 2, 4"),
     ],
 )
-async def test_dimensions_that_mean_nothing_are_refused(
+async def test_unsupported_dimensions_are_rejected(
     widths: frozenset[int] | None, dimensions: int, words: str
 ) -> None:
-    """With what this model's vectors are."""
+    """The error contains the supported dimensions."""
     error = await Scene(encoder_model(matryoshka=widths)).error(
         URL, input="a", dimensions=dimensions
     )
@@ -134,25 +134,25 @@ async def test_dimensions_that_mean_nothing_are_refused(
     assert words in error["message"]
 
 
-async def test_all_of_a_vector_may_be_asked_for_by_its_width() -> None:
-    """Which cuts nothing."""
+async def test_the_full_width_is_a_valid_dimension() -> None:
+    """It truncates nothing."""
     [entry] = (await Scene().body(URL, input="a", dimensions=WIDTH))["data"]
     assert len(entry["embedding"]) == WIDTH
 
 
-async def test_a_text_that_is_too_long_is_told_by_how_much() -> None:
-    """Which of several it is, how long, and what would cut it."""
+async def test_the_error_of_a_too_long_text_has_its_length() -> None:
+    """The error contains its number, its length, and how to truncate it."""
     error = await Scene().error(URL, input=["a", LONG])
     assert error["message"] == (
         f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of `input`"
-        " has 42 tokens; `truncate_prompt_tokens`, or --truncate-prompt-tokens for all requests,"
-        " cuts what is longer."
+        " has 42 tokens. To truncate it, set `truncate_prompt_tokens`, or pass"
+        " --truncate-prompt-tokens for all requests."
     )
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": -1}, [CLS, *[2773] * 14, SEP]),
         ({"truncate_prompt_tokens": 4}, [CLS, 2773, 2773, SEP]),
@@ -161,39 +161,39 @@ async def test_a_text_that_is_too_long_is_told_by_how_much() -> None:
     ],
 )
 async def test_a_text_is_cut_on_request_and_its_special_tokens_stay(
-    asked: dict[str, Any], expected: list[int]
+    fields: dict[str, Any], expected: list[int]
 ) -> None:
-    """From its end, or from its start."""
+    """It is truncated at its end or at its start."""
     scene = Scene()
-    await scene.body(URL, input=f"{LONG}end", **asked)
+    await scene.body(URL, input=f"{LONG}end", **fields)
     assert scene.encoder.requests[0].token_ids == expected
 
 
-async def test_an_engine_cuts_texts_of_requests_that_do_not_say_so() -> None:
-    """A request's own number comes first; -1 is what the model takes."""
-    for default, asked, expected in ((4, {}, 4), (-1, {}, MAX_MODEL_LEN), (4, {"to": 5}, 5)):
+async def test_the_engines_truncation_is_the_default_of_requests() -> None:
+    """A request's own value takes precedence; -1 is the model's context."""
+    for default, fields, expected in ((4, {}, 4), (-1, {}, MAX_MODEL_LEN), (4, {"to": 5}, 5)):
         scene = Scene(replace(encoder_model(), truncate_prompt_tokens=default))
-        own = {"truncate_prompt_tokens": asked["to"]} if asked else {}
+        own = {"truncate_prompt_tokens": fields["to"]} if fields else {}
         await scene.body(URL, input=LONG, **own)
         assert len(scene.encoder.requests[0].token_ids) == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("fields", "words"),
     [
-        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "must not be above 16"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "must be at most 16"),
         ({"truncate_prompt_tokens": 2}, "special tokens"),
     ],
 )
-async def test_a_cut_that_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
-    """Above what the model takes, or so short that nothing would be left."""
-    error = await Scene().error(URL, input=LONG, **asked)
+async def test_an_invalid_truncation_is_rejected(fields: dict[str, Any], words: str) -> None:
+    """It is above the model's context, or leaves no token."""
+    error = await Scene().error(URL, input=LONG, **fields)
     assert error["param"] == "truncate_prompt_tokens"
     assert words in error["message"]
 
 
 async def test_token_ids_are_cut_too() -> None:
-    """As they stand, from the side that is asked for."""
+    """They are truncated at the requested side."""
     scene = Scene()
     await scene.body(URL, input=[list(range(20)), [5]], truncate_prompt_tokens=3)
     await scene.body(URL, input=list(range(20)), truncate_prompt_tokens=3, truncation_side="left")
@@ -206,13 +206,16 @@ async def test_token_ids_are_cut_too() -> None:
 
 @pytest.mark.parametrize("token_id", [30_522, -1, 2**70])
 async def test_token_ids_must_be_the_models(token_id: int) -> None:
-    """The message names the one that is not."""
+    """The message names the invalid one."""
     error = await Scene().error(URL, input=[5, token_id])
-    assert error["message"] == f"`input` names token {token_id}; this model has tokens 0 to 30521."
+    assert error["message"] == (
+        f"`input` contains token ID {token_id}; "
+        "token IDs of this model must be between 0 and 30521."
+    )
 
 
 async def test_prompts_come_before_texts_by_their_names() -> None:
-    """The model's default one, or the one that is asked for."""
+    """The prompt is the model's default one, or the requested one."""
     prompts = {"query": "find: ", "none": ""}
     scene = Scene(encoder_model(prompts=prompts, default_prompt_name="query"))
     await scene.body(URL, input="a")
@@ -221,13 +224,11 @@ async def test_prompts_come_before_texts_by_their_names() -> None:
     read = [request.token_ids for request in scene.encoder.requests]
     assert read == [ids("find: a"), ids("a"), [5, 6]]
     error = await scene.error(URL, input="a", prompt_name="other")
-    assert error["message"] == (
-        "`prompt_name` 'other' is no prompt of this model; it has none, query."
-    )
+    assert error["message"] == ("Unknown `prompt_name` 'other'; this model has none, query.")
 
 
 async def test_a_prompt_that_is_not_pooled_is_skipped() -> None:
-    """With the special token before it, as sentence-transformers does."""
+    """The special token before it is skipped too, as in sentence-transformers."""
     pooling = Pooling(("mean",), include_prompt=False)
     scene = Scene(encoder_model(prompts={"query": "find: "}, pooling=pooling))
     await scene.body(URL, input="a")
@@ -237,7 +238,7 @@ async def test_a_prompt_that_is_not_pooled_is_skipped() -> None:
 
 
 async def test_a_conversation_is_rendered_by_the_models_template() -> None:
-    """It writes its special tokens itself."""
+    """The template writes its special tokens itself."""
     template = "{% for m in messages %}[CLS]{{ m.content }}{{ end }}{% endfor %}"
     scene = Scene(encoder_model(template=template))
     messages = [{"role": "user", "content": "Hello"}]
@@ -250,15 +251,15 @@ async def test_a_conversation_is_rendered_by_the_models_template() -> None:
 
 
 async def test_a_conversation_needs_a_template() -> None:
-    """The message says what there is instead."""
+    """The message names the alternatives."""
     error = await Scene().error(URL, messages=[{"role": "user", "content": "Hello"}])
     assert (error["param"], "--chat-template" in error["message"]) == ("messages", True)
 
 
-async def test_numbers_that_are_none_fail_their_own_request(
+async def test_values_that_are_not_finite_fail_their_own_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a failure of the engine, no row with nulls."""
+    """The row has an engine error instead of nulls."""
     scene = Scene()
 
     async def broken(requests: list[EncodingRequest]) -> list[EncodingResult]:
@@ -269,8 +270,8 @@ async def test_numbers_that_are_none_fail_their_own_request(
     assert (reply.status_code, reply.body["error"]["type"]) == (500, "server_error")
 
 
-async def test_a_url_of_other_models_says_which() -> None:
-    """And what this one answers."""
+async def test_the_error_of_a_url_of_other_models_names_them() -> None:
+    """It also names the URLs of this model."""
     error = await Scene().error("/v1/chat/completions", messages=[])
     assert error["message"] == (
         "Model does not support endpoint: /v1/chat/completions. It requires a text generation "

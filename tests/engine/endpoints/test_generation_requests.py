@@ -1,4 +1,4 @@
-"""What both endpoints make of a request: seeds, and what reaches every sequence."""
+"""Sequences of requests: seeds, and the parameters of every sequence."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ LONG = Scene(model=replace(text_model(), max_model_len=2**20))
 
 
 def seed(request_seed: int | None = None, **changes: object) -> int:
-    """Return the seed of the first choice of a request, but for the changes."""
-    asked = {"engine_seed": 0, "request_id": "req_1", "prompt": 0, "choice": 0} | changes
-    return seed_of_choice(request_seed, **asked)  # type: ignore[arg-type]
+    """Return the seed of the first choice of a request with changes."""
+    parameters = {"engine_seed": 0, "request_id": "req_1", "prompt": 0, "choice": 0} | changes
+    return seed_of_choice(request_seed, **parameters)  # type: ignore[arg-type]
 
 
 def test_a_requests_seed_and_the_number_of_the_choice_alone_decide() -> None:
-    """Neither the line, nor the engine's seed, nor the place in a list of prompts matters."""
+    """The row, the engine's seed and the place in a list of prompts do not matter."""
     assert seed(5) == seed(5, engine_seed=1, request_id="req_2", prompt=3)
     assert seed(5) != seed(6)
     assert seed(5) != seed(5, choice=1)
 
 
 def test_without_a_seed_each_choice_draws_its_own() -> None:
-    """The same line of the same job draws the same again, and everything else differs."""
+    """The same row of the same job draws the same tokens again; everything else differs."""
     changes: list[dict[str, object]] = [
         {},
         {"engine_seed": 1},
@@ -54,13 +54,13 @@ def test_without_a_seed_each_choice_draws_its_own() -> None:
 
 
 def test_a_seed_fits_a_signed_integer_of_64_bits() -> None:
-    """Whatever the client's seed, negative ones too."""
+    """It holds for every client's seed, including negative ones."""
     for request_seed in (-(2**63), -1, 0, 2**63 - 1, None):
         assert 0 <= seed(request_seed) < 2**63
 
 
 def test_a_salt_reaches_every_sequence_of_its_request() -> None:
-    """Of both endpoints; without one, and with null, all share."""
+    """It holds for both endpoints; without a salt, and with null, all share pages."""
     scene = Scene()
     scene.chat(cache_salt="one", n=2)
     scene.complete(["a", "b"], cache_salt="two")
@@ -70,8 +70,8 @@ def test_a_salt_reaches_every_sequence_of_its_request() -> None:
     assert salts == ["one", "one", "two", "two", "", ""]
 
 
-def test_a_prompt_is_cut_at_its_beginning_unless_it_is_said() -> None:
-    """Text and token ids alike, to so many tokens; what is shorter stays as it is."""
+def test_a_prompt_is_truncated_at_its_beginning_by_default() -> None:
+    """Texts and token ids are truncated alike; a shorter prompt does not change."""
     scene = Scene()
     whole = scene.tokenizer.encode("The capital of France", add_special_tokens=True)
     for prompt in ("The capital of France", whole):
@@ -82,13 +82,13 @@ def test_a_prompt_is_cut_at_its_beginning_unless_it_is_said() -> None:
         scene.complete(prompt, truncate_prompt_tokens=60)
         assert scene.last().prompt_ids == whole
     scene.chat("Hi " * 30, truncate_prompt_tokens=7)
-    told = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
+    text = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
     assert len(scene.last().prompt_ids) == 7
-    assert told.endswith(f"{TURN_END}\n{TURN}assistant\n")
+    assert text.endswith(f"{TURN_END}\n{TURN}assistant\n")
 
 
-def test_an_engine_cuts_prompts_of_requests_that_do_not_say_so() -> None:
-    """Of chats and completions; a request's own number comes first."""
+def test_the_engines_truncation_is_the_default_of_requests() -> None:
+    """It holds for chats and completions; a request's own value takes precedence."""
     scene = Scene(model=replace(text_model(), truncate_prompt_tokens=3))
     for send in (scene.complete, scene.chat):
         send("The capital of France")
@@ -100,7 +100,7 @@ def test_an_engine_cuts_prompts_of_requests_that_do_not_say_so() -> None:
 
 
 def test_special_tokens_around_a_text_are_not_cut_off() -> None:
-    """The token that begins every text of a model still begins it."""
+    """The model's opening token stays in front."""
     scene = Scene(model=text_model_of(sentencepiece_tokenizer()))
     scene.complete("ab b a", truncate_prompt_tokens=3)
     begin, *rest = scene.last().prompt_ids
@@ -108,8 +108,8 @@ def test_special_tokens_around_a_text_are_not_cut_off() -> None:
     assert rest == scene.tokenizer.encode("ab b a", add_special_tokens=False)[-2:]
 
 
-def test_a_prompt_is_cut_to_what_its_context_has_room_for() -> None:
-    """-1 leaves room for what is to be generated, however long the text is."""
+def test_a_prompt_is_truncated_to_the_context() -> None:
+    """-1 leaves room for the completion, regardless of the text's length."""
     scene = Scene()
     scene.complete("the capital " * 10_000, truncate_prompt_tokens=-1, max_tokens=10)
     assert len(scene.last().prompt_ids) == MAX_MODEL_LEN - 10
@@ -117,8 +117,8 @@ def test_a_prompt_is_cut_to_what_its_context_has_room_for() -> None:
     assert (len(scene.last().prompt_ids), scene.last().max_tokens) == (MAX_MODEL_LEN - 1, 1)
 
 
-def test_an_echo_shows_what_was_read_of_a_prompt() -> None:
-    """Its text is that of the tokens which are left."""
+def test_an_echo_shows_the_truncated_prompt() -> None:
+    """Its text is that of the remaining tokens."""
     choice = Scene().complete("The capital of France", truncate_prompt_tokens=3, echo=True)
     text = choice["choices"][0]["text"]
     assert text.endswith(" Paris.")
@@ -143,36 +143,36 @@ def test_an_echo_shows_what_was_read_of_a_prompt() -> None:
         ({"repetition_detection": 3}, "repetition_detection"),
     ],
 )
-def test_what_cannot_be_cut_or_detected_is_named(fields: dict[str, Any], param: str) -> None:
-    """The fault says which parameter it is of."""
+def test_invalid_truncation_and_repetition_are_named(fields: dict[str, Any], param: str) -> None:
+    """The error names the parameter."""
     assert Scene().completion_fault(**{"prompt": "the capital " * 99, **fields}).param == param
 
 
-def test_copies_that_nobody_could_count_end_nothing() -> None:
-    """A number that no context has room for is as good as any other."""
+def test_a_huge_number_of_copies_never_ends_a_sequence() -> None:
+    """The number exceeds every context."""
     scene = Scene()
     scene.complete(repetition_detection={"max_pattern_size": 1_000, "min_count": 10**30})
-    asked = scene.last().repetition
-    assert asked is not None
-    watch = asked.watch()
+    repetition = scene.last().repetition
+    assert repetition is not None
+    watch = repetition.watch()
     assert not any(watch.push(1) for _ in range(100))
 
 
-def test_where_a_repetition_ends_a_sequence_reaches_it() -> None:
-    """In the numbers of the request; none, and a pattern of 0 tokens, detect nothing."""
+def test_repetition_parameters_reach_the_sequence() -> None:
+    """They are the request's values; no object, or a pattern of 0 tokens, detects nothing."""
     scene = Scene()
-    asked = {"max_pattern_size": 4, "min_count": 3}
-    scene.chat(repetition_detection=asked)
+    detection = {"max_pattern_size": 4, "min_count": 3}
+    scene.chat(repetition_detection=detection)
     assert scene.last().repetition == Repetition(1, 4, 3)
-    scene.complete(repetition_detection={**asked, "min_pattern_size": 2})
+    scene.complete(repetition_detection={**detection, "min_pattern_size": 2})
     assert scene.last().repetition == Repetition(2, 4, 3)
     for nothing in (None, {}, {"max_pattern_size": 0, "min_count": 3}):
         scene.chat(repetition_detection=nothing)
         assert scene.last().repetition is None
 
 
-def test_tokens_are_shown_as_ids_where_it_is_asked() -> None:
-    """In the words of vLLM, in either form; the bytes are the token's own."""
+def test_tokens_are_shown_as_ids_on_request() -> None:
+    """Both endpoints use vLLM's format; the bytes are the token's own."""
     scene = Scene()
     first = scene.generator.token_ids[0]
     chat = scene.chat(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
@@ -189,12 +189,12 @@ def test_alternatives_are_bounded_by_the_engine() -> None:
     """20 by default; -1 is the whole vocabulary, for a request and for the engine."""
     scene, size = Scene(), text_model().vocab_size
     assert scene.chat_fault(logprobs=True, top_logprobs=21).param == "top_logprobs"
-    assert "at most 20 (--max-logprobs)" in scene.completion_fault(logprobs=-1).message
+    assert "the maximum is 20 (--max-logprobs)" in scene.completion_fault(logprobs=-1).message
     assert scene.completion_fault(prompt_logprobs=21).param == "prompt_logprobs"
     free = Scene(model=replace(text_model(), max_logprobs=-1))
     free.complete(logprobs=-1, prompt_logprobs=2 * size)
-    asked = free.last()
-    assert (asked.sampling.logprobs, asked.prompt_logprobs) == (size, size)
+    sequence = free.last()
+    assert (sequence.sampling.logprobs, sequence.prompt_logprobs) == (size, size)
     choice = free.complete(echo=True, logprobs=-1, max_tokens=0)["choices"][0]
     assert len(choice["logprobs"]["top_logprobs"][1]) == size
 
@@ -213,10 +213,10 @@ def test_alternatives_are_bounded_by_the_engine() -> None:
     ],
 )
 def test_an_answer_of_too_many_values_is_refused(fields: dict[str, Any], param: str) -> None:
-    """Log-probabilities, repeated prompts and their choices count, whatever the body's size is."""
+    """Log-probabilities, repeated prompts and their choices count, for any body size."""
     error = LONG.completion_fault(**fields)
     assert (error.code, error.param) == ("invalid_request", param)
-    assert re.search(r"at most (1,048,576 log-prob|16,777,216: use)", error.message)
+    assert re.search(r"the maximum is (1,048,576 log-prob|16,777,216\.)", error.message)
 
 
 def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> None:
@@ -229,11 +229,11 @@ def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> Non
         assert LONG.chats.prepare(body | fields, METADATA).requests[0].max_tokens == max_tokens
     free = Scene(model=replace(LONG.model, max_logprobs=-1))
     error = free.chat_fault(n=128, logprobs=True, top_logprobs=-1)
-    assert (error.param, "sets no maximum" in error.message) == ("top_logprobs", True)
+    assert (error.param, "has no `max_tokens`" in error.message) == ("top_logprobs", True)
 
 
-def test_a_prompt_is_scored_from_where_it_is_said() -> None:
-    """What is before has nulls, in either form; -1 scores nothing."""
+def test_a_prompt_is_scored_from_the_requested_token() -> None:
+    """Earlier tokens are null at both endpoints; -1 scores nothing."""
     scene = Scene()
     body = scene.complete("a b c d", echo=True, logprobs=0, prompt_logprobs=1, logprob_start_len=3)
     choice = body["choices"][0]
@@ -244,22 +244,22 @@ def test_a_prompt_is_scored_from_where_it_is_said() -> None:
     assert none["prompt_logprobs"] == [None] * num_tokens
 
 
-def test_tokens_that_are_named_take_the_place_of_the_likeliest() -> None:
-    """In either form, however many likeliest ones are asked for; each but once."""
+def test_named_tokens_replace_the_most_likely_ones() -> None:
+    """It holds for both endpoints and any number of alternatives; each is included once."""
     scene = Scene()
-    asked = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True}
-    chat = scene.chat(logprobs=True, top_logprobs=3, **asked)["choices"][0]
+    fields = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True}
+    chat = scene.chat(logprobs=True, top_logprobs=3, **fields)["choices"][0]
     top = chat["logprobs"]["content"][0]["top_logprobs"]
     assert [one["token"] for one in top] == ["token_id:5", "token_id:9"]
     assert [one["logprob"] for one in top] == pytest.approx([-0.05, -0.09])
-    text = scene.complete(logprobs=3, **asked)["choices"][0]["logprobs"]
+    text = scene.complete(logprobs=3, **fields)["choices"][0]["logprobs"]
     came = scene.generator.token_ids[0]
     assert set(text["top_logprobs"][0]) == {f"token_id:{i}" for i in (came, 5, 9)}
 
 
 @pytest.mark.parametrize("ids", [[10**6], [-1], list(range(129)), [5]])
 def test_tokens_that_cannot_be_scored_are_refused(ids: list[int]) -> None:
-    """Those that the model does not have, too many, and any where no scores are asked for."""
+    """They are unknown to the model, too many, or named without requesting scores."""
     asks = ids != [5]
     scene = Scene()
     chat_fault = scene.chat_fault(logprobs=asks, logprob_token_ids=ids)
@@ -268,8 +268,8 @@ def test_tokens_that_cannot_be_scored_are_refused(ids: list[int]) -> None:
     assert (fault.param or "").startswith("logprob_token_ids")
 
 
-def test_tokens_and_words_that_are_named_hold_an_output() -> None:
-    """Each by itself, and both together as one constraint; nothing named holds nothing."""
+def test_named_tokens_and_words_constrain_an_output() -> None:
+    """Each is a constraint, and both together are one; without them there is none."""
     scene = Scene()
     [paris] = [scene.tokenizer.encode(" Paris", add_special_tokens=False)]
     bare = scene.tokenizer.encode("Paris", add_special_tokens=False)
@@ -285,8 +285,8 @@ def test_tokens_and_words_that_are_named_hold_an_output() -> None:
         assert scene.last().constraint is None
 
 
-def test_a_form_goes_before_the_tokens_that_are_named() -> None:
-    """Where both leave no token, the answer still has its form."""
+def test_a_grammar_precedes_token_constraints() -> None:
+    """If both leave no token, the answer still follows its grammar."""
     scene = Scene()
     scene.chat(regex="[ab]+", bad_words=["a"])
     held = scene.last().constraint
@@ -306,6 +306,6 @@ def test_a_form_goes_before_the_tokens_that_are_named() -> None:
         ({"bad_words": ["a"] * 1_001}, "bad_words"),
     ],
 )
-def test_what_cannot_be_held_is_named(fields: dict[str, Any], param: str) -> None:
-    """Tokens that there are not, and words that are none."""
+def test_invalid_token_constraints_are_named(fields: dict[str, Any], param: str) -> None:
+    """The tokens or words do not exist."""
     assert Scene().chat_fault(**fields).param == param

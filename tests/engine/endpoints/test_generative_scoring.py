@@ -15,12 +15,12 @@ LONG = Scene(model=replace(text_model(), max_model_len=2**17))
 
 
 def score(scene: Scene, **fields: object) -> dict[str, Any]:
-    """Return the body that answers a query with one item, but for the changes."""
+    """Return the body that answers a query with one item and changes."""
     body = {"query": "The capital", "items": " is", "label_token_ids": [3, 1]} | fields
     return scene.reply(scene.scoring, body).body
 
 
-def test_scores_are_those_of_the_labels_among_themselves_or_all() -> None:
+def test_scores_are_relative_to_the_labels_or_to_all_tokens() -> None:
     """The scripted model gives token `i` a log-probability of -i / 100."""
     scene = Scene()
     body = score(scene)
@@ -34,8 +34,8 @@ def test_scores_are_those_of_the_labels_among_themselves_or_all() -> None:
     assert score(scene, label_token_ids=[7])["scores"] == [[1.0]]
 
 
-def test_items_stand_behind_the_query_or_before_it() -> None:
-    """Texts and token ids alike; special tokens are the query's alone."""
+def test_items_follow_the_query_or_precede_it() -> None:
+    """It holds for texts and token ids; only the query has special tokens."""
     scene = Scene(model=replace(text_model(), truncate_prompt_tokens=1))  # which is for prompts
     query = scene.tokenizer.encode("The capital", add_special_tokens=True)
     body = score(scene, items=[" is", "a"])
@@ -77,8 +77,8 @@ def test_what_cannot_be_scored_is_named(fields: dict[str, Any], param: str) -> N
 
 
 def test_a_query_is_not_repeated_for_more_items_than_memory_holds() -> None:
-    """A body of 300 kB would be two hundred million tokens."""
+    """A body of 300 kB would become two hundred million tokens."""
     body = {"query": [5] * 100_000, "items": ["a"] * 2_048, "label_token_ids": [1]}
-    with pytest.raises(RequestError, match=r"at most 16,777,216: use more requests") as refused:
+    with pytest.raises(RequestError, match=r"the maximum is 16,777,216") as refused:
         LONG.scoring.prepare(body, METADATA)
     assert refused.value.param == "items"

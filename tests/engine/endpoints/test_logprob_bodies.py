@@ -1,4 +1,4 @@
-"""The forms of log-probabilities, apart from any endpoint."""
+"""The formats of log-probabilities, without an endpoint."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tidemill.engine.text.vocabulary import vocabulary_of
 TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 
 
-def test_a_token_that_cannot_come_has_a_number() -> None:
-    """JSON knows no infinity; OpenAI and vLLM write -9999."""
+def test_an_impossible_token_has_a_finite_logprob() -> None:
+    """JSON has no infinity; OpenAI and vLLM write -9999."""
     entry = TokenLogprob(5, -math.inf, ((6, -math.inf),))
     logprobs = pack_entries([entry])
     chat = chat_logprobs(logprobs, TOKENIZER)
@@ -35,7 +35,7 @@ def test_a_token_that_cannot_come_has_a_number() -> None:
 
 @given(st.text(alphabet="ab é€😀", max_size=20))
 def test_offsets_point_at_characters(text: str) -> None:
-    """Walking the offsets, the characters between two of them are those of the tokens between."""
+    """The characters between two offsets are those of the tokens between them."""
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).next_offsets(ids)
     for number, offset in enumerate(offsets):
@@ -45,13 +45,13 @@ def test_offsets_point_at_characters(text: str) -> None:
 
 @given(st.lists(st.integers(0, 299), max_size=20))
 def test_offsets_stay_inside_the_text_for_any_tokens(ids: list[int]) -> None:
-    """Bytes that are no UTF-8 count as the text shows them; offsets never go back."""
+    """Bytes that are not valid UTF-8 count as they are shown; offsets never decrease."""
     offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).next_offsets(ids)
     assert offsets == sorted(offsets)
     assert all(offset <= len(TOKENIZER.text(ids)) for offset in offsets)
 
 
-def test_markup_takes_room_only_where_it_is_shown() -> None:
+def test_special_tokens_have_length_only_if_shown() -> None:
     """Offsets follow the text, with special tokens or without."""
     ids = TOKENIZER.encode(f"a{TURN_END}b", add_special_tokens=False)
     assert TextOffsets(TOKENIZER, start=3, skip_special_tokens=True).next_offsets(ids) == [3, 4, 4]

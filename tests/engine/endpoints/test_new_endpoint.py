@@ -1,6 +1,6 @@
-"""A url is one file: an endpoint that nobody has, served beside those that everybody has.
+"""A URL is one file: a new endpoint, served in addition to the existing ones.
 
-`docs/explanation/engine.md` points here: this is all that a new one needs.
+`docs/explanation/engine.md` links here: a new endpoint needs nothing else.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ ENDPOINTS = (*text_endpoints(MODEL, seed=0), Likelihood(MODEL.tokenizer))
 
 
 def served() -> Dispatcher:
-    """Return an engine that answers one url more."""
+    """Return an engine that answers one more URL."""
     return Dispatcher(ENDPOINTS, ScriptedGenerator([5]), INFO, model_names=["tiny"])
 
 
 def test_each_side_is_tested_by_itself() -> None:
-    """What is asked of the engine, and what is made of its results: no loop, no engine."""
+    """The requests to the engine and the body of its results need no loop and no engine."""
     endpoint = Likelihood(MODEL.tokenizer)
     prepared = endpoint.prepare({"text": "Paris"}, METADATA)
     [request] = prepared.requests
@@ -76,8 +76,8 @@ def test_each_side_is_tested_by_itself() -> None:
     assert reply.usage.prompt_tokens == len(request.prompt_ids)
 
 
-async def test_it_is_answered_on_the_path_that_all_share() -> None:
-    """A reply, or an error in the form of all others; the other urls are as they were."""
+async def test_it_is_answered_on_the_common_path() -> None:
+    """It has a reply, or an error in the common format; other URLs do not change."""
     engine = served()
     reply = await engine.respond(URL, {"text": "Paris"}, "req_1", CREATED)
     assert (reply.status_code, reply.body["id"]) == (200, "req_1")
@@ -87,8 +87,8 @@ async def test_it_is_answered_on_the_path_that_all_share() -> None:
     assert reply.status_code == 200
 
 
-async def test_it_is_offered_with_the_others() -> None:
-    """By an engine that has it, and by no other."""
+async def test_it_is_listed_with_the_others() -> None:
+    """Only an engine that has it lists it."""
     for engine, status in ((served(), 200), (Scene().served, 400)):
         reply = await engine.respond(URL, {"text": "Paris"}, "req_1", CREATED)
         assert reply.status_code == status

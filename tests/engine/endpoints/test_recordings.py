@@ -1,4 +1,4 @@
-"""Recordings on the path that all requests share: what is brought, who waits, what is told."""
+"""Recordings on the common path of requests: downloads, waiting, and errors."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PLACE = "https://files.example.com/clips/"
 
 
 class Listener:
-    """An engine that hears the same in every recording, once it may."""
+    """An engine that transcribes every recording alike, when permitted."""
 
     def __init__(self) -> None:
-        self.heard: list[SpeechRequest] = []
+        self.requests: list[SpeechRequest] = []
         self.held_bytes = self.most_bytes = 0
         self.go_on, self.is_full = asyncio.Event(), asyncio.Event()
         self.go_on.set()
@@ -43,35 +43,35 @@ class Listener:
     async def generate(self, requests: Sequence[SpeechRequest]) -> list[SpeechResult]:
         """Hear recordings."""
         num_bytes = sum(request.samples.nbytes for request in requests)
-        self.heard += requests
+        self.requests += requests
         self.held_bytes += num_bytes
         self.most_bytes = max(self.most_bytes, self.held_bytes)
-        if len(self.heard) == 3:
+        if len(self.requests) == 3:
             self.is_full.set()
         await self.go_on.wait()
         self.held_bytes -= num_bytes
         return [RESULT for _ in requests]
 
     def stats(self) -> EngineStats:
-        """Tell nothing."""
+        """Return empty statistics."""
         return EngineStats()
 
     def close(self) -> None:
-        """Have nothing to end."""
+        """Do nothing."""
 
 
 class Host:
-    """What lies at urls; a path that begins with `slow` does not come before it may."""
+    """The content at URLs; a path that begins with `slow` is sent only when permitted."""
 
     def __init__(self, data: bytes = CLIP) -> None:
         self.data = data
-        self.asked: list[str] = []
+        self.urls: list[str] = []
         self.now = self.most = 0
         self.go_on = asyncio.Event()
 
     async def fetch(self, url: str, _: ByteBudget | None = None) -> bytes:
-        """Bring what lies there."""
-        self.asked.append(url)
+        """Return the content of a URL."""
+        self.urls.append(url)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -86,7 +86,7 @@ class Host:
 def served(
     fetch: Callable[[str], Awaitable[bytes]], listener: Listener | None = None
 ) -> Dispatcher:
-    """Return an engine that hears what `fetch` brings."""
+    """Return an engine that transcribes the recordings that `fetch` returns."""
     endpoints = speech_endpoints(MODEL, fetch)
     return Dispatcher(endpoints, listener or Listener(), INFO, model_names=["tiny"])
 
@@ -96,27 +96,27 @@ async def respond(engine: Dispatcher, url: str = URL, **body: Any) -> Reply:
     return await engine.respond(url, body, "req_1", CREATED)
 
 
-async def told(engine: Dispatcher, **body: Any) -> str:
-    """Return why a body is refused: a 400 whose field is the url."""
+async def refusal_of(engine: Dispatcher, **body: Any) -> str:
+    """Return the message of a body's refusal: a 400 whose param is the URL."""
     reply = await respond(engine, **body)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "file_url")
     return str(reply.body["error"]["message"])
 
 
-async def test_a_recording_is_fetched_and_heard() -> None:
-    """By either endpoint; one that lies in its line is not fetched."""
+async def test_a_recording_is_fetched_and_transcribed() -> None:
+    """It holds for both endpoints; an inline recording is not fetched."""
     host, listener = Host(), Listener()
     engine = served(host.fetch, listener)
     for url in (URL, "/v1/audio/translations"):
         reply = await respond(engine, url, file_url=f"{PLACE}a.wav")
         assert (reply.status_code, reply.body["text"]) == (200, "The capital of France is Paris.")
         assert (await respond(engine, url, file_url=inline())).status_code == 200
-    assert host.asked == [f"{PLACE}a.wav"] * 2
-    assert [request.task for request in listener.heard] == ["transcribe"] * 2 + ["translate"] * 2
+    assert host.urls == [f"{PLACE}a.wav"] * 2
+    assert [request.task for request in listener.requests] == ["transcribe"] * 2 + ["translate"] * 2
 
 
-async def test_what_is_wrong_with_a_body_is_told_before_anything_is_fetched() -> None:
-    """In the words that are foretold."""
+async def test_a_body_is_validated_before_anything_is_fetched() -> None:
+    """The errors are the expected ones."""
     host = Host()
     engine = served(host.fetch)
     for body in (
@@ -135,11 +135,11 @@ async def test_what_is_wrong_with_a_body_is_told_before_anything_is_fetched() ->
             check_request(URL, body, ["tiny"])
         assert reply.status_code == 400
         assert reply.body["error"]["message"] == str(foretold.value)
-    assert host.asked == []
+    assert host.urls == []
 
 
-async def test_an_english_only_model_says_so_for_translations() -> None:
-    """The message does not only call it a speech model, which it is."""
+async def test_an_english_only_model_rejects_translations_by_name() -> None:
+    """The message says that the model is English-only."""
     english = replace(MODEL, hearing=replace(HEARING, languages=(), tasks=("transcribe",)))
     endpoints = speech_endpoints(english, Host().fetch)
     engine = Dispatcher(endpoints, Listener(), INFO, model_names=["tiny"])
@@ -149,28 +149,28 @@ async def test_an_english_only_model_says_so_for_translations() -> None:
     assert "English-only ones, such as whisper-tiny.en, do not translate" in message
 
 
-async def test_a_language_that_only_the_model_refuses_costs_no_download() -> None:
-    """What the model does not know is known before the recording is."""
+async def test_a_language_that_only_the_model_rejects_costs_no_download() -> None:
+    """The model's languages are known before the recording is fetched."""
     host = Host()
     assert (
         await respond(served(host.fetch), file_url=f"{PLACE}a", language="fr")
     ).status_code == 400
-    assert host.asked == []
+    assert host.urls == []
 
 
 async def test_a_failure_to_fetch_is_the_urls_fault() -> None:
-    """In the fetch's own words."""
+    """The error contains the fetch's own message."""
 
     async def fetch(url: str, _: ByteBudget) -> bytes:
         raise FetchFailed(f"nothing there of {len(url)} characters")
 
     engine = served(fetch)
-    words = await told(engine, file_url=f"{PLACE}a.wav")
+    words = await refusal_of(engine, file_url=f"{PLACE}a.wav")
     assert words == "`file_url` could not be fetched: nothing there of 37 characters."
 
 
-async def test_slow_hosts_hold_up_nobody_who_needs_none() -> None:
-    """So many wait for hosts at once, the rest in line; a body with its own recording passes by."""
+async def test_slow_hosts_do_not_block_inline_recordings() -> None:
+    """A limited number waits for hosts, the rest in a queue; inline recordings pass by."""
     host = Host()
     engine = served(host.fetch)
     waiting = [
@@ -187,8 +187,8 @@ async def test_slow_hosts_hold_up_nobody_who_needs_none() -> None:
     assert {reply.status_code for reply in await asyncio.gather(*waiting)} == {200}
 
 
-async def test_one_that_is_called_off_lets_the_next_fetch() -> None:
-    """Whether it waited for its host or for its turn."""
+async def test_a_cancelled_request_lets_the_next_one_fetch() -> None:
+    """It may have waited for its host or for its turn."""
     host = Host()
     engine = served(host.fetch)
     tasks = [
@@ -203,11 +203,13 @@ async def test_one_that_is_called_off_lets_the_next_fetch() -> None:
     host.go_on.set()
     replies = await asyncio.gather(*tasks[1:-1])
     assert {reply.status_code for reply in replies} == {200}
-    assert len(host.asked) == MAX_FETCHED + 1
+    assert len(host.urls) == MAX_FETCHED + 1
 
 
-async def test_what_waits_for_the_engine_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings are let in as others are done; one above the bound is heard alone."""
+async def test_recordings_that_wait_for_the_engine_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Recordings are admitted as others finish; one above the limit runs alone."""
     monkeypatch.setattr(serving, "_MAX_HELD_BYTES", 3 * 4 * RATE)
     listener, host = Listener(), Host()
     engine = served(host.fetch, listener)
@@ -217,54 +219,55 @@ async def test_what_waits_for_the_engine_is_bounded(monkeypatch: pytest.MonkeyPa
     await listener.is_full.wait()  # one of five seconds would be alone if it came first
     tasks.append(asyncio.create_task(respond(engine, file_url=long)))
     await asyncio.sleep(0.01)
-    assert len(listener.heard) == 3
+    assert len(listener.requests) == 3
     listener.go_on.set()
     assert {reply.status_code for reply in await asyncio.gather(*tasks)} == {200}
     assert listener.most_bytes == 5 * 4 * RATE
-    assert len(listener.heard) == 9
+    assert len(listener.requests) == 9
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "0 bytes"),
-        (CLIP[:4_000], "was cut off"),
-        (b"<html>Not Found</html>" * 100, "is no recording"),
+        (CLIP[:4_000], "is truncated"),
+        (b"<html>Not Found</html>" * 100, "is not a valid recording"),
         (wav(tone(1), 1), "sample rate of 1 Hz"),
-        (wav(np.zeros(61 * 8_000, np.float32), 8_000), "longer than 60 s"),
-        (encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac") * 2, "longer than 60 s"),
-        (video(None, "mp4", "mpeg4", ""), "video without any"),
+        (wav(np.zeros(61 * 8_000, np.float32), 8_000), "longer than the maximum of 60 s"),
+        (
+            encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac") * 2,
+            "longer than the maximum of 60 s",
+        ),
+        (video(None, "mp4", "mpeg4", ""), "video without sound"),
         (bytes(2**20 + 1), "larger than 1,048,576 bytes"),
     ],
 )
-async def test_recordings_that_cannot_be_heard_are_told_and_the_others_go_on(
-    data: bytes, why: str
-) -> None:
-    """Fetched, or in the line."""
+async def test_invalid_recordings_fail_alone(data: bytes, why: str) -> None:
+    """They are fetched or inline."""
     engine = served(Host(data).fetch)
     in_line = f"data:audio/wav;base64,{b64encode(data).decode()}"
     for url in (f"{PLACE}a.wav", in_line):
         words, other = await asyncio.gather(
-            told(engine, file_url=url), respond(engine, file_url=inline())
+            refusal_of(engine, file_url=url), respond(engine, file_url=inline())
         )
         assert why in words
         assert other.status_code == 200
 
 
-async def test_silence_is_heard() -> None:
-    """What a model makes of it is the model's."""
+async def test_silence_is_transcribed() -> None:
+    """The result depends on the model."""
     reply = await respond(served(Host(wav(np.zeros(RATE, np.float32))).fetch), file_url=f"{PLACE}a")
     assert reply.status_code == 200
 
 
-async def test_a_recording_of_100_mb_in_its_line_is_told() -> None:
-    """By its length alone."""
+async def test_an_inline_recording_of_100_mb_is_rejected() -> None:
+    """Only its length is checked."""
     url = "data:audio/wav;base64," + "A" * (100 * 2**20)
-    assert f"{MAX_INLINE_BYTES:,} bytes" in await told(served(Host().fetch), file_url=url)
+    assert f"{MAX_INLINE_BYTES:,} bytes" in await refusal_of(served(Host().fetch), file_url=url)
 
 
-async def test_hosts_are_held_to_the_rules_on_the_whole_way() -> None:
-    """A url, its redirects and its size, through the real fetcher; no secret is shown."""
+async def test_fetch_rules_apply_on_the_whole_path() -> None:
+    """They cover a URL, its redirects and its size, with the real fetcher; no secret is shown."""
     secret = "0123456789abcdef"
     pages = {
         "/a.wav": Page(CLIP),
@@ -274,13 +277,13 @@ async def test_hosts_are_held_to_the_rules_on_the_whole_way() -> None:
         "/gone": Page(b"", 403),
     }
 
-    def found(host: str, port: int) -> list[str]:
+    def resolve(host: str, port: int) -> list[str]:
         del port
         return [PUBLIC if host == HOST else host]
 
     with Site(pages) as site:
         limits = FetchLimits(max_bytes=1_000_000, first_delay_seconds=0.0)
-        engine = served(Fetcher(limits, site.network(found)).fetch)
+        engine = served(Fetcher(limits, site.network(resolve)).fetch)
         assert (await respond(engine, file_url=f"http://{HOST}/a.wav?{secret}")).status_code == 200
         for path, why in (
             ("inside", "169.254.169.254 is not a public host"),
@@ -288,13 +291,13 @@ async def test_hosts_are_held_to_the_rules_on_the_whole_way() -> None:
             ("large", "larger than 1,000,000 bytes"),
             ("gone", "returned HTTP 403"),
         ):
-            words = await told(engine, file_url=f"http://{HOST}/{path}?{secret}")
+            words = await refusal_of(engine, file_url=f"http://{HOST}/{path}?{secret}")
             assert why in words
             assert secret not in words
 
 
-async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come() -> None:
-    """One that would be too much ends the others on their way."""
+async def test_the_urls_of_one_body_share_a_byte_limit_during_download() -> None:
+    """One that exceeds it ends the other downloads."""
     ended = 0
 
     async def fetch(url: str, allowance: ByteBudget) -> bytes:
@@ -310,16 +313,16 @@ async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come
         return data
 
     fetcher = MediaFetcher(fetch, 10)
-    async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=20) as found:
-        assert found == {"a": b"a" * 10, "b": b"b" * 10}
+    async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=20) as media:
+        assert media == {"a": b"a" * 10, "b": b"b" * 10}
     with pytest.raises(RequestError, match="exceed 19 bytes"):
         async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=19):
             pass
     assert ended == 4
 
 
-async def test_no_more_is_fetched_at_once_than_there_is_room_for() -> None:
-    """Each may be as large as is allowed until it has come, then it is as large as it is."""
+async def test_no_more_is_fetched_at_once_than_fits() -> None:
+    """Each reserves the maximum until it has arrived, and then its actual size."""
     host = Host(b"123")
     fetcher = MediaFetcher(host.fetch, 40, max_at_once=40, max_held_bytes=100)
     held, go_on = 0, asyncio.Event()
@@ -335,6 +338,6 @@ async def test_no_more_is_fetched_at_once_than_there_is_room_for() -> None:
     assert host.now == 2
     host.go_on.set()
     await asyncio.sleep(0.05)
-    assert held == 21  # 20 of 3 bytes, beside which one may come, and has
+    assert held == 21  # 20 of 3 bytes, which leave room for one more
     go_on.set()
     await asyncio.gather(*tasks)

@@ -108,16 +108,16 @@ PROMPTS = st.fixed_dictionaries(
 
 @cache
 def endpoints() -> Mapping[str, Endpoint[Any, Any, Any]]:
-    """Return the endpoints of the demo model by name; nothing is loaded but its vocabulary."""
-    found = endpoints_without_weights(EngineConfig(str(MODEL_PATH)), None)
-    return {endpoint.route.name: endpoint for endpoint in found}
+    """Return the endpoints of the demo model by name; only its vocabulary is loaded."""
+    loaded = endpoints_without_weights(EngineConfig(str(MODEL_PATH)), None)
+    return {endpoint.route.name: endpoint for endpoint in loaded}
 
 
 def prepared(url: str, body: dict[str, Any]) -> object:
-    """Return everything that decides the results of a body; the error of an invalid one."""
+    """Return everything that affects the results of a body, or the error of an invalid one."""
     try:
         model = name_of_model(body, KEYS.served_names)
-        found = endpoints()[url].prepare(body, RequestMetadata(model, f"req_{DIGEST}", 0))
+        prepared_body = endpoints()[url].prepare(body, RequestMetadata(model, f"req_{DIGEST}", 0))
     except RequestError as exc:
         return type(exc)
     return model, [
@@ -128,12 +128,12 @@ def prepared(url: str, body: dict[str, Any]) -> object:
             sequence.max_tokens,
             sequence.stop_token_ids,
         )
-        for sequence in found.requests
+        for sequence in prepared_body.requests
     ]
 
 
 def reworded(value: Any, draw: Callable[[st.SearchStrategy[Any]], Any], *, nested: bool) -> str:
-    """Return JSON of nearly the same value: another order, other types, forms or repeated names."""
+    """Return JSON of nearly the same value: with another order, type, format or repeated names."""
     if isinstance(value, dict):
         order = draw(st.permutations(sorted(value)))
         pairs = [
@@ -159,7 +159,7 @@ def reworded(value: Any, draw: Callable[[st.SearchStrategy[Any]], Any], *, neste
 def test_equal_keys_mean_equal_prompts_and_constraints(
     url: str, bodies: st.SearchStrategy[dict[str, Any]], data: st.DataObject
 ) -> None:
-    """A body and the same one in another order, in other types and with nulls."""
+    """The bodies differ in order, in types and in nulls."""
     body = data.draw(bodies)
     twin = load_json(reworded(body, data.draw, nested=False).encode())
     twin |= dict.fromkeys(data.draw(st.sets(st.sampled_from(["top_p", "stop", "tools"]))))
@@ -174,7 +174,7 @@ def test_equal_keys_mean_equal_prompts_and_constraints(
 def test_the_order_of_parameters_and_fields_without_effect_change_neither_key_nor_prompt(
     url: str, bodies: st.SearchStrategy[dict[str, Any]], data: st.DataObject
 ) -> None:
-    """Nor does the model's name where it is the one that is served without a name."""
+    """The default model's name does not change them either."""
     body = data.draw(bodies)
     twin = {name: body[name] for name in data.draw(st.permutations(sorted(body)))}
     twin |= {"user": "another", "metadata": {"a": "b"}, "safety_identifier": "c"}
@@ -217,7 +217,7 @@ BA = dict(reversed(AB.items()))
 def test_schemas_that_differ_in_the_order_of_their_properties_share_no_answer(
     fields: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """The model sees another prompt, or writes the properties in another order."""
+    """The model gets another prompt, or writes the properties in another order."""
     common = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
     first, second = ({**common, **fields(properties)} for properties in (AB, BA))
     assert prepared(CHAT, first) != prepared(CHAT, second)

@@ -1,4 +1,4 @@
-"""`/v1/score` and `/v1/rerank` over a scripted encoder: by a reranker, and by two vectors."""
+"""`/v1/score` and `/v1/rerank` over a scripted encoder: with a reranker, and with two vectors."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TEMPLATE = (
 )
 
 
-def reranker(**said: Any) -> Scene:
-    """Return a model that gives scores."""
-    return Scene(encoder_model(SCORE, **said))
+def reranker(**fields: Any) -> Scene:
+    """Return a model that returns scores."""
+    return Scene(encoder_model(SCORE, **fields))
 
 
 def raw(request: EncodingRequest) -> float:
@@ -59,7 +59,7 @@ def cosine(first: str, second: str) -> float:
     [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")],
 )
 async def test_a_reranker_reads_the_texts_of_a_pair_together(names: tuple[str, str]) -> None:
-    """By its tokenizer's own template of pairs, the second text as a segment of its own."""
+    """The tokenizer's pair template is used, and the second text is a separate segment."""
     scene = reranker()
     body = await scene.body("/score", **dict(zip(names, ("Hello", "there"), strict=True)))
     assert scene.encoder.requests == [PAIR]
@@ -74,8 +74,8 @@ async def test_a_reranker_reads_the_texts_of_a_pair_together(names: tuple[str, s
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
 
 
-async def test_segments_are_told_only_to_a_model_that_has_them() -> None:
-    """Others have no weights for them."""
+async def test_segments_are_sent_only_to_a_model_that_has_them() -> None:
+    """Other models have no weights for them."""
     scene = Scene(encoder_model(SCORE))
     without = encoder_model(SCORE)
     object.__setattr__(without, "has_types", False)
@@ -95,7 +95,7 @@ async def test_segments_are_told_only_to_a_model_that_has_them() -> None:
 async def test_one_goes_with_many_and_many_go_with_as_many(
     firsts: Any, seconds: Any, pairs: list[tuple[int, int]]
 ) -> None:
-    """In the order of the second side."""
+    """The scores are in the order of the second side."""
     scene = reranker()
     await scene.body("/v1/score", text_1=firsts, text_2=seconds)
     read = [(request.token_ids[1], request.token_ids[3]) for request in scene.encoder.requests]
@@ -103,8 +103,8 @@ async def test_one_goes_with_many_and_many_go_with_as_many(
 
 
 @pytest.mark.parametrize("url", ["/rerank", "/v1/rerank", "/v2/rerank", "/v1/score"])
-async def test_documents_come_by_their_scores(url: str) -> None:
-    """Also where a ranking is asked for at the url of scores, as openai-batch does."""
+async def test_documents_are_ordered_by_score(url: str) -> None:
+    """It includes rankings requested at the URL of scores, as by openai-batch."""
     scene = reranker()
     documents = ["there", {"text": "world"}, "you"]
     body = await scene.body(url, query="Hello", documents=documents, top_n=2)
@@ -120,19 +120,19 @@ async def test_documents_come_by_their_scores(url: str) -> None:
     )
 
 
-async def test_a_score_without_activation_is_what_the_model_gave() -> None:
-    """On request, or where the model has none."""
-    for scene, asked in (
+async def test_a_score_without_activation_is_the_models_output() -> None:
+    """It is requested, or the model has no activation."""
+    for scene, fields in (
         (reranker(), {"use_activation": False}),
         (reranker(activation="Identity"), {}),
     ):
-        body = await scene.body("/score", text_1="Hello", text_2="there", **asked)
+        body = await scene.body("/score", text_1="Hello", text_2="there", **fields)
         assert body["data"][0]["score"] == pytest.approx(raw(PAIR), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_activations_are_torchs(name: str) -> None:
-    """To the last digits, far from zero too."""
+    """They agree to the last digits, also far from zero."""
     import torch
 
     scores = np.array([-200.0, -30.0, -1.5, 0.0, 2.5, 40.0, 800.0])
@@ -156,10 +156,10 @@ async def test_the_score_of_two_vectors_is_their_cosine() -> None:
     assert body["data"][1]["score"] == pytest.approx(1, abs=1e-6)
 
 
-async def test_vectors_are_compared_as_their_own_url_gives_them() -> None:
-    """With the model's default prompt, and at length 1 whatever the model says."""
-    said: dict[str, Any] = {"prompts": {"q": "find: "}, "default_prompt_name": "q"}
-    scene = Scene(encoder_model(normalize=False, **said))
+async def test_vectors_are_compared_as_returned_by_embeddings() -> None:
+    """They use the model's default prompt, and always have length 1."""
+    prompts: dict[str, Any] = {"prompts": {"q": "find: "}, "default_prompt_name": "q"}
+    scene = Scene(encoder_model(normalize=False, **prompts))
     body = await scene.body("/rerank", query="Hello", documents=["there"])
     expected = cosine("find: Hello", "find: there")
     assert body["results"][0]["relevance_score"] == pytest.approx(expected, abs=1e-6)
@@ -169,24 +169,24 @@ async def test_a_query_counts_once_for_each_of_its_documents() -> None:
     """A reranker reads it again with each, and 70 kB of a body would be gigabytes of text."""
     fields = {"query": "a" * 40_000, "documents": ["b"] * 2_000}
     error = await reranker().error("/rerank", **fields)
-    assert error["message"].startswith("The pairs have 80,002,000 characters; a request may have")
+    assert error["message"].startswith("The pairs have 80,002,000 characters; the maximum is")
     assert error["param"] == "documents"
 
 
 @pytest.mark.parametrize("scene", [reranker(), Scene()], ids=["reranker", "vectors"])
-async def test_a_document_that_is_too_long_is_told_by_how_much(scene: Scene) -> None:
-    """With the field and the number of the text."""
+async def test_the_error_of_a_too_long_document_has_its_length(scene: Scene) -> None:
+    """It also has the field and the number of the text."""
     error = await scene.error("/rerank", query="Hello", documents=["there", LONG])
     num_tokens = 40 + (4 if scene.model.description.task == "score" else 2)
     assert error["message"].startswith(
         f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of "
-        f"`documents` has {num_tokens} tokens;"
+        f"`documents` has {num_tokens} tokens."
     )
     assert (error["param"], error["code"]) == ("documents", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": -1}, [CLS, HELLO, WORLD, SEP, *[THERE] * 11, SEP]),
         ({"truncate_prompt_tokens": 7}, [CLS, HELLO, WORLD, SEP, THERE, THERE, SEP]),
@@ -201,23 +201,25 @@ async def test_a_document_that_is_too_long_is_told_by_how_much(scene: Scene) -> 
         ),
     ],
 )
-async def test_of_a_pair_the_document_is_cut(asked: dict[str, int], expected: list[int]) -> None:
-    """The query stays whole unless a limit of its own is asked for."""
+async def test_the_document_of_a_pair_is_truncated(
+    fields: dict[str, int], expected: list[int]
+) -> None:
+    """The query stays complete unless it has its own limit."""
     scene = reranker()
-    await scene.body("/rerank", query="Hello world", documents=[LONG], **asked)
+    await scene.body("/rerank", query="Hello world", documents=[LONG], **fields)
     assert scene.encoder.requests[0].token_ids == expected
 
 
-async def test_an_engine_cuts_documents_of_requests_that_do_not_say_so() -> None:
-    """Of pairs that are read together, and of texts whose vectors are compared."""
+async def test_the_engines_truncation_is_the_default_for_documents() -> None:
+    """It holds for pairs that are read together, and for texts whose vectors are compared."""
     for model in (encoder_model(SCORE), encoder_model()):
         scene = Scene(replace(model, truncate_prompt_tokens=7))
         await scene.body("/rerank", query="Hello world", documents=[LONG])
         assert len(scene.encoder.requests[-1].token_ids) == 7
 
 
-async def test_a_cut_that_leaves_nothing_of_the_document_is_refused() -> None:
-    """The message says what stands in the way."""
+async def test_a_truncation_without_any_document_token_is_rejected() -> None:
+    """The message contains the reason."""
     for scene in (reranker(), reranker(template=TEMPLATE)):
         error = await scene.error(
             "/rerank", query="Hello world", documents=[LONG], truncate_prompt_tokens=5
@@ -226,16 +228,16 @@ async def test_a_cut_that_leaves_nothing_of_the_document_is_refused() -> None:
 
 
 async def test_texts_whose_vectors_are_compared_are_cut_each_by_its_own_limit() -> None:
-    """Of the text itself, without its special tokens."""
+    """The limit counts the text itself, without special tokens."""
     scene = Scene()
-    asked = {"max_tokens_per_doc": 2, "max_tokens_per_query": 1}
-    await scene.body("/rerank", query="Hello world", documents=[LONG], **asked)
+    limits = {"max_tokens_per_doc": 2, "max_tokens_per_query": 1}
+    await scene.body("/rerank", query="Hello world", documents=[LONG], **limits)
     read = [request.token_ids for request in scene.encoder.requests]
     assert read == [[CLS, HELLO, SEP], [CLS, THERE, THERE, SEP]]
 
 
 async def test_a_template_makes_one_text_of_a_pair() -> None:
-    """Both roles are its, and what else it reads; its document is cut, not what it writes."""
+    """It reads both roles and other fields; only the document is truncated."""
     scene = reranker(template=TEMPLATE)
     encode = minilm_tokenizer().encode
     pair = {"query": "Hello", "documents": ["there"]}
@@ -253,15 +255,15 @@ async def test_a_template_makes_one_text_of_a_pair() -> None:
 
 @pytest.mark.parametrize("name", ["instruction", "chat_template_kwargs"])
 @pytest.mark.parametrize("scene", [reranker(), Scene()], ids=["reranker", "vectors"])
-async def test_what_a_template_would_read_is_refused_without_one(scene: Scene, name: str) -> None:
-    """Passing it over would give a score that looks right."""
+async def test_template_fields_are_rejected_without_a_template(scene: Scene, name: str) -> None:
+    """Ignoring them would give a plausible but wrong score."""
     value: Any = "Rank" if name == "instruction" else {"a": 1}
     error = await scene.error("/score", text_1="a", text_2="b", **{name: value})
     assert error["param"] == name
 
 
-async def test_a_reranker_gives_no_vectors() -> None:
-    """The message says what it serves."""
+async def test_a_reranker_does_not_serve_embeddings() -> None:
+    """The message names its endpoints."""
     error = await reranker().error("/v1/embeddings", input="a")
     assert error["message"] == (
         "Model does not support endpoint: /v1/embeddings. It requires an embedding model; "
@@ -320,7 +322,7 @@ ANY_SCENE = [
 def test_no_body_breaks_an_endpoint(
     scene: Scene, url: str, likely: dict[str, Any], names: list[str], wrong: dict[str, Any]
 ) -> None:
-    """Any JSON gets an answer, or a 4xx in OpenAI's form that any row can hold; never a 500."""
+    """Any JSON gets an answer, or a 4xx in OpenAI's format that fits any row; never a 500."""
     body = GIVEN[url] | {name: likely[name] for name in names if name in likely} | wrong
     before = repr(body)
     reply = asyncio.run(scene.served.respond(url, body, "req_1", 0))

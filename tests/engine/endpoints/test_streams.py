@@ -1,4 +1,4 @@
-"""Streams: all chunks put together say what the answer at once says."""
+"""Streams: all chunks together equal the complete answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.scripted_model import END, TURN, TURN_END, Scene, told
+from tests.engine.scripted_model import END, TURN, TURN_END, Scene, events_of
 from tidemill.engine.errors import EngineClosed
 from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
 from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
@@ -64,14 +64,14 @@ texts = st.fixed_dictionaries(
 
 
 class Tellers(Scene):
-    """A scene whose sequences say these tokens."""
+    """A scene whose sequences consist of these tokens."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         super().__init__()
         self.generator.token_ids = [*token_ids]
 
     async def whole(self, url: str, body: Body) -> Body:
-        """Return the answer at once."""
+        """Return the complete answer."""
         reply = await self.served.answer(url, body, "req_1", 0)
         assert isinstance(reply, Reply)
         assert reply.status_code == 200, reply.body
@@ -87,7 +87,7 @@ class Tellers(Scene):
 
 
 def merge_deltas(chunks: Sequence[Body]) -> dict[int, Body]:
-    """Return the choices that the chunks make up, each in the form of a text completion."""
+    """Return the choices that the chunks consist of, each as a text completion."""
     choices: dict[int, Body] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -115,7 +115,7 @@ def _joined(before: Body, more: Body) -> Body:
 async def test_chunks_of_texts_make_up_the_answer_at_once(
     token_ids: list[int], parameters: Body, own: Body
 ) -> None:
-    """Text, log-probabilities with their offsets, ids, reasons, whatever was asked for."""
+    """It covers text, log-probabilities with offsets, ids, reasons, and all requested fields."""
     scene, body = Tellers(token_ids), parameters | own
     answer = await scene.whole(TEXT, body)
     chunks = await scene.chunks(TEXT, body)
@@ -129,20 +129,20 @@ async def test_chunks_of_texts_make_up_the_answer_at_once(
 async def test_chunks_of_chats_make_up_the_answer_at_once(
     token_ids: list[int], parameters: Body, own: Body
 ) -> None:
-    """The message's text and role, log-probabilities, ids, reasons."""
+    """It covers the message's text and role, log-probabilities, ids and reasons."""
     scene, body = Tellers(token_ids), {"messages": MESSAGES, **parameters, **own}
     answer = await scene.whole(CHAT, body)
     chunks = await scene.chunks(CHAT, body)
     choices = merge_deltas(chunks)
     for choice in answer["choices"]:
         message = choice.pop("message")
-        found = choices[choice["index"]]
-        assert found.pop("text") == message["content"]
-        assert found.pop("role") == message["role"]
-        found.pop("delta", None)
-        if found["logprobs"]:
-            found["logprobs"].setdefault("refusal", None)
-        assert found == choice
+        merged = choices[choice["index"]]
+        assert merged.pop("text") == message["content"]
+        assert merged.pop("role") == message["role"]
+        merged.pop("delta", None)
+        if merged["logprobs"]:
+            merged["logprobs"].setdefault("refusal", None)
+        assert merged == choice
     assert len(choices) == len(answer["choices"])
     for name in ("prompt_token_ids", "prompt_logprobs"):
         assert [chunk[name] for chunk in chunks if name in chunk] == [
@@ -151,8 +151,8 @@ async def test_chunks_of_chats_make_up_the_answer_at_once(
 
 
 @given(tokens, stops.filter(bool))
-async def test_nothing_of_a_stop_string_is_ever_told(token_ids: list[int], stop: list[str]) -> None:
-    """What has been told at any moment holds none, and no half of a character."""
+async def test_no_part_of_a_stop_string_is_ever_sent(token_ids: list[int], stop: list[str]) -> None:
+    """The text so far never contains one, or half of a character."""
     body = {"prompt": "The", "stop": stop, "max_tokens": 24}
     whole = (await Tellers(token_ids).whole(TEXT, body))["choices"][0]["text"]
     text = ""
@@ -161,8 +161,8 @@ async def test_nothing_of_a_stop_string_is_ever_told(token_ids: list[int], stop:
         assert whole.startswith(text)
 
 
-async def test_a_stop_string_that_began_and_did_not_end_is_told_late() -> None:
-    """Its beginning waits, and comes with what shows that it is none."""
+async def test_a_partial_stop_string_is_sent_late() -> None:
+    """Its beginning waits for the text that refutes it."""
     ids = [SCENE.tokenizer.encode(char, add_special_tokens=False)[0] for char in "xaaayz"]
     body = {"prompt": "The", "stop": ["aab"], "max_tokens": 6}
     chunks = await Tellers(ids).chunks(TEXT, body)
@@ -170,11 +170,11 @@ async def test_a_stop_string_that_began_and_did_not_end_is_told_late() -> None:
 
 
 async def test_choices_wait_for_the_scores_of_their_prompt() -> None:
-    """The first choice alone computes them; the second, which comes first here, shows them too."""
+    """Only the first choice computes them; the second, which comes first here, has them too."""
     scene = Tellers([100, 101])
 
     async def stream(requests: Sequence[SequenceRequest]) -> Any:
-        events = [*told(requests, scene.generator.results(requests))]
+        events = [*events_of(requests, scene.generator.results(requests))]
         for place, event in sorted(events, key=lambda event: -event[0]):
             yield place, event
 
@@ -186,8 +186,8 @@ async def test_choices_wait_for_the_scores_of_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("url", [CHAT, TEXT])
-async def test_usage_comes_last_where_it_is_asked_for(url: str) -> None:
-    """Other chunks have none, as OpenAI has it; without asking there is no such field."""
+async def test_usage_comes_last_on_request(url: str) -> None:
+    """Other chunks have null usage, like OpenAI's; by default there is no such field."""
     body = {"messages": MESSAGES} if url == CHAT else {"prompt": "The"}
     plain = await Tellers([5, 6]).chunks(url, body | {"max_tokens": 2, "n": 2})
     assert not any("usage" in chunk for chunk in plain)
@@ -202,7 +202,7 @@ async def test_usage_comes_last_where_it_is_asked_for(url: str) -> None:
 
 
 async def test_usage_so_far_can_be_had_with_every_chunk() -> None:
-    """In vLLM's words."""
+    """The option is vLLM's."""
     chunks = await Tellers([100, 101, 102]).chunks(
         TEXT, {"prompt": [5], "max_tokens": 3}, continuous_usage_stats=True
     )
@@ -222,18 +222,16 @@ async def test_usage_so_far_can_be_had_with_every_chunk() -> None:
         ({"stream": True, "model": "other"}, "model"),
     ],
 )
-async def test_what_is_wrong_with_a_stream_is_told_before_it_begins(
-    fields: Body, param: str
-) -> None:
-    """As a reply with its status, not inside the stream."""
+async def test_a_stream_is_validated_before_it_begins(fields: Body, param: str) -> None:
+    """The error is a reply with its status, and not in the stream."""
     reply = await Scene().served.answer(CHAT, {"messages": MESSAGES} | fields, "req_1", 0)
     assert isinstance(reply, Reply)
     assert reply.status_code in (400, 404)
     assert reply.body["error"]["param"] == param
 
 
-async def test_a_request_that_the_engine_refuses_is_no_stream() -> None:
-    """Such as one that needs more pages than there are."""
+async def test_a_request_that_the_engine_rejects_is_not_streamed() -> None:
+    """For example, it needs more pages than exist."""
     scene = Scene()
     scene.generator.failure = RequestError("too long", param="max_tokens", code="kv_cache_exceeded")
     reply = await scene.served.answer(CHAT, {"messages": MESSAGES, "stream": True}, "req_1", 0)
@@ -242,7 +240,7 @@ async def test_a_request_that_the_engine_refuses_is_no_stream() -> None:
 
 
 class Failing(Scene):
-    """Tells two tokens and then fails."""
+    """A scene that streams two tokens and then fails."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__()
@@ -250,7 +248,7 @@ class Failing(Scene):
 
         async def stream(requests: Sequence[SequenceRequest]) -> Any:
             result = SequenceResult([100, 101, 102], "length")
-            events = told(requests, [result])
+            events = events_of(requests, [result])
             try:
                 yield next(events)
                 yield next(events)
@@ -262,28 +260,26 @@ class Failing(Scene):
 
 
 @pytest.mark.parametrize(
-    ("failure", "told_code"),
+    ("failure", "sent_code"),
     [
         (InternalError("broken", code="out_of_memory"), "out_of_memory"),
         (EngineClosed("gone"), "internal_error"),
         (ValueError("no"), "internal_error"),
     ],
 )
-async def test_a_stream_that_fails_on_the_way_says_so_last(
-    failure: Exception, told_code: str
-) -> None:
-    """What has been told stands; the error follows in OpenAI's form, and nothing else."""
+async def test_a_stream_that_fails_ends_with_the_error(failure: Exception, sent_code: str) -> None:
+    """Sent chunks stay valid; the error follows in OpenAI's format, and nothing else."""
     reply = await Failing(failure).served.answer(
         TEXT, {"prompt": "The", "stream": True}, "req_1", 0
     )
     assert isinstance(reply, StreamedReply)
     *chunks, last = [chunk async for chunk in reply.chunks]
     assert len(chunks) == 2
-    assert last["error"]["code"] == told_code
+    assert last["error"]["code"] == sent_code
 
 
-async def test_whoever_closes_a_stream_drops_its_work() -> None:
-    """Even before the first chunk was read."""
+async def test_closing_a_stream_drops_its_work() -> None:
+    """It also holds before the first chunk is read."""
     scene = Failing(ValueError("never"))
     reply = await scene.served.answer(TEXT, {"prompt": "The", "stream": True}, "req_1", 0)
     assert isinstance(reply, StreamedReply)
@@ -292,8 +288,8 @@ async def test_whoever_closes_a_stream_drops_its_work() -> None:
     assert scene.is_left
 
 
-async def test_what_answers_at_once_refuses_a_stream_by_name() -> None:
-    """No endpoint pretends."""
+async def test_an_endpoint_without_streams_rejects_them_by_name() -> None:
+    """No endpoint imitates a stream."""
     scene = Scene()
     chats, *_ = scene.served._online
     type_without = type("Plain", (), {"route": chats.route})

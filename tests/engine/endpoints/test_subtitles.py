@@ -1,4 +1,4 @@
-"""Subtitles, and what must not break them."""
+"""Subtitles, and text that must not break them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tidemill.engine.endpoints.transcriptions import Cue, srt, vtt
     ],
 )
 def test_times_are_exact_to_the_millisecond(seconds: float, clock: str) -> None:
-    """What is rounded up is carried."""
+    """Rounding carries over to seconds."""
     document = srt([Cue(seconds, seconds, "x")])
     assert document == f"1\n{clock} --> {clock}\nx\n\n"
     assert f"{clock.replace(',', '.')} --> " in vtt([Cue(seconds, seconds, "x")])
 
 
-def test_a_cue_is_one_line_that_is_no_time() -> None:
-    """A blank line would end it, an arrow begin another."""
+def test_a_cue_is_one_line_and_not_a_time() -> None:
+    """A blank line would end it, and an arrow would begin another."""
     cues = [Cue(0, 1, " a\n\nb  --> c "), Cue(1, 2, " \n"), Cue(2, 3, "d")]
     assert srt(cues) == (
         "1\n00:00:00,000 --> 00:00:01,000\na b -> c\n\n2\n00:00:02,000 --> 00:00:03,000\nd\n\n"

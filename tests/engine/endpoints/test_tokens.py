@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what people ask before they send a prompt."""
+"""`/tokenize` and `/detokenize`: requests that people send while writing a prompt."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SCENE = Scene()
 Body = dict[str, Any]
 
 
-async def asked(url: str, body: Body) -> Reply:
-    """Return what a server's engine answers."""
+async def respond(url: str, body: Body) -> Reply:
+    """Return the reply of a server's engine."""
     served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
     )
@@ -36,10 +36,10 @@ async def asked(url: str, body: Body) -> Reply:
     return reply
 
 
-async def test_a_text_is_told_in_tokens() -> None:
-    """In vLLM's shape; the pieces come where they are asked for."""
+async def test_a_text_becomes_tokens() -> None:
+    """The body has vLLM's format; the pieces are included on request."""
     ids = SCENE.tokenizer.encode("The capital é", add_special_tokens=True)
-    answer = (await asked("/tokenize", {"prompt": "The capital é"})).body
+    answer = (await respond("/tokenize", {"prompt": "The capital é"})).body
     assert answer == {
         "count": len(ids),
         "max_model_len": MAX_MODEL_LEN,
@@ -47,11 +47,11 @@ async def test_a_text_is_told_in_tokens() -> None:
         "token_strs": None,
     }
     body = {"prompt": "The capital é", "return_token_strs": True}
-    assert "".join((await asked("/tokenize", body)).body["token_strs"][:2]) == "The capital"
+    assert "".join((await respond("/tokenize", body)).body["token_strs"][:2]) == "The capital"
 
 
 async def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
-    """As to a prompt of `/v1/completions`."""
+    """It is the same as for a prompt of `/v1/completions`."""
     model = text_model_of(sentencepiece_tokenizer())
     served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(model)
@@ -64,19 +64,19 @@ async def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
     assert counts[0] == counts[1] + 1
 
 
-async def test_a_conversation_is_told_as_the_model_reads_it() -> None:
-    """By its template: what a chat would send."""
+async def test_a_conversation_becomes_the_models_prompt() -> None:
+    """The template renders it like a chat request."""
     messages = [{"role": "user", "content": "Hi"}]
-    told = (await asked("/tokenize", {"messages": messages})).body["tokens"]
+    tokens = (await respond("/tokenize", {"messages": messages})).body["tokens"]
     [sequence] = SCENE.chats.prepare({"messages": messages}, METADATA).requests
-    assert told == sequence.prompt_ids
+    assert tokens == sequence.prompt_ids
 
 
 async def test_the_tokenizer_is_described() -> None:
-    """By the names that templates know, and the template itself; a base model has none."""
+    """It has the template's names of special tokens, and the template; a base model has none."""
     template = SCENE.model.chat_template
     assert template is not None
-    info = (await asked("/tokenizer_info", {})).body
+    info = (await respond("/tokenizer_info", {})).body
     assert info["eos_token"] == SCENE.tokenizer.vocabulary.special_tokens["eos_token"]
     assert info["chat_template"] == template.source_text
     assert info["model_max_length"] == MAX_MODEL_LEN
@@ -97,12 +97,12 @@ async def test_the_tokenizer_is_described() -> None:
 async def test_a_long_text_is_counted_up_to_the_context(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four million characters the tokenizer reads no more than a context may have."""
+    """The tokenizer reads no more of four million characters than a context may have."""
     scene, num_chars = Scene(), list[int]()
     backend = scene.tokenizer.vocabulary.backend
 
     class CountingBackend:
-        """A backend that notes how many characters it reads."""
+        """A backend that counts the characters that it reads."""
 
         def encode_batch_fast(self, texts: list[str], **options: bool) -> Any:
             num_chars.append(sum(map(len, texts)))
@@ -124,28 +124,26 @@ async def test_a_long_text_is_counted_up_to_the_context(
     assert sum(num_chars) <= 20_000
 
 
-async def test_many_tokens_are_printed_in_a_thread() -> None:
+async def test_many_tokens_are_serialized_in_a_thread() -> None:
     """A million tokens are megabytes of an answer."""
     body = {"tokens": [7] * 2_000}
-    replies = [await asked("/detokenize", body), await asked("/detokenize", {"tokens": [7]})]
+    replies = [await respond("/detokenize", body), await respond("/detokenize", {"tokens": [7]})]
     assert [reply.is_long for reply in replies] == [True, False]
 
 
 async def test_tokens_of_too_long_a_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of many bytes may be named a million times."""
+    """A token of many bytes may be repeated a million times."""
     monkeypatch.setattr(tokens, "_MAX_DETOKENIZED_BYTES", 8)
     ids = SCENE.tokenizer.encode("The capital", add_special_tokens=False)
-    reply = await asked("/detokenize", {"tokens": ids})
-    assert (
-        reply.body["error"]["message"] == "The text of `tokens` has more than 8 bytes: send fewer."
-    )
+    reply = await respond("/detokenize", {"tokens": ids})
+    assert reply.body["error"]["message"] == "The text of `tokens` exceeds 8 bytes: send fewer."
 
 
-async def test_tokens_are_told_as_text() -> None:
-    """Marks and all: what was tokenized comes back."""
+async def test_tokens_become_text() -> None:
+    """The text is restored, including special tokens."""
     text = "<|im_start|>user é"
-    ids = (await asked("/tokenize", {"prompt": text})).body["tokens"]
-    assert (await asked("/detokenize", {"tokens": ids})).body == {"prompt": text}
+    ids = (await respond("/tokenize", {"prompt": text})).body["tokens"]
+    assert (await respond("/detokenize", {"tokens": ids})).body == {"prompt": text}
 
 
 @pytest.mark.parametrize(
@@ -163,15 +161,15 @@ async def test_tokens_are_told_as_text() -> None:
         ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
     ],
 )
-async def test_what_is_wrong_is_told_by_name(url: str, body: Body, param: str) -> None:
-    """As in any other body."""
-    reply = await asked(url, body)
+async def test_invalid_bodies_are_rejected_by_name(url: str, body: Body, param: str) -> None:
+    """The error is the same as for any other body."""
+    reply = await respond(url, body)
     assert reply.status_code in (400, 404)
     assert reply.body["error"]["param"] == param
 
 
-async def test_lines_of_files_do_not_ask_for_tokens() -> None:
-    """A row of them would be of no use."""
+async def test_rows_of_files_cannot_tokenize() -> None:
+    """Such rows would have no use."""
     served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
     )

@@ -52,8 +52,8 @@ CHATS = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
-def test_a_call_is_a_message_of_openais_form(family: str) -> None:
-    """The model's own form is known by its template; its marks are special tokens, yet seen."""
+def test_a_call_is_a_message_in_openais_format(family: str) -> None:
+    """The template identifies the model's format; its marks are special tokens, but visible."""
     scene = ToolScene(CALLS[family], TEMPLATES[family])
     body = scene.chat(tools=[WEATHER])
     [choice] = ChatCompletion.model_validate(body).choices
@@ -70,7 +70,7 @@ def test_a_call_is_a_message_of_openais_form(family: str) -> None:
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
 def test_turns_of_tools_reach_the_template(family: str) -> None:
-    """The calls of a reply are sent back as they came, with their results, and rendered."""
+    """The calls of a reply are sent back unchanged, with their results, and rendered."""
     scene = ToolScene(CALLS[family], TEMPLATES[family])
     message = scene.choice()["message"]
     [call] = message["tool_calls"]
@@ -81,8 +81,8 @@ def test_turns_of_tools_reach_the_template(family: str) -> None:
     assert "Sunny." in prompt
 
 
-def test_ids_of_others_become_short_where_a_template_wants_them() -> None:
-    """A call and its result keep naming each other."""
+def test_foreign_ids_become_short_if_a_template_requires_it() -> None:
+    """A call and its result still have the same id."""
     scene = ToolScene("x", MISTRAL)
     call = {"id": "call_abcdef", "type": "function"}
     call["function"] = {"name": "weather", "arguments": PARIS}
@@ -98,7 +98,7 @@ def test_ids_of_others_become_short_where_a_template_wants_them() -> None:
     assert "[abc123XYZ]Sunny." in scene.prompt(messages=[USER, *turns], tools=[WEATHER])
 
 
-def test_tools_are_shown_only_where_they_may_be_called() -> None:
+def test_tools_are_rendered_only_if_they_may_be_called() -> None:
     """With `none` the prompt is that of a request without tools, and calls are text."""
     scene = ToolScene(CALL)
     without = scene.prompt(messages=[USER])
@@ -110,7 +110,7 @@ def test_tools_are_shown_only_where_they_may_be_called() -> None:
 
 
 def test_a_call_that_is_cut_off_stays_content() -> None:
-    """The row says so beside the length that ended it."""
+    """The row has a warning in addition to the finish reason `length`."""
     scene = ToolScene(CALL)
     num_tokens = len(scene.generator.token_ids)
     choice = scene.choice(max_tokens=num_tokens - 20)
@@ -121,8 +121,8 @@ def test_a_call_that_is_cut_off_stays_content() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama3_json", "pythonic"])
-def test_an_answer_in_json_is_no_call(family: str) -> None:
-    """Though it has a name, where calls bear no mark; the row says nothing of it."""
+def test_an_answer_in_json_is_not_a_call(family: str) -> None:
+    """It has a name and calls have no mark, but there is no warning."""
     answer = '{"name": "Maria", "age": 34}'
     choice = ToolScene(answer, TEMPLATES[family]).choice()
     assert choice["message"]["content"] == answer
@@ -131,8 +131,8 @@ def test_an_answer_in_json_is_no_call(family: str) -> None:
     assert "warnings" not in choice
 
 
-def test_a_strict_function_is_called_where_its_grammar_has_it_alone() -> None:
-    """In prose its arguments would follow no schema."""
+def test_a_strict_function_is_called_only_as_its_grammar_allows() -> None:
+    """In a text its arguments would not follow a schema."""
     answer = f"I look. {CALLS['llama3_json']}"
     scene = ToolScene(answer, TEMPLATES["llama3_json"])
     assert scene.choice()["finish_reason"] == "tool_calls"
@@ -141,7 +141,7 @@ def test_a_strict_function_is_called_where_its_grammar_has_it_alone() -> None:
 
 
 def test_arguments_between_tags_have_the_types_of_their_schema() -> None:
-    """As every optional integer that pydantic describes."""
+    """An example is an optional integer in pydantic's schema."""
     days = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
     function = {"name": "weather", "parameters": {"type": "object", "properties": {"days": days}}}
     scene = ToolScene(
@@ -153,8 +153,8 @@ def test_arguments_between_tags_have_the_types_of_their_schema() -> None:
     assert json.loads(call["function"]["arguments"]) == {"days": 5}
 
 
-def test_each_choice_has_calls_of_its_own() -> None:
-    """Ids differ from choice to choice, and are the same in every run of the line."""
+def test_each_choice_has_its_own_calls() -> None:
+    """Ids differ from choice to choice, and are the same in every run of the row."""
     scene = ToolScene(CALL)
     first, again = (scene.chat(tools=[WEATHER], n=2) for _ in range(2))
     assert first == again
@@ -184,7 +184,7 @@ def test_each_choice_has_calls_of_its_own() -> None:
 def test_thinking_is_shown_apart_and_counted(
     template: str, answer: str, fields: dict[str, Any], reasoning: str | None
 ) -> None:
-    """`reasoning` holds it, and so does its old name; usage counts its tokens, with marks."""
+    """`reasoning` contains it, and so does its old name; usage counts its tokens and marks."""
     scene = ToolScene(answer, template)
     reply = scene.reply(scene.chats, {"messages": [USER], **fields})
     [choice] = reply.body["choices"]
@@ -200,7 +200,7 @@ def test_thinking_is_shown_apart_and_counted(
         assert (counted > 0) == (reasoning is not None)
 
 
-def test_thinking_that_is_not_ended_is_no_answer() -> None:
+def test_unfinished_thinking_is_not_an_answer() -> None:
     """All tokens are counted as thinking, and content is null."""
     scene = ToolScene("Hm, let me see", R1)
     body = scene.chat(max_tokens=5)
@@ -221,8 +221,8 @@ def test_thinking_may_be_left_out_or_left_in() -> None:
     assert whole == {**answer, "content": "Hm.</think>Yes."}
 
 
-def test_a_message_that_thinks_is_read_back_as_it_was_answered() -> None:
-    """Clients append what they got; thinking that was cut off has no content."""
+def test_a_message_with_thinking_round_trips() -> None:
+    """Clients append the message unchanged; truncated thinking has no content."""
     template = "{% for m in messages %}[{{ m.reasoning }}|{{ m.content }}]{% endfor %}<think>"
     scene = ToolScene("Hm.</think>Yes.", template, reasoning="qwen3")
     for max_tokens, shown in ((None, "[Hm.|Yes.]"), (4, "|]")):
@@ -231,8 +231,8 @@ def test_a_message_that_thinks_is_read_back_as_it_was_answered() -> None:
         assert shown in scene.prompt(messages=[message, USER])
 
 
-def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
-    """The last message says whether it has ended, whatever the template would open."""
+def test_an_answer_may_continue_inside_its_thinking() -> None:
+    """The last message decides whether it has ended, not the template."""
     turn = {"role": "assistant", "content": "<think>So far"}
     scene = ToolScene(" so good.</think>Yes.", HERMES, reasoning="qwen3")
     fields = {"messages": [USER, turn], "continue_final_message": True}
@@ -244,15 +244,15 @@ def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
 
 
 def test_a_call_follows_the_thinking() -> None:
-    """Both are told apart from what is said between them."""
+    """Both are separated from the content between them."""
     message = ToolScene(f"Hm.</think>\n\nI look.\n{CALL}", R1).choice()["message"]
     assert message["reasoning_content"] == "Hm."
     assert message["content"] == "I look."
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
 
 
-def test_a_form_that_is_named_stands_above_the_template() -> None:
-    """`none` reads nothing; another form reads by its own marks."""
+def test_a_configured_format_overrides_the_template() -> None:
+    """`none` parses nothing; another format uses its own marks."""
     assert ToolScene(CALL, tool_calls="none", reasoning="none").choice(tools=[])["message"] == {
         "role": "assistant",
         "content": CALL.replace("<tool_call>", "").replace("</tool_call>", ""),
@@ -264,7 +264,7 @@ def test_a_form_that_is_named_stands_above_the_template() -> None:
 
 
 def test_a_stop_string_inside_a_call_ends_it_there() -> None:
-    """Stop strings are looked for in all that is written, marks among it."""
+    """Stop strings are searched in the whole output, including marks."""
     choice = ToolScene(CALL).choice(stop="Paris")
     assert choice["finish_reason"] == "stop"
     assert choice["stop_reason"] == "Paris"
@@ -273,8 +273,8 @@ def test_a_stop_string_inside_a_call_ends_it_there() -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_tools_that_the_model_is_not_shown_are_refused() -> None:
-    """A template without tools would leave them out, and nobody would know."""
+def test_tools_that_the_template_ignores_are_rejected() -> None:
+    """A template without tools would silently omit them."""
     fault = Scene().chat_fault(tools=[WEATHER])
     assert (fault.param, fault.code) == ("tools", "tools_not_supported")
     assert "--chat-template" in fault.message
@@ -285,7 +285,7 @@ def test_tools_that_the_model_is_not_shown_are_refused() -> None:
 
 @pytest.mark.parametrize("arguments", [PARIS, PARIS[:-3]])
 def test_arguments_are_a_text_where_a_template_joins_them(arguments: str) -> None:
-    """DeepSeek's own template does; one that prints an object would show Python's quotes."""
+    """DeepSeek's template does; printing an object would show Python's quotes."""
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
     prompt = ToolScene("x", DEEPSEEK).prompt(messages=turns, tools=[WEATHER])
@@ -307,13 +307,13 @@ def test_arguments_are_a_text_where_a_template_joins_them(arguments: str) -> Non
         (R1, "</think>"),
     ],
 )
-async def test_a_stream_says_what_the_answer_at_once_says(template: str, answer: str) -> None:
-    """Thinking, content, calls, warnings, the reason of the end, and tokens of thinking."""
+async def test_a_stream_equals_the_complete_answer(template: str, answer: str) -> None:
+    """It covers thinking, content, calls, warnings, the finish reason and reasoning tokens."""
     await assert_streamed_as_whole(ToolScene(answer, template))
 
 
-async def test_a_stream_without_its_thinking_says_so_too() -> None:
-    """Content that is empty, and not null, ends what had nothing to show."""
+async def test_a_stream_without_its_thinking_equals_the_answer_too() -> None:
+    """A stream without output ends with empty content instead of null."""
     for answer in ("Hm.", "Hm.</think>Yes."):
         await assert_streamed_as_whole(ToolScene(answer, R1), include_reasoning=False)
 
@@ -325,7 +325,7 @@ async def test_a_stream_names_formats_that_are_not_enforced() -> None:
 
 
 async def assert_streamed_as_whole(scene: ToolScene, **fields: Any) -> None:
-    """Compare the deltas of an answer, put together, with the answer that comes at once."""
+    """Compare the merged deltas of an answer with the complete answer."""
     body = {"messages": [USER], "tools": [WEATHER], "n": 2, **fields}
     whole = await scene.served.answer(CHATS, body, "req_1", 0)
     stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -338,8 +338,8 @@ async def assert_streamed_as_whole(scene: ToolScene, **fields: Any) -> None:
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         deltas = [one["delta"] for one in own]
         message = choice["message"]
-        said = [d["content"] for d in deltas if d.get("content") is not None]
-        assert ("".join(said) if said else None) == message["content"]
+        contents = [d["content"] for d in deltas if d.get("content") is not None]
+        assert ("".join(contents) if contents else None) == message["content"]
         for name in ("reasoning", "reasoning_content"):
             thought = "".join(d.get(name, "") for d in deltas)
             assert (thought or None) == message.get(name)

@@ -1,4 +1,4 @@
-"""What a recording becomes, and what is made of what was heard in it."""
+"""Transcriptions: from recordings to requests, and from results to bodies."""
 
 from __future__ import annotations
 
@@ -53,23 +53,25 @@ def endpoint(task: Task = "transcribe", model: SpeechModel = MODEL) -> Transcrip
     return Transcriptions(model, task, lambda _: nullcontext)
 
 
-def asked(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> SpeechRequest:
-    """Return what a body asks of the engine."""
+def speech_request(
+    task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any
+) -> SpeechRequest:
+    """Return the engine request of a body."""
     prepared = endpoint(task, model).prepare({"file_url": inline()} | body, METADATA)
     [request] = prepared.requests
     return request
 
 
 def refusal(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> RequestError:
-    """Return what is wrong with a body."""
+    """Return the error of a body."""
     with pytest.raises(RequestError) as caught:
-        asked(task, model, **body)
+        speech_request(task, model, **body)
     assert caught.value.status_code == 400
     return caught.value
 
 
-def said(text: str, start: float, end: float, *, is_timed: bool = True) -> SpeechSegment:
-    """Return a segment whose tokens take the same time each."""
+def segment_of(text: str, start: float, end: float, *, is_timed: bool = True) -> SpeechSegment:
+    """Return a segment whose tokens all have the same duration."""
     ids = tuple(MODEL.tokenizer.encode(text, add_special_tokens=False))
     edges = np.linspace(start, end, len(ids) + 1).tolist()
     times = tuple(pairwise(edges)) if is_timed else None
@@ -78,7 +80,7 @@ def said(text: str, start: float, end: float, *, is_timed: bool = True) -> Speec
 
 RESULT = SpeechResult(
     "de",
-    (said(" The capital of", 0.0, 1.0), said(" France is Paris.", 1.02, 3_661.5)),
+    (segment_of(" The capital of", 0.0, 1.0), segment_of(" France is Paris.", 1.02, 3_661.5)),
     num_prompt_tokens=4,
     num_output_tokens=20,
 )
@@ -86,17 +88,17 @@ RESULT = SpeechResult(
 
 def answer(result: SpeechResult = RESULT, task: Task = "transcribe", **body: Any) -> dict[str, Any]:
     """Return the body that answers a request."""
-    made = endpoint(task)
-    prepared = made.prepare({"file_url": inline()} | body, METADATA)
-    reply = made.finish(prepared, [result])
+    transcriptions = endpoint(task)
+    prepared = transcriptions.prepare({"file_url": inline()} | body, METADATA)
+    reply = transcriptions.finish(prepared, [result])
     assert reply.status_code == 200
     assert reply.usage == Usage(prompt_tokens=4, completion_tokens=20, audio_seconds=SECONDS)
     return reply.body
 
 
-def test_a_recording_is_heard_at_the_models_rate() -> None:
-    """From its line, or as it was fetched."""
-    request = asked()
+def test_a_recording_is_decoded_at_the_models_rate() -> None:
+    """It is inline, or fetched."""
+    request = speech_request()
     np.testing.assert_allclose(request.samples, tone(SECONDS), atol=1 / 16_000)
     assert (request.task, request.language, request.prompt_ids) == ("transcribe", None, ())
     assert (request.sampling.temperature, request.wants_segments, request.wants_words) == (
@@ -104,29 +106,44 @@ def test_a_recording_is_heard_at_the_models_rate() -> None:
         False,
         False,
     )
-    fetched = asked(file_url="https://files.example.com/a", file=wav(tone(1, 8_000), 8_000))
+    fetched = speech_request(
+        file_url="https://files.example.com/a", file=wav(tone(1, 8_000), 8_000)
+    )
     assert len(fetched.samples) == RATE
 
 
-def test_what_a_request_holds_is_counted() -> None:
-    """Its samples wait for the engine in bounded memory."""
+def test_the_bytes_of_a_request_are_counted() -> None:
+    """Its samples wait for the engine within a memory limit."""
     prepared = endpoint().prepare({"file_url": inline()}, METADATA)
     assert prepared.num_bytes == 4 * round(SECONDS * RATE)
 
 
-def test_what_is_asked_for_reaches_the_engine() -> None:
-    """Language by code, seeds by request or id, times by format."""
-    assert asked(language="German").language == "de"
-    assert asked("translate", language="JA").task == "translate"
-    assert asked(temperature=0.5).sampling.temperature == 0.5
-    bounds = asked(top_p=0.6, top_k=-1, min_p=0.1, repetition_penalty=1.3, presence_penalty=None)
+def test_parameters_reach_the_engine() -> None:
+    """They include the language, seeds by request or id, and timestamps by format."""
+    assert speech_request(language="German").language == "de"
+    assert speech_request("translate", language="JA").task == "translate"
+    assert speech_request(temperature=0.5).sampling.temperature == 0.5
+    bounds = speech_request(
+        top_p=0.6, top_k=-1, min_p=0.1, repetition_penalty=1.3, presence_penalty=None
+    )
     expected = Sampling(0, 0.6, 0, 0.1, repetition_penalty=1.3, seed=bounds.sampling.seed)
     assert bounds.sampling == expected
-    assert (asked(top_p=0).sampling.top_p, asked(top_p=0).sampling.top_k) == (1, 1)
-    assert asked(seed=1).sampling == asked(seed=1).sampling != asked(seed=2).sampling
-    assert asked().sampling == asked().sampling != asked(model=replace(MODEL, seed=5)).sampling
+    assert (speech_request(top_p=0).sampling.top_p, speech_request(top_p=0).sampling.top_k) == (
+        1,
+        1,
+    )
+    assert (
+        speech_request(seed=1).sampling
+        == speech_request(seed=1).sampling
+        != speech_request(seed=2).sampling
+    )
+    assert (
+        speech_request().sampling
+        == speech_request().sampling
+        != speech_request(model=replace(MODEL, seed=5)).sampling
+    )
     for response_format, wants in (("json", False), ("text", False), ("srt", True), ("vtt", True)):
-        request = asked(response_format=response_format)
+        request = speech_request(response_format=response_format)
         assert (request.wants_segments, request.wants_words) == (wants, False)
     for granularities, wants in (
         (None, (True, False)),
@@ -134,33 +151,35 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
         (["word"], (False, True)),
         (["segment", "word"], (True, True)),
     ):
-        request = asked(response_format="verbose_json", timestamp_granularities=granularities)
+        request = speech_request(
+            response_format="verbose_json", timestamp_granularities=granularities
+        )
         assert (request.wants_segments, request.wants_words) == wants
 
 
 def test_the_end_of_a_prompt_is_read() -> None:
-    """As many tokens as the model reads; a blank one is none."""
+    """The model's maximum number of tokens is used; a blank prompt is omitted."""
     tokenizer = MODEL.tokenizer
     ids = tokenizer.encode(" the capital of Norway is Oslo", add_special_tokens=False)
-    assert asked(prompt="\n the capital of Norway is Oslo ").prompt_ids == tuple(ids[-8:])
-    assert asked(prompt="  ").prompt_ids == ()
-    assert asked(prompt="Oslo").prompt_ids == tuple(
+    assert speech_request(prompt="\n the capital of Norway is Oslo ").prompt_ids == tuple(ids[-8:])
+    assert speech_request(prompt="  ").prompt_ids == ()
+    assert speech_request(prompt="Oslo").prompt_ids == tuple(
         tokenizer.encode(" Oslo", add_special_tokens=False)
     )
     assert refusal(prompt="a <|im_end|> b").param == "prompt"
 
 
-def test_a_language_that_the_model_does_not_know_is_told() -> None:
-    """A model of English alone takes English, and needs no word for it."""
+def test_an_unsupported_language_is_rejected() -> None:
+    """An English-only model accepts English, and needs no token for it."""
     assert "French" in refusal(language="fr").message
     english = replace(MODEL, hearing=replace(HEARING, languages=()))
-    assert asked(model=english, language="en").language is None
+    assert speech_request(model=english, language="en").language is None
     message = "This English-only model does not support German."
     assert refusal(model=english, language="german").message == message
 
 
-def test_times_that_a_model_does_not_tell_are_refused() -> None:
-    """Of segments, of words, and by which longer recordings are cut."""
+def test_unsupported_timestamps_are_rejected() -> None:
+    """They are those of segments, of words, or of recordings longer than a window."""
     mute = replace(MODEL, hearing=replace(HEARING, has_timestamps=False, window_seconds=2.0))
     assert refusal(model=mute, response_format="srt").param == "response_format"
     assert "longer than 2 s" in refusal(model=mute).message
@@ -169,24 +188,26 @@ def test_times_that_a_model_does_not_tell_are_refused() -> None:
     assert refusal(model=wordless, **words).param == "timestamp_granularities"
 
 
-def test_bounds_are_the_models() -> None:
-    """On bytes and on seconds."""
+def test_limits_are_the_models() -> None:
+    """The limits are on bytes and on seconds."""
     small = replace(MODEL, max_file_bytes=len(CLIP) - 1)
     assert f"larger than {len(CLIP) - 1:,} bytes" in refusal(model=small).message
-    assert "longer than 2 s" in refusal(model=replace(MODEL, max_seconds=2.0)).message
+    assert (
+        "longer than the maximum of 2 s" in refusal(model=replace(MODEL, max_seconds=2.0)).message
+    )
 
 
 @pytest.mark.parametrize(
     "url", [inline(b""), inline(b"text"), inline(CLIP[:3_000]), "https://files.example.com/a"]
 )
-def test_what_cannot_be_heard_is_the_urls_fault(url: str) -> None:
-    """Empty, no recording, cut off, or never fetched."""
+def test_invalid_recordings_are_errors_of_the_url(url: str) -> None:
+    """They are empty, not a recording, truncated, or never fetched."""
     assert refusal(file_url=url).param == "file_url"
 
 
 @pytest.mark.parametrize("response_format", ["json", "text"])
-def test_the_text_is_one(response_format: str) -> None:
-    """OpenAI's type holds it; seconds are rounded up, as OpenAI's are."""
+def test_the_body_validates_as_openais(response_format: str) -> None:
+    """It fits OpenAI's type; seconds are rounded up, like OpenAI's."""
     body = answer(response_format=response_format)
     assert body == {
         "text": "The capital of France is Paris.",
@@ -200,8 +221,8 @@ def test_the_text_is_one(response_format: str) -> None:
     Translation.model_validate(translated)
 
 
-def test_silence_is_no_text() -> None:
-    """In any format."""
+def test_silence_is_an_empty_text() -> None:
+    """It holds for every format."""
     nothing = replace(RESULT, segments=())
     for response_format, text in (("json", ""), ("srt", ""), ("vtt", "WEBVTT\n\n")):
         assert answer(nothing, response_format=response_format)["text"] == text
@@ -210,16 +231,16 @@ def test_silence_is_no_text() -> None:
 
 
 def test_segments_that_begin_with_no_space_get_one() -> None:
-    """Unless their language sets none."""
-    parts = replace(RESULT, segments=(said("Paris", 0, 1), said("Oslo", 1, 2)))
+    """Languages without spaces are an exception."""
+    parts = replace(RESULT, segments=(segment_of("Paris", 0, 1), segment_of("Oslo", 1, 2)))
     assert answer(parts)["text"] == "Paris Oslo"
     unspaced = replace(parts, language="ja")
     assert answer(unspaced)["text"] == "ParisOslo"
     assert answer(unspaced, task="translate")["text"] == "Paris Oslo"
 
 
-def test_all_is_told_of_segments() -> None:
-    """OpenAI's type holds it; the language is a name, as OpenAI has it."""
+def test_segments_have_all_fields() -> None:
+    """They fit OpenAI's type; the language is a name, like OpenAI's."""
     body = answer(response_format="verbose_json")
     assert {name: body[name] for name in ("task", "language", "duration", "text")} == {
         "task": "transcribe",
@@ -235,7 +256,7 @@ def test_all_is_told_of_segments() -> None:
     assert first["tokens"] == list(RESULT.segments[0].token_ids)
     assert (first["temperature"], first["avg_logprob"]) == (0.0, -0.25)
     assert (first["seek"], first["no_speech_prob"]) == (0, 0.01)
-    assert 0 < first["compression_ratio"] < 1  # so short a text is not made shorter
+    assert 0 < first["compression_ratio"] < 1  # compression does not shrink such a short text
     assert TranscriptionVerbose.model_validate(body, strict=True).segments
     translated = answer(task="translate", response_format="verbose_json")
     assert translated["language"] == "english"
@@ -243,7 +264,7 @@ def test_all_is_told_of_segments() -> None:
 
 
 def test_words_have_their_times() -> None:
-    """Alone, or beside segments."""
+    """They are returned alone, or with segments."""
     timed = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
     body = answer(**timed)
     assert "segments" not in body
@@ -258,7 +279,7 @@ def test_words_have_their_times() -> None:
 
 
 def test_subtitles_are_a_document() -> None:
-    """Each in its own notation of times, to the millisecond."""
+    """Each format has its own notation of times, to the millisecond."""
     assert answer(response_format="srt")["text"] == (
         "1\n00:00:00,000 --> 00:00:01,000\nThe capital of\n\n"
         "2\n00:00:01,020 --> 01:01:01,500\nFrance is Paris.\n\n"

@@ -1,4 +1,4 @@
-"""Transcripts that are streamed: what clients of OpenAI and of vLLM read of their chunks."""
+"""Transcripts that are streamed: the fields that clients of OpenAI and of vLLM read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 
-from tests.engine.endpoints.test_transcriptions import MODEL, inline, said
+from tests.engine.endpoints.test_transcriptions import MODEL, inline, segment_of
 from tests.engine.scripted_model import CREATED, INFO
 from tidemill.engine.endpoints import speech_endpoints
 from tidemill.engine.endpoints.dispatcher import Dispatcher
@@ -25,36 +25,36 @@ TEXTS = (" The capital", " of ", "France", "", "  is ", " Paris. ", " ")
 
 
 class Item(NamedTuple):
-    """What came to its end."""
+    """A finished request."""
 
     value: SpeechResult
 
     def result(self) -> SpeechResult:
-        """Return it."""
+        """Return the result."""
         return self.value
 
 
 def result_of(texts: Sequence[str], language: str = "de") -> SpeechResult:
-    """Return what said these texts, a segment each."""
-    segments = tuple(said(text, i, i + 1.0, is_timed=False) for i, text in enumerate(texts))
+    """Return a result with one segment for each text."""
+    segments = tuple(segment_of(text, i, i + 1.0, is_timed=False) for i, text in enumerate(texts))
     return SpeechResult(language, segments, 4, len(segments))
 
 
 class Teller:
-    """An engine that hears the same in every recording, a few segments at a time."""
+    """An engine that transcribes every recording alike, a few segments at a time."""
 
     def __init__(self, *cuts: int, fails: bool = False) -> None:
         self._cuts = (0, *cuts, len(TEXTS))
         self._fails = fails
 
     async def generate(self, requests: Sequence[SpeechRequest]) -> list[SpeechResult]:
-        """Hear recordings."""
+        """Return the results of recordings."""
         return [result_of(TEXTS) for _ in requests]
 
     async def stream(
         self, requests: Sequence[SpeechRequest]
     ) -> AsyncGenerator[tuple[int, StepOutput[SpeechResult]], None]:
-        """Tell what was said, part by part."""
+        """Yield the result, part by part."""
         [request] = requests
         assert request.is_streamed
         whole = result_of(TEXTS)
@@ -65,15 +65,15 @@ class Teller:
                 raise RequestError("It broke off.")
 
     def stats(self) -> EngineStats:
-        """Tell nothing."""
+        """Return empty statistics."""
         return EngineStats()
 
     def close(self) -> None:
-        """Have nothing to end."""
+        """Do nothing."""
 
 
 async def nothing(url: str) -> bytes:
-    """Bring nothing: recordings stand in their bodies."""
+    """Return nothing: recordings are inline."""
     raise AssertionError(url)
 
 
@@ -93,7 +93,7 @@ async def chunks_of(teller: Teller, task: str = "transcribe", **body: Any) -> li
 @pytest.mark.parametrize("task", URLS)
 @pytest.mark.parametrize("cuts", [(), (1,), (2, 3, 4, 5, 6), (4, 6)])
 async def test_a_stream_is_read_by_clients_of_both(task: str, cuts: tuple[int, ...]) -> None:
-    """Its deltas are the text of the answer at once, in the fields of either."""
+    """Its deltas are the text of the complete answer, in the fields of both APIs."""
     whole = await reply_to(Teller(), task)
     assert isinstance(whole, Reply)
     text = whole.body["text"]
@@ -114,11 +114,11 @@ async def test_a_stream_is_read_by_clients_of_both(task: str, cuts: tuple[int, .
     }
 
 
-async def test_usage_is_told_in_vllms_words_where_it_is_asked_for() -> None:
-    """Flat, as a form has it, or as other streams do."""
-    asked = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
+async def test_usage_has_vllms_format_on_request() -> None:
+    """The options are flat fields, as in a form, or those of other streams."""
+    options = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
     other = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    chunks = await chunks_of(Teller(2), **asked)
+    chunks = await chunks_of(Teller(2), **options)
     assert await chunks_of(Teller(2), **other) == chunks
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == len(TEXTS)
@@ -130,20 +130,20 @@ async def test_usage_is_told_in_vllms_words_where_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("response_format", ["srt", "vtt", "verbose_json"])
 async def test_a_document_is_not_streamed(response_format: str) -> None:
-    """It is whole, or it is none."""
+    """It cannot be returned in parts."""
     reply = await reply_to(Teller(), stream=True, response_format=response_format)
     assert isinstance(reply, Reply)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "response_format")
 
 
 async def test_what_fails_on_the_way_is_the_last_chunk() -> None:
-    """What was told before stays told."""
+    """Earlier chunks stay valid."""
     *_, last = await chunks_of(Teller(2, fails=True))
     assert last["error"]["message"] == "It broke off."
 
 
 def test_a_language_without_spaces_gets_none_however_it_is_cut() -> None:
-    """A translation of it does: that is English."""
+    """Its translation has spaces: that is English."""
     parts = [result_of([text], "ja") for text in ("a", "b", " c ")]
     for task, text in (("transcribe", "ab c"), ("translate", "a b c")):
         transcript = Transcript(MODEL.tokenizer, task)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Vectors in a body: what is read back is what the model gave, bit for bit."""
+"""Vectors in a body: parsed values equal the model's output, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _vector(scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-4, 0.03, 1.0, 1e6, 1e30])
 def test_printed_numbers_are_read_back_as_the_same_floats(scale: float) -> None:
-    """Whatever their size, no bit of a float is lost on its way through JSON."""
+    """Floats of any size lose no bit in JSON."""
     vector = _vector(scale)
     read = np.array(from_json(to_json(as_numbers(vector))), dtype=np.float32)
     assert read.tobytes() == vector.tobytes()
@@ -40,8 +40,8 @@ def test_numbers_of_a_unit_vector_have_as_few_digits_as_floats_need() -> None:
         assert repr(number) == repr(float(str(value)))
 
 
-def test_what_is_no_number_stays_none() -> None:
-    """A float that JSON has no word for is left to whoever prints the row."""
+def test_values_that_are_not_finite_do_not_change() -> None:
+    """A float that JSON cannot represent is left to the code that serializes the row."""
     shown = as_numbers(np.array([np.nan, np.inf, -np.inf, 0.5], dtype=np.float32))
     assert str(shown) == "[nan, inf, -inf, 0.5]"
 

@@ -36,7 +36,7 @@ HERMES = _SHOWN_TOOLS + _TURNS.replace(
     '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments | tojson }}}\n</tool_call>",
 )
-# As Qwen3 has it: the model opens its thinking itself, unless the prompt has closed it.
+# As in Qwen3: the model opens its thinking itself, unless the prompt has closed it.
 QWEN3 = HERMES.replace(
     "assistant\n{%- endif -%}",
     "assistant\n{%- if enable_thinking is defined and enable_thinking is false -%}"
@@ -119,7 +119,7 @@ _SPECIAL = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "</minimax:tool_call>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>'),
 )
-# As Qwen has them: a token of their own, and yet text.
+# As in Qwen's vocabulary: a separate token, but ordinary text.
 _PLAIN = ("<|fim_pad|>",)
 _CONTEXT = 4_096
 
@@ -141,7 +141,7 @@ def tool_model(template: str) -> TextModel:
 
 
 class ToolScene(Scene):
-    """A scene of a model with this template, read as its template shows or as it is told."""
+    """A scene of a model with this template, parsed as the template implies or as configured."""
 
     def __init__(self, answer: str, template: str = HERMES, **parsers: str | None) -> None:
         super().__init__(answer, model=tool_model(template))
@@ -151,18 +151,18 @@ class ToolScene(Scene):
         self.served = Dispatcher(endpoints, self.generator, INFO, model_names=("tiny",))
 
     def choice(self, *, tools: Any = None, **fields: Any) -> dict[str, Any]:
-        """Return the one choice that answers a user's message."""
+        """Return the only choice that answers a user's message."""
         [choice] = self.chat(tools=[WEATHER] if tools is None else tools, **fields)["choices"]
         return dict(choice)
 
     def prompt(self, **body: Any) -> str:
-        """Return the prompt that a body comes to."""
+        """Return the prompt of a body."""
         self.reply(self.chats, body)
         return self.tokenizer.text(self.last().prompt_ids, skip_special_tokens=False)
 
 
 def say(scene: Scene, generator: ScriptedGenerator, text: str) -> None:
-    """Let a generator say this from now on."""
+    """Make a generator return this text from now on."""
     ids = scene.tokenizer.encode(text, add_special_tokens=False)
     generator.token_ids = [*ids, *scene.model.eos_token_ids]
 

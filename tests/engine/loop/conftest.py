@@ -1,4 +1,4 @@
-"""Generation with and without a step in flight: what comes out is the same."""
+"""Generation with and without a step in flight: the output is the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.engine.loop.generation_rig import Rig
 
 @pytest.fixture(params=[0, 1], ids=["in turn", "ahead"])
 def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run every `Rig` of a test with so many steps ahead."""
+    """Run every `Rig` of a test with this number of steps ahead."""
     number: int = request.param
     monkeypatch.setattr(Rig, "steps_ahead", number)
     return number
@@ -17,7 +17,7 @@ def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(params=[False, True], ids=["at launch", "at collect"])
 def is_late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Let steps of every `Rig` of a test fail at launch, or when they are collected."""
+    """Make steps of every `Rig` of a test fail at launch, or at collection."""
     is_late: bool = request.param
     monkeypatch.setattr(Rig, "is_late", is_late)
     return is_late

@@ -1,4 +1,4 @@
-"""Generation over a scripted model, requests for it, and what each must come to."""
+"""Generation over a scripted model, requests for it, and the expected results."""
 
 from __future__ import annotations
 
@@ -44,61 +44,61 @@ logits_of = spread_logits(VOCABULARY)
 def request(
     prompt: list[int] | None = None, max_tokens: int = 8, sampling: Sampling = GREEDY, **other: Any
 ) -> SequenceRequest:
-    """Return a greedy request, but for what is said."""
+    """Return a greedy request with changes."""
     return SequenceRequest(prompt or [1, 2, 3], max_tokens, sampling, **other)
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """Return what the scripted model says greedily."""
+    """Return the scripted model's greedy output."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(np.argmax(logits_of(tuple(tokens)))))
     return tokens[len(prompt) :]
 
 
-def only(rig: Rig, asked: SequenceRequest) -> SequenceResult:
+def only(rig: Rig, wanted: SequenceRequest) -> SequenceResult:
     """Run one request that must not fail."""
-    (answer,) = rig.run(asked)
+    (answer,) = rig.run(wanted)
     assert isinstance(answer, SequenceResult), answer
     return answer
 
 
 def logprobs_of(tokens: Tokens) -> NDArray[np.float64]:
-    """Return the log-probabilities of what follows some tokens."""
+    """Return the log-probabilities of the tokens that may follow some tokens."""
     logits = np.asarray(logits_of(tokens), np.float64)
     return logits - np.log(np.exp(logits).sum())
 
 
 @dataclass(eq=False)
 class Watch:
-    """A `StopText` of one sequence, met once that has seen so many tokens."""
+    """A `StopText` of one sequence, which matches after a number of tokens."""
 
     after: int
     seen: list[int] = field(default_factory=list)
 
     def watch(self) -> Watch:
-        """Watch the only sequence that it is given to."""
+        """Watch its only sequence."""
         return self
 
     def push(self, token_id: int) -> str | None:
-        """Note a token."""
+        """Count a token."""
         self.seen.append(token_id)
         return "END" if len(self.seen) >= self.after else None
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A `StopText` for any number of sequences, each watched anew."""
+    """A `StopText` for any number of sequences, each with a new watch."""
 
     after: int
 
     def watch(self) -> Watch:
-        """Begin to watch a sequence."""
+        """Return a new watch."""
         return Watch(self.after)
 
 
 def check_scores(scores: Sequence[TokenLogprob | None], tokens: list[int], top: int) -> None:
-    """Hold scores to the softmax of the raw logits; they are those of the last of `tokens`."""
+    """Compare scores with the softmax of the raw logits; they belong to the last of `tokens`."""
     start = len(tokens) - len(scores)
     for place, score in enumerate(scores, start=start):
         expected = logprobs_of(tuple(tokens[:place]))
@@ -111,17 +111,17 @@ def check_scores(scores: Sequence[TokenLogprob | None], tokens: list[int], top: 
 
 
 class Guesser:
-    """Drafts three tokens of what the scripted model says greedily, some of them wrong."""
+    """Drafts three tokens of the scripted model's greedy output, some of them wrong."""
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
         self.num_accepted = self.num_wrong = 0
 
     def enter(self, slot: int) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Write drafts behind the tokens of slots; every fourth place is guessed wrong."""
+        """Write drafts after the tokens of slots; every fourth position is wrong."""
         counts = np.minimum(most, 3)
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             end = int(self._table.num_known_ids[slot])
@@ -136,24 +136,24 @@ class Guesser:
         num_drafts: NDArray[np.int64],
         num_accepted: NDArray[np.int64],
     ) -> None:
-        """Count them."""
+        """Count accepted drafts."""
         assert len(slots) == len(num_drafts) == len(num_accepted)
         assert (num_accepted <= num_drafts).all()
         self.num_accepted += int(num_accepted.sum())
         self.num_wrong += int((num_drafts - num_accepted).sum())
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
     def note_end(self, sequence: Sequence) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
 
 class Rig:
-    """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long.
+    """Generation over a `PagedModel`, with access to its parts; pages have 4 tokens.
 
-    A test that uses the fixture `steps_ahead` runs with either number of steps in flight, one that
-    uses `is_late` with failures that show at launch or at collect.
+    A test with the fixture `steps_ahead` runs with both numbers of steps in flight; one with
+    `is_late` runs with failures at launch or at collection.
     """
 
     steps_ahead = 0
@@ -186,19 +186,19 @@ class Rig:
             groups=self.groups,
             drafter=None if make_drafter is None else make_drafter(self.table),
         )
-        # A scripted model stands in for the runner: nothing else of it is asked for.
+        # A scripted model replaces the runner: no other methods are used.
         runner = cast("Runner", self.model)
         vocabulary = len(logits_of((0,)))
         self.work = GenerationCore(self.scheduler, runner, vocabulary, self.steps_ahead)
 
     def run(self, *requests: SequenceRequest) -> list[SequenceResult | Exception]:
-        """Run requests to their end and return what each came to."""
+        """Run requests to their end and return their results."""
         sequences = [self.work.add(request) for request in requests]
         self.finish()
         return [outcome(sequence) for sequence in sequences]
 
     def finish(self, max_steps: int = 3000) -> list[StepOutput[SequenceResult]]:
-        """Step until nothing is left to do; return what came out, and leave no page behind."""
+        """Step until nothing is left to do; return the outputs, and check that no page is left."""
         events: list[StepOutput[SequenceResult]] = []
         for _ in range(max_steps):
             brought = self.work.step()
@@ -219,7 +219,7 @@ def finished_in(events: list[StepOutput[SequenceResult]]) -> list[Sequence]:
 
 
 def outcome(sequence: Sequence) -> SequenceResult | Exception:
-    """Return the result of a finished sequence, or the error that it ended with."""
+    """Return the result of a finished sequence, or its error."""
     try:
         return sequence.result()
     except RequestError as exc:

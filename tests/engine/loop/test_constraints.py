@@ -1,4 +1,4 @@
-"""Sequences under a constraint: what they may come to, what ends them, and that they stay alone."""
+"""Sequences under a constraint: their outputs, their ends, and their independence."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ END = 9
 
 @dataclass(frozen=True)
 class Places:
-    """A constraint by place: the ids that may come there (none of them: any), whole behind all."""
+    """A constraint by position: the ids allowed there (empty: any); complete after the last."""
 
     ids: tuple[tuple[int, ...], ...]
 
     def start_state(self) -> PlacesWatch:
-        """Begin to hold one sequence to it."""
+        """Return the state of one sequence."""
         return PlacesWatch(self.ids)
 
 
 @dataclass(eq=False)
 class PlacesWatch:
-    """Holds one sequence to its places."""
+    """The state of one sequence under `Places`."""
 
     ids: tuple[tuple[int, ...], ...]
     seen: list[int] = field(default_factory=list)
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
-        """Allow what may come next."""
+        """Allow the tokens of the next position."""
         allowed = self.ids[len(self.seen)]
         if not allowed:
             return False
@@ -65,59 +65,59 @@ class PlacesWatch:
         return True
 
     def push(self, token_id: int) -> bool:
-        """Hold a token to its place."""
+        """Check a token against its position."""
         allowed = self.ids[len(self.seen)]
         assert not allowed or token_id in allowed
         self.seen.append(token_id)
         return len(self.seen) == len(self.ids)
 
     def fork(self) -> PlacesWatch:
-        """Go on by itself."""
+        """Return an independent copy."""
         return PlacesWatch(self.ids, [*self.seen])
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A constraint that cannot be held to from one place on."""
+    """A constraint that fails from a position on."""
 
     error: Exception
     place: int = 2
     fails_at_push: bool = False
 
     def start_state(self) -> BrokenWatch:
-        """Begin to hold one sequence to it."""
+        """Return the state of one sequence."""
         return BrokenWatch(self)
 
 
 @dataclass(eq=False)
 class BrokenWatch:
-    """Fails at its place."""
+    """The state of one sequence, which fails at its position."""
 
-    asked: Broken
+    constraint: Broken
     num_seen: int = 0
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Allow all, or fail."""
         del mask
-        if not self.asked.fails_at_push and self.num_seen == self.asked.place:
-            raise self.asked.error
+        if not self.constraint.fails_at_push and self.num_seen == self.constraint.place:
+            raise self.constraint.error
         return False
 
     def push(self, token_id: int) -> bool:
         """Count a token, or fail."""
         del token_id
         self.num_seen += 1
-        if self.asked.fails_at_push and self.num_seen == self.asked.place:
-            raise self.asked.error
+        if self.constraint.fails_at_push and self.num_seen == self.constraint.place:
+            raise self.constraint.error
         return False
 
     def fork(self) -> BrokenWatch:
-        """Go on by itself."""
+        """Return an independent copy."""
         return replace(self)
 
 
 def best_of(places: Several[Several[int]], prompt: list[int] | None = None) -> list[int]:
-    """Return what the scripted model says greedily of what may come in each place."""
+    """Return the scripted model's greedy output among the ids allowed at each position."""
     tokens = list(prompt or [1, 2, 3])
     start = len(tokens)
     for allowed in places:
@@ -131,30 +131,30 @@ THREE = Places(((4, 7), (2, 5, 8), (6,)))
 
 @pytest.mark.usefixtures("steps_ahead")
 def test_each_token_is_the_likeliest_of_those_allowed() -> None:
-    """And the sequence ends when nothing may follow, without a token that says so."""
+    """The sequence ends when nothing may follow, without an end token."""
     answer = only(Rig(logits_of), request(constraint=THREE))
     assert answer == SequenceResult(best_of(THREE.ids), "stop")
 
 
 @pytest.mark.usefixtures("steps_ahead")
 def test_neighbours_under_other_constraints_and_none_change_nothing() -> None:
-    """Each row is what it is alone, in whatever company it runs."""
-    asked = [
+    """Each row equals its result alone, regardless of its neighbors."""
+    requests = [
         request([1, 2, 3], constraint=THREE),
         request([3, 3]),
         request([4], constraint=Places(((), (1, 2), ()))),
         request([5, 6], constraint=Places(((0,),) * 5), max_tokens=3),
         request([2, 2], sampling=Sampling(temperature=2.0, seed=5), constraint=THREE),
     ]
-    together = Rig(logits_of).run(*asked)
-    assert together == [only(Rig(logits_of), one) for one in asked]
+    together = Rig(logits_of).run(*requests)
+    assert together == [only(Rig(logits_of), one) for one in requests]
     assert isinstance(together[3], SequenceResult)
     assert (together[3].token_ids, together[3].finish_reason) == ([0, 0, 0], "length")
 
 
 @pytest.mark.usefixtures("steps_ahead")
-def test_a_sequence_that_gave_way_goes_on_where_its_constraint_was() -> None:
-    """Preempted again and again, it comes to what it would have come to in peace."""
+def test_a_preempted_sequence_continues_its_constraint() -> None:
+    """After many preemptions its result is the same as without."""
     long = Places(tuple((token % VOCABULARY, (token + 3) % VOCABULARY) for token in range(20)))
     prompts = [[n, n + 1, n + 2] for n in range(1, 6)]
     rig = Rig(logits_of, num_pages=12)
@@ -168,8 +168,8 @@ def test_a_sequence_that_gave_way_goes_on_where_its_constraint_was() -> None:
 
 
 @pytest.mark.usefixtures("is_late", "steps_ahead")
-def test_a_step_that_failed_asks_the_constraint_again() -> None:
-    """What it was asked before the failure is no token yet."""
+def test_a_failed_step_fills_the_mask_again() -> None:
+    """The mask before the failure produced no token."""
     steps = count()
 
     def fails(_: list[Sequence]) -> Exception | None:
@@ -182,8 +182,8 @@ def test_a_step_that_failed_asks_the_constraint_again() -> None:
 
 
 @pytest.mark.usefixtures("steps_ahead")
-def test_an_end_that_alone_is_allowed_may_come_early() -> None:
-    """What is whole ends before `min_tokens`; where more may come, no stop token does."""
+def test_an_end_token_may_come_early_if_nothing_else_is_allowed() -> None:
+    """A complete output ends before `min_tokens`; otherwise no stop token may come."""
     ends = frozenset({END})
     early = Places(((4,), (END,)))
     answer = only(Rig(logits_of), request(constraint=early, min_tokens=6, stop_token_ids=ends))
@@ -195,8 +195,8 @@ def test_an_end_that_alone_is_allowed_may_come_early() -> None:
     assert whole == SequenceResult(best_of(THREE.ids), "stop")
 
 
-def test_what_stops_a_sequence_stops_it_inside_of_its_constraint() -> None:
-    """A stop text has its reason, and so has a length."""
+def test_stops_apply_inside_a_constraint() -> None:
+    """A stop text and the length limit have their own reasons."""
     stopped = only(Rig(logits_of), request(constraint=THREE, stop_text=Ending(2)))
     assert (len(stopped.token_ids), stopped.stop_reason) == (2, "END")
     short = only(Rig(logits_of), request(constraint=THREE, max_tokens=2))
@@ -205,8 +205,8 @@ def test_what_stops_a_sequence_stops_it_inside_of_its_constraint() -> None:
     assert just == SequenceResult(best_of(THREE.ids), "stop")
 
 
-def test_penalties_bias_and_cuts_choose_among_what_is_allowed() -> None:
-    """None of them brings a token that is not."""
+def test_penalties_bias_and_cuts_choose_among_allowed_tokens() -> None:
+    """None of them selects a forbidden token."""
     shaped = Sampling(
         temperature=1.5,
         top_p=0.5,
@@ -223,8 +223,8 @@ def test_penalties_bias_and_cuts_choose_among_what_is_allowed() -> None:
     assert only(Rig(logits_of), request(sampling=biased, constraint=THREE)).token_ids[1] == 8
 
 
-def test_scores_are_of_the_model_and_not_of_what_was_allowed() -> None:
-    """The token that came need not be among the likeliest."""
+def test_scores_ignore_the_mask() -> None:
+    """The sampled token need not be among the most likely ones."""
     scored = replace(GREEDY, logprobs=1)
     answer = only(Rig(logits_of), request(sampling=scored, constraint=THREE))
     assert answer.logprobs is not None
@@ -234,9 +234,9 @@ def test_scores_are_of_the_model_and_not_of_what_was_allowed() -> None:
 
 
 @pytest.mark.usefixtures("steps_ahead")
-@pytest.mark.parametrize("fails_at_push", [False, True], ids=["asked", "told"])
-def test_a_constraint_that_cannot_be_held_to_ends_its_own_row_alone(*, fails_at_push: bool) -> None:
-    """With its own words; the others go on."""
+@pytest.mark.parametrize("fails_at_push", [False, True], ids=["fill", "push"])
+def test_a_failing_constraint_ends_only_its_own_row(*, fails_at_push: bool) -> None:
+    """The row has the constraint's message; the others continue."""
     error = RequestError("nothing more", param="regex")
     broken = request([7, 7], constraint=Broken(error, fails_at_push=fails_at_push))
     failed, fine, free = Rig(logits_of).run(broken, request(constraint=THREE), request([4, 4]))
@@ -245,9 +245,9 @@ def test_a_constraint_that_cannot_be_held_to_ends_its_own_row_alone(*, fails_at_
     assert free == only(Rig(logits_of), request([4, 4]))
 
 
-@pytest.mark.parametrize("fails_at_push", [False, True], ids=["asked", "told"])
-def test_a_failure_of_ours_inside_a_constraint_is_a_500_of_its_row(*, fails_at_push: bool) -> None:
-    """It blames nobody else."""
+@pytest.mark.parametrize("fails_at_push", [False, True], ids=["fill", "push"])
+def test_an_internal_error_in_a_constraint_is_a_500_of_its_row(*, fails_at_push: bool) -> None:
+    """No other row is blamed."""
     broken = Broken(ValueError("a fault"), fails_at_push=fails_at_push)
     failed, fine = Rig(logits_of).run(request([7], constraint=broken), request(constraint=THREE))
     assert isinstance(failed, InternalError)
@@ -255,8 +255,8 @@ def test_a_failure_of_ours_inside_a_constraint_is_a_500_of_its_row(*, fails_at_p
     assert isinstance(fine, SequenceResult)
 
 
-def test_equal_constraints_repeat_and_others_do_not() -> None:
-    """A value decides, not which object it is."""
+def test_equal_constraints_are_deduplicated() -> None:
+    """Equality is by value, not by identity."""
     rig = Rig(logits_of)
     same = [request(constraint=Places(((4, 7), (2, 5)))) for _ in range(2)]
     for one in (*same, request(constraint=Places(((4, 7), (2, 6)))), request()):
@@ -265,8 +265,8 @@ def test_equal_constraints_repeat_and_others_do_not() -> None:
     assert len(rig.work._duplicates) == 1
 
 
-def test_a_plain_step_asks_no_thread() -> None:
-    """Files without constraints pay nothing for those that have some."""
+def test_a_plain_step_uses_no_thread() -> None:
+    """Files without constraints have no cost from constraints of others."""
 
     def logits(tokens: Tokens) -> list[float]:
         return list(logits_of(tokens))
@@ -277,7 +277,7 @@ def test_a_plain_step_asks_no_thread() -> None:
 
 
 class Notes:
-    """Notes the order in which a rig's steps are computed, and their results awaited."""
+    """Records the order in which a rig's steps are computed and their results awaited."""
 
     def __init__(self, rig: Rig) -> None:
         self.events: list[str] = []
@@ -301,8 +301,8 @@ class Notes:
         rig.model.run, rig.model.read_out = noted_run, noted_read_out  # type: ignore[method-assign]
 
 
-def test_the_device_computes_while_the_host_asks_constraints() -> None:
-    """The layers of a step run before the tokens are here that its constraints go by."""
+def test_the_device_computes_while_the_host_fills_masks() -> None:
+    """The layers of a step run before the tokens that its constraints need have arrived."""
     rig = Rig(logits_of, steps_ahead=1)
     notes = Notes(rig)
     rig.run(request(constraint=Places(((1, 2),) * 5)), request([4], constraint=THREE))
@@ -310,23 +310,23 @@ def test_the_device_computes_while_the_host_asks_constraints() -> None:
 
 
 def test_a_step_whose_tokens_cannot_be_chosen_runs_again() -> None:
-    """Also where those of the step before came meanwhile: each row is what it is alone."""
+    """Tokens of the previous step may have arrived: each row equals its result alone."""
     long = Places(((1, 2, 5), (3, 4, 8)) * 4)
-    asked = [request([1, 2], constraint=long), request([3]), request([4], constraint=THREE)]
-    alone = [only(Rig(logits_of), one) for one in asked]
+    requests = [request([1, 2], constraint=long), request([3]), request([4], constraint=THREE)]
+    alone = [only(Rig(logits_of), one) for one in requests]
     for failing in range(10):
         rig, calls = Rig(logits_of, steps_ahead=1), count()
         sample = rig.work._sampler.sample
 
         def fails_once(
-            *given: Any, calls: Any = calls, failing: int = failing, sample: Any = sample
+            *arguments: Any, calls: Any = calls, failing: int = failing, sample: Any = sample
         ) -> Any:
             if next(calls) == failing:
                 raise RuntimeError("a passing failure")
-            return sample(*given)
+            return sample(*arguments)
 
         rig.work._sampler.sample = fails_once  # type: ignore[method-assign]
-        assert rig.run(*asked) == alone
+        assert rig.run(*requests) == alone
 
 
 MIXED = st.tuples(
@@ -338,36 +338,36 @@ MIXED = st.tuples(
 
 
 @given(
-    asked=st.lists(MIXED, min_size=1, max_size=8),
+    drawn=st.lists(MIXED, min_size=1, max_size=8),
     failing=st.integers(0, 25),
     is_late=st.booleans(),
     is_drafted=st.booleans(),
     num_pages=st.integers(8, 40),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_runs_beside_a_constraint_each_row_is_what_it_is_alone(
-    asked: list[tuple[list[int], Places | None, int, Sampling]],
+def test_rows_next_to_constraints_equal_their_results_alone(
+    drawn: list[tuple[list[int], Places | None, int, Sampling]],
     failing: int,
     *,
     is_late: bool,
     is_drafted: bool,
     num_pages: int,
 ) -> None:
-    """Few pages, a step that fails at launch or later, constraints beside none, and drafts."""
+    """It covers few pages, failing steps, mixed constraints, and drafts."""
     requests = [
         request(prompt, most, sampling, constraint=places)
-        for prompt, places, most, sampling in asked
+        for prompt, places, most, sampling in drawn
     ]
     steps, make_drafter = count(), Guesser if is_drafted else None
     ahead = int(not is_drafted)
     rig = Rig(logits_of, steps_ahead=ahead, num_pages=num_pages, make_drafter=make_drafter)
     rig.model.is_late = is_late
     rig.model.fails = lambda _: RuntimeError("passes") if next(steps) == failing else None
-    for found, one in zip(rig.run(*requests), requests, strict=True):
+    for actual, one in zip(rig.run(*requests), requests, strict=True):
         expected = only(Rig(logits_of, steps_ahead=0), one)
-        assert isinstance(found, SequenceResult)
-        assert (found.token_ids, found.finish_reason) == (
+        assert isinstance(actual, SequenceResult)
+        assert (actual.token_ids, actual.finish_reason) == (
             expected.token_ids,
             expected.finish_reason,
         )
-        assert list(found.logprobs or ()) == list(expected.logprobs or ())
+        assert list(actual.logprobs or ()) == list(expected.logprobs or ())

@@ -1,4 +1,4 @@
-"""Steps as graphs, by a stand-in that computes again: the rows are the same, whatever happens."""
+"""Steps as graphs, with a stand-in that computes again: the rows never change."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class CapturableReference(ReferenceAttention):
         self.launches = 0
 
     def prepare(self, step: Step) -> None:
-        """Need this or that, as if chunks and odd steps had kernels of their own."""
+        """Set the required launches, as if chunks and odd steps had their own kernels."""
         super().prepare(step)
         has_chunk = step.num_decodes + 1 < len(step.host.query_starts)
         self.launches = has_chunk + 2 * (len(step.host.token_ids) % 2)
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
-        """Note for what, once."""
+        """Record the sizes once."""
         assert self.workspace is None
         self.workspace = num_tokens, num_decodes
 
     def capturing(self, num_tokens: int, launches: int) -> AbstractContextManager[None]:
-        """Launch as ever, if what the prepared step needs is among it."""
+        """Launch as usual, if it includes the launches of the prepared step."""
         assert self.launches & ~launches == 0
         assert self.workspace is not None
         assert num_tokens <= self.workspace[0]
@@ -82,9 +82,9 @@ class CapturableReference(ReferenceAttention):
 
 @dataclass
 class Again:
-    """A graph that calls what it has captured again, and spoils what other graphs came to.
+    """A graph that repeats its captured call, and overwrites the results of other graphs.
 
-    The first replay, by which a capture is compared, is not counted.
+    The first replay, which checks a capture, is not counted.
     """
 
     captures: CapturesByCallingAgain
@@ -93,7 +93,7 @@ class Again:
     is_compared: bool = False
 
     def replay(self) -> None:
-        """Compute from what lies in the arrays now."""
+        """Compute from the current contents of the arrays."""
         if not self.is_compared:
             self.is_compared = True
             self.result.copy_(self.compute())
@@ -108,10 +108,10 @@ class Again:
 
 
 class CapturesByCallingAgain:
-    """What a device's captures are for the runner: the memory of graphs is one, nothing runs yet.
+    """A stand-in for a device's captures: graphs share memory, and capturing runs nothing.
 
-    The first replay of a graph of more than 8 tokens raises `next_failure`; with `none_after` so
-    many captures the next one fails.
+    The first replay of a graph of more than 8 tokens raises `next_failure`; after `none_after`
+    captures the next one fails.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class CapturesByCallingAgain:
         self.graphs: list[Again] = []
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
-        """Capture; what was launched for it comes to nothing."""
+        """Capture; its launches have no effect."""
         if len(self.graphs) == self.none_after:
             raise torch.OutOfMemoryError("no room for a graph")
         graph = Again(self, compute, torch.full_like(compute(), torch.nan))
@@ -133,9 +133,9 @@ class CapturesByCallingAgain:
 
 @pytest.fixture(name="model", scope="module")
 def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """A small random decoder of our own, over pages of the reference; it passes for a wider one.
+    """A small random native decoder, over pages of the reference; it claims to be wider.
 
-    So that steps of more than 24 tokens are launched plainly.
+    So steps of more than 24 tokens are launched without a graph.
     """
     folder: Path = tmp_path_factory.mktemp("model")
     build("Qwen3Config").save_pretrained(folder)
@@ -154,7 +154,7 @@ def work_over(
     *,
     keeps_ids: bool | None = None,
 ) -> GenerationCore:
-    """Return work of few pages and small steps, some of them larger than any graph."""
+    """Return a core with few pages and small steps, some of them larger than any graph."""
     config = EngineConfig(
         "tiny", max_num_seqs=6, max_num_batched_tokens=40, steps_ahead=steps_ahead
     )
@@ -164,13 +164,13 @@ def work_over(
 
 @dataclass(frozen=True)
 class Storm:
-    """Requests by the step that they come before, and those that are called off, by the same."""
+    """Requests and cancellations, by the step that they precede."""
 
     arrivals: dict[int, list[SequenceRequest]]
     leaves: dict[int, int]
 
     def run(self, work: GenerationCore) -> list[object]:
-        """Run all of it; what was called off came to nothing that counts."""
+        """Run all of it; the results of cancelled requests do not count."""
         sequences: list[Sequence] = []
         for tick in range(400):
             sequences += map(work.add, self.arrivals.get(tick, []))
@@ -183,7 +183,7 @@ class Storm:
 
 
 def outcome(sequence: Sequence) -> object:
-    """Return what a sequence came to."""
+    """Return the outcome of a sequence."""
     try:
         result = sequence.result()
     except RequestError as error:
@@ -192,13 +192,13 @@ def outcome(sequence: Sequence) -> object:
 
 
 def storm(seed: int) -> Storm:
-    """Return short and long prompts, some that begin alike, greedy or drawn, stopped or not."""
+    """Return short and long prompts, some with common prefixes, greedy or sampled, with stops."""
     rng = random.Random(seed)
     common = rng.choices(range(3, VOCAB), k=9)
     arrivals: dict[int, list[SequenceRequest]] = {}
     for index in range(12):
         prompt = (common if index % 3 else []) + rng.choices(range(3, VOCAB), k=rng.randint(1, 9))
-        asked = SequenceRequest(
+        sequence_request = SequenceRequest(
             prompt,
             rng.randint(1, 12),
             Sampling(
@@ -208,14 +208,14 @@ def storm(seed: int) -> Storm:
             ),
             stop_token_ids=frozenset(rng.sample(range(VOCAB), 8)),
         )
-        arrivals.setdefault(rng.randint(0, 20), []).append(asked)
+        arrivals.setdefault(rng.randint(0, 20), []).append(sequence_request)
     return Storm(arrivals, {rng.randint(21, 25): rng.randrange(12)})
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_ahead: int) -> None:
-    """However sequences come, stop, give way to others and are called off."""
+    """Sequences arrive, stop, are preempted and are cancelled at any time."""
     expected = storm(seed).run(work_over(model, None))
     captures = CapturesByCallingAgain()
     work = work_over(model, captures, steps_ahead)
@@ -225,8 +225,10 @@ def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_a
     assert work.stats().preemptions > 0
 
 
-def test_graphs_are_bounded(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the bound a bucket has one more, which serves all of its steps."""
+def test_the_number_of_graphs_is_limited(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the limit a bucket has one more, which serves all of its steps."""
     unbounded = CapturesByCallingAgain()
     expected = storm(0).run(work_over(model, unbounded))
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
@@ -241,7 +243,7 @@ def test_graphs_are_bounded(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
 def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
 ) -> None:
-    """Between replays of others, prompts that are scored among them."""
+    """It runs between replays of others, including scored prompts."""
     monkeypatch.setattr(cuda_graphs, "MOST_PAGES", 5)
     packed: list[int] = []
     pack = cuda_graphs.CudaGraphs.pack
@@ -251,13 +253,13 @@ def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
         return pack(self, num_decodes, arrays)
 
     monkeypatch.setattr(cuda_graphs.CudaGraphs, "pack", noted)
-    asked = storm(0)
-    for requests in asked.arrivals.values():
-        requests[:] = [replace(one, prompt_logprobs=2) for one in requests]
-    expected = asked.run(work_over(model, None))
+    requests = storm(0)
+    for arriving in requests.arrivals.values():
+        arriving[:] = [replace(one, prompt_logprobs=2) for one in arriving]
+    expected = requests.run(work_over(model, None))
     captures = CapturesByCallingAgain()
     work = work_over(model, captures, steps_ahead)
-    assert asked.run(work) == expected
+    assert requests.run(work) == expected
     assert max(packed) <= 5
     assert 0 < captures.num_replays < len(packed) < work.stats().steps
 
@@ -267,10 +269,10 @@ def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
 def test_rows_are_the_same_where_the_device_keeps_ids(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_graphed: bool
 ) -> None:
-    """Penalties are reckoned from them, of tokens that the host does not know yet, too."""
+    """Penalties use them, including tokens that the host does not know yet."""
     monkeypatch.setattr(sampler, "choose_sampling", lambda *_: sampling)
-    asked = penalised(storm(seed))
-    expected = asked.run(work_over(model, None, keeps_ids=False))
+    requests = penalised(storm(seed))
+    expected = requests.run(work_over(model, None, keeps_ids=False))
     assert expected != storm(seed).run(work_over(model, None))
     captures = CapturesByCallingAgain() if is_graphed else None
     work = work_over(model, captures, steps_ahead=1, keeps_ids=True)
@@ -279,7 +281,7 @@ def test_rows_are_the_same_where_the_device_keeps_ids(
 
 
 def penalised(storm: Storm) -> Storm:
-    """Return a storm whose rows are all greedy, and penalised in one way or another."""
+    """Return a storm whose rows are all greedy, and penalized in one way or another."""
     kinds = ("repetition_penalty", 3.0), ("presence_penalty", 2.0), ("frequency_penalty", 1.5)
     arrivals = {
         tick: [
@@ -293,7 +295,7 @@ def penalised(storm: Storm) -> Storm:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_replay_that_fails_costs_no_row(model: LoadedModel, steps_ahead: int) -> None:
-    """Its sequences start over, as those of any step."""
+    """Its sequences start over, as after any failed step."""
     expected = storm(0).run(work_over(model, None))
     captures = CapturesByCallingAgain(RuntimeError("no"))
     assert storm(0).run(work_over(model, captures, steps_ahead)) == expected
@@ -302,7 +304,7 @@ def test_a_replay_that_fails_costs_no_row(model: LoadedModel, steps_ahead: int) 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_out_of_memory_there_are_no_graphs_any_more(model: LoadedModel, steps_ahead: int) -> None:
-    """What they held is given back, and no row is lost."""
+    """Their memory is released, and no row is lost."""
     expected = storm(0).run(work_over(model, None))
     captures = CapturesByCallingAgain(torch.OutOfMemoryError("no"))
     work = work_over(model, captures, steps_ahead)
@@ -316,16 +318,16 @@ def test_out_of_memory_there_are_no_graphs_any_more(model: LoadedModel, steps_ah
 
 @pytest.mark.parametrize("none_after", [0, 1])
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_what_cannot_be_captured_is_launched(
+def test_steps_that_cannot_be_captured_are_launched(
     model: LoadedModel, none_after: int, steps_ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All of it from then on, with a word; the step itself was computed before."""
+    """All later steps are launched, with a warning; the step itself was computed before."""
     expected = storm(1).run(work_over(model, None))
     captures = CapturesByCallingAgain(none_after=none_after)
     assert storm(1).run(work_over(model, captures, steps_ahead)) == expected
     assert len(captures.graphs) == none_after
     assert [record.getMessage() for record in caplog.records] == [
-        "steps are launched without graphs from now on: no room for a graph"
+        "CUDA graphs are disabled from now on: no room for a graph"
     ]
 
 
@@ -333,7 +335,7 @@ def test_what_cannot_be_captured_is_launched(
 def test_a_graph_that_replays_other_numbers_is_not_used(
     model: LoadedModel, steps_ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one does that reads an address which is another's since; nor is any other graph."""
+    """Such a graph reads a reused address; no other graph is used either."""
     expected = storm(1).run(work_over(model, None))
     captures = CapturesByCallingAgain()
 
@@ -346,13 +348,14 @@ def test_a_graph_that_replays_other_numbers_is_not_used(
     assert storm(1).run(work_over(model, stale, steps_ahead)) == expected
     assert len(captures.graphs) == 3
     [record] = caplog.records
-    assert "without graphs from now on: one gave other numbers" in record.getMessage()
+    message = record.getMessage()
+    assert "CUDA graphs are disabled from now on: a replayed graph computed other values" in message
 
 
 def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> None:
-    """On the device, at the same addresses each time; the host knows what was asked for.
+    """The fill is on the device, at the same addresses each time; the host has the actual tokens.
 
-    The first is as large as any; by its graph others are shown to have room.
+    The first step has the largest size; its graph shows that others fit.
     """
     attention = model.attention(7)
     table = SequenceTable(6, 64, attention.page_size)
@@ -378,12 +381,12 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
     first, step = packer.pack(1, arrays), packer.pack(1, arrays)
     fillings = {"slots": 28, "query_starts": 3, "page_starts": 3}
     for name in arrays.keys() - {"adapters", "pages"}:
-        asked = arrays[name]
+        actual = arrays[name]
         numbers: Tensor = getattr(step, name)
         assert numbers.data_ptr() == getattr(first, name).data_ptr()
-        assert getattr(step.host, name).tolist() == asked.tolist()
-        left = len(numbers) - len(asked)
-        assert numbers.tolist() == [*asked, *[fillings.get(name, 0)] * left]
+        assert getattr(step.host, name).tolist() == actual.tolist()
+        left = len(numbers) - len(actual)
+        assert numbers.tolist() == [*actual, *[fillings.get(name, 0)] * left]
     assert (step.num_tokens, len(step.query_starts)) == (8, 9)
     assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
     with torch.inference_mode():
@@ -395,7 +398,7 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_any_storm_ends_as_without_graphs(model: LoadedModel, seed: int) -> None:
-    """Whatever fails in it, and when."""
+    """Failures may come at any step."""
     rng = random.Random(seed)
     failure = rng.choice([None, RuntimeError("no"), torch.OutOfMemoryError("no")])
     captures = CapturesByCallingAgain(failure, rng.choice([None, None, 0, 1, 2]))
@@ -405,7 +408,7 @@ def test_any_storm_ends_as_without_graphs(model: LoadedModel, seed: int) -> None
 
 @pytest.fixture(name="calls")
 def fixture_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of a CUDA device, by a stand-in of torch's; memory grows with the first capture."""
+    """Record the calls of a stand-in for torch's CUDA; memory grows with the first capture."""
     calls: list[str] = []
 
     class CUDAGraph:
@@ -439,7 +442,7 @@ def fixture_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_set_of_graphs_has_a_stream_and_a_pool(
     calls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Caches are emptied before the first capture alone, and what is reserved is told."""
+    """Caches are emptied only before the first capture, and the reserved memory is logged."""
 
     def compute() -> Tensor:
         calls.append("compute")
@@ -457,7 +460,7 @@ def test_a_set_of_graphs_has_a_stream_and_a_pool(
 
 
 def test_a_capture_that_fails_ends_and_leaves_the_stream(calls: list[str]) -> None:
-    """What is launched next would be captured, else; the first error is the one that is raised."""
+    """Otherwise the next launches would be captured; the first error is raised."""
 
     def compute() -> Tensor:
         calls.append("failing")
@@ -469,7 +472,7 @@ def test_a_capture_that_fails_ends_and_leaves_the_stream(calls: list[str]) -> No
 
 
 def test_a_graph_is_worth_it_while_the_host_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By arithmetic: 1,811 tokens of a model of 8B, all of one of 0.6B; fewer on an L4."""
+    """The limits are 1,811 tokens for a model of 8B and all for one of 0.6B; fewer on an L4."""
     llama = sized(
         AttentionShape(32, 8, 128, 128, 1.0), hidden_size=4096, max_intermediate_size=14336
     )
@@ -482,7 +485,7 @@ def test_a_graph_is_worth_it_while_the_host_is_slower(monkeypatch: pytest.Monkey
 
 
 def sized(shape: AttentionShape, **widths: int) -> LoadedModel:
-    """Return a model of which only the sizes matter."""
+    """Return a model that only has sizes."""
     network = cast("Network", None)
     return LoadedModel(
         network, (shape,), ReferenceAttention, torch.bfloat16, CPU, 1000, 1000, **widths
@@ -490,7 +493,7 @@ def sized(shape: AttentionShape, **widths: int) -> LoadedModel:
 
 
 def test_buckets_leave_little_room_empty() -> None:
-    """An eighth at most, above the smallest; the last holds the largest step that is asked for."""
+    """At most an eighth is empty above the smallest; the last fits the largest requested step."""
     assert list(buckets(1)) == [8]
     assert list(buckets(64)) == list(range(8, 65, 8))
     sizes = list(buckets(1000))
@@ -499,7 +502,7 @@ def test_buckets_leave_little_room_empty() -> None:
 
 
 class Unseen:
-    """A backend of shapes alone."""
+    """A backend that only has shapes."""
 
     page_size, trash_slot = 4, 0
 
@@ -507,7 +510,7 @@ class Unseen:
         self._shapes = shapes
 
     def prepare(self, step: Step) -> None:
-        """Take in nothing."""
+        """Do nothing."""
 
     def store_qkv(self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: object) -> Tensor:
         """Return queries."""
@@ -519,15 +522,15 @@ class Unseen:
         """Store nothing."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Return as much as attention does."""
+        """Return an array of attention's shape."""
         del sinks
         shape = self._shapes[layer]
         return query.new_empty(len(query), shape.num_query_heads, shape.value_dim)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RECURRENT - LATENTS))
-def test_what_is_captured_asks_the_device_for_no_number(family: str, tmp_path: Path) -> None:
-    """A device without any would refuse: no size depends on what a step's numbers are."""
+def test_a_capture_reads_no_value_from_the_device(family: str, tmp_path: Path) -> None:
+    """The meta device would raise: no size depends on a step's values."""
     build(family).config.save_pretrained(tmp_path)  # type: ignore[operator]
     architecture = architecture_of(read_hf_config(str(tmp_path)))
     nowhere = torch.device("meta")

@@ -1,4 +1,4 @@
-"""Requests that must come to the same: computed once, and each answered for itself."""
+"""Identical requests: computed once, and answered separately."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ SCORED = replace(GREEDY, logprobs=2)
 
 @pytest.mark.parametrize("sampling", [GREEDY, SCORED, SAMPLED], ids=["greedy", "scored", "sampled"])
 @pytest.mark.usefixtures("steps_ahead")
-def test_a_repeat_costs_no_step_and_comes_to_the_same(sampling: Sampling) -> None:
+def test_a_duplicate_costs_no_step_and_has_the_same_result(sampling: Sampling) -> None:
     """Each has its own last event, in one step, and as many output tokens in the statistics."""
-    asked = request(list(range(9)), 5, sampling, prompt_logprobs=0)
+    repeated = request(list(range(9)), 5, sampling, prompt_logprobs=0)
     rig = Rig(logits_of)
-    first, *repeats = [rig.work.add(asked) for _ in range(4)]
+    first, *repeats = [rig.work.add(repeated) for _ in range(4)]
     assert rig.work.stats().waiting == 4
     assert finished_in(rig.finish()) == [first, *repeats]
     stats = rig.work.stats()
     assert (stats.prompt_tokens, stats.output_tokens, stats.waiting) == (36, 20, 0)
-    alone = only(rig := Rig(logits_of), asked)
+    alone = only(rig := Rig(logits_of), repeated)
     assert stats.steps == rig.work.stats().steps
     for sequence in repeats:
         assert outcome(sequence) == replace(alone, num_cached_tokens=9)
@@ -65,16 +65,16 @@ def test_a_repeat_costs_no_step_and_comes_to_the_same(sampling: Sampling) -> Non
         request(sampling=SAMPLED),
     ],
 )
-def test_what_differs_in_anything_is_computed(other: SequenceRequest) -> None:
-    """Also where the answer might have been the same."""
+def test_requests_with_any_difference_are_computed(other: SequenceRequest) -> None:
+    """It includes requests whose answers might be equal."""
     rig = Rig(logits_of)
-    for asked in (request(), other):
-        rig.work.add(asked)
+    for one in (request(), other):
+        rig.work.add(one)
     rig.work.step()
     assert rig.work.stats().running == 2
 
 
-def test_a_seed_matters_where_there_is_a_choice_to_make() -> None:
+def test_a_seed_matters_if_sampling_is_random() -> None:
     """Greedy requests have none."""
     for sampling, num_computed in ((GREEDY, 1), (SAMPLED, 2)):
         rig = Rig(logits_of)
@@ -85,8 +85,8 @@ def test_a_seed_matters_where_there_is_a_choice_to_make() -> None:
 
 
 @pytest.mark.usefixtures("steps_ahead")
-def test_who_comes_after_the_end_is_computed() -> None:
-    """Nothing is kept of what is done."""
+def test_a_request_after_the_end_is_computed() -> None:
+    """Finished results are not stored."""
     rig = Rig(logits_of)
     answers = [only(rig, request(list(range(9)))) for _ in range(2)]
     assert [answer.num_cached_tokens for answer in answers] == [0, 8]
@@ -94,8 +94,8 @@ def test_who_comes_after_the_end_is_computed() -> None:
 
 @pytest.mark.usefixtures("steps_ahead")
 @pytest.mark.parametrize("num_steps", [0, 3])
-def test_those_who_wait_go_on_without_the_first(num_steps: int) -> None:
-    """One of them is computed; a repeat that is dropped gets no event."""
+def test_waiting_duplicates_continue_without_the_first(num_steps: int) -> None:
+    """One of them is computed; a dropped duplicate gets no event."""
     rig = Rig(logits_of)
     first, second, third, fourth = [rig.work.add(request()) for _ in range(4)]
     for _ in range(num_steps):
@@ -107,7 +107,7 @@ def test_those_who_wait_go_on_without_the_first(num_steps: int) -> None:
 
 @pytest.mark.usefixtures("steps_ahead")
 def test_a_failure_is_not_repeated_but_tried_again() -> None:
-    """A passing fault costs one; a lasting one each of them, and nobody hangs."""
+    """A temporary fault costs one request, a permanent one all of them; none hangs."""
     for num_faults, num_failed in ((1, 1), (99, 3)):
         faults = [math.nan] * num_faults
 
@@ -126,8 +126,8 @@ def test_a_failure_is_not_repeated_but_tried_again() -> None:
             )
 
 
-def test_repeats_do_not_share_what_may_change() -> None:
-    """Who holds one result may do with it as he likes."""
+def test_duplicates_share_nothing_mutable() -> None:
+    """Changing one result does not affect another."""
     rig = Rig(logits_of)
     sequences: list[Sequence] = [rig.work.add(request()) for _ in range(2)]
     rig.finish()

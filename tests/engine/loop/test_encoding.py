@@ -51,10 +51,10 @@ class Sums:
         return hidden + self.bias
 
 
-def made(
+def core(
     check: Check = lambda _: None, max_tokens: int = 20, **others: Any
 ) -> tuple[EncodingCore, Sums]:
-    """Return work over such a network that pools by the mean."""
+    """Return a core over such a network with mean pooling."""
     network = Sums(check)
     model = LoadedEncoder(
         network=network,
@@ -78,7 +78,7 @@ def added(work: EncodingCore, *ids: Sequence[int]) -> list[RunningEncoding]:
 
 
 def finished(work: EncodingCore) -> list[Any]:
-    """Run all there is and return the items in the order in which they ended, each once."""
+    """Run everything and return the items in the order in which they ended, each once."""
     ended = []
     while (events := work.step()) is not None:
         assert all(event.is_finished and not event.new_token_ids for event in events)
@@ -87,9 +87,9 @@ def finished(work: EncodingCore) -> list[Any]:
     return ended
 
 
-def test_each_request_gets_what_its_own_tokens_come_to() -> None:
-    """Whatever runs beside it, in steps of like lengths."""
-    work, network = made()
+def test_each_request_gets_the_result_for_its_tokens() -> None:
+    """The other requests of its step do not matter."""
+    work, network = core()
     ids = [[5] * 3, [1, 2], [9], [4] * 18, [7] * 2]
     items = added(work, *ids)
     assert set(finished(work)) == set(items)
@@ -99,9 +99,9 @@ def test_each_request_gets_what_its_own_tokens_come_to() -> None:
     assert [list(map(len, step)) for step in network.steps] == [[18], [3, 2, 2, 1]]
 
 
-def test_segments_and_what_is_left_out_are_heeded() -> None:
-    """One request tells segments, another skips its first tokens, a third does neither."""
-    work, _ = made()
+def test_segments_and_skipped_tokens_apply() -> None:
+    """One request has segments, another skips its first tokens, a third does neither."""
+    work, _ = core()
     items = [
         work.add(EncodingRequest([2, 4], type_ids=[0, 1])),
         work.add(EncodingRequest([2, 4], num_skipped=1)),
@@ -112,23 +112,25 @@ def test_segments_and_what_is_left_out_are_heeded() -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [1] * (LONGEST + 1)])
-def test_what_no_step_can_hold_is_refused(ids: list[int]) -> None:
-    """By its number of tokens and how many can be served."""
-    work, _ = made()
-    with pytest.raises(RequestError, match=f"{len(ids)} tokens; between 1 and {LONGEST}"):
+def test_a_sequence_above_the_context_is_rejected(ids: list[int]) -> None:
+    """The error contains its number of tokens and the limit."""
+    work, _ = core()
+    with pytest.raises(
+        RequestError, match=f"{len(ids)} tokens; the number must be between 1 and {LONGEST}"
+    ):
         added(work, ids)
 
 
 def test_a_prompt_that_leaves_nothing_to_pool_is_refused() -> None:
-    """It would come to no number."""
-    work, _ = made()
-    with pytest.raises(RequestError, match="nothing to make a vector of"):
+    """It would have no value."""
+    work, _ = core()
+    with pytest.raises(RequestError, match="no token is left for the vector"):
         work.add(EncodingRequest([1, 2], num_skipped=2))
 
 
 def test_a_sequence_longer_than_a_step_runs_alone() -> None:
-    """The bound on tokens is for company."""
-    work, network = made(max_tokens=4)
+    """The token limit applies to several sequences."""
+    work, network = core(max_tokens=4)
     added(work, [1] * LONGEST, [2], [3])
     assert len(finished(work)) == 3
     assert [len(step) for step in network.steps] == [1, 2]
@@ -136,7 +138,7 @@ def test_a_sequence_longer_than_a_step_runs_alone() -> None:
 
 def test_repeats_are_computed_once() -> None:
     """Each of them gets its result, and all but one count as cached."""
-    work, network = made()
+    work, network = core()
     items = added(work, [1, 2], [3], [1, 2], [1, 2])
     assert len(finished(work)) == 4
     assert network.steps == [[[1, 2], [3]]]
@@ -145,14 +147,14 @@ def test_repeats_are_computed_once() -> None:
     assert (stats.prompt_tokens, stats.cached_tokens, stats.steps) == (7, 4, 1)
 
 
-def test_who_breaks_a_step_is_alone_to_blame() -> None:
-    """The others get what they would have got."""
+def test_only_the_sequence_that_breaks_a_step_is_blamed() -> None:
+    """The others get their normal results."""
 
     def check(step: list[list[int]]) -> None:
         if [13] in step:
             raise RuntimeError("unlucky")
 
-    work, _ = made(check)
+    work, _ = core(check)
     items = added(work, *([n] for n in range(10, 18)))
     assert set(finished(work)) == set(items)
     with pytest.raises(InternalError, match="unlucky") as caught:
@@ -164,14 +166,14 @@ def test_who_breaks_a_step_is_alone_to_blame() -> None:
 
 
 def test_a_failure_that_passes_costs_one_step() -> None:
-    """The step runs again as it was."""
+    """The step runs again unchanged."""
     failures = [RuntimeError("once")]
 
     def check(_: list[list[int]]) -> None:
         if failures:
             raise failures.pop()
 
-    work, network = made(check)
+    work, network = core(check)
     items = added(work, *([n] for n in range(10, 18)))
     assert set(finished(work)) == set(items)
     assert [len(step) for step in network.steps] == [8, 8]
@@ -181,13 +183,13 @@ def test_a_failure_that_passes_costs_one_step() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("CUDA error"), torch.OutOfMemoryError(), OSError(28, "No space left")]
 )
-def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(error: Exception) -> None:
-    """No item has an error, since a step of ours fails as well."""
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_no_item(error: Exception) -> None:
+    """No item has an error, since the canary fails as well."""
 
     def check(_: list[list[int]]) -> None:
         raise error
 
-    work, _ = made(check)
+    work, _ = core(check)
     items = added(work, *([n] for n in range(10, 18)))
     with pytest.raises(DeviceFailed):
         finished(work)
@@ -195,23 +197,23 @@ def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(error: 
 
 
 def test_a_device_that_fails_every_second_step_is_given_up() -> None:
-    """Each passes, so that nobody is to blame; but its numbers are not to be relied on."""
+    """Each failure is temporary, so that no item is blamed, but the values are unreliable."""
     number = count()
 
     def check(_: list[list[int]]) -> None:
         if next(number) % 2 == 0:
             raise RuntimeError("flaky")
 
-    work, _ = made(check)
+    work, _ = core(check)
     items = added(work, *([n] * LONGEST for n in range(40)))
-    with pytest.raises(DeviceFailed, match="cannot be relied on"):
+    with pytest.raises(DeviceFailed, match="is unreliable"):
         finished(work)
     assert not any(item.error for item in items)
 
 
 def test_a_model_that_gives_no_finite_number_ends_the_engine() -> None:
-    """As it does for a token of ours."""
-    work, network = made()
+    """The canary is not finite either."""
+    work, network = core()
     network.bias = math.nan
     added(work, [1], [2])
     with pytest.raises(DeviceFailed, match="not finite"):
@@ -219,27 +221,27 @@ def test_a_model_that_gives_no_finite_number_ends_the_engine() -> None:
 
 
 def test_a_step_that_does_not_fit_is_followed_by_smaller_ones() -> None:
-    """Down to what fits, for as long as needed."""
+    """The size shrinks until a step fits, as long as needed."""
 
     def check(step: list[list[int]]) -> None:
         if sum(map(len, step)) > 6:
             raise torch.OutOfMemoryError
 
-    work, network = made(check)
+    work, network = core(check)
     items = added(work, *([n, n] for n in range(12)))
     assert set(finished(work)) == set(items)
     assert [item.result().values[0] for item in items] == list(range(12))
     assert [sum(map(len, step)) for step in network.steps][:4] == [16, 8, 4, 4]
 
 
-def test_what_does_not_fit_alone_fails_alone() -> None:
-    """With the code that says why; the bound is then again what it was."""
+def test_a_sequence_that_does_not_fit_alone_fails_alone() -> None:
+    """Its error has the code; the limit is then restored."""
 
     def check(step: list[list[int]]) -> None:
         if any(len(ids) > 8 for ids in step):
             raise torch.OutOfMemoryError
 
-    work, network = made(check)
+    work, network = core(check)
     long, *others = added(work, [1] * 9, *([n, n] for n in range(8)))
     finished(work)
     with pytest.raises(InternalError) as caught:
@@ -251,9 +253,9 @@ def test_what_does_not_fit_alone_fails_alone() -> None:
     assert sum(map(len, network.steps[-1])) == 18
 
 
-def test_what_is_not_finite_is_an_error_of_its_own_request() -> None:
-    """The rows beside it are as ever."""
-    work, _ = made()
+def test_values_that_are_not_finite_fail_only_their_request() -> None:
+    """The other rows do not change."""
+    work, _ = core()
     good, bad = added(work, [1], [2])
 
     class Broken(Sums):
@@ -269,9 +271,9 @@ def test_what_is_not_finite_is_an_error_of_its_own_request() -> None:
         bad.result()
 
 
-def test_what_was_dropped_is_not_computed() -> None:
-    """Whether it waits, or its window was begun, or another asks for the same."""
-    work, network = made(max_tokens=2)
+def test_a_dropped_request_is_not_computed() -> None:
+    """It may wait, be in a started window, or have a duplicate."""
+    work, network = core(max_tokens=2)
     items = added(work, [1, 1], [2, 2], [3], [3], [4])
     work.step()
     assert work.stats().running == 4
@@ -284,9 +286,9 @@ def test_what_was_dropped_is_not_computed() -> None:
     assert work.stats().waiting == work.stats().running == 0
 
 
-def test_who_is_waited_for_is_encoded_before_lines_that_came_earlier() -> None:
-    """Also before those whose steps are packed already, but not before a step that runs."""
-    work, network = made(max_tokens=4)
+def test_interactive_requests_are_encoded_before_earlier_rows() -> None:
+    """They precede packed steps, but not a running step."""
+    work, network = core(max_tokens=4)
     added(work, [1, 1, 1], [2, 2, 2], [3, 3, 3])
     work.step()
     work.add(EncodingRequest([7, 7], priority=1))
@@ -296,9 +298,9 @@ def test_who_is_waited_for_is_encoded_before_lines_that_came_earlier() -> None:
     assert network.steps == [[[1, 1, 1]], [[7, 7], [8]], [[2, 2, 2]], [[3, 3, 3]]]
 
 
-def test_who_is_waited_for_may_leave_before_it_runs() -> None:
+def test_an_interactive_request_may_leave_before_it_runs() -> None:
     """Nothing is left of it."""
-    work, network = made()
+    work, network = core()
     urgent = work.add(EncodingRequest([7], priority=1))
     work.abort({urgent})
     assert finished(work) == []

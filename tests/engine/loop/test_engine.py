@@ -1,4 +1,4 @@
-"""Many callers, one thread: answers, cancellations, and an end that everybody hears of."""
+"""Many callers, one thread: answers, cancellations, and an end that every caller is notified of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.protocol.errors import InternalError, RequestError
 
 GREEDY = Sampling(temperature=0)
 logits_of = spread_logits(11)
-PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
+PATIENCE_SECONDS = 120  # far more than any test needs: only a hang reaches it
 
 pytestmark = pytest.mark.usefixtures("steps_ahead")
 
@@ -34,7 +34,7 @@ def request(first: int = 1, max_tokens: int = 8, **other: Any) -> SequenceReques
 
 
 def greedy(first: int, count: int = 8) -> list[int]:
-    """Return what the scripted model says."""
+    """Return the scripted model's output."""
     tokens = [first, 2, 3]
     for _ in range(count):
         tokens.append(int(np.argmax(logits_of(tuple(tokens)))))
@@ -42,14 +42,14 @@ def greedy(first: int, count: int = 8) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
+    """Wait for another thread's work."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - the other thread knows no event loop
             await asyncio.sleep(0.001)
 
 
-async def test_what_ends_an_engine_is_said_in_its_own_words() -> None:
-    """And what is to be done at its end is done, once."""
+async def test_the_reason_of_an_engines_end_is_the_original_message() -> None:
+    """The function for its end is called exactly once."""
     rig, ended = Rig(logits_of), list[str]()
     rig.model.fails = lambda _: RankFailed("rank 1: it was ended")
     engine = Engine(lambda: rig.work, lambda: ended.append("once"))
@@ -59,8 +59,8 @@ async def test_what_ends_an_engine_is_said_in_its_own_words() -> None:
     assert ended == ["once"]
 
 
-async def test_who_asks_an_engine_that_has_ended_hears_why() -> None:
-    """Its statistics, too: whoever watches them learns of it, though nobody asks for anything."""
+async def test_requests_to_an_ended_engine_get_the_reason() -> None:
+    """Its statistics raise it too, so that a monitor learns of it without requests."""
     rig = Rig(logits_of)
     rig.model.fails = lambda _: RuntimeError("CUDA error")
     rig.model.is_gone = True
@@ -73,8 +73,8 @@ async def test_who_asks_an_engine_that_has_ended_hears_why() -> None:
     engine.close()
 
 
-def test_what_is_to_be_done_at_the_end_is_done_where_nothing_began() -> None:
-    """As when a model is refused that other processes are loading, too."""
+def test_the_function_for_the_end_is_called_if_nothing_began() -> None:
+    """An example is a refused model that other processes are loading too."""
     ended = list[str]()
 
     def make() -> Any:
@@ -85,8 +85,8 @@ def test_what_is_to_be_done_at_the_end_is_done_where_nothing_began() -> None:
     assert ended == ["once"]
 
 
-async def test_an_end_that_fails_keeps_nobody_waiting() -> None:
-    """Neither who makes the engine nor who has asked it for something."""
+async def test_a_failing_end_keeps_no_caller_waiting() -> None:
+    """It holds for the engine's creator and for its callers."""
 
     def refuse() -> Any:
         raise ModelRefused("no")
@@ -130,16 +130,16 @@ class Stage:
         self._may_go.set()
         self._holds_streams = False
 
-    def hold_once_told(self) -> None:
-        """Let the first step wait before which a stream has been told of a token.
+    def hold_once_emitted(self) -> None:
+        """Make the first step wait whose predecessor emitted a token to a stream.
 
-        Called while nothing runs yet.
+        It is called before anything runs.
         """
         self.in_step.clear()
         self._holds_streams = True
 
     def hold(self) -> None:
-        """Let the next step wait."""
+        """Make the next step wait."""
         self.in_step.clear()
         self._may_go.clear()
 
@@ -181,20 +181,20 @@ def fixture_stage() -> Iterator[Stage]:
 
 
 async def answered(awaitable: Any) -> list[SequenceResult]:
-    """Wait for an answer, but not for ever."""
+    """Wait for an answer, but not forever."""
     results: list[SequenceResult] = await asyncio.wait_for(awaitable, PATIENCE_SECONDS)
     return results
 
 
 async def test_a_call_gets_its_results_in_the_order_of_its_requests(stage: Stage) -> None:
-    """The first is the longest and comes first all the same."""
-    asked = [request(first, 9 - first) for first in range(1, 6)]
-    results = await answered(stage.engine.generate(asked))
+    """The first is the longest, but is still returned first."""
+    requests = [request(first, 9 - first) for first in range(1, 6)]
+    results = await answered(stage.engine.generate(requests))
     assert [one.token_ids for one in results] == [greedy(i, 9 - i) for i in range(1, 6)]
 
 
-async def test_many_callers_each_get_their_own(stage: Stage) -> None:
-    """More than run at once, side by side."""
+async def test_many_callers_each_get_their_own_results(stage: Stage) -> None:
+    """There are more callers than sequences that run at once."""
     calls = [stage.engine.generate([request(i % 11), request(i % 7)]) for i in range(60)]
     answers = await answered(asyncio.gather(*calls))
     for i, results in enumerate(answers):
@@ -226,13 +226,13 @@ def test_callers_of_several_loops_are_served(stage: Stage) -> None:
     assert answers == {first: greedy(first) for first in range(4)}
 
 
-async def test_no_requests_are_answered_with_no_results(stage: Stage) -> None:
-    """Rather than never."""
+async def test_no_requests_have_no_results(stage: Stage) -> None:
+    """The call must not hang."""
     assert await answered(stage.engine.generate([])) == []
 
 
 async def test_a_request_that_cannot_run_fails_its_call_alone(stage: Stage) -> None:
-    """Its siblings of the same call are dropped, other calls go on."""
+    """Its siblings of the same call are dropped, other calls continue."""
     good = asyncio.create_task(stage.engine.generate([request()]))
     with pytest.raises(RequestError):
         await answered(stage.engine.generate([request(), SequenceRequest([], 1), request(5, 40)]))
@@ -241,7 +241,7 @@ async def test_a_request_that_cannot_run_fails_its_call_alone(stage: Stage) -> N
 
 
 async def test_a_request_that_breaks_on_arrival_fails_its_call_alone(stage: Stage) -> None:
-    """Even one that no endpoint would send."""
+    """It includes a request that no endpoint would send."""
     odd = SequenceRequest(None, 1)  # type: ignore[arg-type]
     with pytest.raises(InternalError):
         await answered(stage.engine.generate([request(), odd]))
@@ -250,7 +250,7 @@ async def test_a_request_that_breaks_on_arrival_fails_its_call_alone(stage: Stag
 
 
 async def test_a_sequence_that_fails_fails_its_call_alone(stage: Stage) -> None:
-    """After its siblings are through; other calls have their results."""
+    """The error comes after its siblings have ended; other calls have their results."""
     culprit = request(7)
     stage.model.fails = lambda running: (
         RuntimeError("bad") if culprit in {one.request for one in running} else None
@@ -263,33 +263,33 @@ async def test_a_sequence_that_fails_fails_its_call_alone(stage: Stage) -> None:
 
 
 async def test_cancelling_a_call_frees_its_pages(stage: Stage) -> None:
-    """While it runs; what runs beside it goes on."""
+    """Other calls continue."""
     stage.hold()
     dropped = asyncio.create_task(stage.engine.generate([request(5, 50), request(6, 50)]))
-    kept = asyncio.create_task(stage.engine.generate([request()]))
+    remaining = asyncio.create_task(stage.engine.generate([request()]))
     await stage.until_in_step()
     dropped.cancel()
     with pytest.raises(asyncio.CancelledError):
         await dropped
     stage.release()
-    assert (await answered(kept))[0].token_ids == greedy(1)
+    assert (await answered(remaining))[0].token_ids == greedy(1)
     await stage.until_idle()
-    assert stage.engine.stats().prompt_tokens == 3  # of the one that was kept
+    assert stage.engine.stats().prompt_tokens == 3  # of the remaining call
 
 
-async def test_a_call_that_was_cancelled_before_it_was_seen_never_runs(stage: Stage) -> None:
+async def test_a_call_cancelled_before_it_was_admitted_never_runs(stage: Stage) -> None:
     """It waited while a step was running."""
     stage.hold()
-    kept = asyncio.create_task(stage.engine.generate([request()]))
+    remaining = asyncio.create_task(stage.engine.generate([request()]))
     await stage.until_in_step()
     dropped = asyncio.create_task(stage.engine.generate([request(5, 50)]))
     await asyncio.sleep(0)
     dropped.cancel()
     with pytest.raises(asyncio.CancelledError):
         await dropped
-    stage.engine._has_left = False  # as if the thread had looked between put and cancel
+    stage.engine._has_left = False  # as if the thread had checked between put and cancel
     stage.release()
-    assert (await answered(kept))[0].token_ids == greedy(1)
+    assert (await answered(remaining))[0].token_ids == greedy(1)
     await stage.until_idle()
     assert stage.engine.stats().prompt_tokens == 3
 
@@ -308,8 +308,8 @@ async def test_cancelling_everything_leaves_an_engine_that_serves(stage: Stage) 
     assert (await answered(stage.engine.generate([request()])))[0].token_ids == greedy(1)
 
 
-async def test_closing_is_heard_by_all_who_wait(stage: Stage) -> None:
-    """Those that run and those that have not been seen yet; the step now running ends first."""
+async def test_closing_notifies_all_callers(stage: Stage) -> None:
+    """It includes running and new calls; the current step ends first."""
     stage.hold()
     running = asyncio.create_task(stage.engine.generate([request(1, 50)]))
     await stage.until_in_step()
@@ -324,8 +324,8 @@ async def test_closing_is_heard_by_all_who_wait(stage: Stage) -> None:
             await answered(call)
 
 
-async def test_a_closed_engine_refuses_and_can_be_closed_again(stage: Stage) -> None:
-    """At once, and from any thread."""
+async def test_a_closed_engine_rejects_calls_and_can_be_closed_again(stage: Stage) -> None:
+    """It rejects them at once, from any thread."""
     stage.engine.close()
     stage.engine.close()
     await asyncio.to_thread(stage.engine.close)
@@ -336,7 +336,7 @@ async def test_a_closed_engine_refuses_and_can_be_closed_again(stage: Stage) -> 
 async def test_a_call_that_comes_while_the_engine_closes_is_refused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was let in, but the thread has looked into its inbox for the last time."""
+    """It was accepted, but the thread has already read its inbox for the last time."""
     inbox = stage.engine._inbox
 
     class SlowInbox:
@@ -354,7 +354,7 @@ async def test_a_call_that_comes_while_the_engine_closes_is_refused(
 
 
 class PanicException(BaseException):
-    """What libraries in Rust raise."""
+    """The exception that Rust libraries raise."""
 
 
 @pytest.mark.parametrize(
@@ -366,14 +366,14 @@ class PanicException(BaseException):
         ("plan", PanicException),
     ],
 )
-async def test_when_the_thread_dies_every_caller_hears_of_it(
+async def test_a_dead_thread_notifies_every_caller(
     stage: Stage,
     part: str,
     kind: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Rather than wait for ever; the reason is told and logged, and later calls are refused."""
+    """No caller waits forever; the reason is raised and logged, and later calls are rejected."""
 
     def die(*_: object) -> None:
         raise kind("a bug of ours")
@@ -394,8 +394,8 @@ async def test_when_the_thread_dies_every_caller_hears_of_it(
     stage.engine.close()
 
 
-def test_a_caller_whose_loop_is_gone_disturbs_nobody(stage: Stage) -> None:
-    """Its answer has nowhere to go, and the rest of its call is dropped."""
+def test_a_caller_whose_loop_is_gone_disturbs_no_other(stage: Stage) -> None:
+    """Its answer cannot be delivered, and the rest of its call is dropped."""
     stage.hold()
 
     async def leave() -> None:
@@ -433,8 +433,8 @@ async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> N
     engine.close()
 
 
-def test_work_that_cannot_be_made_says_so_where_the_engine_was_asked_for() -> None:
-    """The model loads in the engine's thread; its refusal must not die there."""
+def test_a_core_that_cannot_be_created_raises_in_the_constructor() -> None:
+    """The model loads in the engine's thread; its error must not be lost there."""
 
     def refuse() -> Lengths:
         raise ModelRefused("no such model")
@@ -443,29 +443,27 @@ def test_work_that_cannot_be_made_says_so_where_the_engine_was_asked_for() -> No
         Engine(refuse)
 
 
-async def test_a_stream_tells_each_token_of_what_is_streamed(stage: Stage) -> None:
-    """With the place of its request; what is not streamed comes at its end, all at once."""
-    asked = [request(1, 5, is_streamed=True), request(2, 6), request(3, 7, is_streamed=True)]
-    told: list[list[list[int]]] = [[], [], []]
+async def test_a_stream_yields_each_token_of_streamed_requests(stage: Stage) -> None:
+    """Each has the place of its request; other requests yield all tokens at their end."""
+    requests = [request(1, 5, is_streamed=True), request(2, 6), request(3, 7, is_streamed=True)]
+    emitted: list[list[list[int]]] = [[], [], []]
     last = []
     async with asyncio.timeout(PATIENCE_SECONDS):
-        async for place, event in stage.engine.stream(asked):
-            told[place].append(event.new_token_ids)
+        async for place, event in stage.engine.stream(requests):
+            emitted[place].append(event.new_token_ids)
             if event.is_finished:
                 last.append((place, event.request.result().token_ids))
-    assert told[0] == [[token] for token in greedy(1, 5)]
-    assert told[1] == [greedy(2, 6)]
-    assert told[2] == [[token] for token in greedy(3, 7)]
+    assert emitted[0] == [[token] for token in greedy(1, 5)]
+    assert emitted[1] == [greedy(2, 6)]
+    assert emitted[2] == [[token] for token in greedy(3, 7)]
     assert last == [(0, greedy(1, 5)), (1, greedy(2, 6)), (2, greedy(3, 7))]
 
 
 @pytest.mark.parametrize("leaves", ["closes", "is cancelled", "lets go"])
-async def test_a_stream_that_nobody_reads_any_more_drops_its_sequences(
-    stage: Stage, leaves: str
-) -> None:
-    """Within a step, however its reader leaves; what runs beside it goes on."""
-    stage.hold_once_told()
-    kept = asyncio.create_task(stage.engine.generate([request()]))
+async def test_an_abandoned_stream_drops_its_sequences(stage: Stage, leaves: str) -> None:
+    """It drops them within a step, however its reader leaves; other calls continue."""
+    stage.hold_once_emitted()
+    remaining = asyncio.create_task(stage.engine.generate([request()]))
     stream = stage.engine.stream([request(5, 50, is_streamed=True), request(6, 50)])
     async with asyncio.timeout(PATIENCE_SECONDS):
         await anext(stream)
@@ -480,9 +478,9 @@ async def test_a_stream_that_nobody_reads_any_more_drops_its_sequences(
         del stream
         await asyncio.sleep(0.01)
     stage.release()
-    assert (await answered(kept))[0].token_ids == greedy(1)
+    assert (await answered(remaining))[0].token_ids == greedy(1)
     await stage.until_idle()
-    assert stage.engine.stats().prompt_tokens == 3  # of the one that was kept
+    assert stage.engine.stats().prompt_tokens == 3  # of the remaining call
 
 
 async def read(stream: AsyncIterator[object]) -> None:
@@ -492,7 +490,7 @@ async def read(stream: AsyncIterator[object]) -> None:
 
 
 class Lengths:
-    """Work of another kind, which an encoder's would be like: one step for all that waits."""
+    """A core of another kind, like an encoder's: one step for everything that waits."""
 
     def __init__(self) -> None:
         self._waiting: list[Length] = []
@@ -505,7 +503,7 @@ class Lengths:
         return self._waiting[-1]
 
     def step(self) -> list[StepOutput[float]] | None:
-        """Measure all that waits."""
+        """Measure all waiting texts."""
         waiting, self._waiting = self._waiting, []
         return [StepOutput(length, [], is_finished=True) for length in waiting] or None
 
@@ -514,23 +512,23 @@ class Lengths:
         self._waiting = [length for length in self._waiting if length not in unwanted]
 
     def stats(self) -> EngineStats:
-        """Tell what waits."""
+        """Return the number of waiting texts."""
         return EngineStats(waiting=len(self._waiting))
 
 
 @dataclass(eq=False)
 class Length:
-    """One text, and what it came to."""
+    """One text and its result."""
 
     text: str
 
     def result(self) -> float:
-        """Return how long it is."""
+        """Return its length."""
         return float(len(self.text))
 
 
 async def test_the_engine_runs_work_of_any_kind() -> None:
-    """It hands requests in and results out, and knows of neither what it is."""
+    """It passes requests and results without knowing their types."""
     engine = Engine(Lengths)
     assert await asyncio.gather(engine.generate(["one", "four"]), engine.generate(["eleven"])) == [
         [3, 4],

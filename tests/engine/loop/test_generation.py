@@ -1,4 +1,4 @@
-"""Sequences through generation: what ends them, what is refused, what is shared and counted."""
+"""Sequences through generation: ends, rejections, sharing and counts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("steps_ahead")
 
 
 def test_a_sequence_ends_at_its_length() -> None:
-    """With the tokens that the model likes best."""
+    """It has the model's most likely tokens."""
     answer = only(Rig(logits_of), request())
     assert answer == SequenceResult(greedy([1, 2, 3], 8), "length")
 
 
 def test_a_stop_token_ends_a_sequence_and_is_its_last() -> None:
-    """The result says which it was."""
+    """The result names the token."""
     expected = greedy([1, 2, 3], 8)
     stop = expected[4]
     answer = only(Rig(logits_of), request(stop_token_ids=frozenset({stop, 99, -5})))
@@ -42,7 +42,7 @@ def test_a_stop_token_ends_a_sequence_and_is_its_last() -> None:
 
 
 def test_one_sequences_stop_tokens_stop_no_other() -> None:
-    """Not even when they run side by side."""
+    """It also holds if they run together."""
     expected = greedy([1, 2, 3], 8)
     stopped, free = Rig(logits_of).run(request(stop_token_ids=frozenset({expected[0]})), request())
     assert isinstance(stopped, SequenceResult)
@@ -52,15 +52,15 @@ def test_one_sequences_stop_tokens_stop_no_other() -> None:
 
 
 def test_a_stop_text_ends_a_sequence() -> None:
-    """It sees every token once, in order, and its words are the reason."""
+    """It sees every token once, in order, and provides the stop reason."""
     watch = Watch(5)
     answer = only(Rig(logits_of), request(stop_text=watch))
     assert watch.seen == answer.token_ids == greedy([1, 2, 3], 5)
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "END")
 
 
-def test_a_search_that_a_request_drives_too_far_is_its_own_fault() -> None:
-    """The row is a 400 that names the parameter, and the others go on."""
+def test_a_search_with_too_many_states_fails_its_own_request() -> None:
+    """The row is a 400 that names the parameter, and the others continue."""
 
     class Endless(Watch):
         def push(self, _: int) -> str | None:
@@ -73,7 +73,7 @@ def test_a_search_that_a_request_drives_too_far_is_its_own_fault() -> None:
 
 
 def test_a_sequence_that_repeats_itself_ends_there() -> None:
-    """With the last copy of the pattern, and a reason of its own."""
+    """It ends with the last copy of the pattern, and has a separate stop reason."""
     looping = Rig(lambda tokens: np.eye(VOCABULARY)[4 + len(tokens) % 2])
     ends = Repetition(1, 3, 3)
     answer = only(looping, request(max_tokens=20, repetition=ends))
@@ -86,7 +86,7 @@ def test_a_sequence_that_repeats_itself_ends_there() -> None:
 
 
 def test_nothing_stops_a_sequence_before_its_minimum() -> None:
-    """Stop tokens do not come, and a text that matches early goes on."""
+    """Stop tokens are masked, and an early match is ignored."""
     watch = Watch(2)
     answer = only(Rig(logits_of), request(stop_text=watch, min_tokens=5))
     assert (len(answer.token_ids), answer.stop_reason) == (5, "END")
@@ -96,7 +96,7 @@ def test_nothing_stops_a_sequence_before_its_minimum() -> None:
 
 
 def test_a_stop_at_the_last_token_is_a_stop() -> None:
-    """Both limits are met: the model meant to end."""
+    """Both limits are reached; the model's own end takes precedence."""
     expected = greedy([1, 2, 3], 3)
     stops = frozenset({expected[2]}) - set(expected[:2])
     assert stops
@@ -105,7 +105,7 @@ def test_a_stop_at_the_last_token_is_a_stop() -> None:
 
 
 def test_a_stop_text_that_raises_costs_its_own_request() -> None:
-    """The others go on."""
+    """The others continue."""
 
     class Broken:
         """A `StopText` that cannot read the second token."""
@@ -113,7 +113,7 @@ def test_a_stop_text_that_raises_costs_its_own_request() -> None:
         count = 0
 
         def watch(self) -> Broken:
-            """Watch the only sequence that it is given to."""
+            """Watch its only sequence."""
             return self
 
         def push(self, token_id: int) -> str | None:
@@ -131,10 +131,10 @@ def test_a_stop_text_that_raises_costs_its_own_request() -> None:
 
 
 def test_scoring_a_prompt_generates_nothing() -> None:
-    """`max_tokens` 0: neither stop tokens nor stop texts have a say."""
+    """`max_tokens` 0: neither stop tokens nor stop texts matter."""
     watch = Watch(1)
     everything = frozenset(range(VOCABULARY))
-    asked = request(
+    scoring = request(
         [1, 2, 3, 4, 5],
         0,
         replace(GREEDY, logprobs=2),
@@ -142,7 +142,7 @@ def test_scoring_a_prompt_generates_nothing() -> None:
         stop_text=watch,
         prompt_logprobs=0,
     )
-    answer = only(Rig(logits_of), asked)
+    answer = only(Rig(logits_of), scoring)
     assert (answer.token_ids, list(answer.logprobs or ()), watch.seen) == ([], [], [])
     assert (answer.finish_reason, answer.stop_reason) == ("length", None)
     assert answer.prompt_logprobs is not None
@@ -150,7 +150,7 @@ def test_scoring_a_prompt_generates_nothing() -> None:
 
 
 def test_a_prompt_that_fills_the_context_ends_at_its_length() -> None:
-    """The token that has no room stops nothing, whatever it is."""
+    """The token without room stops nothing."""
     watch = Watch(1)
     everything = frozenset(range(VOCABULARY))
     rig = Rig(logits_of, max_model_len=8)
@@ -160,38 +160,38 @@ def test_a_prompt_that_fills_the_context_ends_at_its_length() -> None:
 
 
 def test_the_context_is_filled_to_its_last_token() -> None:
-    """`max_tokens` beyond it is cut."""
+    """A higher `max_tokens` is limited."""
     rig = Rig(logits_of, max_model_len=8)
     assert only(rig, request(max_tokens=100)).token_ids == greedy([1, 2, 3], 5)
 
 
 def test_choices_of_one_prompt_share_it_and_differ_by_seed() -> None:
-    """And a choice is what it would be alone."""
-    asked = [
+    """Each choice equals its result alone."""
+    requests = [
         request(list(range(10)), 12, Sampling(temperature=2.0, seed=seed)) for seed in range(5)
     ]
     rig = Rig(logits_of)
-    together = rig.run(*asked)
+    together = rig.run(*requests)
     ids = [answer.token_ids for answer in together if isinstance(answer, SequenceResult)]
-    assert [only(Rig(logits_of), one).token_ids for one in asked] == ids
+    assert [only(Rig(logits_of), one).token_ids for one in requests] == ids
     assert len(set(map(tuple, ids))) == 5
     assert rig.work.stats().cached_tokens == 4 * 8
 
 
 def test_a_sampled_row_is_the_same_after_preemption() -> None:
-    """Randomness is keyed by place, not by how often a step was run."""
-    asked = [
+    """Randomness is keyed by position, regardless of repeated steps."""
+    requests = [
         request([seed, 2, 3], 28, Sampling(temperature=1.5, seed=seed, frequency_penalty=0.5))
         for seed in range(5)
     ]
     tight = Rig(logits_of, num_pages=9, max_num_seqs=5, budget=6)
-    answers = tight.run(*asked)
+    answers = tight.run(*requests)
     assert tight.work.stats().preemptions > 0
-    assert answers == Rig(logits_of, num_pages=200).run(*asked)
+    assert answers == Rig(logits_of, num_pages=200).run(*requests)
 
 
-def test_nobody_gives_way_while_another_is_at_its_end() -> None:
-    """The step in flight may free the page that is needed, and is waited for."""
+def test_no_sequence_is_preempted_just_before_another_ends() -> None:
+    """The step in flight may free the needed page, so the scheduler waits for it."""
     rig = Rig(logits_of, num_pages=3)
     ends, goes_on = rig.run(request([1, 2, 3, 4], 2), request([5, 6, 7], 8))
     assert isinstance(ends, SequenceResult)
@@ -203,14 +203,14 @@ def test_nobody_gives_way_while_another_is_at_its_end() -> None:
 
 @pytest.mark.parametrize("prompt", [[], [1] * 65])
 def test_a_prompt_without_tokens_or_beyond_the_context_is_refused(prompt: list[int]) -> None:
-    """As the request's own fault."""
+    """The error is the request's own."""
     with pytest.raises(RequestError) as refused:
         Rig(logits_of).work.add(SequenceRequest(prompt, 1))
     assert refused.value.status_code == 400
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
-    """The message says how much room there is and what to do; one that just fits runs."""
+    """The message has the available room and advice; a request that just fits runs."""
     rig = Rig(logits_of, num_pages=4)
     with pytest.raises(RequestError, match="--kv-cache-memory") as refused:
         rig.work.add(request(max_tokens=14))
@@ -218,8 +218,8 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     assert only(rig, request(max_tokens=13)).token_ids == greedy([1, 2, 3], 13)
 
 
-def test_dropped_sequences_leave_no_trace_and_the_rest_goes_on() -> None:
-    """Waiting, in the middle of a prompt, or generating."""
+def test_dropped_sequences_leave_no_trace_and_the_rest_continues() -> None:
+    """They wait, are in the middle of a prompt, or generate."""
     rig = Rig(logits_of, max_num_seqs=3, budget=6)
     prompts = [[1, 2], [3] * 20, [4] * 20, [5, 6], [7, 8]]
     sequences = [rig.work.add(request(prompt, 10)) for prompt in prompts]
@@ -233,25 +233,25 @@ def test_dropped_sequences_leave_no_trace_and_the_rest_goes_on() -> None:
     assert sequences[3].result().token_ids == greedy([5, 6], 10)
 
 
-def test_only_what_is_streamed_has_an_event_for_each_token() -> None:
+def test_only_streamed_requests_have_an_event_per_token() -> None:
     """The others have one, at their end, with all their tokens; preemption repeats nothing."""
     rig = Rig(logits_of, num_pages=9, max_num_seqs=4, budget=6)
-    asked = [request([one, 2, 3], 20, is_streamed=one % 2 == 0) for one in range(4)]
-    sequences = [rig.work.add(one) for one in asked]
-    told: list[list[list[int]]] = [[] for _ in asked]
+    requests = [request([one, 2, 3], 20, is_streamed=one % 2 == 0) for one in range(4)]
+    sequences = [rig.work.add(one) for one in requests]
+    emitted: list[list[list[int]]] = [[] for _ in requests]
     while (events := rig.work.step()) is not None:
         for event in events:
             place = sequences.index(event.request)
-            told[place].append(event.new_token_ids)
-            assert event.is_finished is (sum(map(len, told[place])) == 20)
+            emitted[place].append(event.new_token_ids)
+            assert event.is_finished is (sum(map(len, emitted[place])) == 20)
     assert rig.work.stats().preemptions > 0
-    for one, ids, sequence in zip(asked, told, sequences, strict=True):
+    for one, ids, sequence in zip(requests, emitted, sequences, strict=True):
         assert [*chain(*ids)] == sequence.result().token_ids == greedy(one.prompt_ids, 20)
         assert len(ids) == (20 if one.is_streamed else 1)
 
 
-def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
-    """A cancelled call may be through already."""
+def test_dropping_finished_or_unknown_sequences_has_no_effect() -> None:
+    """A cancelled call may have ended already."""
     rig = Rig(logits_of)
     sequence = rig.work.add(request())
     rig.finish()
@@ -260,8 +260,8 @@ def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
     assert sequence.result().token_ids == greedy([1, 2, 3], 8)
 
 
-def test_stats_count_what_was_done(steps_ahead: int) -> None:
-    """Prompts and hits of finished sequences, outputs as they come; and what runs now."""
+def test_stats_count_finished_and_running_work(steps_ahead: int) -> None:
+    """They count prompts and hits of finished sequences, outputs, and running sequences."""
     rig = Rig(logits_of, num_pages=10, max_num_seqs=1)
     rig.work.add(request(list(range(9)), 4))
     rig.work.add(request(list(range(9)), 4, min_tokens=1))

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("steps_ahead", "is_late")
 
 
 def broken_after(prompt: list[int], place: int, bad: float = math.nan) -> Any:
-    """Return logits that are bad once a sequence that began with `prompt` is `place` long."""
+    """Return logits that are bad once a sequence with this prompt has `place` tokens."""
 
     def logits(tokens: Tokens) -> NDArray[np.float32]:
         row = np.array(logits_of(tokens), np.float32)
@@ -63,27 +63,27 @@ def broken_after(prompt: list[int], place: int, bad: float = math.nan) -> Any:
     "sampling",
     [GREEDY, Sampling(temperature=1.0, seed=1, top_p=0.9), replace(GREEDY, logprobs=2)],
 )
-def test_logits_that_are_not_finite_cost_their_own_request(
+def test_logits_that_are_not_finite_fail_only_their_request(
     bad: float, place: int, sampling: Sampling
 ) -> None:
-    """The rows beside it are as ever."""
+    """The other rows do not change."""
     rig = Rig(broken_after([9, 9, 9], place, bad))
     watch = Watch(99)
-    asked = [
+    requests = [
         request([4, 4], sampling=sampling),
         request([9, 9, 9], sampling=sampling, stop_text=watch),
         request([5, 5], sampling=sampling),
     ]
-    first, failed, last = rig.run(*asked)
+    first, failed, last = rig.run(*requests)
     assert isinstance(failed, InternalError)
     assert failed.status_code == 500
-    assert first == only(Rig(logits_of), asked[0])
-    assert last == only(Rig(logits_of), asked[2])
+    assert first == only(Rig(logits_of), requests[0])
+    assert last == only(Rig(logits_of), requests[2])
     assert len(watch.seen) == place - 3
 
 
-def test_what_broke_one_request_is_not_kept_for_the_next() -> None:
-    """A passing fault must not fail every request with the same beginning."""
+def test_state_of_a_failed_request_is_not_reused() -> None:
+    """A temporary fault must not fail every request with the same prefix."""
     prompt = list(range(11)) * 2
     bad = [math.nan]
 
@@ -99,8 +99,8 @@ def test_what_broke_one_request_is_not_kept_for_the_next() -> None:
     assert (again.token_ids, again.num_cached_tokens) == (greedy(prompt, 8), 0)
 
 
-def test_what_hangs_on_a_broken_row_is_forgotten_and_nothing_else() -> None:
-    """Those that go well give what they hold its name back, and what is apart stays known."""
+def test_only_pages_derived_from_a_broken_row_are_forgotten() -> None:
+    """Successful sequences name their pages again, and unrelated pages stay cached."""
     shared, other = [1, 2, 3, 4], [7, 7, 7, 7]
     rig = Rig(broken_after([*shared, 9, 9, 9, 9], 10))
     assert isinstance(only(rig, request([*other, 5])), SequenceResult)
@@ -115,18 +115,18 @@ def test_what_hangs_on_a_broken_row_is_forgotten_and_nothing_else() -> None:
     assert cached == [4, 4, 4]
 
 
-def test_a_device_without_finite_numbers_ends_the_engine_and_fails_nobody() -> None:
-    """No row of any step is right, nor that of a token of ours."""
+def test_a_device_without_finite_numbers_ends_the_engine_and_fails_no_request() -> None:
+    """No row of any step is finite, not even the canary's."""
     rig = Rig(lambda _: np.full(VOCABULARY, np.nan, np.float32))
     for one in range(4):
         rig.work.add(request([one, 2]))
-    with pytest.raises(DeviceFailed, match="not finite, whatever it is asked"):
+    with pytest.raises(DeviceFailed, match="not finite for any input"):
         rig.finish()
 
 
-def test_a_step_that_fails_once_costs_nobody_anything() -> None:
-    """All sequences of the step start over and finish as they would have."""
-    asked = [request([one, 2], 8, replace(GREEDY, logprobs=1)) for one in range(4)]
+def test_a_step_that_fails_once_costs_no_request() -> None:
+    """All sequences of the step start over and finish with the same results."""
+    requests = [request([one, 2], 8, replace(GREEDY, logprobs=1)) for one in range(4)]
     rig = Rig(logits_of)
     failures = [RuntimeError("once"), None]
 
@@ -136,13 +136,13 @@ def test_a_step_that_fails_once_costs_nobody_anything() -> None:
         return None
 
     rig.model.fails = fails
-    assert rig.run(*asked) == Rig(logits_of).run(*asked)
+    assert rig.run(*requests) == Rig(logits_of).run(*requests)
     assert len(failures) == 1
     assert rig.work.stats().failures == 1
 
 
 def test_a_failure_that_passes_costs_one_step() -> None:
-    """Of many sequences none starts over, and no tokens are computed again but the step's."""
+    """No sequence starts over, and only the step's tokens are computed again."""
 
     def counts(failing: int) -> tuple[int, int]:
         rig = Rig(logits_of, num_pages=512, max_num_seqs=128, max_model_len=16, budget=512)
@@ -154,17 +154,17 @@ def test_a_failure_that_passes_costs_one_step() -> None:
 
     steps, tokens = counts(0)
     failed_steps, failed_tokens = counts(4)
-    num_lost = 1 + Rig.steps_ahead * Rig.is_late  # what is in flight behind it is lost with it
+    num_lost = 1 + Rig.steps_ahead * Rig.is_late  # steps in flight after it are lost with it
     assert failed_steps <= steps + num_lost
     assert failed_tokens <= tokens + num_lost * 121
 
 
 def test_steps_that_fail_only_in_company_become_smaller() -> None:
-    """And every request comes to its end, though none fits beside three others."""
+    """Every request finishes, although none succeeds together with three others."""
     rig = Rig(logits_of)
     rig.model.fails = lambda running: RuntimeError("too many") if len(running) > 3 else None
-    asked = [request([one, 2], 12) for one in range(8)]
-    assert rig.run(*asked) == Rig(logits_of).run(*asked)
+    requests = [request([one, 2], 12) for one in range(8)]
+    assert rig.run(*requests) == Rig(logits_of).run(*requests)
     assert len(rig.model.plans[-1].slots) > 1
 
 
@@ -173,20 +173,20 @@ def test_steps_that_fail_only_in_company_become_smaller() -> None:
 def test_a_request_that_fails_every_step_it_is_in_is_the_only_one_to_fail(
     error: Exception, place: int
 ) -> None:
-    """From its first step on, or later; the others finish as if it had not been."""
-    asked = [
+    """It fails from its first step or later; the others finish normally."""
+    requests = [
         request([one, 2, 3], 8, replace(GREEDY, logprobs=1), prompt_logprobs=1) for one in range(5)
     ]
     rig = Rig(logits_of)
 
     def fails(sequences: list[Sequence]) -> Exception | None:
-        culprits = [one for one in sequences if one.request is asked[2]]
+        culprits = [one for one in sequences if one.request is requests[2]]
         is_there = [rig.table.num_tokens[rig.table.sequences.index(one)] for one in culprits]
         return error if any(length >= 2 + place for length in is_there) else None
 
     rig.model.fails = fails
-    answers = rig.run(*asked)
-    expected = Rig(logits_of).run(*asked)
+    answers = rig.run(*requests)
+    expected = Rig(logits_of).run(*requests)
     assert isinstance(answers[2], InternalError)
     assert [answers[i] for i in (0, 1, 3, 4)] == [expected[i] for i in (0, 1, 3, 4)]
 
@@ -194,7 +194,7 @@ def test_a_request_that_fails_every_step_it_is_in_is_the_only_one_to_fail(
 def test_a_step_that_fails_half_scored_scores_no_token_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sampled tokens had their scores when those of a prompt could not be computed."""
+    """The sampled tokens were scored before the scores of a prompt failed."""
     rig = Rig(logits_of)
     score, calls = cpu_sampling.compute_logprobs, []
 
@@ -221,21 +221,21 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
 
 
 def test_two_culprits_each_get_their_error() -> None:
-    """And what arrives afterwards is served."""
-    asked = [request([one, 2, 3]) for one in range(5)]
+    """Later requests are served."""
+    requests = [request([one, 2, 3]) for one in range(5)]
     rig = Rig(logits_of)
-    culprits = {asked[1], asked[3]}
+    culprits = {requests[1], requests[3]}
     rig.model.fails = lambda seqs: (
         ValueError("bad") if culprits & {one.request for one in seqs} else None
     )
-    answers = rig.run(*asked)
+    answers = rig.run(*requests)
     failed = [isinstance(answer, InternalError) for answer in answers]
     assert failed == [False, True, False, True, False]
     assert isinstance(rig.run(request([7, 7]))[0], SequenceResult)
 
 
 def test_every_request_may_be_a_culprit() -> None:
-    """Each has its own error, as a step of ours goes well between: no device is accused of it."""
+    """Each has its own error, since canaries succeed in between: the device is not blamed."""
     rig = Rig(logits_of)
     rig.model.fails = lambda seqs: (
         ValueError("bad") if any(one.request.max_tokens == 8 for one in seqs) else None
@@ -245,7 +245,7 @@ def test_every_request_may_be_a_culprit() -> None:
 
 
 def events_until_the_end(rig: Rig) -> list[StepOutput[SequenceResult]]:
-    """Step until the device is given up, and return what came out before."""
+    """Step until the device is given up, and return the earlier outputs."""
     events: list[StepOutput[SequenceResult]] = []
     for _ in range(1000):
         try:
@@ -257,10 +257,10 @@ def events_until_the_end(rig: Rig) -> list[StepOutput[SequenceResult]]:
 
 @pytest.mark.parametrize("from_step", [1, 2, 6])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_no_request(
     from_step: int, *, is_gone: bool
 ) -> None:
-    """Whether a probe finds that out, or only a step of ours: no request has an error of it."""
+    """A probe or only a canary detects it; no request has an error."""
     rig = Rig(logits_of)
 
     def fails(_: list[Sequence]) -> Exception | None:
@@ -278,15 +278,15 @@ def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
 
 
 def test_a_device_that_fails_every_second_step_is_given_up() -> None:
-    """Each passes, so that nobody is to blame; but its numbers are not to be relied on."""
+    """Each failure is temporary, so that no request is blamed, but the values are unreliable."""
     rig = Rig(logits_of, max_model_len=300, num_pages=200)
     rig.model.fails = lambda _: RuntimeError("flaky") if len(rig.model.plans) % 2 else None
     rig.work.add(request([1, 2, 3], 200))
     assert events_until_the_end(rig) == []
 
 
-def test_a_machine_without_a_disk_ends_the_engine_and_fails_nobody() -> None:
-    """A kernel that cannot be compiled is nobody's fault, though steps of other sizes go well."""
+def test_a_machine_without_a_disk_ends_the_engine_and_fails_no_request() -> None:
+    """No request is to blame for a kernel that cannot be compiled, even if other steps succeed."""
     rig = Rig(logits_of)
     rig.model.fails = lambda _: (
         OSError(28, "No space left on device") if rig.model.plans[-1].num_tokens == 3 else None
@@ -295,8 +295,8 @@ def test_a_machine_without_a_disk_ends_the_engine_and_fails_nobody() -> None:
     assert events_until_the_end(rig) == []
 
 
-def test_who_leaves_while_accused_is_told_nothing() -> None:
-    """And a step of ours is not needed for it."""
+def test_a_request_aborted_while_accused_gets_no_event() -> None:
+    """No canary is needed."""
     rig = Rig(logits_of)
     rig.model.fails = lambda seqs: ValueError("bad") if seqs else None
     sequence = rig.work.add(request())
@@ -306,8 +306,8 @@ def test_who_leaves_while_accused_is_told_nothing() -> None:
     assert rig.finish() == []
 
 
-def test_what_a_failed_step_wrote_is_never_read() -> None:
-    """Its pages are known by no name, so that the same prompt is computed anew."""
+def test_pages_of_a_failed_step_are_never_read() -> None:
+    """Its pages have no name, so that the same prompt is computed again."""
     prompt = list(range(11)) * 2
     rig = Rig(logits_of)
     failures = [RuntimeError("half way")]
@@ -318,7 +318,7 @@ def test_what_a_failed_step_wrote_is_never_read() -> None:
 
 @pytest.mark.usefixtures("steps_ahead", "is_late")
 def test_a_page_that_a_culprit_never_filled_is_not_read() -> None:
-    """Who shares it since the same step gives it no name when sent back to wait."""
+    """A preempted sequence that shares it since the same step does not name it."""
     rig = Rig(logits_of, max_num_seqs=2)
     culprit, other = (rig.work.add(request([1, 2, 3, 4, last], 3)) for last in (5, 6))
     rig.model.fails = lambda running: ValueError("bad") if culprit in running else None
@@ -329,7 +329,7 @@ def test_a_page_that_a_culprit_never_filled_is_not_read() -> None:
 
 @dataclass(frozen=True)
 class Storm:
-    """Requests and when they come, sizes, and what goes wrong: steps, a culprit, who leaves."""
+    """Requests and their arrivals, sizes, and faults: steps, a culprit, and aborts."""
 
     requests: list[SequenceRequest]
     arrivals: list[int]
@@ -339,13 +339,13 @@ class Storm:
     failing_steps: frozenset[int]
     culprits: frozenset[int]
     dropped: dict[int, int]
-    kinds: dict[str, int]  # of state beside full pages
+    kinds: dict[str, int]  # of state in addition to full pages
     is_drafted: bool
 
 
 @st.composite
 def storms(draw: st.DrawFn) -> Storm:
-    """Draw a small engine with too few pages and a bad day."""
+    """Draw a small engine with too few pages and several faults."""
     common = draw(st.lists(st.integers(0, 10), min_size=1, max_size=14))
     prompts = st.tuples(
         st.integers(0, len(common)), st.lists(st.integers(0, 10), min_size=1, max_size=9)
@@ -401,8 +401,8 @@ def storms(draw: st.DrawFn) -> Storm:
 
 
 @given(storms())
-def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm) -> None:
-    """Preempted, retried, drafted, cut short of pages, with neighbours that fail or leave."""
+def test_each_request_has_the_result_that_it_has_alone(storm: Storm) -> None:
+    """It covers preemption, retries, drafts, few pages, and failing or leaving neighbors."""
     rows.FEWEST_TOKENS = 4  # snapshots of a page
     most = max(len(one.prompt_ids) + one.max_tokens for one in storm.requests)
     rig = Rig(
@@ -433,7 +433,7 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
                 rig.work.abort(dropped)
             events += rig.work.step() or []
         events += rig.finish()
-    except DeviceFailed:  # a step of ours was among those that the day let fail
+    except DeviceFailed:  # a canary step was among the failing ones
         assert storm.failing_steps
         assert not rig.model.violations
         return
@@ -443,15 +443,15 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
     assert rig.work.stats().output_tokens == sum(len(one.generated) for one in sequences)
     culprits = {sequences[number] for number in storm.culprits}
     for sequence in finished:
-        told = [event.new_token_ids for event in events if event.request is sequence]
-        assert [*chain(*told)] == sequence.generated
-        # A repeat of another is not computed, and so nobody's fault.
+        emitted = [event.new_token_ids for event in events if event.request is sequence]
+        assert [*chain(*emitted)] == sequence.generated
+        # A duplicate is not computed, so it cannot be blamed.
         is_repeat = sequence.num_cached_tokens == len(sequence.request.prompt_ids)
         seen = None if sequence.stop_watch is None or is_repeat else sequence.stop_watch.seen
         assert seen is None or seen == sequence.generated
         answer = outcome(sequence)
         if isinstance(answer, InternalError):
-            # In a step that failed, and alone in another: the day made it look like its fault.
+            # It was in a failed step, and alone in another, so it seemed to be the culprit.
             assert sequence in culprits or len(storm.failing_steps) + len(culprits) > 1
             continue
         assert isinstance(answer, SequenceResult)
@@ -461,7 +461,7 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
 
 
 def approximately(answer: SequenceResult) -> list[object]:
-    """Return what two runs of one request have in common: all but rounding and cache hits."""
+    """Return what two runs of one request have in common: all except rounding and cache hits."""
     scores = [*(answer.logprobs or []), *(answer.prompt_logprobs or [])]
     return [
         answer.token_ids,

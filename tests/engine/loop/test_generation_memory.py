@@ -1,4 +1,4 @@
-"""Steps that do not fit into memory: smaller ones follow, and every request comes to its end."""
+"""Steps that do not fit into memory: smaller ones follow, and every request finishes."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ pytestmark = pytest.mark.usefixtures("steps_ahead", "is_late")
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
-    """Return what torch raises when an allocation fails."""
+    """Return torch's error for a failed allocation."""
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def lacking(fits: Callable[[StepPlan], bool], **sizes: int) -> Rig:
-    """Return generation on a device that has room for only those steps."""
+    """Return a rig on a device with memory for only those steps."""
     rig = Rig(logits_of, **sizes)
     rig.model.fails = lambda _: None if fits(rig.model.plans[-1]) else out_of_memory()
     return rig
 
 
-def alone(asked: SequenceRequest) -> SequenceResult:
-    """Return what a request comes to with all memory for itself."""
-    return only(Rig(logits_of, steps_ahead=0), asked)
+def alone(request_: SequenceRequest) -> SequenceResult:
+    """Return the result of a request that has all memory."""
+    return only(Rig(logits_of, steps_ahead=0), request_)
 
 
 def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody fails, all answers are as ever, and the log says what happened."""
-    asked = [request([one, 2, 3, 4, 5], 8, replace(GREEDY, logprobs=1)) for one in range(8)]
+    """No request fails, all answers are the same, and the log has a warning."""
+    requests = [request([one, 2, 3, 4, 5], 8, replace(GREEDY, logprobs=1)) for one in range(8)]
     rig = lacking(lambda plan: plan.num_tokens <= 5)
     with caplog.at_level(logging.WARNING):
-        answers = rig.run(*asked)
-    assert answers == [alone(one) for one in asked]
+        answers = rig.run(*requests)
+    assert answers == [alone(one) for one in requests]
     failed = [plan for plan in rig.model.plans if plan.num_tokens > 5]
     assert 0 < len(caplog.records) == rig.model.num_memory_freed <= len(failed)
-    assert "a step of 32 tokens did not fit into memory: at most 16 from now on" in caplog.text
+    assert "a step of 32 tokens did not fit into memory: the limit is 16 from now on" in caplog.text
     assert max(len(plan.slots) for plan in rig.model.plans[-8:]) > 1
 
 
-def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
-    """The newest half wait, first in the queue, and come back as the others end."""
+def test_the_oldest_half_continues_undisturbed() -> None:
+    """The newest half wait, first in the queue, and return as the others end."""
     rig = lacking(lambda plan: plan.num_decodes <= 4)
     sequences = [rig.work.add(request([one, 2], 12)) for one in range(8)]
     while rig.model.num_memory_freed == 0:
@@ -69,10 +69,10 @@ def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
     assert [sequence.num_preemptions > 0 for sequence in sequences] == [False] * 4 + [True] * 4
 
 
-def test_what_started_with_the_step_starts_again() -> None:
-    """It may share pages that the failed step was to compute, and that are computed only later."""
+def test_sequences_that_started_with_the_step_start_again() -> None:
+    """They may share pages that the failed step did not compute."""
     prompt = [*range(11), *range(10)]  # five pages that all share, and one token
-    rig = lacking(lambda plan: plan.starts_anew.sum() < 4, budget=64)
+    rig = lacking(lambda plan: plan.starts_fresh.sum() < 4, budget=64)
     answers = rig.run(*(request(prompt, min_tokens=number) for number in range(4)))
     assert rig.model.num_memory_freed == 1
     for answer in answers:
@@ -80,17 +80,17 @@ def test_what_started_with_the_step_starts_again() -> None:
         assert answer.token_ids == alone(request(prompt)).token_ids
 
 
-def test_prompts_are_taken_in_smaller_chunks() -> None:
+def test_prompts_are_computed_in_smaller_chunks() -> None:
     """A single long prompt fits too, and its scores are complete, none of them twice."""
-    asked = request(list(range(11)) * 3, 4, replace(GREEDY, logprobs=2), prompt_logprobs=2)
+    scored = request(list(range(11)) * 3, 4, replace(GREEDY, logprobs=2), prompt_logprobs=2)
     rig = lacking(lambda plan: plan.num_tokens <= 3)
-    assert only(rig, asked) == alone(asked)
+    assert only(rig, scored) == alone(scored)
 
 
 def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that go on have had some of their scores already."""
+    """The remaining sequences already have some of their scores."""
     rig = Rig(logits_of)
     score, calls = cpu_sampling.compute_logprobs, []
 
@@ -101,65 +101,65 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
         return score(*rows)
 
     monkeypatch.setattr(cpu_sampling, "compute_logprobs", failing)
-    asked = [
+    requests = [
         request([1, 2, 3], 8, replace(GREEDY, logprobs=1)),
         request([4, 5, 6], 8, prompt_logprobs=1),
     ]
-    sequences = [rig.work.add(asked[0])]
+    sequences = [rig.work.add(requests[0])]
     rig.work.step()
     rig.work.step()
-    sequences.append(rig.work.add(asked[1]))
+    sequences.append(rig.work.add(requests[1]))
     rig.work.step()
     assert rig.model.num_memory_freed == 1
     assert sequences[0].num_preemptions == 0
     rig.finish()
-    assert [outcome(sequence) for sequence in sequences] == [alone(one) for one in asked]
+    assert [outcome(sequence) for sequence in sequences] == [alone(one) for one in requests]
 
 
 @pytest.mark.parametrize("place", [3, 6])
 def test_a_request_that_does_not_even_fit_alone_is_the_only_one_to_fail(place: int) -> None:
-    """Its row says why; the others finish, in steps as large as before."""
-    asked = [request([one, 2, 3], 8) for one in range(6)]
+    """Its row has the error; the others finish, in steps as large as before."""
+    requests = [request([one, 2, 3], 8) for one in range(6)]
     rig = Rig(logits_of)
 
     def fails(sequences: list[Sequence]) -> Exception | None:
         for one in sequences:
             length = rig.table.num_tokens[rig.table.sequences.index(one)]
-            if one.request is asked[2] and length >= place:
+            if one.request is requests[2] and length >= place:
                 return out_of_memory()
         return None
 
     rig.model.fails = fails
-    answers = rig.run(*asked)
+    answers = rig.run(*requests)
     failed = answers[2]
     assert isinstance(failed, InternalError)
     assert (failed.code, failed.status_code) == ("out_of_memory", 500)
     assert "out of memory" in failed.message
-    assert [answers[i] for i in (0, 1, 3, 4, 5)] == [alone(asked[i]) for i in (0, 1, 3, 4, 5)]
+    assert [answers[i] for i in (0, 1, 3, 4, 5)] == [alone(requests[i]) for i in (0, 1, 3, 4, 5)]
 
 
 def test_a_request_that_fits_only_alone_soon_runs_alone() -> None:
-    """It does not break one step of the others after another, and comes to its end as well."""
-    asked = [request([one, 2, 3], 8 + 5 * one) for one in range(8)]
+    """It does not break the others' steps repeatedly, and also finishes."""
+    requests = [request([one, 2, 3], 8 + 5 * one) for one in range(8)]
     rig = Rig(logits_of)
 
     def fails(sequences: list[Sequence]) -> Exception | None:
-        is_there = any(one.request is asked[6] for one in sequences)
+        is_there = any(one.request is requests[6] for one in sequences)
         return out_of_memory() if is_there and len(sequences) > 1 else None
 
     rig.model.fails = fails
-    assert rig.run(*asked) == [alone(one) for one in asked]
+    assert rig.run(*requests) == [alone(one) for one in requests]
     assert rig.model.num_memory_freed == MAX_FAILURES_IN_COMPANY
 
 
 def test_a_request_that_fits_only_alone_outlives_a_step_that_fails_once() -> None:
-    """That it runs alone for want of memory is no sign that it is to blame."""
-    asked = [request([one, 2, 3], 8 + 5 * one) for one in range(8)]
+    """Running alone for lack of memory does not count against a request."""
+    requests = [request([one, 2, 3], 8 + 5 * one) for one in range(8)]
     rig = Rig(logits_of)
     failures: list[Exception] = [RuntimeError("once")]
 
     def fails(sequences: list[Sequence]) -> Exception | None:
-        if not any(one.request is asked[6] for one in sequences):
+        if not any(one.request is requests[6] for one in sequences):
             return None
         if len(sequences) > 1:
             return out_of_memory()
@@ -167,22 +167,22 @@ def test_a_request_that_fits_only_alone_outlives_a_step_that_fails_once() -> Non
         return failures.pop() if is_late and failures else None
 
     rig.model.fails = fails
-    assert rig.run(*asked) == [alone(one) for one in asked]
+    assert rig.run(*requests) == [alone(one) for one in requests]
     assert not failures
 
 
-def test_a_device_without_any_memory_ends_the_engine_and_fails_nobody() -> None:
-    """Another program has taken it: that not even a token of ours fits is no request's fault."""
+def test_a_device_without_any_memory_ends_the_engine_and_fails_no_request() -> None:
+    """Another program uses it: not even a canary fits, so no request is blamed."""
     rig = lacking(lambda _: False)
     sequences = [rig.work.add(request([one, 2, 3])) for one in range(4)]
     with pytest.raises(DeviceFailed, match="one token fails as well"):
         rig.finish()
     assert len(rig.model.plans[-1].slots) == rig.model.plans[-1].num_tokens == 1
-    assert sum(sequence.error is not None for sequence in sequences) == 1  # which nobody heard of
+    assert sum(sequence.error is not None for sequence in sequences) == 1  # which is never reported
 
 
 def test_steps_grow_again_once_there_is_memory() -> None:
-    """Slowly: a bottleneck that passed does not make the rest of the job slow."""
+    """They grow slowly: a temporary bottleneck does not slow down the rest of the job."""
     rig = lacking(lambda _: len(rig.model.plans) > 1, max_model_len=402, num_pages=900, budget=8)
     rig.run(*(request([one], 400) for one in range(8)))
     sizes = [plan.num_tokens for plan in rig.model.plans]
@@ -193,8 +193,8 @@ def test_steps_grow_again_once_there_is_memory() -> None:
     assert [size for size in sorted(set(sizes)) if size >= 4] == [4, 5, 6, 7, 8]
 
 
-def test_memory_is_freed_when_nothing_of_the_step_is_held_any_more() -> None:
-    """What an exception's frames hold cannot be given back to the device."""
+def test_memory_is_freed_after_the_step_is_released() -> None:
+    """Memory held by an exception's frames could not be freed."""
     rig = Rig(logits_of)
     run = rig.model.run
     held: list[weakref.ref[torch.Tensor]] = []
@@ -215,7 +215,7 @@ def test_memory_is_freed_when_nothing_of_the_step_is_held_any_more() -> None:
 
 @st.composite
 def requests_with_common_beginnings(draw: st.DrawFn) -> list[SequenceRequest]:
-    """Draw a few requests that share pages and ask for scores."""
+    """Draw a few requests that share pages and request scores."""
     common = draw(st.lists(st.integers(0, 10), min_size=1, max_size=14))
     prompts = st.tuples(
         st.integers(0, len(common)), st.lists(st.integers(0, 10), min_size=1, max_size=9)
@@ -244,14 +244,14 @@ def requests_with_common_beginnings(draw: st.DrawFn) -> list[SequenceRequest]:
     st.integers(1, 6),
     st.frozensets(st.integers(1, 30), max_size=1),
 )
-def test_however_memory_comes_and_goes_each_request_comes_to_what_it_would_alone(
+def test_with_varying_memory_each_request_has_the_result_that_it_has_alone(
     requests: list[SequenceRequest],
     capacities: list[int],
     extra_pages: int,
     max_num_seqs: int,
     failing_steps: frozenset[int],
 ) -> None:
-    """With too few pages as well, and a step that fails for another reason."""
+    """It includes too few pages, and a step that fails for another reason."""
     most = max(len(one.prompt_ids) + one.max_tokens for one in requests)
     rig = Rig(
         logits_of,

@@ -37,15 +37,15 @@ pytestmark = pytest.mark.usefixtures("steps_ahead")
 )
 @pytest.mark.parametrize("top", [0, 3])
 def test_logprobs_are_those_of_the_models_own_logits(sampling: Sampling, top: int) -> None:
-    """Before penalties, bias and temperature, whatever was chosen."""
+    """They are computed before penalties, bias and temperature, for any sampled token."""
     answer = only(Rig(logits_of), request(sampling=replace(sampling, logprobs=top)))
     assert answer.logprobs is not None
     assert len(answer.logprobs) == 8
     check_scores(answer.logprobs, [1, 2, 3, *answer.token_ids], top)
 
 
-def test_tokens_that_are_named_are_scored_in_place_of_the_likeliest() -> None:
-    """The best first; others of the same step get what they asked for."""
+def test_named_tokens_are_scored_instead_of_the_most_likely() -> None:
+    """They are in order of score; other rows of the step get their requested scores."""
     named = replace(GREEDY, logprobs=0, logprob_token_ids=(7, 0, 4))
     answers = Rig(logits_of).run(
         request(sampling=replace(GREEDY, logprobs=2)),
@@ -67,8 +67,8 @@ def test_tokens_that_are_named_are_scored_in_place_of_the_likeliest() -> None:
             assert [value for _, value in score.top] == pytest.approx(expected[best], abs=1e-5)
 
 
-def test_logprobs_end_with_the_sequence_and_only_those_asked_for_are_given() -> None:
-    """Neighbours with other wishes change nothing."""
+def test_logprobs_end_with_the_sequence_and_only_requested_ones_are_returned() -> None:
+    """Neighbors with other parameters change nothing."""
     expected = greedy([1, 2, 3], 8)
     answers = Rig(logits_of).run(
         request(sampling=replace(GREEDY, logprobs=1), stop_token_ids=frozenset({expected[2]})),
@@ -89,10 +89,10 @@ def test_logprobs_end_with_the_sequence_and_only_those_asked_for_are_given() -> 
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 31, 32, 33, 60])
 @pytest.mark.parametrize("top", [0, 2])
 def test_prompt_logprobs_cover_the_prompt_across_chunks(length: int, top: int) -> None:
-    """The first token has none; chunks of 7 leave every kind of rest."""
+    """The first token has none; chunks of 7 leave every remainder."""
     prompt = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
     rig = Rig(logits_of, max_num_seqs=2, budget=7)
-    before = rig.run(request(prompt, 1))  # its pages are known, their scores are not
+    before = rig.run(request(prompt, 1))  # its pages are cached, their scores are not
     answer = only(rig, request(prompt, 2, prompt_logprobs=top))
     assert isinstance(before[0], SequenceResult)
     assert answer.num_cached_tokens == 0
@@ -105,19 +105,19 @@ def test_prompt_logprobs_cover_the_prompt_across_chunks(length: int, top: int) -
 
 
 def test_a_prompt_that_was_scored_is_scored_from_the_cache() -> None:
-    """All but its last page, whose last row scores what follows; with fewer alternatives, too."""
+    """Only its last page is computed, which scores the next token; fewer alternatives work too."""
     prompt = np.random.default_rng(4).integers(0, VOCABULARY, 30).tolist()
     rig = Rig(logits_of, max_num_seqs=1, budget=9)
-    asked = [
+    requests = [
         request(prompt, 1, prompt_logprobs=2),
         request([*prompt[:21], 7, 3, 5], 1, prompt_logprobs=1),
         request(prompt, 1, prompt_logprobs=3),
         request(prompt, 1, prompt_logprobs=0),
         request(prompt, 1, prompt_logprobs=3, cache_salt="another"),
     ]
-    answers = rig.run(*asked)
+    answers = rig.run(*requests)
     cached = []
-    for one, answer in zip(asked, answers, strict=True):
+    for one, answer in zip(requests, answers, strict=True):
         assert isinstance(answer, SequenceResult)
         assert answer.prompt_logprobs is not None
         assert len(answer.prompt_logprobs) == len(one.prompt_ids)
@@ -126,8 +126,8 @@ def test_a_prompt_that_was_scored_is_scored_from_the_cache() -> None:
     assert cached == [0, 16, 0, 24, 0]
 
 
-def test_a_prompt_is_scored_from_a_token_on() -> None:
-    """Pages before it come from the cache, and no logits of theirs are computed."""
+def test_a_prompt_is_scored_from_a_given_token() -> None:
+    """Pages before it come from the cache, and their logits are not computed."""
     prompt = np.random.default_rng(5).integers(0, VOCABULARY, 30).tolist()
     rig = Rig(logits_of, max_num_seqs=1, budget=9)
     starts = [0, 1, 2, 17, 29, 30, 99]
@@ -147,8 +147,8 @@ def test_a_prompt_is_scored_from_a_token_on() -> None:
     assert num_rows < 30 + 5 * 16
 
 
-def test_scores_of_pages_are_bounded_and_no_numbers_are_not_kept() -> None:
-    """Those used last are kept; more alternatives replace fewer."""
+def test_the_score_cache_is_limited_and_stores_no_nan() -> None:
+    """The most recently used are retained; more alternatives replace fewer."""
     cache = LogprobCache(max_bytes=3 * 4 * record_bytes(1))
     page = bytes(4 * record_bytes(1))
     for name in (b"a", b"b", b"c"):
@@ -164,7 +164,7 @@ def test_scores_of_pages_are_bounded_and_no_numbers_are_not_kept() -> None:
 
 
 def test_prompt_logprobs_of_a_long_prompt_come_in_small_chunks() -> None:
-    """However large the budget."""
+    """The budget does not matter."""
     length = 2 * MAX_SCORED_ROWS + 3
     rig = Rig(logits_of, num_pages=300, max_model_len=2 * length, budget=4 * length)
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, length).tolist()
@@ -174,7 +174,7 @@ def test_prompt_logprobs_of_a_long_prompt_come_in_small_chunks() -> None:
 
 
 def test_prompt_logprobs_survive_preemption() -> None:
-    """What is computed again is not scored again."""
+    """Recomputed tokens are not scored again."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, VOCABULARY, 17).tolist() for _ in range(4)]
     rig = Rig(logits_of, num_pages=13, max_num_seqs=4, budget=9)
@@ -193,7 +193,7 @@ def test_prompt_logprobs_survive_preemption() -> None:
 
 @pytest.mark.parametrize("budget", [2, 3, 4, 5])
 def test_prompt_logprobs_survive_a_preemption_within_the_prompt(budget: int) -> None:
-    """A half-scored prompt goes on from where it was, in chunks that may begin before it."""
+    """A half-scored prompt continues at its position, in chunks that may begin before it."""
     old = [3] * 8
     young = np.random.default_rng(2).integers(0, VOCABULARY, 30).tolist()
     rig = Rig(logits_of, num_pages=12, max_num_seqs=2, budget=budget)
@@ -212,8 +212,8 @@ def test_prompt_logprobs_survive_a_preemption_within_the_prompt(budget: int) -> 
     check_scores(scores[1:], young, 0)
 
 
-def test_very_small_probabilities_are_kept() -> None:
-    """A token that the model all but excludes has a logprob far below zero, and may be -inf."""
+def test_very_small_probabilities_are_preserved() -> None:
+    """A token that the model nearly excludes has a logprob far below zero, and may be -inf."""
     rig = Rig(lambda _: [0.0, 1e4, -math.inf])
     sampling = Sampling(temperature=0, logit_bias={1: -1e5}, logprobs=3)
     answer = only(rig, request([0, 1, 2], 1, sampling, prompt_logprobs=1))

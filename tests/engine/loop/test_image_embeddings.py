@@ -1,4 +1,4 @@
-"""What steps show of images: each is looked at once, for as long as that is kept."""
+"""Image embeddings of steps: each image is encoded once while it is cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGHT = ImageSpec(1, 2, (2,), OneSize(2, 3, 2), 2, is_bidirectional=True, has_ax
 
 
 class CountingTower:
-    """A tower whose vectors count up from the first pixel, and which knows how often it looked."""
+    """A tower whose vectors count up from the first pixel, and that counts its calls."""
 
     def __init__(self) -> None:
         self.num_looks = 0
@@ -33,7 +33,7 @@ class CountingTower:
 
 
 def request(*levels: int) -> SequenceRequest:
-    """Return a prompt with an image of one level each behind three tokens of text."""
+    """Return a prompt with three tokens of text and one image per level."""
     ids: list[int] = []
     images = []
     for level in levels:
@@ -45,7 +45,7 @@ def request(*levels: int) -> SequenceRequest:
 
 
 class Bench:
-    """A scheduler over a table, and what its steps show."""
+    """A scheduler over a table, and the images of its steps."""
 
     def __init__(self, budget: int = 100, *, max_bytes: int = 2**20) -> None:
         table = SequenceTable(4, 64, 4)
@@ -59,7 +59,7 @@ class Bench:
             self.scheduler.add(Sequence(one, number))
 
     def step(self) -> StepImages | None:
-        """Plan a step, launch it, and return what it shows."""
+        """Plan a step, launch it, and return its images."""
         plan = self.scheduler.plan()
         assert plan is not None
         shown = self.images.embed(plan)
@@ -67,16 +67,16 @@ class Bench:
         return shown
 
 
-def test_a_step_without_images_shows_nothing() -> None:
-    """Nor is anything looked at."""
+def test_a_step_without_images_has_none() -> None:
+    """Nothing is encoded either."""
     bench = Bench()
     bench.add(SequenceRequest([5, 6, 7], 4))
     assert bench.step() is None
     assert bench.tower.num_looks == 0
 
 
-def test_vectors_stand_in_place_of_an_images_tokens() -> None:
-    """Beside a text, which comes first here; both sequences' images are there."""
+def test_vectors_replace_an_images_tokens() -> None:
+    """A text comes first here; the images of both sequences are included."""
     bench = Bench()
     bench.add(SequenceRequest([5, 6], 4), request(40, 80))
     shown = bench.step()
@@ -91,8 +91,8 @@ def test_vectors_stand_in_place_of_an_images_tokens() -> None:
     assert axes[1, 2:].tolist() == [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9, 9, 9, 10, 10, 10, 12]
 
 
-def test_an_image_is_looked_at_once_for_all_who_show_it() -> None:
-    """In one prompt, in another, and in the next chunk."""
+def test_an_image_is_encoded_once_for_all_prompts() -> None:
+    """It appears twice in a prompt, in another one, and in the next chunk."""
     bench = Bench(budget=12)
     bench.add(request(40, 40), request(40))
     while bench.scheduler.num_waiting or bench.scheduler.table.has_images.sum() < 2:
@@ -100,8 +100,8 @@ def test_an_image_is_looked_at_once_for_all_who_show_it() -> None:
     assert bench.tower.num_looks == 1
 
 
-def test_what_was_dropped_is_made_again() -> None:
-    """Only so many bytes are kept, but at least what was looked at last."""
+def test_a_dropped_image_is_encoded_again() -> None:
+    """The cache has a byte limit, but always contains the last image."""
     bench = Bench(max_bytes=1)
     bench.add(request(40, 80, 40))
     assert bench.step() is not None

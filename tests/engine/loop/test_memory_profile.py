@@ -1,4 +1,4 @@
-"""What a step may take is measured by the largest: by a count of what torch allocates, on a CPU."""
+"""The memory profile: the largest step, measured by counting torch's allocations on a CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIG = EngineConfig("tiny", max_num_seqs=6, max_num_batched_tokens=300, device
 
 
 class Counting(TorchDispatchMode):
-    """Counts the bytes of storages that torch's functions make, while they are held."""
+    """Counts the bytes of live storages that torch's functions allocate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Counting(TorchDispatchMode):
 
 
 def peak_of(call: Callable[[], None]) -> int:
-    """Return the most bytes that torch's functions held for a call."""
+    """Return the peak number of bytes that torch's functions allocated during a call."""
     with Counting() as counting:
         call()
     return counting.most
@@ -77,21 +77,21 @@ def peak_of(call: Callable[[], None]) -> int:
 
 @pytest.fixture(name="model", scope="module")
 def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """A small random decoder of our own, over pages of the reference."""
+    """A small random native decoder, over pages of the reference."""
     folder: Path = tmp_path_factory.mktemp("model")
     build("Qwen3Config").save_pretrained(folder)
     return replace(run_by_ours(folder, torch.float32), backend=CapturableReference)
 
 
 def over(model: LoadedModel) -> Callable[[KVCacheSize], GenerationCore]:
-    """Return what makes work of the limits."""
+    """Return a function that creates a core from the limits."""
     return lambda room: make_core(model, room, CONFIG)
 
 
-def test_no_step_takes_more_than_the_largest(model: LoadedModel) -> None:
-    """Whatever requests ask for: beside the pages, all of what torch holds is counted.
+def test_no_step_uses_more_than_the_largest(model: LoadedModel) -> None:
+    """The requests vary; all of torch's memory besides the pages is counted.
 
-    But for a hundredth, lists of pages, which grow with what is attended to.
+    A hundredth is excepted: lists of pages, which grow with the attended tokens.
     """
     measured = memory_profile.step_bytes(model, LIMITS, over(model), peak_of)
     assert measured is not None
@@ -114,12 +114,12 @@ def test_no_step_takes_more_than_the_largest(model: LoadedModel) -> None:
         while work.step() is not None:
             pass
 
-    taken = peak_of(run) - num_pages * model.page_bytes
-    assert 0.3 * measured < taken <= 1.01 * measured
+    used = peak_of(run) - num_pages * model.page_bytes
+    assert 0.3 * measured < used <= 1.01 * measured
 
 
-def test_nothing_of_a_trial_is_held(model: LoadedModel) -> None:
-    """What is free is looked at behind it."""
+def test_nothing_of_a_trial_is_retained(model: LoadedModel) -> None:
+    """The free memory is measured after it."""
     with Counting() as counting:
         memory_profile.step_bytes(model, LIMITS, over(model), peak_of)
         gc.collect()
@@ -128,10 +128,10 @@ def test_nothing_of_a_trial_is_held(model: LoadedModel) -> None:
 
 @pytest.mark.parametrize("longest", [512, 100, 60])
 @pytest.mark.parametrize("limits", [LIMITS, StepLimits(1, 300), StepLimits(6, 6)], ids=str)
-def test_the_largest_step_holds_all_that_a_step_may(
+def test_the_largest_step_has_the_maximum_size(
     model: LoadedModel, longest: int, limits: StepLimits
 ) -> None:
-    """As many tokens and as many rows, as far as sequences are long enough for that."""
+    """It has the maximum of tokens and of rows, if sequences are long enough."""
     short, plans = replace(model, max_model_len=longest), []
 
     def make(room: KVCacheSize) -> GenerationCore:
@@ -156,10 +156,10 @@ def test_the_largest_step_holds_all_that_a_step_may(
     assert len(plan.sampled) == limits.max_num_seqs
 
 
-def test_a_step_that_does_not_fit_is_told(
+def test_a_step_that_does_not_fit_is_logged(
     model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then what it takes is bounded by widths, and steps get smaller when they fail."""
+    """Its memory is then estimated from widths, and steps get smaller when they fail."""
     network = copy(model.network)
 
     def hidden_states(step: Step, attention: AttentionBackend) -> Tensor:
@@ -173,10 +173,10 @@ def test_a_step_that_does_not_fit_is_told(
     assert "the largest step does not fit into memory" in caplog.text
 
 
-def test_pages_that_do_not_fit_are_told(
+def test_pages_that_do_not_fit_are_logged(
     model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of a trial; how much room there is, whoever counts pages says."""
+    """These are the trial's pages; the page count reports the available room."""
 
     def make(_: KVCacheSize) -> GenerationCore:
         raise torch.OutOfMemoryError

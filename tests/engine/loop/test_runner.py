@@ -1,4 +1,4 @@
-"""A plan becomes flat arrays: what each token is, where it lies, and whose pages are read."""
+"""A plan becomes flat arrays of token ids, slots and the pages that are read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tidemill.engine.scheduling.table import SequenceTable
 GREEDY = Sampling(temperature=0)
 
 
-def test_what_arrives_is_not_taken_where_it_is_worthless() -> None:
-    """Whoever waits for a step hears what made it so."""
+def test_invalid_results_are_not_returned() -> None:
+    """Waiting for the step raises the cause."""
 
     def check() -> None:
         raise RankFailed("rank 1: it ended")
@@ -33,7 +33,7 @@ def test_what_arrives_is_not_taken_where_it_is_worthless() -> None:
 
 
 def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceTable]:
-    """Return some decodes and longer spans of sequences of a full table, whose pages are random."""
+    """Return decodes and longer spans of sequences in a full table with random pages."""
     table = SequenceTable(8, 50, page_size)
     for index in range(8):
         prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 50))]
@@ -51,12 +51,12 @@ def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceT
     columns = np.array(spans, np.int64).T
     no = np.zeros(len(slots), np.bool_)
     return StepPlan(
-        num_decodes, *columns, samples=no, is_scored=no, starts_anew=no, num_drafts=0 * columns[0]
+        num_decodes, *columns, samples=no, is_scored=no, starts_fresh=no, num_drafts=0 * columns[0]
     ), table
 
 
-def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
-    """As a number below zero, in whose place the device puts what the slot sampled last."""
+def test_a_token_whose_id_only_the_device_knows_is_given_by_its_slot() -> None:
+    """It is a negative number, which the device replaces with the slot's last sampled id."""
     table = SequenceTable(4, 50, 16)
     for index in range(3):
         slot = table.place(Sequence(SequenceRequest([7, 8, 9], 5, GREEDY), index), 2)
@@ -71,8 +71,8 @@ def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
-def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) -> None:
-    """Its tokens with their positions and slots, its context, the pages of both, its last rows."""
+def test_a_step_matches_its_plan(seed: int, page_size: int) -> None:
+    """Each span has its tokens, positions, slots, context, pages and last rows."""
     plan, table = random_plan(random.Random(seed), page_size)
     step = Step.pack(plan.num_decodes, torch.device("cpu"), **step_arrays(plan, table))
     spans = spans_of(plan)
@@ -100,8 +100,8 @@ def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) 
     assert step.logit_rows.tolist() == rows
 
 
-def test_what_a_step_came_to_travels_as_one() -> None:
-    """Bytes of any width beside each other, empty ones too, and each comes out as it was."""
+def test_the_results_of_a_step_are_copied_together() -> None:
+    """Arrays of any item size, including empty ones, are restored unchanged."""
     tensors = [
         torch.tensor([True, False, True]),
         torch.arange(5),

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, bias, bans, seeds, and what rows are broken."""
+"""From logits to tokens: penalties, bias, bans, seeds, and broken rows."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Desk:
         **request: Any,
     ) -> int:
         """Put a sequence with some generated tokens into a slot."""
-        asked = SequenceRequest(list(prompt), 50, sampling, **request)
-        sequence = Sequence(asked, 0)
+        sequence_request = SequenceRequest(list(prompt), 50, sampling, **request)
+        sequence = Sequence(sequence_request, 0)
         sequence.generated = list(generated)
         return self.table.place(sequence, 0)
 
@@ -62,8 +62,8 @@ def choose(
     return int(desk.choose([slot], [logits]).token_ids[0])
 
 
-def test_a_greedy_row_gets_its_likeliest_token() -> None:
-    """In the model's own dtype."""
+def test_a_greedy_row_gets_its_most_likely_token() -> None:
+    """The logits have the model's dtype."""
     desk = Desk()
     slots = [desk.place(), desk.place()]
     for dtype in (torch.float32, torch.bfloat16):
@@ -71,22 +71,22 @@ def test_a_greedy_row_gets_its_likeliest_token() -> None:
         assert desk.choose(slots, logits).token_ids.tolist() == [1, 0]
 
 
-def test_no_rows_are_no_tokens() -> None:
+def test_no_rows_yield_no_tokens() -> None:
     """A step of unfinished prompts samples nothing."""
     chosen = Desk().choose([], torch.empty(0, 5))
     assert chosen.token_ids.tolist() == chosen.is_broken.tolist() == []
 
 
-def test_presence_is_charged_once_for_a_generated_token() -> None:
-    """And nothing for one of the prompt."""
+def test_the_presence_penalty_applies_once_per_generated_token() -> None:
+    """It does not apply to prompt tokens."""
     sampling = Sampling(temperature=0, presence_penalty=1)
     assert choose([2.5, 3, 0], sampling, generated=(1, 1, 1, 1)) == 0
     assert choose([1.5, 3, 0], sampling, generated=(1, 1, 1, 1)) == 1
     assert choose([2.5, 3, 0], sampling, prompt=(1, 1)) == 1
 
 
-def test_frequency_is_charged_each_time() -> None:
-    """A token that came four times pays four times."""
+def test_the_frequency_penalty_applies_each_time() -> None:
+    """A token that came four times is penalized four times."""
     sampling = Sampling(temperature=0, frequency_penalty=0.5)
     assert choose([1.5, 3, 0], sampling, generated=(1, 1, 1, 1)) == 0
     assert choose([1.5, 3, 0], sampling, generated=(1, 1)) == 1
@@ -94,12 +94,12 @@ def test_frequency_is_charged_each_time() -> None:
 
 
 def test_a_negative_penalty_rewards() -> None:
-    """The API allows them."""
+    """The API allows negative penalties."""
     sampling = Sampling(temperature=0, presence_penalty=-2, frequency_penalty=-0.1)
     assert choose([3, 1, 0], sampling, generated=(1,)) == 1
 
 
-def test_repetition_weakens_what_prompt_or_output_holds() -> None:
+def test_the_repetition_penalty_applies_to_prompt_and_output() -> None:
     """A positive logit is divided, a negative one multiplied."""
     sampling = Sampling(temperature=0, repetition_penalty=2)
     assert choose([3, 2, 0], sampling, prompt=(0, 0, 0)) == 1
@@ -109,14 +109,14 @@ def test_repetition_weakens_what_prompt_or_output_holds() -> None:
 
 
 def test_a_bias_is_added() -> None:
-    """Minus a hundred bans, plus a hundred decides."""
+    """-100 bans a token, and 100 selects it."""
     assert choose([3, 2, 0], Sampling(temperature=0, logit_bias={0: -100})) == 1
     assert choose([3, 2, 0], Sampling(temperature=0, logit_bias={2: 100, 0: -1})) == 2
     assert choose([3, 2, 0], Sampling(temperature=0, logit_bias={1: 0.5})) == 0
 
 
 def test_stop_tokens_are_banned_until_there_are_enough_tokens() -> None:
-    """From the token after the last of `min_tokens` they may come."""
+    """They are allowed after `min_tokens` tokens."""
     stops = frozenset({0, 1})
     for count, token in ((0, 2), (1, 2), (2, 2), (3, 0)):
         generated = (2,) * count
@@ -136,7 +136,7 @@ def test_a_stop_token_that_the_model_does_not_have_bans_nothing(stops: set[int])
 
 
 def test_banning_every_token_still_chooses_one() -> None:
-    """There is no right answer, but the row is not broken and nothing raises."""
+    """There is no valid token, but the row is not broken and nothing raises."""
     desk = Desk()
     everything = frozenset({0, 1, 2})
     slots = [
@@ -183,7 +183,7 @@ PENALTY = st.sampled_from([0.0, 0.7, -1.3, 2.0])
 def test_penalties_and_bias_add_up_as_written(
     seed: int, prompt: list[int], generated: list[int], sampling: Sampling
 ) -> None:
-    """In any mixture, against one token at a time."""
+    """Any combination is compared with one token at a time."""
     row = np.random.default_rng(seed).normal(0, 3, 10).astype(np.float32).astype(np.float64)
     prompt = [0, *prompt]
     chosen = choose(row.tolist(), sampling, prompt=tuple(prompt), generated=tuple(generated))
@@ -191,7 +191,7 @@ def test_penalties_and_bias_add_up_as_written(
     assert expected[chosen] == pytest.approx(expected.max(), abs=1e-5)
 
 
-def test_the_models_own_logits_are_left_as_they_are() -> None:
+def test_the_models_own_logits_do_not_change() -> None:
     """Log-probabilities are taken from them afterwards."""
     desk = Desk()
     slots = [
@@ -217,10 +217,10 @@ KINDS = {
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_that_is_not_finite_is_broken_and_its_neighbours_are_not(
+def test_a_row_that_is_not_finite_is_broken_and_its_neighbors_are_not(
     kind: str, bad: float
 ) -> None:
-    """However the token is chosen; a banned token is no such row."""
+    """It holds for every sampling method; a banned token does not break a row."""
     desk = Desk()
     slots = [desk.place(KINDS[kind]) for _ in range(4)]
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
@@ -234,7 +234,7 @@ def test_a_row_that_is_not_finite_is_broken_and_its_neighbours_are_not(
 
 
 def test_a_row_gets_what_it_would_get_alone() -> None:
-    """More rows of all kinds than are chosen at once, in any order."""
+    """There are more rows of all kinds than are sampled at once, in any order."""
     desk = Desk()
     kinds = [*KINDS.values(), Sampling(temperature=1.4, seed=8), Sampling(seed=9, top_p=0.5)]
     rows = 2 * ROWS_AT_ONCE + 9
@@ -249,7 +249,7 @@ def test_a_row_gets_what_it_would_get_alone() -> None:
 
 
 def test_a_draw_is_keyed_by_seed_and_place() -> None:
-    """The same seed repeats itself, at another place or with another seed it goes on."""
+    """The same seed repeats its draw; another position or seed has another draw."""
     flat = [0.0] * 1000
 
     def draw(seed: int, place: int, prompt: tuple[int, ...] = (0,)) -> int:
@@ -262,7 +262,7 @@ def test_a_draw_is_keyed_by_seed_and_place() -> None:
 
 
 def test_a_random_choice_respects_bans_and_bias() -> None:
-    """What may not come never does."""
+    """Forbidden tokens are never sampled."""
     desk = Desk()
     banned = frozenset(range(1, 40))
     slots = [

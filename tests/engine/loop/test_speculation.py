@@ -28,18 +28,18 @@ PROMPT = [1, 2, 3, 4, 5]
 
 def drafted(**sizes: Any) -> tuple[Rig, Guesser]:
     """Return a rig whose sequences are drafted, and the drafter."""
-    made: list[Guesser] = []
+    guessers: list[Guesser] = []
 
     def make(table: Any) -> Guesser:
-        made.append(Guesser(table))
-        return made[0]
+        guessers.append(Guesser(table))
+        return guessers[0]
 
     rig = Rig(logits_of, make_drafter=make, steps_ahead=0, **sizes)
-    return rig, made[0]
+    return rig, guessers[0]
 
 
 def test_greedy_rows_take_fewer_steps() -> None:
-    """Of three drafts up to the first wrong one is taken, and the token behind it."""
+    """The drafts before the first wrong one are accepted, and so is the next token."""
     rig, guesser = drafted()
     answer = only(rig, request(PROMPT, 24))
     assert answer.token_ids == greedy(PROMPT, 24)
@@ -60,11 +60,11 @@ def test_greedy_rows_take_fewer_steps() -> None:
     ],
 )
 def test_rows_are_those_without_drafts(sampling: Sampling) -> None:
-    """Sampled by a seed, penalised, biased, scored: each token as if it had come alone."""
+    """Sampled, penalized, biased and scored tokens are the same as without drafts."""
     others = {"min_tokens": 9, "stop_token_ids": frozenset({2})}
-    asked = [request([*PROMPT, first], 24, sampling, **others) for first in range(6)]
+    requests = [request([*PROMPT, first], 24, sampling, **others) for first in range(6)]
     rig, guesser = drafted(max_num_seqs=4)
-    answers, alone = rig.run(*asked), Rig(logits_of, steps_ahead=0).run(*asked)
+    answers, alone = rig.run(*requests), Rig(logits_of, steps_ahead=0).run(*requests)
     for answer, expected in zip(answers, alone, strict=True):
         assert isinstance(answer, SequenceResult)
         assert isinstance(expected, SequenceResult)
@@ -80,7 +80,7 @@ def test_rows_are_those_without_drafts(sampling: Sampling) -> None:
 
 
 def test_drafts_are_verified_under_their_constraints() -> None:
-    """Each place of a draft by its own mask; what the grammar bars or ends is no further draft."""
+    """Each position has its own mask; drafts end where the grammar forbids or completes."""
     logits = [np.argsort(logits_of((*PROMPT, place)))[::-1].tolist() for place in range(12)]
     free = greedy(PROMPT, 12)
     ways = (
@@ -88,22 +88,22 @@ def test_drafts_are_verified_under_their_constraints() -> None:
         Places(tuple((token,) for token in free[:5])),
         Places(((), (), (free[2],), (), (1, 2), (3,), ())),
     )
-    asked = [request(PROMPT, 24, constraint=places) for places in ways]
+    requests = [request(PROMPT, 24, constraint=places) for places in ways]
     rig, guesser = drafted()
-    for found, one in zip(rig.run(*asked), asked, strict=True):
+    for result, one in zip(rig.run(*requests), requests, strict=True):
         alone = only(Rig(logits_of, steps_ahead=0), one)
-        assert isinstance(found, SequenceResult)
-        assert (found.token_ids, found.finish_reason) == (alone.token_ids, alone.finish_reason)
+        assert isinstance(result, SequenceResult)
+        assert (result.token_ids, result.finish_reason) == (alone.token_ids, alone.finish_reason)
     assert guesser.num_accepted > 5
 
 
 @pytest.mark.parametrize("after", range(1, 9))
-def test_nothing_comes_behind_a_stop(after: int) -> None:
-    """Wherever in a draft it is: no token, no event, no score."""
+def test_nothing_follows_a_stop(after: int) -> None:
+    """At any position of a draft, no token, event or score follows."""
     rig, _ = drafted()
     sampling = replace(GREEDY, logprobs=1)
-    asked = request(PROMPT, 24, sampling, stop_text=Ending(after), is_streamed=True)
-    sequence = rig.work.add(asked)
+    streamed = request(PROMPT, 24, sampling, stop_text=Ending(after), is_streamed=True)
+    sequence = rig.work.add(streamed)
     events = rig.finish()
     answer = sequence.result()
     assert answer.token_ids == greedy(PROMPT, after)
@@ -114,7 +114,7 @@ def test_nothing_comes_behind_a_stop(after: int) -> None:
 
 
 def test_drafts_take_no_page_that_is_needed() -> None:
-    """With a pool that is nearly full nothing is drafted, and nobody gives way for a draft."""
+    """With a nearly full pool nothing is drafted, and no sequence is preempted for a draft."""
     rig, guesser = drafted(num_pages=8, max_num_seqs=2)
     answers = rig.run(request(PROMPT, 10), request([7, *PROMPT], 10))
     assert [one.token_ids for one in answers if isinstance(one, SequenceResult)] == [
@@ -136,8 +136,8 @@ def test_drafts_take_no_page_that_is_needed() -> None:
         Sampling(temperature=0.8, repetition_penalty=1.3, logit_bias={4: 1.0}),
     ],
 )
-def test_drafts_do_not_bend_what_is_sampled(sampling: Sampling) -> None:
-    """χ² of 12,000 draws with drafts against as many of other seeds without."""
+def test_drafts_do_not_change_the_distribution(sampling: Sampling) -> None:
+    """χ² compares 12,000 draws with drafts and 12,000 with other seeds without."""
     rig, guesser = drafted(max_num_seqs=128, num_pages=4096, budget=1024)
     ours = third_tokens(rig, sampling, 0)
     theirs = third_tokens(Rig(logits_of, steps_ahead=0, max_num_seqs=128), sampling, 1)
@@ -154,14 +154,14 @@ def test_drafts_do_not_bend_what_is_sampled(sampling: Sampling) -> None:
 
 
 def third_tokens(rig: Rig, sampling: Sampling, first_seed: int) -> Counter[int]:
-    """Return how often each token is the third of 12,000 answers to one prompt."""
-    asked = [
+    """Return the counts of the third token in 12,000 answers to one prompt."""
+    requests = [
         request(PROMPT, 5, replace(sampling, seed=first_seed + 2 * number))
         for number in range(12_000)
     ]
-    found = Counter[int]()
-    for start in range(0, len(asked), 2_000):
-        for answer in rig.run(*asked[start : start + 2_000]):
+    counts = Counter[int]()
+    for start in range(0, len(requests), 2_000):
+        for answer in rig.run(*requests[start : start + 2_000]):
             assert isinstance(answer, SequenceResult)
-            found[answer.token_ids[2]] += 1
-    return found
+            counts[answer.token_ids[2]] += 1
+    return counts

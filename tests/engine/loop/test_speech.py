@@ -1,4 +1,4 @@
-"""Speech: what is written is token for token what transformers' `generate` writes, and when.
+"""Speech: the output and timestamps equal those of transformers' `generate`, token by token.
 
 The models are random, in fp32; every comparison is of whole sequences.
 """
@@ -31,15 +31,15 @@ def features_of(shape: str, samples: Samples) -> torch.Tensor:
     return extractor(samples, sampling_rate=RATE, return_tensors="pt", **options).input_features
 
 
-def first_window(model: Any, shape: str, samples: Samples, **asked: Any) -> list[int]:
-    """Return all tokens that transformers has for a first window, the prompt among them."""
+def first_window(model: Any, shape: str, samples: Samples, **options: Any) -> list[int]:
+    """Return all of transformers' tokens for a first window, including the prompt."""
     features = features_of(shape, samples)
-    made = model.generate(features, force_unique_generate_call=True, **asked)
-    return [int(token) for token in made[0]]
+    outputs = model.generate(features, force_unique_generate_call=True, **options)
+    return [int(token) for token in outputs[0]]
 
 
-def said_of(shape: str) -> dict[str, Any]:
-    """Return what both are asked for where a model has languages."""
+def options_of(shape: str) -> dict[str, Any]:
+    """Return the options of both implementations for a model with languages."""
     return {"language": "de", "task": "translate"} if SHAPES[shape][2] else {}
 
 
@@ -48,24 +48,24 @@ def said_of(shape: str) -> dict[str, Any]:
     ("prompt", "has_times"),
     with_long([((5, 9, 11), True)], [((), False), ((), True), ((5, 9, 11), False)]),
 )
-def test_windows_side_by_side_come_to_what_each_does_alone(
+def test_windows_have_the_same_result_together_and_alone(
     tmp_path: Path, shape: str, *, has_times: bool, prompt: tuple[int, ...]
 ) -> None:
-    """More than run at once, with and without times and what was said before."""
+    """There are more than run at once, with and without timestamps and a prompt."""
     model = save(tmp_path, shape)
     window = SHAPES[shape][1]
     clips = [clip(window * share, seed) for seed, share in enumerate((0.1, 1.0, 0.6, 0.9, 0.3))]
-    asked = said_of(shape)
+    language = options_of(shape)
     recordings = run(
         work_of(tmp_path),
         *(
-            SpeechRequest(one, prompt_ids=prompt, wants_segments=has_times, **asked)
+            SpeechRequest(one, prompt_ids=prompt, wants_segments=has_times, **language)
             for one in clips
         ),
     )
-    said = model.generation_config
-    before = {"prompt_ids": torch.tensor([said.prev_sot_token_id, *prompt])} if prompt else {}
-    options = {"return_timestamps": has_times, **before, **asked}
+    config = model.generation_config
+    before = {"prompt_ids": torch.tensor([config.prev_sot_token_id, *prompt])} if prompt else {}
+    options = {"return_timestamps": has_times, **before, **language}
     expected = [first_window(model, shape, samples, **options) for samples in clips]
     assert [one.windows[0].tokens for one in recordings] == expected
     assert len(set(map(tuple, expected))) == len(clips)
@@ -73,26 +73,26 @@ def test_windows_side_by_side_come_to_what_each_does_alone(
 
 
 def times_of(pieces: list[dict[str, Any]]) -> list[tuple[float, float, list[int]]]:
-    """Return the start, end and text of transformers' segments that say something."""
-    told = [
+    """Return the start, end and text of transformers' segments that contain text."""
+    times = [
         (float(one["start"]), float(one["end"]), [t for t in one["tokens"].tolist() if t < END])
         for one in pieces
     ]
-    return [one for one in told if one[2]]
+    return [one for one in times if one[2]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", with_long([2.5], [1.0, 1.02]))
-def test_a_long_recording_is_heard_window_by_window(
+def test_a_long_recording_is_transcribed_window_by_window(
     tmp_path: Path, shape: str, share: float
 ) -> None:
-    """Its segments, their times and those of its tokens are transformers', its language too."""
+    """Its segments, timestamps and language equal those of transformers."""
     model = save(tmp_path, shape, seed=1)
     samples = clip(SHAPES[shape][1] * share, seed=3)
     (recording,) = run(work_of(tmp_path), SpeechRequest(samples, wants_words=True))
     features = features_of(shape, samples)
     task = {"task": "transcribe"} if SHAPES[shape][2] else {}
-    made = model.generate(
+    outputs = model.generate(
         features,
         attention_mask=torch.ones(1, features.shape[-1], dtype=torch.long),
         return_timestamps=True,
@@ -100,7 +100,7 @@ def test_a_long_recording_is_heard_window_by_window(
         return_token_timestamps=True,
         **task,
     )
-    pieces = made["segments"][0]
+    pieces = outputs["segments"][0]
     expected = times_of(pieces)
     got = recording.result().segments
     assert [list(one.token_ids) for one in got] == [text for *_, text in expected]
@@ -119,8 +119,8 @@ def test_a_long_recording_is_heard_window_by_window(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_recording_that_is_streamed_is_told_window_by_window(tmp_path: Path, shape: str) -> None:
-    """Each part has the segments that are new; together they are the result."""
+def test_a_streamed_recording_yields_its_windows(tmp_path: Path, shape: str) -> None:
+    """Each part has the new segments; together they are the result."""
     save(tmp_path, shape, seed=1)
     samples = clip(SHAPES[shape][1] * 2.5, seed=3)
     work = work_of(tmp_path)
@@ -131,16 +131,16 @@ def test_a_recording_that_is_streamed_is_told_window_by_window(tmp_path: Path, s
     while (some := work.step()) is not None:
         events += some
     assert [event.part for event in events if event.request is whole] == [None]
-    told = [event for event in events if event.request is streamed]
-    assert [event.is_finished for event in told] == [False] * (len(told) - 1) + [True]
-    assert len(told) == len(streamed.windows) > 1
-    parts = [event.part for event in told if event.part is not None]
+    emitted = [event for event in events if event.request is streamed]
+    assert [event.is_finished for event in emitted] == [False] * (len(emitted) - 1) + [True]
+    assert len(emitted) == len(streamed.windows) > 1
+    parts = [event.part for event in emitted if event.part is not None]
     assert [one for part in parts for one in part.segments] == list(whole.result().segments)
     assert parts[-1].num_output_tokens == whole.result().num_output_tokens
 
 
 def words_of(segments: tuple[SpeechSegment, ...]) -> list[tuple[float, float]]:
-    """Return the times of all tokens."""
+    """Return the timestamps of all tokens."""
     return [times for one in segments for times in one.token_times or ()]
 
 
@@ -149,8 +149,8 @@ def tokens_of_language(model: Any) -> dict[str, int]:
     return {name[2:-2]: token for name, token in model.generation_config.lang_to_id.items()}
 
 
-def test_the_language_is_that_which_transformers_detects(tmp_path: Path) -> None:
-    """For each of some recordings that run side by side."""
+def test_the_language_is_the_one_that_transformers_detects(tmp_path: Path) -> None:
+    """It holds for each of several recordings that run together."""
     shape = "many languages"
     model = save(tmp_path, shape, seed=5)
     clips = [clip(2.0, seed) for seed in range(6)]
@@ -162,26 +162,26 @@ def test_the_language_is_that_which_transformers_detects(tmp_path: Path) -> None
     assert len(set(expected)) > 1
 
 
-def test_a_draw_depends_on_its_seed_and_on_no_neighbour(tmp_path: Path) -> None:
-    """Alone or among others a seed says the same, another one something else."""
+def test_a_draw_depends_on_its_seed_and_not_on_neighbors(tmp_path: Path) -> None:
+    """A seed has the same result alone and among others; another seed has another result."""
     save(tmp_path, "English alone")
     samples = clip(3.0, seed=1)
-    asked = [
+    requests = [
         SpeechRequest(samples, sampling=Sampling(temperature=0.8, seed=seed)) for seed in (1, 2)
     ]
-    alone = [run(work_of(tmp_path), one)[0].result().segments for one in asked]
+    alone = [run(work_of(tmp_path), one)[0].result().segments for one in requests]
     greedy = SpeechRequest(clip(2.0, seed=2))
-    together = run(work_of(tmp_path), greedy, *asked)
+    together = run(work_of(tmp_path), greedy, *requests)
     assert [one.result().segments for one in together[1:]] == alone
     assert alone[0] != alone[1]
 
 
 def test_silence_is_an_empty_text(tmp_path: Path) -> None:
-    """Where the model holds that nobody speaks, and is unsure of what it wrote."""
+    """The model predicts silence, and is unsure of its output."""
     model = save(tmp_path, "English alone")
     silence = model.generation_config.no_timestamps_token_id - 1
     with torch.no_grad():
-        # The row of the first place: whatever begins a text tells silence.
+        # In the row of the first position every beginning of a text predicts silence.
         table = model.model.decoder.embed_tokens.weight
         table[silence] = 0
         states = model.model.encoder(
@@ -208,10 +208,10 @@ def test_silence_is_an_empty_text(tmp_path: Path) -> None:
         ("many languages", {"samples": np.zeros(0, np.float32)}),
     ],
 )
-def test_what_a_model_cannot_do_is_refused(
+def test_unsupported_requests_are_rejected(
     tmp_path: Path, shape: str, wrong: dict[str, Any]
 ) -> None:
-    """At once, and the others go on."""
+    """They are rejected at once, and the others continue."""
     save(tmp_path, shape)
     work = work_of(tmp_path)
     good = work.add(SpeechRequest(clip(1.0, seed=1)))
@@ -222,8 +222,8 @@ def test_what_a_model_cannot_do_is_refused(
     assert good.result().num_output_tokens > 0
 
 
-def test_what_nobody_wants_any_more_leaves(tmp_path: Path) -> None:
-    """Waiting or running; the others come to what they would have."""
+def test_aborted_recordings_leave(tmp_path: Path) -> None:
+    """They wait or run; the others' results do not change."""
     save(tmp_path, "English alone")
     clips = [clip(2.0 + seed / 4, seed) for seed in range(5)]
     expected = [one.result() for one in run(work_of(tmp_path), *map(SpeechRequest, clips))]
@@ -242,14 +242,14 @@ def test_what_nobody_wants_any_more_leaves(tmp_path: Path) -> None:
     assert stats.layers > stats.steps > 0
 
 
-def test_who_is_waited_for_is_heard_before_lines_that_came_earlier(tmp_path: Path) -> None:
-    """Once there is room for another window."""
+def test_interactive_recordings_run_before_earlier_rows(tmp_path: Path) -> None:
+    """They start once there is room for another window."""
     shape = next(iter(SHAPES))
     save(tmp_path, shape)
     work = work_of(tmp_path, num_slots=1)
-    asked = said_of(shape)
-    lines = [work.add(SpeechRequest(clip(1.0, seed), **asked)) for seed in range(2)]
-    urgent = work.add(SpeechRequest(clip(1.0, 9), priority=1, **asked))
+    options = options_of(shape)
+    lines = [work.add(SpeechRequest(clip(1.0, seed), **options)) for seed in range(2)]
+    urgent = work.add(SpeechRequest(clip(1.0, 9), priority=1, **options))
     ended = []
     while (events := work.step()) is not None:
         ended += [event.request for event in events if event.is_finished]

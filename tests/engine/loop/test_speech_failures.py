@@ -1,4 +1,4 @@
-"""A step of windows that fails: every recording but the culprit comes to what it would have."""
+"""A step of windows that fails: every recording except the culprit has its normal result."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def fixture_folder(tmp_path: Path) -> Path:
 
 
 def features_of(work: SpeechCore, index: int) -> Tensor:
-    """Return what the model hears of a clip's first window."""
+    """Return the features of a clip's first window."""
     extractor = work._extractor
     return extractor.features(CLIPS[index])[:, : extractor.settings.window_frames]
 
 
 def fail_on_bad(monkeypatch: pytest.MonkeyPatch, work: SpeechCore, error: Exception) -> None:
-    """Let whatever holds the bad recording fail when it is encoded."""
+    """Make every batch with the bad recording fail when it is encoded."""
     bad, hear = features_of(work, BAD), SpeechRunner.encode
 
-    def heard(own: SpeechRunner, slots: Sequence[int], features: Tensor) -> Tensor:
+    def encode(own: SpeechRunner, slots: Sequence[int], features: Tensor) -> Tensor:
         if any(torch.equal(one, bad) for one in features):
             raise error
         return hear(own, slots, features)
 
-    monkeypatch.setattr(SpeechRunner, "encode", heard)
+    monkeypatch.setattr(SpeechRunner, "encode", encode)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def fail_on_bad(monkeypatch: pytest.MonkeyPatch, work: SpeechCore, error: Except
 def test_a_recording_that_cannot_be_encoded_fails_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
-    """With a 500 of its own; those that were encoded with it are written all the same."""
+    """It has its own 500; recordings encoded with it are transcribed normally."""
     expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
     work = work_of(folder)
     fail_on_bad(monkeypatch, work, error)
@@ -69,14 +69,14 @@ def test_a_recording_that_cannot_be_encoded_fails_alone(
     assert work.stats().running == work.stats().waiting == 0
 
 
-def test_a_step_that_fails_once_costs_nobody_anything(
+def test_a_step_that_fails_once_costs_no_recording(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of texts: all of them are written again."""
-    asked = [
+    """It is in the middle of texts: all of them are decoded again."""
+    requests = [
         SpeechRequest(samples, sampling=Sampling(temperature=0.7, seed=3)) for samples in CLIPS
     ]
-    expected = [one.result() for one in run(work_of(folder), *asked)]
+    expected = [one.result() for one in run(work_of(folder), *requests)]
     write, calls = SpeechRunner.decode, 0
 
     def fail_once(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
@@ -88,13 +88,13 @@ def test_a_step_that_fails_once_costs_nobody_anything(
 
     work = work_of(folder)
     monkeypatch.setattr(SpeechRunner, "decode", fail_once)
-    assert [one.result() for one in run(work, *asked)] == expected
+    assert [one.result() for one in run(work, *requests)] == expected
 
 
-def test_logits_that_are_no_numbers_fail_their_own_recording(
+def test_logits_that_are_not_finite_fail_only_their_recording(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others of the step go on, not even once more."""
+    """The others of the step continue without a retry."""
     expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
     work = work_of(folder, num_slots=5)
     write, is_broken = SpeechRunner.decode, False
@@ -117,10 +117,8 @@ def test_logits_that_are_no_numbers_fail_their_own_recording(
         assert recording in failed or recording.result() == wanted
 
 
-def test_what_leaves_while_it_is_suspected_is_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no event, and nobody waits for it."""
+def test_a_suspect_that_is_aborted_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no event, and is not waited for."""
     work = work_of(folder)
     fail_on_bad(monkeypatch, work, RuntimeError("boom"))
     recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
@@ -134,10 +132,10 @@ def test_what_leaves_while_it_is_suspected_is_gone(
     assert all(one.result().num_output_tokens for one in finished)
 
 
-def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_no_recording(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No recording has an error, since silence cannot be heard either."""
+    """No recording has an error, since silence cannot be encoded either."""
 
     def failing(*_: object) -> Tensor:
         raise RuntimeError("CUDA error")
@@ -153,7 +151,7 @@ def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
 def test_a_device_without_finite_numbers_ends_the_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of silence are none either."""
+    """Scores of silence are not finite either."""
     write = SpeechRunner.decode
 
     def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:

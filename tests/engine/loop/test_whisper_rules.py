@@ -1,4 +1,4 @@
-"""Whisper's rules leave what transformers' logits processors leave, whatever was written."""
+"""Whisper's rules mask the same tokens as transformers' logits processors, for every text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEERING = WhisperTokens(
     suppressed_at_begin=(3, END),
     max_initial_timestamp=5,
 )
-# What was written: nothing, a start, text, a time alone, a pair, text behind a pair.
+# Outputs: nothing, a start, text, a single timestamp, a pair, text after a pair.
 WRITTEN = (
     [],
     [ZERO],
@@ -43,10 +43,10 @@ def place(
     has_times: bool,
     temperature: float = 0.0,
     number: int = 0,
-    **asked: Any,
+    **parameters: Any,
 ) -> DecodingState:
-    """Return where a text stands."""
-    sampling = Sampling(temperature=temperature, seed=5, **asked)
+    """Return the decoding state of a text."""
+    sampling = Sampling(temperature=temperature, seed=5, **parameters)
     return DecodingState(written, has_times, sampling, number)
 
 
@@ -59,18 +59,18 @@ def allowed_by_transformers(logits: torch.Tensor, written: list[int]) -> torch.T
     )
 
     ids = torch.tensor([[STEERING.start, *written]])
-    said = SimpleNamespace(
+    config = SimpleNamespace(
         no_timestamps_token_id=NO_TIMES, eos_token_id=END, max_initial_timestamp_index=5
     )
     scores = SuppressTokensAtBeginLogitsProcessor(STEERING.suppressed_at_begin, 1)(ids, logits)
     scores = SuppressTokensLogitsProcessor(STEERING.suppressed)(ids, scores)
-    left: torch.Tensor = WhisperTimeStampLogitsProcessor(said, begin_index=1)(ids, scores)
+    left: torch.Tensor = WhisperTimeStampLogitsProcessor(config, begin_index=1)(ids, scores)
     return left
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_likeliest_token_is_that_of_transformers(dtype: torch.dtype) -> None:
-    """With its log-probability, for times as likely as text and far less so."""
+def test_the_most_likely_token_equals_that_of_transformers(dtype: torch.dtype) -> None:
+    """So does its log-probability, for timestamps as likely as text and far less likely."""
     rules = WhisperRules(STEERING, torch.device("cpu"))
     chosen_times = 0
     for seed in range(20):
@@ -94,8 +94,8 @@ def test_the_likeliest_token_is_that_of_transformers(dtype: torch.dtype) -> None
     assert 0 < chosen_times < 20 * len(WRITTEN)
 
 
-def test_without_times_only_what_is_suppressed_is_left_out() -> None:
-    """At the beginning a little more than later."""
+def test_without_times_only_suppressed_tokens_are_masked() -> None:
+    """More tokens are suppressed at the beginning than later."""
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.zeros(2, VOCABULARY)
     logits[:, 1], logits[:, 3], logits[:, 9] = 5, 4, 3
@@ -103,8 +103,8 @@ def test_without_times_only_what_is_suppressed_is_left_out() -> None:
     assert got.token_ids.tolist() == [9, 3]
 
 
-def test_draws_are_of_what_the_rules_leave() -> None:
-    """A seed and a number give one token; all numbers together many, none of them suppressed."""
+def test_draws_follow_the_rules() -> None:
+    """A seed and a number determine a token; no suppressed token is ever drawn."""
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.zeros(200, VOCABULARY)
     places = [place([7], has_times=False, temperature=1.0, number=number) for number in range(200)]
@@ -115,33 +115,33 @@ def test_draws_are_of_what_the_rules_leave() -> None:
 
 
 def test_penalties_are_over_the_text_of_the_window() -> None:
-    """Not over its times, which come in pairs, nor over what another row wrote."""
+    """They exclude its timestamps, which come in pairs, and other rows' output."""
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.zeros(3, VOCABULARY)
     logits[:, 7], logits[:, 8], logits[:, 9] = 4.0, 3.0, 2.0
     penalties = ({"repetition_penalty": 3.0}, {"presence_penalty": 1.5}, {"frequency_penalty": 0.6})
-    for asked in penalties:
+    for penalty in penalties:
         places = [
-            place([7, 7], has_times=False, **asked),
+            place([7, 7], has_times=False, **penalty),
             place([7, 8], has_times=False),
-            place([], has_times=False, **asked),
+            place([], has_times=False, **penalty),
         ]
-        assert rules.choose(logits, places).token_ids.tolist() == [8, 7, 7], asked
+        assert rules.choose(logits, places).token_ids.tolist() == [8, 7, 7], penalty
     pair = torch.full((1, VOCABULARY), -9.0)
     pair[:, ZERO + 9], pair[:, ZERO + 10] = 5.0, 4.9
     ended = place([ZERO + 2, 7, ZERO + 9], has_times=True, repetition_penalty=5.0)
     assert rules.choose(pair, [ended]).token_ids.tolist() == [ZERO + 9]
 
 
-@pytest.mark.parametrize("asked", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
-def test_a_draw_of_one_token_is_the_likeliest(asked: dict[str, Any]) -> None:
-    """By whichever bound; one that keeps more than there are is none."""
+@pytest.mark.parametrize("parameters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_a_draw_from_one_token_is_the_most_likely(parameters: dict[str, Any]) -> None:
+    """It holds for every limit; a limit above the vocabulary has no effect."""
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(1))
 
-    def chosen(**asked: Any) -> list[int]:
-        places = [place([7], has_times=False, number=n, **asked) for n in range(len(logits))]
+    def chosen(**parameters: Any) -> list[int]:
+        places = [place([7], has_times=False, number=n, **parameters) for n in range(len(logits))]
         return rules.choose(logits, places).token_ids.tolist()
 
-    assert chosen(temperature=1.0, **asked) == chosen() != chosen(temperature=1.0)
+    assert chosen(temperature=1.0, **parameters) == chosen() != chosen(temperature=1.0)
     assert chosen(temperature=1.0, top_k=10**30) == chosen(temperature=1.0)

@@ -1,4 +1,4 @@
-"""Recordings made for tests: a tone, or what one asks for, in any container."""
+"""Recordings for tests: a tone, or given samples, in any container."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TONE_HZ = 440
 
 
 def tone(seconds: float, rate: int = RATE) -> NDArray[np.float32]:
-    """Return a tone at half the loudness that there is."""
+    """Return a tone at half of the maximum amplitude."""
     times = np.arange(round(seconds * rate)) / rate
     return (np.sin(2 * np.pi * TONE_HZ * times) / 2).astype(np.float32)
 
 
 def wav(
-    samples: NDArray[np.float32], rate: int = RATE, *, channels: int = 1, told: int | None = None
+    samples: NDArray[np.float32], rate: int = RATE, *, channels: int = 1, claimed: int | None = None
 ) -> bytes:
-    """Return samples as 16 bit; `told` is the size that the header tells, if not the right one."""
+    """Return samples in 16 bits; `claimed` is the size in the header, if it is wrong."""
     data = (np.clip(samples, -1, 1) * 32_767).astype("<i2").tobytes()
     width = 2 * channels
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * width % 2**32, width, 16)
-    size = len(data) if told is None else told
+    size = len(data) if claimed is None else claimed
     head = b"RIFF" + struct.pack("<I", (36 + size) % 2**32) + b"WAVEfmt " + struct.pack("<I", 16)
     return head + form + b"data" + struct.pack("<I", size) + data
 
@@ -34,7 +34,7 @@ def wav(
 def encoded(
     samples: NDArray[np.float32], rate: int, container: str, codec: str, layout: str = "mono"
 ) -> bytes:
-    """Return samples in a container; those of several channels lie one after the other."""
+    """Return samples in a container; several channels are stored one after another."""
     holder = io.BytesIO()
     with av.open(holder, "w", format=container) as writer:
         _write(writer, samples, rate, codec, layout)
@@ -42,7 +42,7 @@ def encoded(
 
 
 def video(samples: NDArray[np.float32] | None, container: str, codec: str, sound: str) -> bytes:
-    """Return two seconds of pictures, with sound if there are samples."""
+    """Return two seconds of video, with sound if there are samples."""
     holder = io.BytesIO()
     with av.open(holder, "w", format=container) as writer:
         pictures = writer.add_stream(codec, rate=10)

@@ -1,4 +1,4 @@
-"""What becomes of a recording's bytes, and of bytes that are none."""
+"""Decoding of recordings, and the errors of invalid bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BUDGET = MemoryBudget(2**30)
 
 
 def refusal(data: bytes, *, max_seconds: float = 2 * HOURS) -> str:
-    """Return why a recording is refused: as its row's 400, at the field that names it."""
+    """Return the message of a rejected recording: a 400 with the field as param."""
     with pytest.raises(RequestError) as caught:
         decode(data, RATE, max_seconds=max_seconds, budget=BUDGET)
     assert (caught.value.status_code, caught.value.param) == (400, "file_url")
     return caught.value.message
 
 
-def heard(data: bytes) -> NDArray[np.float32]:
-    """Return what is heard, which is one row of samples."""
+def decoded(data: bytes) -> NDArray[np.float32]:
+    """Return the decoded samples, one row."""
     samples = decode(data, RATE, max_seconds=2 * HOURS, budget=BUDGET)
     assert (samples.dtype, samples.ndim) == (np.float32, 1)
     return samples
@@ -46,10 +46,10 @@ def pitch(samples: NDArray[np.float32]) -> float:
     return float(np.abs(np.fft.rfft(samples)).argmax() * RATE / len(samples))
 
 
-def test_samples_at_the_models_rate_are_as_they_were() -> None:
-    """16 bits, no resampling: off by their rounding alone."""
+def test_samples_at_the_models_rate_do_not_change() -> None:
+    """With 16 bits and no resampling they differ only by rounding."""
     samples = tone(3)
-    np.testing.assert_allclose(heard(wav(samples)), samples, atol=1 / 16_000)
+    np.testing.assert_allclose(decoded(wav(samples)), samples, atol=1 / 16_000)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_samples_at_the_models_rate_are_as_they_were() -> None:
     ],
 )
 def test_containers_of_all_kinds_are_read(container: str, codec: str, rate: int) -> None:
-    """The tone comes out as high, as loud and as long as it went in, whatever its rate was."""
-    samples = heard(encoded(tone(3, rate), rate, container, codec))
+    """The tone keeps its pitch, loudness and length, for any sampling rate."""
+    samples = decoded(encoded(tone(3, rate), rate, container, codec))
     assert len(samples) / RATE == pytest.approx(3, abs=0.1)
     assert pitch(samples) == pytest.approx(TONE_HZ, abs=1)
     assert np.sqrt((samples**2).mean()) == pytest.approx(0.5 / np.sqrt(2), rel=0.07)
 
 
 def test_channels_are_mixed_down() -> None:
-    """To their mean, planar or not."""
+    """The result is their mean, planar or not."""
     left, right = tone(1), np.zeros(RATE, np.float32)
     both = np.stack([left, right], axis=1).ravel()
-    np.testing.assert_allclose(heard(wav(both, channels=2)), left / 2, atol=1 / 16_000)
-    samples = heard(encoded(both, RATE, "ipod", "alac", "stereo"))
+    np.testing.assert_allclose(decoded(wav(both, channels=2)), left / 2, atol=1 / 16_000)
+    samples = decoded(encoded(both, RATE, "ipod", "alac", "stereo"))
     np.testing.assert_allclose(samples, left / 2, atol=1 / 16_000)
 
 
@@ -105,35 +105,35 @@ def test_channels_are_mixed_down() -> None:
 def test_many_channels_are_one_recording(
     container: str, codec: str, layout: str, channels: int
 ) -> None:
-    """Each in a plane of its own, or together."""
+    """They are in separate planes, or interleaved."""
     samples = np.repeat(tone(1, 48_000), channels)
-    mixed = heard(encoded(samples, 48_000, container, codec, layout))
+    mixed = decoded(encoded(samples, 48_000, container, codec, layout))
     assert pitch(mixed) == pytest.approx(TONE_HZ, abs=1)
     assert np.abs(mixed).max() > 0.4
 
 
 def test_silence_is_a_recording() -> None:
-    """So is one sample."""
-    assert not heard(wav(np.zeros(RATE, np.float32))).any()
-    assert len(heard(wav(np.zeros(1, np.float32)))) == 1
+    """A single sample is also a recording."""
+    assert not decoded(wav(np.zeros(RATE, np.float32))).any()
+    assert len(decoded(wav(np.zeros(1, np.float32)))) == 1
 
 
-def test_the_sound_of_a_video_is_heard() -> None:
-    """Its pictures are not looked at, and may go on for longer."""
+def test_the_sound_of_a_video_is_decoded() -> None:
+    """Its pictures are ignored, and may be longer."""
     for container, codec, sound in (("mp4", "mpeg4", "aac"), ("webm", "libvpx", "libopus")):
-        samples = heard(video(tone(0.5, 48_000), container, codec, sound))
+        samples = decoded(video(tone(0.5, 48_000), container, codec, sound))
         assert len(samples) / RATE == pytest.approx(0.5, abs=0.05)
         assert pitch(samples) == pytest.approx(TONE_HZ, abs=2)
 
 
-def test_a_video_without_sound_is_told() -> None:
-    """As what it is."""
+def test_a_video_without_sound_is_rejected() -> None:
+    """The message says that it is a video without sound."""
     for container, codec in (("mp4", "mpeg4"), ("webm", "libvpx")):
-        assert "video without any" in refusal(video(None, container, codec, ""))
+        assert "video without sound" in refusal(video(None, container, codec, ""))
 
 
-def test_no_bytes_and_no_samples_are_told() -> None:
-    """A header alone is no recording."""
+def test_no_bytes_and_no_samples_are_rejected() -> None:
+    """A header alone is not a recording."""
     assert "0 bytes" in refusal(b"")
     assert "0 samples" in refusal(wav(np.zeros(0, np.float32)))
 
@@ -150,80 +150,80 @@ def test_no_bytes_and_no_samples_are_told() -> None:
         wav(tone(1))[:20],
     ],
 )
-def test_what_is_no_recording_is_told(data: bytes) -> None:
-    """A page, a picture, an archive, noise."""
-    assert "is no recording" in refusal(data)
+def test_data_that_is_not_a_recording_is_rejected(data: bytes) -> None:
+    """It is a page, a picture, an archive or noise."""
+    assert "is not a valid recording" in refusal(data)
 
 
 @pytest.mark.parametrize(
     ("container", "codec"),
     [("wav", "pcm_s16le"), ("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")],
 )
-def test_what_was_cut_off_is_told(container: str, codec: str) -> None:
-    """Where the container says how much there should be."""
+def test_a_truncated_recording_is_rejected(container: str, codec: str) -> None:
+    """The container states its length."""
     whole = encoded(tone(10, 48_000), 48_000, container, codec)
-    assert "was cut off" in refusal(whole[: len(whole) // 2])
+    assert "is truncated" in refusal(whole[: len(whole) // 2])
 
 
 @pytest.mark.parametrize(("container", "codec"), [("mp3", "libmp3lame"), ("ogg", "libopus")])
-def test_of_a_stream_that_was_cut_off_the_rest_is_heard(container: str, codec: str) -> None:
-    """Streams do not say how long they are."""
+def test_the_rest_of_a_truncated_stream_is_decoded(container: str, codec: str) -> None:
+    """Streams do not state their length."""
     whole = encoded(tone(10, 48_000), 48_000, container, codec)
-    assert len(heard(whole[: len(whole) // 2])) / RATE == pytest.approx(5, abs=0.1)
+    assert len(decoded(whole[: len(whole) // 2])) / RATE == pytest.approx(5, abs=0.1)
 
 
-def test_a_wav_that_was_piped_tells_no_size() -> None:
-    """Who wrote it could not know: all that is there is all."""
-    for told in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF024):
-        assert len(heard(wav(tone(2), told=told))) == 2 * RATE
+def test_a_piped_wav_has_no_size() -> None:
+    """Its writer could not know the size: all data is used."""
+    for claimed in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF024):
+        assert len(decoded(wav(tone(2), claimed=claimed))) == 2 * RATE
 
 
-def test_a_missing_end_of_a_moment_is_no_fault() -> None:
-    """Encoders round; of a short recording a second is much."""
-    assert len(heard(wav(tone(1), told=2 * 6 * RATE // 5))) == RATE
-    assert "was cut off" in refusal(wav(tone(1), told=2 * 2 * RATE))
+def test_a_short_missing_end_is_accepted() -> None:
+    """Encoders round; a second is a large part of a short recording."""
+    assert len(decoded(wav(tone(1), claimed=2 * 6 * RATE // 5))) == RATE
+    assert "is truncated" in refusal(wav(tone(1), claimed=2 * 2 * RATE))
 
 
-def test_damaged_packets_are_passed_over_if_they_are_few() -> None:
-    """Of many nobody could say what was meant."""
+def test_damaged_packets_are_skipped_if_they_are_few() -> None:
+    """Too many make the recording meaningless."""
     whole = encoded(tone(20, 44_100), 44_100, "ipod", "aac")
     few, many = bytearray(whole), bytearray(whole)
     few[len(whole) // 2 : len(whole) // 2 + 500] = b"\xff" * 500
-    assert len(heard(bytes(few))) / RATE == pytest.approx(20, abs=0.1)
+    assert len(decoded(bytes(few))) / RATE == pytest.approx(20, abs=0.1)
     many[len(whole) // 4 : len(whole) // 2] = b"\xff" * (len(whole) // 2 - len(whole) // 4)
     assert "is damaged" in refusal(bytes(many))
 
 
 @pytest.mark.parametrize("rate", [1, 999, 800_000, 2**32 - 1])
-def test_a_sample_rate_that_nobody_records_at_is_told(rate: int) -> None:
-    """Seconds would become days, or hours a moment."""
+def test_an_implausible_sample_rate_is_rejected(rate: int) -> None:
+    """Seconds would become days, or hours would become a moment."""
     message = refusal(wav(tone(1), rate))
-    assert "sample rate" in message or "is no recording" in message
+    assert "sample rate" in message or "is not a valid recording" in message
 
 
-def test_samples_that_are_no_numbers_are_told() -> None:
-    """They would make a model say anything."""
+def test_samples_that_are_not_finite_are_rejected() -> None:
+    """They would make the model's output meaningless."""
     for value in (np.nan, np.inf, 1e30):
         samples = tone(1)
         samples[RATE // 2] = value
-        assert "no sound" in refusal(encoded(samples, RATE, "wav", "pcm_f32le"))
+        assert "invalid samples" in refusal(encoded(samples, RATE, "wav", "pcm_f32le"))
 
 
-def test_ten_hours_are_refused_by_what_the_container_says() -> None:
+def test_ten_hours_are_rejected_by_the_containers_length() -> None:
     """Nothing is decoded."""
     data = wav(np.zeros(8_000 * 100, np.float32), 8_000)
-    assert "longer than 99 s" in refusal(data, max_seconds=99)
+    assert "longer than the maximum of 99 s" in refusal(data, max_seconds=99)
     assert len(decode(data, 8_000, max_seconds=101, budget=BUDGET)) == 800_000
 
 
 def test_a_container_that_unfolds_into_ten_hours_is_stopped_on_its_way() -> None:
-    """It tells no length; memory stays near that of the bound, time too."""
+    """It states no length; memory and time stay near those of the limit."""
     minute = encoded(np.zeros(48_000 * 60, np.float32), 48_000, "adts", "aac")
     hours = minute * 600
     assert len(hours) < 25 * 2**20
     tracemalloc.start()
     try:
-        assert "longer than 600 s" in refusal(hours, max_seconds=600)
+        assert "longer than the maximum of 600 s" in refusal(hours, max_seconds=600)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -231,24 +231,24 @@ def test_a_container_that_unfolds_into_ten_hours_is_stopped_on_its_way() -> None
 
 
 def test_many_channels_of_a_high_rate_are_stopped_on_their_way() -> None:
-    """A second of them is not a second's work."""
+    """A second of them takes more than a second's work."""
     samples = np.zeros(8 * 192_000 * 4, np.float32)
     data = encoded(samples, 192_000, "wav", "pcm_s16le", "7.1")
-    assert "longer than 10 s" in refusal(data, max_seconds=10)
+    assert "longer than the maximum of 10 s" in refusal(data, max_seconds=10)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a peak of memory starts anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory can be reset only there")
 @pytest.mark.parametrize("num_packets", [2**20, 2**24, 2**26, 2**31])
-def test_a_header_that_tells_of_many_packets_gets_no_memory_for_them(num_packets: int) -> None:
-    """FFmpeg keeps 24 bytes for each: of one byte each, in one chunk, they need no table."""
+def test_a_header_with_many_packets_gets_no_memory_for_them(num_packets: int) -> None:
+    """FFmpeg keeps 24 bytes for each: with one byte each, in one chunk, they need no table."""
     data = bytearray(encoded(tone(2, 44_100), 44_100, "ipod", "aac"))
-    for box, place, told in (
+    for box, place, values in (
         (b"stsz", 8, struct.pack(">II", 1, num_packets)),  # the size of each, how many
         (b"stsc", 16, struct.pack(">I", num_packets)),  # how many in a chunk
         (b"stts", 12, struct.pack(">I", num_packets)),  # how many of one duration
     ):
         start = data.index(box) + place
-        data[start : start + len(told)] = told
+        data[start : start + len(values)] = values
     peak_bytes()
     before = peak_bytes()
     assert "`file_url`" in refusal(bytes(data))
@@ -256,14 +256,14 @@ def test_a_header_that_tells_of_many_packets_gets_no_memory_for_them(num_packets
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had since this was last asked."""
+    """Return the peak memory of this process since the last call."""
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")
     return int(status.split("VmHWM:")[1].split()[0]) * 1_024
 
 
 class _Silence:
-    """A server that counts who comes."""
+    """A server that counts its visits."""
 
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -287,7 +287,7 @@ class _Silence:
 
 
 def test_no_playlist_makes_anything_be_opened(tmp_path: Path) -> None:
-    """Neither a file nor a host, of HLS, concat, DASH, SDP, or pictures by number."""
+    """Neither files nor hosts of HLS, concat, DASH, SDP or numbered pictures are opened."""
     inside = tmp_path / "inside.wav"
     inside.write_bytes(wav(tone(1)))
     with closing(_Silence()) as server:
@@ -303,12 +303,12 @@ def test_no_playlist_makes_anything_be_opened(tmp_path: Path) -> None:
                 f'<?xml version="1.0"?><MPD><Period><BaseURL>{place}</BaseURL></Period></MPD>',
                 f"v=0\nc=IN IP4 127.0.0.1\nm=audio 9 RTP/AVP 0\na=control:{place}\n",
             ):
-                assert "is no recording" in refusal(text.encode())
+                assert "is not a valid recording" in refusal(text.encode())
         assert server.visits == 0
 
 
-def test_silence_that_was_left_out_is_silence() -> None:
-    """What follows it keeps its time."""
+def test_omitted_silence_is_restored() -> None:
+    """The sound after it keeps its time."""
     holder = io.BytesIO()
     with av.open(holder, "w", format="matroska") as writer:
         stream = writer.add_stream("pcm_s16le", rate=RATE, layout="mono")
@@ -319,14 +319,14 @@ def test_silence_that_was_left_out_is_silence() -> None:
             frame.pts = start * RATE
             writer.mux(stream.encode(frame))
         writer.mux(stream.encode(None))
-    samples = heard(holder.getvalue())
+    samples = decoded(holder.getvalue())
     assert len(samples) / RATE == pytest.approx(6, abs=0.1)
     loud = np.abs(samples[: 6 * RATE]).reshape(-1, RATE // 10).max(axis=1) > 0.1
     assert loud.tolist() == [True] * 10 + [False] * 40 + [True] * 10
 
 
-def test_whatever_is_broken_is_heard_or_refused() -> None:
-    """Nothing else is raised, whichever bytes are changed."""
+def test_damaged_data_is_decoded_or_rejected() -> None:
+    """No other error is raised, for any changed bytes."""
     forms = (("ogg", "libopus"), ("mp3", "libmp3lame"), ("flac", "flac"), ("webm", "libopus"))
     wholes = [encoded(tone(1, 48_000), 48_000, *form) for form in forms]
     wholes += [wav(tone(1)), video(tone(1, 48_000), "mp4", "mpeg4", "aac")]
@@ -343,9 +343,9 @@ def test_whatever_is_broken_is_heard_or_refused() -> None:
     assert 0 < refused < 400
 
 
-def test_sound_of_an_unheard_of_form_is_told() -> None:
-    """A codec that FFmpeg does not know, and one that it knows and is not let use."""
+def test_an_unsupported_codec_is_rejected() -> None:
+    """One is unknown to FFmpeg, and another is known but not allowed."""
     data = bytearray(wav(tone(1)))
     data[20:22] = b"\x99\x19"
     for unread in (bytes(data), encoded(tone(1, 8_000), 8_000, "wav", "adpcm_g726")):
-        assert "in a form that is not read" in refusal(unread)
+        assert "an unsupported audio codec" in refusal(unread)

@@ -1,4 +1,4 @@
-"""What a model hears is what transformers' extractor makes of the same samples."""
+"""Audio features equal those of transformers' extractor for the same samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATE = 16_000
 
 
 def samples_of(count: int) -> NDArray[np.float32]:
-    """Return noise that grows louder, so that its loudest comes last."""
+    """Return noise that grows louder, so that its maximum is at the end."""
     noise = np.random.default_rng(0).standard_normal(count) * np.linspace(0.01, 0.5, count)
     return noise.astype(np.float32)
 
@@ -23,7 +23,7 @@ def samples_of(count: int) -> NDArray[np.float32]:
 def test_a_recording_of_one_window_has_transformers_features(
     mels: int, seconds: int, count: int
 ) -> None:
-    """Of any length, of any width, and of windows that are shorter than Whisper's own."""
+    """It may have any length and width, and shorter windows than Whisper's."""
     from transformers import WhisperFeatureExtractor
 
     samples = samples_of(min(count, seconds * RATE))
@@ -35,7 +35,7 @@ def test_a_recording_of_one_window_has_transformers_features(
 
 @pytest.mark.parametrize("count", [480_001, 100 * RATE + 37])
 def test_a_longer_one_has_them_up_to_its_end(count: int) -> None:
-    """With the last frames mirrored where it stops, however it was cut on the way."""
+    """The last frames are mirrored at its end, regardless of earlier cuts."""
     from transformers import WhisperFeatureExtractor
 
     samples = samples_of(count)
@@ -49,14 +49,14 @@ def test_a_longer_one_has_them_up_to_its_end(count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "frames"), [(1, 1), (480_000, 3_000), (480_159, 3_000), (480_160, 3_001)]
 )
-def test_no_frame_is_told_that_no_features_have(count: int, frames: int) -> None:
-    """A window and less than a frame is one window, as for transformers and openai-whisper."""
+def test_the_number_of_frames_matches_the_features(count: int, frames: int) -> None:
+    """A window plus less than a frame is one window, as in transformers and openai-whisper."""
     ours = FeatureExtractor(FeatureSettings(80, RATE, 400, 160, 3_000))
     assert ours.num_frames(count) == frames <= ours.features(samples_of(count)).shape[1]
 
 
 def test_silence_is_the_same_everywhere() -> None:
-    """Nothing heard is a number like any other, and the least of all."""
+    """Silence has the smallest feature value everywhere."""
     ours = FeatureExtractor(FeatureSettings(80, RATE, 400, 160, 3_000))
     features = ours.features(np.zeros(5 * RATE, np.float32))
     assert features.shape == (80, 3_000)

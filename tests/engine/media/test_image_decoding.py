@@ -1,4 +1,4 @@
-"""Bytes of images to pixels: every format, upright and in RGB, and what is refused unopened."""
+"""Decoding of images: every format, upright and in RGB, and images rejected unopened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def pixels(data: bytes) -> np.ndarray[Any, Any]:
-    """Return what is decoded, as numbers."""
+    """Return the decoded pixels."""
     image = decode(data, max_pixels=ROOMY)
     assert image.mode == "RGB"
     return np.asarray(image)
@@ -43,14 +43,14 @@ def pixels(data: bytes) -> np.ndarray[Any, Any]:
     [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 100})],
 )
 def test_formats_are_read_by_their_bytes(form: str, options: dict[str, Any]) -> None:
-    """To the pixel, but for one that loses some."""
+    """The pixels are equal, except for one lossy format."""
     got = pixels(encoded(ramp(), form, **options)).astype(int)
     assert np.abs(got - np.asarray(ramp())).max() <= (12 if form == "JPEG" else 0)
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP"])
-def test_of_an_animation_the_first_picture_is_seen(form: str) -> None:
-    """The others are not even unfolded."""
+def test_the_first_picture_of_an_animation_is_used(form: str) -> None:
+    """The others are not even decoded."""
     first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
     options = {"lossless": True} if form == "WEBP" else {}
     data = encoded(first, form, save_all=True, append_images=[second], **options)
@@ -58,8 +58,8 @@ def test_of_an_animation_the_first_picture_is_seen(form: str) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_as_it_was_held(orientation: int) -> None:
-    """By its EXIF, as viewers do."""
+def test_an_image_is_rotated_by_its_exif(orientation: int) -> None:
+    """Viewers do the same."""
     upright = np.asarray(ramp())
     lying = {
         1: upright,
@@ -77,14 +77,14 @@ def test_an_image_is_turned_as_it_was_held(orientation: int) -> None:
     assert np.array_equal(pixels(data), upright)
 
 
-def test_an_exif_that_cannot_be_read_turns_nothing() -> None:
-    """The image is seen as it lies."""
+def test_an_unreadable_exif_rotates_nothing() -> None:
+    """The image is used as stored."""
     data = encoded(ramp(), "PNG", exif=b"Exif\x00\x00MM\x00*\x00\x00\xff\xff")
     assert np.array_equal(pixels(data), np.asarray(ramp()))
 
 
-def test_what_is_transparent_lies_on_white() -> None:
-    """Wholly or in part; of a palette's colour, too."""
+def test_transparent_pixels_become_white() -> None:
+    """They may be fully or partly transparent, or a color of a palette."""
     see_through = Image.new("RGBA", (2, 1), (0, 0, 200, 0))
     see_through.putpixel((1, 0), (0, 0, 0, 128))
     assert pixels(encoded(see_through, "PNG"))[0].tolist() == [[255] * 3, [127] * 3]
@@ -98,20 +98,20 @@ def test_what_is_transparent_lies_on_white() -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA"])
 def test_every_mode_becomes_rgb(mode: str) -> None:
-    """As Pillow has it."""
+    """The conversion is Pillow's."""
     image = ramp(mode)
     assert np.array_equal(pixels(encoded(image, "PNG")), np.asarray(image.convert("RGB")))
 
 
-def test_of_sixteen_bits_the_upper_eight_are_kept() -> None:
-    """Pillow would cut all that is bright off."""
+def test_the_upper_eight_of_sixteen_bits_are_used() -> None:
+    """Pillow would clip all bright values."""
     levels = np.array([[0, 255, 256, 0x8000, 0xFFFF]], np.uint16)
     got = pixels(encoded(Image.fromarray(levels), "PNG"))
     assert got[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
-def test_size_is_looked_at_before_pixels() -> None:
-    """A file that says of itself that it is large is refused, whatever follows."""
+def test_the_size_is_checked_before_the_pixels() -> None:
+    """A file whose header states a large size is rejected, regardless of its data."""
     header = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk
@@ -120,7 +120,7 @@ def test_size_is_looked_at_before_pixels() -> None:
         decode(data, max_pixels=ROOMY)
     whole = encoded(ramp(), "PNG")
     assert decode(whole, max_pixels=24).size == (6, 4)
-    with pytest.raises(ImageRefused, match="no more than 23"):
+    with pytest.raises(ImageRefused, match="maximum is 23"):
         decode(whole, max_pixels=23)
 
 
@@ -133,22 +133,22 @@ def test_size_is_looked_at_before_pixels() -> None:
         b"<!DOCTYPE svg PUBLIC><svg/>",
     ],
 )
-def test_an_svg_is_called_one(text: bytes) -> None:
-    """It has no pixels, and may name files and scripts."""
+def test_an_svg_is_rejected_by_name(text: bytes) -> None:
+    """It has no pixels, and may refer to files and scripts."""
     with pytest.raises(ImageRefused, match="an SVG"):
         decode(text, max_pixels=ROOMY)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 100, b"<html></html>", b"%PDF-1.7"])
-def test_what_is_no_image_is_refused(data: bytes) -> None:
-    """By what it is not."""
-    with pytest.raises(ImageRefused, match=r"is empty|is no PNG"):
+def test_data_that_is_not_an_image_is_rejected(data: bytes) -> None:
+    """The message lists the supported formats."""
+    with pytest.raises(ImageRefused, match=r"is empty|is not a PNG"):
         decode(data, max_pixels=ROOMY)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_whatever_becomes_of_bytes_none_is_another_error(form: str) -> None:
-    """Cut off anywhere or changed, an image is decoded or refused."""
+def test_damaged_images_raise_no_other_error(form: str) -> None:
+    """A truncated or changed image is decoded or rejected."""
     rng = random.Random(0)
     whole = encoded(ramp(), form)
     for _ in range(150):
@@ -159,22 +159,22 @@ def test_whatever_becomes_of_bytes_none_is_another_error(form: str) -> None:
             assert decode(bytes(data), max_pixels=ROOMY).mode == "RGB"
 
 
-def test_what_an_image_unfolds_to_is_told_before_it_is_decoded() -> None:
-    """By its header: a few bytes may be millions of pixels."""
+def test_the_memory_of_decoding_is_known_before_it() -> None:
+    """It comes from the header: a few bytes may be millions of pixels."""
     small, large = Image.new("RGB", (8, 8)), Image.new("RGB", (2_000, 2_000))
     data = encoded(large, "WEBP", lossless=True)
     assert len(data) < 1_000
     assert peak_bytes(data, max_pixels=2**22) >= 16 * 2_000 * 2_000
     assert peak_bytes(encoded(small, "PNG"), max_pixels=ROOMY) < 1_000
-    with pytest.raises(ImageRefused, match="no more than 1,000,000 are taken"):
+    with pytest.raises(ImageRefused, match="the maximum is 1,000,000"):
         peak_bytes(data, max_pixels=10**6)
     with pytest.raises(ImageRefused, match="is empty"):
         peak_bytes(b"", max_pixels=ROOMY)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_an_image_on_white_is_composed_in_strips_as_it_would_be_at_once(mode: str) -> None:
-    """To the pixel, with a last strip that is not whole."""
+def test_an_image_on_white_is_the_same_in_strips(mode: str) -> None:
+    """All pixels are equal, with an incomplete last strip."""
     levels = np.random.default_rng(1).integers(0, 256, (600, 5, 4), dtype=np.uint8)
     image = Image.fromarray(levels).convert(mode)
     options = {"transparency": 7} if mode == "P" else {}

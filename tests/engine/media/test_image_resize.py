@@ -1,4 +1,4 @@
-"""Images as models see them: transformers' own pixels, and digests that tell them apart."""
+"""Images as models see them: transformers' own pixels, and digests that distinguish them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUDGET = MemoryBudget(2**30)
 
 
 def vision_of(kind: str, folder: Path) -> VisionConfig:
-    """Return what the tiny model of a kind says of images."""
+    """Return the vision config of the tiny model of a kind."""
     import json
 
     config_of(kind).save_pretrained(folder)
@@ -46,7 +46,7 @@ def png(width: int, height: int, seed: int = 1) -> bytes:
 def test_pixels_are_those_of_transformers_processor(
     kind: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
-    """To the bit, once levels are what the tower takes them for."""
+    """They are equal to the bit, after the tower's normalization."""
     from transformers import AutoImageProcessor
 
     vision = vision_of(kind, tmp_path)
@@ -70,7 +70,7 @@ def test_pixels_are_those_of_transformers_processor(
     assert np.array_equal(patches, np.asarray(expected["pixel_values"]))
 
 
-def test_a_digest_is_of_what_is_seen(tmp_path: Path) -> None:
+def test_a_digest_identifies_the_pixels(tmp_path: Path) -> None:
     """The same pixels in another file are the same image; another shape is another."""
     image_spec = vision_of("qwen2_5_vl", tmp_path).image_spec
     one, other = (
@@ -95,7 +95,7 @@ def test_a_digest_is_of_what_is_seen(tmp_path: Path) -> None:
 def test_an_image_waits_for_memory_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As much as it unfolds to, whatever its bytes are."""
+    """The memory is that of the decoded image, regardless of its bytes."""
     image_spec = vision_of("qwen2_5_vl", tmp_path).image_spec
     begun = Event()
     decoded = image_resize.decode
@@ -116,10 +116,10 @@ def test_an_image_waits_for_memory_before_it_is_decoded(
         assert seen.result(120).pixels.shape[2] == 3
 
 
-def test_what_a_large_image_took_goes_back_before_the_next_is_decoded(
+def test_memory_of_a_large_image_is_freed_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread keeps what it has freed: four of them would keep four images."""
+    """Threads retain freed memory: four of them would retain four images."""
     budget, held = MemoryBudget(10**9), []
     monkeypatch.setattr(image_resize, "trim_heap", lambda: held.append(budget._free_bytes))
     image_spec = vision_of("qwen2_5_vl", tmp_path).image_spec

@@ -143,7 +143,7 @@ def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> Non
     _, reply = served(file)
     assert reply.status_code == 400
     assert reply.body["error"]["message"].startswith(
-        "This model has no chat template; pass one with --chat-template"
+        "This model has no chat template: pass `--chat-template`"
     )
     report = inspect_model(EngineConfig(str(file)))
     assert not report.is_refused

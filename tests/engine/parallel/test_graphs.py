@@ -1,4 +1,4 @@
-"""Ranks replay steps together: threads here, over a stand-in for what a device captures."""
+"""Ranks replay steps together: threads here, over a stand-in for a device's captures."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ class ThreadRankProcess:
         del environment
         self.rank, self._lost = rank, lost
         self.answers: SimpleQueue[Answer | None] = SimpleQueue()
-        self._told: SimpleQueue[bytes | None] = SimpleQueue()
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def send(self, message: memoryview) -> None:
-        """Take in what it shall do."""
-        self._told.put(bytes(message))
+        """Queue a message."""
+        self._messages.put(bytes(message))
 
     def kill(self) -> None:
-        """End after what it does now."""
-        self._told.put(None)
+        """End after the current command."""
+        self._messages.put(None)
 
     def close(self) -> None:
-        """End, and wait for that."""
+        """End, and wait for the end."""
         self.kill()
         self.board.met.abort()
         self._thread.join()
@@ -73,17 +73,17 @@ class ThreadRankProcess:
     @torch.inference_mode()
     def _run(self) -> None:
         rank: Rank | None = None
-        while (data := self._told.get()) is not None:
-            told: Command = pickle.loads(data)  # noqa: S301 - of this process
+        while (data := self._messages.get()) is not None:
+            command: Command = pickle.loads(data)  # noqa: S301 - of this process
             try:
-                if isinstance(told.message, Init):
-                    group = ThreadGroup(self.board, told.message.shard)
-                    rank = Rank(told.message.settings, group, CPU, lambda _: self.captures)
-                elif isinstance(told.message, InitProcessGroup):
+                if isinstance(command.message, Init):
+                    group = ThreadGroup(self.board, command.message.shard)
+                    rank = Rank(command.message.settings, group, CPU, lambda _: self.captures)
+                elif isinstance(command.message, InitProcessGroup):
                     self.answers.put(Done())
-                elif rank is not None and (answer := rank.execute(told)) is not None:
+                elif rank is not None and (answer := rank.execute(command)) is not None:
                     self.answers.put(answer)
-            except Exception as exc:  # noqa: BLE001 - as a process does
+            except Exception as exc:  # noqa: BLE001 - like a process
                 self._lost(Failed(f"rank {self.rank}: {exc}"))
                 break
         self.answers.put(None)
@@ -91,7 +91,7 @@ class ThreadRankProcess:
 
 @contextmanager
 def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
-    """Yield a model that two threads share; the second captures by these."""
+    """Yield a model that two threads share; the second one uses these captures."""
     board = Board(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThreadRankProcess, "board", board, raising=False)
@@ -109,16 +109,16 @@ def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_those_of_the_plain_loop(tmp_path: Path, seed: int) -> None:
-    """Steps of both kinds follow each other, with one in flight, and the others replay as many.
+    """Steps of both kinds alternate, with one in flight, and the other ranks replay the same steps.
 
-    Of a model that turns some sequences by long frequencies, and others not.
+    The model uses long rope frequencies for some sequences only.
     """
     folder = tmp_path
     build("Phi3, long rope").save_pretrained(folder)  # type: ignore[operator]
-    said = json.loads((folder / "config.json").read_text())
-    for fields in (said, said["rope_parameters"]):
+    config = json.loads((folder / "config.json").read_text())
+    for fields in (config, config["rope_parameters"]):
         fields["original_max_position_embeddings"] = 16
-    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text(json.dumps(config))
     captures, others = CapturesByCallingAgain(), CapturesByCallingAgain()
     with led(folder, others) as model:
         assert model.original_positions == 16
@@ -129,8 +129,8 @@ def test_rows_are_those_of_the_plain_loop(tmp_path: Path, seed: int) -> None:
     assert work.stats().preemptions > 0
 
 
-def test_what_no_rank_captures_is_launched(folder: Path) -> None:
-    """All of it from then on."""
+def test_steps_that_no_rank_captures_are_launched(folder: Path) -> None:
+    """All later steps are launched."""
     captures, others = (CapturesByCallingAgain(none_after=1) for _ in "ab")
     with led(folder, others) as model:
         expected = storm(1).run(work_over(model, None))
@@ -138,11 +138,11 @@ def test_what_no_rank_captures_is_launched(folder: Path) -> None:
     assert len(captures.graphs) == len(others.graphs) == 1
 
 
-def test_a_rank_that_cannot_replay_ends_all(folder: Path) -> None:
+def test_a_rank_that_cannot_replay_ends_all_ranks(folder: Path) -> None:
     """The others would wait for it."""
 
     def fails(compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-        compute()  # what ranks add up is captured by all, or not there
+        compute()  # all ranks capture a reduction, or none
         raise RuntimeError("no room")
 
     with led(folder, fails) as model:

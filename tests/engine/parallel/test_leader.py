@@ -1,4 +1,4 @@
-"""Processes that share a model give the rows of one that has it whole, and end together."""
+"""Processes that share a model return the rows of a single process, and end together."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="waits for processes 
 
 def settings(folder: Path, size: int, **other: Any) -> EngineConfig:
     """Return settings of small steps, so that there are chunks, mixed steps and queueing."""
-    given = {"max_num_seqs": 6, "max_num_batched_tokens": 24} | other
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 24} | other
     return EngineConfig(
-        str(folder), dtype="float32", device="cpu", tensor_parallel_size=size, **given
+        str(folder), dtype="float32", device="cpu", tensor_parallel_size=size, **limits
     )
 
 
@@ -83,12 +83,12 @@ def led(config: EngineConfig, **other: Any) -> Iterator[tuple[Leader, LoadedMode
 
 
 def work_of(model: LoadedModel, config: EngineConfig, num_pages: int = 40) -> GenerationCore:
-    """Return work over so few pages that sequences are preempted."""
+    """Return a core with so few pages that sequences are preempted."""
     return make_core(model, KVCacheSize(num_pages, model.max_model_len), config)
 
 
 def requests(count: int = 10) -> list[SequenceRequest]:
-    """Return greedy requests, half of which begin alike."""
+    """Return greedy requests, half of which have a common prefix."""
     rng = random.Random(5)
     common = rng.choices(range(3, VOCAB), k=21)
     return [
@@ -101,17 +101,17 @@ def requests(count: int = 10) -> list[SequenceRequest]:
     ]
 
 
-def rows_of(work: GenerationCore, asked: list[SequenceRequest]) -> list[list[int]]:
-    """Run requests to their end and return what they write."""
-    sequences = [work.add(request) for request in asked]
+def rows_of(work: GenerationCore, requested: list[SequenceRequest]) -> list[list[int]]:
+    """Run requests to their end and return their tokens."""
+    sequences = [work.add(request) for request in requested]
     while work.step() is not None:
         pass
     return [sequence.result().token_ids for sequence in sequences]
 
 
-def expected_rows(config: EngineConfig, asked: list[SequenceRequest]) -> list[list[int]]:
-    """Return what one process writes that has the whole model."""
-    return rows_of(work_of(load_model(config), config), asked)
+def expected_rows(config: EngineConfig, requested: list[SequenceRequest]) -> list[list[int]]:
+    """Return the tokens of one process that has the whole model."""
+    return rows_of(work_of(load_model(config), config), requested)
 
 
 def processes_of(leader: Leader) -> list[Any]:
@@ -120,7 +120,7 @@ def processes_of(leader: Leader) -> list[Any]:
 
 
 def has_ended(pid: int) -> bool:
-    """Wait until a process that may be another's child is gone; say whether that came about."""
+    """Wait until a process that may be another's child is gone; return whether it is."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -132,47 +132,47 @@ def has_ended(pid: int) -> bool:
 
 
 def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
-    """Also through adapters and quantised weights, when a step fails, and when pages run out.
+    """It includes adapters and quantized weights, a failing step, and running out of pages.
 
-    Until one of them is killed.
+    In the end one of the ranks is killed.
     """
     modules = halves(build("Qwen3Config"))
     adapter = str(write_adapter(tmp_path / "adapter", modules, lora_alpha=2))
-    given = {"quantization": "fp8", "lora_modules": (LoraModule("one", adapter),)}
-    asked = [replace(one, adapter=index % 3 % 2) for index, one in enumerate(requests())]
-    expected = expected_rows(settings(folder, 1, **given), asked)
-    config = settings(folder, 2, steps_ahead=1, **given)
+    extras = {"quantization": "fp8", "lora_modules": (LoraModule("one", adapter),)}
+    requested = [replace(one, adapter=index % 3 % 2) for index, one in enumerate(requests())]
+    expected = expected_rows(settings(folder, 1, **extras), requested)
+    config = settings(folder, 2, steps_ahead=1, **extras)
     with led(config) as (leader, model):
         work = work_of(model, config, num_pages=12)
         sample, failures = work._sampler.sample, iter([False, True])
 
-        def fails(*given: Any) -> Any:
+        def fails(*extras: Any) -> Any:
             if next(failures, False):
                 raise RuntimeError("in passing")
-            return sample(*given)
+            return sample(*extras)
 
         work._sampler.sample = fails  # type: ignore[method-assign]
-        assert rows_of(work, asked) == expected
+        assert rows_of(work, requested) == expected
         assert work.stats().preemptions > 0
         del work
         gc.collect()
         again = work_of(model, config)
-        assert not leader._dropped  # the others know that those pages are of no use any more
-        assert rows_of(again, asked) == expected
+        assert not leader._dropped  # the others know that those pages are no longer used
+        assert rows_of(again, requested) == expected
         (process,) = processes_of(leader)
         process.kill()
         with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
             rows_of(again, requests(11))
         with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
-            again.stats()  # which tells of it where nobody asks for anything
+            again.stats()  # which reports it without requests
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.long  # two ranks share all else, above
+@pytest.mark.long  # the test of two ranks covers everything else
 def test_four_ranks_share_experts_and_run_out_of_memory(tmp_path: Path) -> None:
-    """Two key heads are had twice each; what goes wrong with one rank is said and ends all."""
+    """Two key heads are duplicated; the failure of one rank is reported and ends all."""
     build("GptOssConfig").save_pretrained(tmp_path / "model")  # type: ignore[operator]
-    asked, rows = requests(4), []
+    requested, rows = requests(4), []
     config = settings(tmp_path / "model", 4)
     description = read_hf_config(config.model)
     parts = find_checkpoint(config.model), description, architecture_of(description)
@@ -181,7 +181,7 @@ def test_four_ranks_share_experts_and_run_out_of_memory(tmp_path: Path) -> None:
         for of_all in (None, leader):
             model = native.load(*parts, torch.float32, torch.device("cpu"), leader=of_all)
             work = work_of(model, config)
-            rows.append(rows_of(work, asked))
+            rows.append(rows_of(work, requested))
         assert rows[0] == rows[1]
         message = ForkingPickler.dumps(Command(Allocate(99, 1, 10**14, 0, ())))
         leader._rank_processes[1].send(message)
@@ -200,15 +200,15 @@ def test_what_the_first_rank_sees_is_shown_to_all(tmp_path: Path, kind: str) -> 
         config = settings(tmp_path, size)
         with led(config) if size > 1 else nullcontext((None, load_model(config))) as (_, model):
             assert model.vision_encoder is not None
-            asked = seen_requests(model.vision_encoder.image_spec)
-            results, _ = run_all(model, asked, num_pages=9, budget=10, steps_ahead=1)
+            requested = seen_requests(model.vision_encoder.image_spec)
+            results, _ = run_all(model, requested, num_pages=9, budget=10, steps_ahead=1)
             rows.append([result.token_ids for result in results])
     assert rows[0] == rows[1]
 
 
 @contextmanager
 def with_one_that_hangs() -> Iterator[Leader]:
-    """Yield the first rank of two, the other of which does nothing any more."""
+    """Yield the first rank of two, the other of which hangs."""
     leader = Leader(EngineConfig("any", tensor_parallel_size=2), torch.device("cpu"))
     with closing(leader):
         leader._start()
@@ -219,21 +219,21 @@ def with_one_that_hangs() -> Iterator[Leader]:
 
 
 @linux
-def test_a_rank_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, as it answers nothing."""
+def test_a_rank_that_hangs_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names it, as it does not respond."""
     monkeypatch.setattr(leading, "ANSWER_SECONDS", 0.01)
     with with_one_that_hangs() as leader:
         leader._patience = 0
         leader._awaited = (0.0, None)
         leader._watch()
-        with pytest.raises(RankFailed, match="for 0 s: rank 1 does not answer"):
+        with pytest.raises(RankFailed, match="for 0 s: rank 1 does not respond"):
             leader.check()
         assert has_ended(processes_of(leader)[0].pid)
 
 
 @linux
-def test_a_rank_that_ends_before_it_has_met_the_others_ends_all() -> None:
-    """Who waits for it there is not told by the group, which there is not yet."""
+def test_a_rank_that_ends_before_it_is_connected_ends_all_ranks() -> None:
+    """The group does not exist yet, so it cannot notify the waiting ranks."""
     is_over, met = threading.Event(), []
 
     class Group(ThreadGroup):
@@ -245,7 +245,7 @@ def test_a_rank_that_ends_before_it_has_met_the_others_ends_all() -> None:
         processes_of(leader)[0].kill()
         with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
             leader._connect_ranks()
-        assert not met  # nobody has waited for it to its end
+        assert not met  # the leader has not waited until its end
         is_over.set()
 
 
@@ -260,10 +260,10 @@ def test_a_rank_that_ends_before_it_has_met_the_others_ends_all() -> None:
         (ValueError("odd"), "rank 0: ValueError: odd"),
     ],
 )
-def test_a_failure_of_the_first_rank_ends_all(
+def test_a_failure_of_the_first_rank_ends_all_ranks(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
 ) -> None:
-    """Amid a step the others wait for it, and cannot go on."""
+    """In the middle of a step the others wait for it, and cannot continue."""
     monkeypatch.setattr(leading, "ANSWER_SECONDS", 0.01)
 
     def fail() -> None:
@@ -277,8 +277,8 @@ def test_a_failure_of_the_first_rank_ends_all(
         assert has_ended(processes_of(leader)[0].pid)
 
 
-def test_an_end_that_others_feel_is_told_by_whose_it_is() -> None:
-    """They may hear of it sooner, and be lost only because of it."""
+def test_an_end_that_others_notice_is_reported_by_its_rank() -> None:
+    """Other ranks may report it sooner, as they failed only because of it."""
     leader = Leader(EngineConfig("any", tensor_parallel_size=3), torch.device("cpu"))
     is_waited_for = threading.Event()
 
@@ -308,23 +308,23 @@ def test_an_end_that_others_feel_is_told_by_whose_it_is() -> None:
         (RuntimeError("closed"), Failed("RuntimeError: closed", is_own=False)),
     ],
 )
-def test_a_rank_says_what_ended_it_in_a_line(exc: Exception, failed: Failed) -> None:
-    """And whether that was its own doing."""
+def test_a_rank_reports_its_failure_in_one_line(exc: Exception, failed: Failed) -> None:
+    """It also reports whether the failure was its own."""
     assert Failed.from_exception(exc) == failed
 
 
-def test_what_a_trial_took_counts_as_free_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch keeps for later is given back before it is counted."""
-    kept = [100]
-    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
-    monkeypatch.setattr(rank_module, "free_bytes", lambda _: 900 - sum(kept))
+def test_memory_of_a_trial_counts_as_free_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's cached memory is released before the free memory is measured."""
+    cached = [100]
+    monkeypatch.setattr(torch.cuda, "empty_cache", cached.clear)
+    monkeypatch.setattr(rank_module, "free_bytes", lambda _: 900 - sum(cached))
     group = ThreadGroup(Board(2), Shard(1, 2))
     rank = Rank(EngineConfig("any", tensor_parallel_size=2), group, torch.device("cuda"))
     assert rank.execute(Command(MeasureMemory())) == FreeMemory(900)
 
 
-def test_room_is_what_the_fullest_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of a processor's memory each rank has its part."""
+def test_room_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU each rank has its share of the memory."""
     leader = Leader(EngineConfig("any", tensor_parallel_size=3), torch.device("cpu"))
     monkeypatch.setattr(leading, "free_bytes", lambda _: 900)
     assert leader.free_bytes() == 300
@@ -344,8 +344,8 @@ sys.stdin.read()
 """
 
 
-def test_a_rank_that_fails_ends_when_the_first_wants_it_to(tmp_path: Path) -> None:
-    """Before that it says why: others shall not feel its end sooner than the first knows of it."""
+def test_a_rank_that_fails_ends_when_the_first_one_ends_it(tmp_path: Path) -> None:
+    """It reports the cause first, so that the leader knows it before others notice the end."""
     ours, theirs = socketpair()
     with theirs:
         command = [sys.executable, "-m", "tidemill.engine.parallel.rank_main", str(theirs.fileno())]
@@ -357,13 +357,13 @@ def test_a_rank_that_fails_ends_when_the_first_wants_it_to(tmp_path: Path) -> No
         failed = connection.recv()
         assert isinstance(failed, Failed)
         assert str(tmp_path) in failed.words
-    assert process.wait() == 0  # by itself, as the socket is closed
+    assert process.wait() == 0  # on its own, since the socket is closed
 
 
 @linux
 @pytest.mark.long
-def test_ranks_end_with_a_first_one_that_is_killed() -> None:
-    """They are not left behind."""
+def test_ranks_end_when_the_first_one_is_killed() -> None:
+    """No process is left behind."""
     with Popen([sys.executable, "-c", LEADS], stdin=PIPE, stdout=PIPE) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
@@ -372,23 +372,23 @@ def test_ranks_end_with_a_first_one_that_is_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "other", "words"),
+    ("config", "other", "words"),
     [
         ({}, {"size": 3}, "4 query heads and 2 key heads cannot be split evenly"),
         ({"attention_chunk_size": 8}, {}, "requires the engine's own decoder"),
         ({}, {"runner": "pooling", "convert": "embed"}, "it runs on one GPU"),
     ],
 )
-def test_what_is_not_shared_is_refused_before_any_rank_is_started(
+def test_models_that_cannot_be_shared_are_rejected_before_any_rank_starts(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: dict[str, Any],
+    config: dict[str, Any],
     other: dict[str, Any],
     words: str,
 ) -> None:
-    """By its name, and with what to do."""
+    """The message names it, and has advice."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | said), encoding="utf-8")
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | config), encoding="utf-8")
     monkeypatch.setattr(Leader, "_start", lambda _: pytest.fail("ranks are started"))
     with pytest.raises(ModelRefused, match=words) as refused:
         load_served(settings(folder, **({"size": 2} | other)))
@@ -396,10 +396,10 @@ def test_what_is_not_shared_is_refused_before_any_rank_is_started(
     assert "--tensor-parallel-size" in str(refused.value)
 
 
-def test_as_many_gpus_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And their number is said."""
+def test_each_rank_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message contains their number."""
     monkeypatch.setattr(leading, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(EngineError, match="--tensor-parallel-size 4: torch sees 2 GPUs here"):
+    with pytest.raises(EngineError, match="--tensor-parallel-size 4 exceeds the 2 GPUs"):
         make_leader(EngineConfig(str(tmp_path), tensor_parallel_size=4))
     assert make_leader(EngineConfig(str(tmp_path))) is None

@@ -1,4 +1,4 @@
-"""The group of ranks: what ends it must not hang itself."""
+"""The group of ranks: its abort must not hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.engine.parallel.process_group import TorchGroup
 
 
 def test_an_abort_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL's does, while a graph lives that has captured a collective; it goes on behind."""
+    """NCCL's abort hangs while a graph with a captured collective exists; it continues later."""
     monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.01)
     has_begun, graphs_are_gone, has_ended = (threading.Event() for _ in range(3))
 
@@ -29,5 +29,5 @@ def test_an_abort_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert has_begun.is_set()
     assert not has_ended.is_set()
     monkeypatch.setattr(process_group, "ABORT_SECONDS", 10)
-    group.leave(graphs_are_gone.set)  # destroys them while the abort goes on
+    group.leave(graphs_are_gone.set)  # destroys them while the abort continues
     assert has_ended.is_set()

@@ -1,4 +1,4 @@
-"""Answers of a model that has three tools, read in any form."""
+"""Answers of a model with three tools, parsed in any format."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TIME = '{"name": "time.now", "arguments": {}}'
 def reading(
     calls: str = "none", thinking: str = "none", *, is_open: bool = False, **options: Any
 ) -> ModelOutputParser:
-    """Return how answers in these forms are read."""
+    """Return the parser of answers in these formats."""
     parsers = select_parsers(None, tool_calls=calls, reasoning=thinking)
     return ModelOutputParser(parsers, "req_1", is_open=is_open, tools=TOOLS, **options)
 
 
-def said(text: str, calls: str = "none", thinking: str = "none", **options: Any) -> ParsedMessage:
-    """Return what a text says in these forms."""
+def parsed(text: str, calls: str = "none", thinking: str = "none", **options: Any) -> ParsedMessage:
+    """Return the parsed message of a text in these formats."""
     return parse_text(reading(calls, thinking, **options).for_choice(0), text)
 
 
 def calls_of(answer: ParsedMessage) -> list[tuple[str, str]]:
-    """Return names and arguments."""
+    """Return the names and arguments of calls."""
     return [(call.name, call.arguments) for call in answer.calls]

@@ -1,4 +1,4 @@
-"""Types of arguments: a bare text between tags comes back as the value that it was."""
+"""Types of arguments: a bare text between tags is parsed to its original value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Level(IntEnum):
 
 
 class Node(BaseModel):
-    """A reference that leads back to itself."""
+    """A reference to itself."""
 
     value: int
     next: Node | None = None
@@ -47,14 +47,14 @@ class Leaf(BaseModel):
 
 
 class Tree(BaseModel):
-    """Another one."""
+    """Another branch of a discriminated union."""
 
     kind: Literal["tree"]
     parts: list[Annotated[Leaf | Tree, Field(discriminator="kind")]]
 
 
 TEXTS = ["", "5", "null", "true", "Paris", "[1]", '{"a": 1}', " x ", '"5"', "1e5", "None"]
-# Each type with values of it; where a text is any text, nothing else is what it was.
+# Each type with its values; a type that allows any text preserves only texts.
 TYPES: list[tuple[Any, list[Any]]] = [
     (int, [5, -1]),
     (int | None, [5, None]),
@@ -86,7 +86,7 @@ TYPES: list[tuple[Any, list[Any]]] = [
 ]
 
 
-def spelt(value: Any) -> str:
+def spelled(value: Any) -> str:
     """Return a value as a model writes it between tags."""
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -95,13 +95,13 @@ def spelt(value: Any) -> str:
 def test_values_of_the_types_that_pydantic_writes_come_back(
     picks: list[tuple[Any, list[Any]]], data: st.DataObject
 ) -> None:
-    """Through `anyOf`, `oneOf`, `enum`, `const` and `$ref`, in both of the forms with tags."""
+    """The types use `anyOf`, `oneOf`, `enum`, `const` and `$ref`, in both tagged formats."""
     fields: dict[str, Any] = {f"a{i}": (kind, ...) for i, (kind, _) in enumerate(picks)}
     schema = create_model("Arguments", **fields).model_json_schema()
     values = {f"a{i}": data.draw(st.sampled_from(some)) for i, (_, some) in enumerate(picks)}
-    coder = "".join(f"<parameter={k}>\n{spelt(v)}\n</parameter>\n" for k, v in values.items())
+    coder = "".join(f"<parameter={k}>\n{spelled(v)}\n</parameter>\n" for k, v in values.items())
     pairs = "".join(
-        f"<arg_key>{k}</arg_key>\n<arg_value>{spelt(v)}</arg_value>\n" for k, v in values.items()
+        f"<arg_key>{k}</arg_key>\n<arg_value>{spelled(v)}</arg_value>\n" for k, v in values.items()
     )
     for form, text in (
         ("qwen3_coder", f"<tool_call>\n<function=f>\n{coder}</function>\n</tool_call>"),
@@ -114,8 +114,8 @@ def test_values_of_the_types_that_pydantic_writes_come_back(
         assert json.loads(call.arguments) == values
 
 
-def test_every_optional_integer_is_one() -> None:
-    """What every function with a default has."""
+def test_an_optional_integer_is_parsed_as_one() -> None:
+    """Every function with a default value has such arguments."""
     schema = TypeAdapter(dict[str, int | None]).json_schema()
     assert ArgumentTypes(schema).json_of("5", "limit") == "5"
     assert ArgumentTypes(schema).json_of("None", "limit") == "null"
@@ -134,8 +134,8 @@ def test_every_optional_integer_is_one() -> None:
     ],
     ids=range(4),
 )
-def test_a_type_may_stand_anywhere_in_a_schema(schema: dict[str, Any]) -> None:
-    """Also around the properties."""
+def test_a_type_may_be_anywhere_in_a_schema(schema: dict[str, Any]) -> None:
+    """It may also be around the properties."""
     assert ArgumentTypes(schema).json_of("5", "x") == "5"
     assert ArgumentTypes(schema).json_of("five", "x") == '"five"'
 
@@ -156,13 +156,13 @@ def test_a_type_may_stand_anywhere_in_a_schema(schema: dict[str, Any]) -> None:
     ],
     ids=range(10),
 )
-def test_a_schema_that_says_nothing_leaves_a_text(schema: dict[str, Any]) -> None:
-    """Tools that are not strict may have any."""
+def test_a_schema_without_types_preserves_a_text(schema: dict[str, Any]) -> None:
+    """Tools that are not strict may have any schema."""
     assert ArgumentTypes(schema).json_of("5", "x") == '"5"'
 
 
-def test_numbers_keep_their_own_spelling() -> None:
-    """Digits that no float has are not lost."""
+def test_numbers_are_copied_literally() -> None:
+    """Digits beyond a float's precision are preserved."""
     types = ArgumentTypes({"properties": {"x": {"type": ["number", "null"]}}})
     assert types.json_of("\n12345678901234567890.50 ", "x") == "12345678901234567890.50"
 
@@ -180,7 +180,7 @@ def test_numbers_keep_their_own_spelling() -> None:
     ],
     ids=range(7),
 )
-def test_quotes_belong_to_a_text(schema: dict[str, Any], text: str, value: object) -> None:
-    """Whatever else its schema says; only where the values are known are they taken off."""
+def test_quotes_are_part_of_a_text(schema: dict[str, Any], text: str, value: object) -> None:
+    """They are removed only if the schema lists the values."""
     types = ArgumentTypes({"type": "object", "properties": {"q": schema}})
     assert json.loads(types.json_of(text, "q")) == value

@@ -1,4 +1,4 @@
-"""Calls without marks: they name tools and have arguments; all else is an answer, as it comes."""
+"""Calls without marks: they name tools and have arguments; all other text is content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.parsers.parsing import PARIS, TOOLS, calls_of, reading, said
+from tests.engine.parsers.parsing import PARIS, TOOLS, calls_of, parsed, reading
 from tidemill.engine.parsers.parsed_output import merge_deltas, parse_text
 from tidemill.engine.parsers.tool_calls import UNREAD
 
@@ -35,8 +35,8 @@ CALL = f'{{"name": "weather", "parameters": {PARIS}}}'
     ids=range(11),
 )
 def test_an_answer_that_only_looks_like_a_call_is_content(form: str, text: str) -> None:
-    """People have names, too; nothing is lost, and nothing is said of it."""
-    answer = said(text, form)
+    """People have names, too; nothing is lost, and there is no warning."""
+    answer = parsed(text, form)
     assert (answer.content, answer.calls, answer.warnings) == (text, (), ())
 
 
@@ -54,9 +54,9 @@ def test_an_answer_that_only_looks_like_a_call_is_content(form: str, text: str) 
         ("pythonic", '[{"name": "weather"}]'),
     ],
 )
-def test_what_was_meant_as_a_call_stays_content_with_a_warning(form: str, text: str) -> None:
-    """A tool without arguments, a function that is no tool, a call that was cut off."""
-    answer = said(text, form)
+def test_an_intended_call_stays_content_with_a_warning(form: str, text: str) -> None:
+    """It has no arguments, names an unknown tool, or is truncated."""
+    answer = parsed(text, form)
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
 
 
@@ -73,41 +73,41 @@ def test_what_was_meant_as_a_call_stays_content_with_a_warning(form: str, text: 
         ("pythonic", f"See [1]: [{CALL}]", "See [1]:"),
     ],
 )
-def test_prose_may_stand_before_a_call(form: str, text: str, content: str) -> None:
-    """Small models say what they do before they do it."""
-    answer = said(text, form)
+def test_text_may_precede_a_call(form: str, text: str, content: str) -> None:
+    """Small models announce a call before they make it."""
+    answer = parsed(text, form)
     assert calls_of(answer) == [("weather", PARIS)]
     assert (answer.content, answer.warnings) == (content, ())
 
 
 def test_python_calls_a_tool_without_arguments() -> None:
-    """Its parentheses say that it is a call."""
-    assert calls_of(said("[time.now()]", "pythonic")) == [("time.now", "{}")]
-    assert calls_of(said("[now()]", "pythonic")) == []
+    """Its parentheses mark it as a call."""
+    assert calls_of(parsed("[time.now()]", "pythonic")) == [("time.now", "{}")]
+    assert calls_of(parsed("[now()]", "pythonic")) == []
 
 
-def test_behind_a_mark_any_call_is_one() -> None:
-    """The model has said that it calls: a name that is no tool's is told."""
-    answer = said('<|python_tag|>{"name": "sing"}', "llama3_json")
+def test_any_call_after_a_mark_is_one() -> None:
+    """The mark announces a call: an unknown name has a warning."""
+    answer = parsed('<|python_tag|>{"name": "sing"}', "llama3_json")
     assert calls_of(answer) == [("sing", "{}")]
     assert "sing" in answer.warnings[0]
 
 
-def test_where_a_grammar_holds_calls_those_alone_are_read_that_come_first() -> None:
-    """In prose the arguments would follow no schema."""
-    held = said(f"I look. {CALL}", "llama3_json", is_constrained=True)
+def test_under_a_grammar_only_calls_at_the_beginning_are_parsed() -> None:
+    """In a text the arguments would not follow a schema."""
+    held = parsed(f"I look. {CALL}", "llama3_json", is_constrained=True)
     assert (held.content, held.calls) == (f"I look. {CALL}", ())
     assert (
-        calls_of(said(f" {CALL}; {CALL}", "llama3_json", is_constrained=True))
+        calls_of(parsed(f" {CALL}; {CALL}", "llama3_json", is_constrained=True))
         == [("weather", PARIS)] * 2
     )
-    listed = said(f"[{CALL}]", "llama3_json", is_constrained=True)
+    listed = parsed(f"[{CALL}]", "llama3_json", is_constrained=True)
     assert (listed.content, listed.calls) == (f"[{CALL}]", ())
-    answer = said(' {"name": "Maria"}', "llama3_json", is_constrained=True)
+    answer = parsed(' {"name": "Maria"}', "llama3_json", is_constrained=True)
     assert (answer.content, answer.calls) == (' {"name": "Maria"}', ())
 
 
-def test_an_answer_in_json_is_streamed_as_it_comes() -> None:
+def test_an_answer_in_json_is_streamed() -> None:
     """It is held back only as long as it may be a call."""
     reader = reading("llama3_json").for_choice(0)
     assert reader.push('{"name": "Mar') == []
@@ -129,16 +129,16 @@ PARTS = [
     cuts=st.lists(st.integers(0, 300), max_size=6),
     is_constrained=st.booleans(),
 )
-def test_however_it_is_cut_what_is_no_call_is_streamed_as_content(
+def test_text_that_is_not_a_call_is_streamed_as_content(
     form: str, parts: list[str], cuts: list[int], *, is_constrained: bool
 ) -> None:
-    """The stream is the whole answer, and the content all of the text where nothing was called."""
+    """For any cuts the stream is the whole answer; without calls the content is all of the text."""
     text = "".join(parts)
-    made = reading(form, is_constrained=is_constrained)
-    whole = parse_text(made.for_choice(0), text)
+    parser = reading(form, is_constrained=is_constrained)
+    whole = parse_text(parser.for_choice(0), text)
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for stream in ([text[i:j] for i, j in pairwise(bounds)], list(text)):
-        reader = made.for_choice(0)
+        reader = parser.for_choice(0)
         pieces = [piece for stretch in stream for piece in reader.push(stretch)]
         streamed = merge_deltas([*pieces, *reader.end()])
         assert (streamed.content, streamed.calls) == (whole.content, whole.calls)
@@ -164,8 +164,8 @@ def test_however_it_is_cut_what_is_no_call_is_streamed_as_content(
         "[{",
     ],
 )
-def test_a_text_of_many_beginnings_is_read_through_once(form: str, beginning: str) -> None:
-    """Were each looked for to the text's end, this would take minutes."""
+def test_a_text_with_many_beginnings_is_parsed_once(form: str, beginning: str) -> None:
+    """Searching to the text's end for each would take minutes."""
     text = beginning * (60_000 // len(beginning))
-    answer = said(text, form)
+    answer = parsed(text, form)
     assert (answer.content, answer.calls) == (text, ())

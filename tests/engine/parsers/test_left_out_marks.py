@@ -1,4 +1,4 @@
-"""Calls of functions where marks are left out, or stand where they should not."""
+"""Calls of functions with omitted or misplaced marks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.engine.parsers.parsing import PARIS, TIME, calls_of, said
+from tests.engine.parsers.parsing import PARIS, TIME, calls_of, parsed
 from tidemill.engine.parsers.parsed_output import ParsedMessage
 from tidemill.engine.parsers.tool_calls import UNREAD
 
@@ -25,9 +25,9 @@ WEATHER = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
     ],
     ids=range(6),
 )
-def test_several_calls_between_marks_and_calls_without_some_are_read(text: str) -> None:
-    """Models write two functions in one call, and forget marks before or behind it."""
-    answer = said(text, "qwen3_coder")
+def test_several_calls_between_marks_and_calls_without_some_are_parsed(text: str) -> None:
+    """Models write two functions in one call, and omit marks before or after it."""
+    answer = parsed(text, "qwen3_coder")
     assert calls_of(answer) == [("weather", PARIS), ("time.now", "{}")]
     assert (answer.content, answer.warnings) == ("", ())
 
@@ -43,28 +43,28 @@ def test_several_calls_between_marks_and_calls_without_some_are_read(text: str) 
     ],
     ids=range(5),
 )
-def test_what_is_left_of_marks_stays_content_with_a_warning(call: str, content: str) -> None:
-    """Calls beside it are read."""
-    answer = said(call + content, "hermes")
+def test_stray_marks_stay_content_with_a_warning(call: str, content: str) -> None:
+    """Calls next to it are parsed."""
+    answer = parsed(call + content, "hermes")
     assert (answer.content, answer.warnings) == (content, (UNREAD,))
     assert calls_of(answer) == ([("time.now", "{}")] if call else [])
 
 
-def test_a_function_that_is_named_in_prose_is_none() -> None:
-    """And where a grammar holds calls, none is read without its mark."""
+def test_a_function_in_a_text_is_not_a_call() -> None:
+    """Under a grammar no call is parsed without its mark."""
     text = "Use <function=name> as in <function=sing> or </function>."
-    assert said(text, "qwen3_coder") == ParsedMessage("", text)
-    held = said(f"{WEATHER}</function>", "qwen3_coder", is_constrained=True)
+    assert parsed(text, "qwen3_coder") == ParsedMessage("", text)
+    held = parsed(f"{WEATHER}</function>", "qwen3_coder", is_constrained=True)
     assert (held.content, held.calls) == (f"{WEATHER}</function>", ())
 
 
 @pytest.mark.parametrize("start", ["<tool_call>\n", ""])
-def test_a_value_may_hold_the_mark_of_a_function(start: str) -> None:
-    """Its own end comes behind it; where another call begins before that, the value has none."""
+def test_a_value_may_contain_the_mark_of_a_function(start: str) -> None:
+    """Its own end follows the mark; if another call begins first, the value is incomplete."""
     value = "print('<function=') # <function=x>"
     call = f"<function=weather>\n<parameter=city>\n{value}\n</parameter>\n</function>\n"
-    answer = said(f"{start}{call}</tool_call>", "qwen3_coder")
+    answer = parsed(f"{start}{call}</tool_call>", "qwen3_coder")
     assert calls_of(answer) == [("weather", json.dumps({"city": value}))]
     open_call = "<function=weather><parameter=city>Paris"
-    answer = said(f"{start}{open_call}{WEATHER}</function></tool_call>", "qwen3_coder")
+    answer = parsed(f"{start}{open_call}{WEATHER}</function></tool_call>", "qwen3_coder")
     assert calls_of(answer) == [("weather", PARIS)]

@@ -1,4 +1,4 @@
-"""Answers in the forms that models write: thinking, calls and text told apart, however it comes."""
+"""Answers in models' formats: thinking, calls and text are separated, for any cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.parsers.parsing import PARIS, TIME, TOOLS, calls_of, reading, said
+from tests.engine.parsers.parsing import PARIS, TIME, TOOLS, calls_of, parsed, reading
 from tidemill.engine.parsers.output_parser import ModelOutputParser
 from tidemill.engine.parsers.parsed_output import merge_deltas, parse_text
 from tidemill.engine.parsers.registry import (
@@ -89,34 +89,34 @@ CUT_CALLS = {  # each with the text that completes its last call, before the clo
 
 
 @pytest.mark.parametrize("form", CUT_CALLS)
-def test_the_beginning_of_a_closing_mark_behind_a_call_is_no_content(form: str) -> None:
-    """A call is complete once its arguments are, wherever its closing marks are cut."""
+def test_the_beginning_of_a_closing_mark_behind_a_call_is_not_content(form: str) -> None:
+    """A call is complete once its arguments are, regardless of truncated closing marks."""
     text, last = CUT_CALLS[form]
-    whole = said(text, form)
+    whole = parsed(text, form)
     least = text.rindex(last) + len(last)
     for end in range(least, len(text)):
-        answer = said(text[:end], form)
+        answer = parsed(text[:end], form)
         assert (calls_of(answer), answer.content) == (calls_of(whole), ""), text[:end]
         pieces = reading(form).for_choice(0)
         streamed = [delta for char in text[:end] for delta in pieces.push(char)]
         assert merge_deltas([*streamed, *pieces.end()]) == answer
 
 
-def test_a_cut_call_takes_no_complete_one_with_it() -> None:
+def test_a_truncated_call_does_not_affect_complete_ones() -> None:
     """The section of calls has the first one; the beginning of the second is content."""
     for form, text, mark in (
         ("kimi_k2", KIMI, "<|tool_call_begin|>"),
         ("deepseek_v31", DEEPSEEK_31, "<｜tool▁call▁begin｜>"),
     ):
-        answer = said(text[: text.rindex(mark) + len(mark) + 4], form)
+        answer = parsed(text[: text.rindex(mark) + len(mark) + 4], form)
         assert calls_of(answer) == [("weather", PARIS)]
         assert (answer.content[: len(mark)], answer.warnings) == (mark, (UNREAD,))
 
 
 def test_the_beginning_of_a_mark_behind_text_is_content() -> None:
-    """Only behind a call it cannot be text of the answer."""
+    """Only after a call it cannot be part of the answer."""
     for text in ("a <", "<", "</tool", f"<tool_call>{WEATHER}</tool_call> so <"):
-        assert said(text, "hermes").content == text.rpartition("</tool_call> ")[2]
+        assert parsed(text, "hermes").content == text.rpartition("</tool_call> ")[2]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_the_beginning_of_a_mark_behind_text_is_content() -> None:
          + PARIS + "<|call|>"),
     ],
 )  # fmt: skip
-def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
+def test_a_call_is_parsed_in_each_format(form: str, text: str) -> None:
     """The arguments are the JSON text that the model wrote, and nothing is left as content."""
-    answer = said(text, form)
+    answer = parsed(text, form)
     assert calls_of(answer) == [("weather", PARIS)]
     assert (answer.content, answer.warnings) == ("", ())
 
@@ -204,18 +204,18 @@ def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
         ),
     ],
 )
-def test_several_calls_are_read_in_their_order(form: str, text: str) -> None:
-    """Each has an id of its own; a call without arguments has an empty object."""
-    answer = said(text, form)
+def test_several_calls_are_parsed_in_order(form: str, text: str) -> None:
+    """Each has its own id; a call without arguments has an empty object."""
+    answer = parsed(text, form)
     assert calls_of(answer) == [("weather", PARIS), ("time.now", "{}")]
     assert len({call.call_id for call in answer.calls}) == 2
     assert answer.content == ""
 
 
 def test_text_around_calls_is_content_without_the_space_between() -> None:
-    """What stands before a call and behind it is told, white space at the call is not."""
+    """Text before and after a call is content, whitespace at the call is not."""
     call = '<tool_call>{"name": "time.now", "arguments": {}}</tool_call>'
-    answer = said(f" I look. \n{call}\n\n{call}\nDone. ", "hermes")
+    answer = parsed(f" I look. \n{call}\n\n{call}\nDone. ", "hermes")
     assert answer.content == " I look.Done. "
     assert len(answer.calls) == 2
 
@@ -256,22 +256,22 @@ def test_text_around_calls_is_content_without_the_space_between() -> None:
         ("cohere_command3", COHERE.replace("tool_name", "tool")),
     ],
 )
-def test_a_call_that_cannot_be_read_stays_content_and_is_told(form: str, text: str) -> None:
-    """Nothing that a model wrote is lost."""
-    answer = said(text, form)
+def test_an_invalid_call_stays_content_with_a_warning(form: str, text: str) -> None:
+    """No output of the model is lost."""
+    answer = parsed(text, form)
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
 
 
-def test_a_broken_call_of_a_channel_is_told_without_its_marks() -> None:
-    """What it would have been called with is content."""
-    answer = said("<|channel|>commentary to=functions.weather<|message|>Paris<|call|>", "openai")
+def test_an_invalid_call_in_a_channel_becomes_content_without_its_marks() -> None:
+    """Its arguments become content."""
+    answer = parsed("<|channel|>commentary to=functions.weather<|message|>Paris<|call|>", "openai")
     assert (answer.content, answer.calls, answer.warnings) == ("Paris", (), (UNREAD,))
 
 
-def test_a_call_after_a_broken_one_is_read() -> None:
+def test_a_call_after_a_broken_one_is_parsed() -> None:
     """One mistake costs one call."""
     text = '<tool_call>{"a"}</tool_call> <tool_call>{"name": "time.now"}</tool_call>'
-    answer = said(text, "hermes")
+    answer = parsed(text, "hermes")
     assert calls_of(answer) == [("time.now", "{}")]
     assert answer.content == '<tool_call>{"a"}</tool_call>'
     assert answer.warnings == (UNREAD,)
@@ -284,26 +284,26 @@ def test_a_call_after_a_broken_one_is_read() -> None:
         ("llama3_json", '{"answer": 5'),
         ("pythonic", "[1, 2] is a list"),
         ("pythonic", "[see here](https://example.com)"),
-        ("hermes", "a < b, and <tool is no mark"),
+        ("hermes", "a < b, and <tool is not a mark"),
         ("mistral", "[TOOL is none either"),
         ("openai", "Plain text."),
     ],
 )
-def test_what_only_looks_a_little_like_a_call_is_content(form: str, text: str) -> None:
-    """JSON, lists and links are answers; nothing is said of them."""
-    answer = said(text, form)
+def test_text_that_resembles_a_call_is_content(form: str, text: str) -> None:
+    """JSON, lists and links are answers without a warning."""
+    answer = parsed(text, form)
     assert (answer.content, answer.calls, answer.warnings) == (text, (), ())
 
 
 def test_values_between_tags_have_the_types_of_their_schema() -> None:
-    """Qwen3-Coder writes bare texts; a value that the schema does not type stays one."""
-    assert calls_of(said(CODER, "qwen3_coder")) == [("add", '{"a": 2, "why": "to see\\nif"}')]
+    """Qwen3-Coder writes bare texts; a value without a type in the schema stays a text."""
+    assert calls_of(parsed(CODER, "qwen3_coder")) == [("add", '{"a": 2, "why": "to see\\nif"}')]
     pairs = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
         for key, value in (("a", "2"), ("b", "x"), ("why", "3"))
     )
     text = f"<tool_call>add\n{pairs}</tool_call><tool_call>time.now</tool_call>"
-    assert calls_of(said(text, "glm45")) == [
+    assert calls_of(parsed(text, "glm45")) == [
         ("add", '{"a": 2, "b": "x", "why": "3"}'),
         ("time.now", "{}"),
     ]
@@ -312,7 +312,7 @@ def test_values_between_tags_have_the_types_of_their_schema() -> None:
 def test_python_values_become_json() -> None:
     """Python's constants, JSON's words, tuples and nested values."""
     text = "[add(a=-2, b=1.5, why={'k': [True, null, None, false, (1, \"x'é\")]})]"
-    [(name, arguments)] = calls_of(said(text, "pythonic"))
+    [(name, arguments)] = calls_of(parsed(text, "pythonic"))
     assert name == "add"
     assert json.loads(arguments) == {
         "a": -2,
@@ -322,12 +322,12 @@ def test_python_values_become_json() -> None:
 
 
 def test_gemmas_values_become_json() -> None:
-    """Keys are bare, strings stand between marks, and all else is JSON's."""
+    """Keys have no quotes, strings are between marks, and everything else is JSON."""
     text = (
         '<|tool_call>call:add{a:2,b:-1.5,why:{list:[<|"|>a{b:"c<|"|>,true,{x:null}],<|"|>é<|"|>:1}}'
         "<tool_call|>"
     )
-    [(name, arguments)] = calls_of(said(text, "gemma4"))
+    [(name, arguments)] = calls_of(parsed(text, "gemma4"))
     assert name == "add"
     assert json.loads(arguments) == {
         "a": 2,
@@ -336,50 +336,50 @@ def test_gemmas_values_become_json() -> None:
     }
 
 
-def test_arguments_written_as_a_text_of_json_are_unfolded() -> None:
-    """Some models write OpenAI's own form."""
+def test_arguments_encoded_as_a_json_string_are_decoded() -> None:
+    """Some models write OpenAI's format."""
     text = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
-    assert calls_of(said(text, "hermes")) == [("weather", PARIS)]
+    assert calls_of(parsed(text, "hermes")) == [("weather", PARIS)]
 
 
-def test_arguments_keep_their_own_spelling() -> None:
-    """Digits, escapes and white space are not written anew."""
+def test_arguments_are_copied_literally() -> None:
+    """Digits, escapes and whitespace do not change."""
     arguments = '{"a":1.50,  "why":"\\u00e9 </tool_call>"}'
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
-    assert calls_of(said(text, "hermes")) == [("add", arguments)]
+    assert calls_of(parsed(text, "hermes")) == [("add", arguments)]
 
 
-def test_one_call_stands_where_only_one_is_asked_for() -> None:
-    """The others are told to be left out."""
+def test_only_one_call_is_returned_if_only_one_is_allowed() -> None:
+    """The others are dropped with a warning."""
     call = '<tool_call>{"name": "time.now"}</tool_call>'
-    answer = said(call * 3, "hermes", is_single=True)
+    answer = parsed(call * 3, "hermes", is_single=True)
     assert len(answer.calls) == 1
     assert len(answer.warnings) == 1
     assert "parallel_tool_calls" in answer.warnings[0]
 
 
-def test_a_call_of_no_tool_is_a_call_and_is_told() -> None:
-    """Whoever asked decides what to do with it."""
-    answer = said('<tool_call>{"name": "sing"}</tool_call>', "hermes")
+def test_a_call_of_an_unknown_tool_has_a_warning() -> None:
+    """The client decides about it."""
+    answer = parsed('<tool_call>{"name": "sing"}</tool_call>', "hermes")
     assert calls_of(answer) == [("sing", "{}")]
     assert "sing" in answer.warnings[0]
 
 
-def test_ids_hang_on_line_choice_and_place_alone() -> None:
-    """Mistral's have nine characters, as its templates take no others; a model's own are kept."""
+def test_ids_depend_only_on_row_choice_and_place() -> None:
+    """Mistral's have nine characters, as its templates require; a model's own ids are preserved."""
     call = '<tool_call>{"name": "time.now"}</tool_call>'
     hermes = reading("hermes")
     first, again, other = (parse_text(hermes.for_choice(choice), call * 2) for choice in (0, 0, 1))
     assert first == again
     assert len({call.call_id for answer in (first, other) for call in answer.calls}) == 4
-    [mistral] = said("[TOOL_CALLS]time.now[ARGS]{}", "mistral").calls
+    [mistral] = parsed("[TOOL_CALLS]time.now[ARGS]{}", "mistral").calls
     assert len(mistral.call_id) == 9
     assert mistral.call_id.isalnum()
-    assert [call.call_id for call in said(KIMI, "kimi_k2").calls] == [
+    assert [call.call_id for call in parsed(KIMI, "kimi_k2").calls] == [
         "functions.weather:0",
         "functions.time.now:1",
     ]
-    [own] = said("[TOOL_CALLS]time.now[CALL_ID]abc123XYZ[ARGS]{}", "mistral").calls
+    [own] = parsed("[TOOL_CALLS]time.now[CALL_ID]abc123XYZ[ARGS]{}", "mistral").calls
     assert own.call_id == "abc123XYZ"
 
 
@@ -405,20 +405,20 @@ def test_ids_hang_on_line_choice_and_place_alone() -> None:
         ),
     ],
 )
-def test_thinking_is_told_apart(
+def test_thinking_is_separated(
     form: str, text: str, is_open: int, reasoning: str, content: str
 ) -> None:
-    """It stands before the answer, opened by the model or by its prompt; lines around it go."""
-    answer = said(text, thinking=form, is_open=bool(is_open))
+    """It precedes the answer, opened by the model or the prompt; newlines around it go."""
+    answer = parsed(text, thinking=form, is_open=bool(is_open))
     assert (answer.reasoning, answer.content) == (reasoning, content)
     if not reasoning and "</think>" not in text:
         assert answer.reasoning_spans == ()
 
 
 def test_calls_may_follow_thinking() -> None:
-    """A call inside the thinking is a thought."""
+    """A call inside the thinking is not a call."""
     text = '<think>Call <tool_call>x</think>\n<tool_call>{"name": "time.now"}</tool_call>'
-    answer = said(text, "hermes", "qwen3")
+    answer = parsed(text, "hermes", "qwen3")
     assert answer.reasoning == "Call <tool_call>x"
     assert calls_of(answer) == [("time.now", "{}")]
     [(start, end)] = answer.reasoning_spans
@@ -426,13 +426,13 @@ def test_calls_may_follow_thinking() -> None:
 
 
 def test_channels_are_thinking_calls_and_answer() -> None:
-    """What is said before a call is content, and so is the final message."""
-    answer = said(HARMONY, "openai")
+    """Text before a call is content, and so is the final message."""
+    answer = parsed(HARMONY, "openai")
     assert (answer.reasoning, answer.content) == ("Need the weather.", "Looking it up.")
     assert calls_of(answer) == [("weather", PARIS)]
     [(start, end)] = answer.reasoning_spans
     assert HARMONY[start:end].startswith("<|channel|>analysis")
-    final = said(
+    final = parsed(
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B"
         "<|start|>assistant<|channel|>final<|message|>Yes. <|return|>",
         "openai",
@@ -470,10 +470,10 @@ THINKING = ["none", *REASONING_PARSERS]
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ModelOutputParser, list[str]]:
-    """Draw a reading and a text in stretches: one of its form, cut or broken, or of any parts."""
+    """Draw a parser and a text in pieces: in its format, truncated or damaged, or random parts."""
     form = draw(st.sampled_from(sorted(TEXTS)))
     parsers = select_parsers(None, tool_calls=form, reasoning=draw(st.sampled_from(THINKING)))
-    made = ModelOutputParser(
+    parser = ModelOutputParser(
         parsers, "r", is_open=draw(st.booleans()), tools=TOOLS, is_single=draw(st.booleans())
     )
     parts = "".join(draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=12)))
@@ -482,19 +482,19 @@ def cases(draw: st.DrawFn) -> tuple[ModelOutputParser, list[str]]:
     text = own[:place] + parts + own[place:]
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
     bounds = [0, *cuts, len(text)]
-    return made, [text[i:j] for i, j in pairwise(bounds)]
+    return parser, [text[i:j] for i, j in pairwise(bounds)]
 
 
 @given(case=cases())
-def test_however_a_text_is_cut_its_answer_is_the_same(
+def test_the_answer_does_not_depend_on_cuts(
     case: tuple[ModelOutputParser, list[str]],
 ) -> None:
-    """In stretches, by characters, or whole: the pieces put together are one answer."""
-    made, stretches = case
-    text = "".join(stretches)
-    whole = parse_text(made.for_choice(0), text)
-    for stream in (stretches, list(text)):
-        reader = made.for_choice(0)
+    """The merged deltas are equal for pieces, characters and the whole text."""
+    parser, pieces = case
+    text = "".join(pieces)
+    whole = parse_text(parser.for_choice(0), text)
+    for stream in (pieces, list(text)):
+        reader = parser.for_choice(0)
         pieces = [piece for stretch in stream for piece in reader.push(stretch)]
         streamed = merge_deltas([*pieces, *reader.end()])
         assert (streamed.reasoning, streamed.content) == (whole.reasoning, whole.content)
@@ -504,8 +504,8 @@ def test_however_a_text_is_cut_its_answer_is_the_same(
         assert isinstance(json.loads(call.arguments), dict)
 
 
-def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
-    """Text and thinking are not held back, but for what may be a mark or end in white space."""
+def test_a_delta_is_emitted_as_soon_as_it_is_certain() -> None:
+    """Text and thinking are not held back, except possible marks and trailing whitespace."""
     reader = reading("hermes", "qwen3", is_open=True).for_choice(0)
     assert [piece.reasoning for piece in reader.push("I think")] == ["I think"]
     assert [piece.reasoning for piece in reader.push(" so.</th")] == [" so."]
@@ -536,16 +536,18 @@ def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
         ("{{ 'plain' }}", None, None),
     ],
 )
-def test_a_template_shows_its_forms(template: str, calls: str | None, thinking: str | None) -> None:
-    """Models are read by what their templates write."""
+def test_a_template_implies_its_formats(
+    template: str, calls: str | None, thinking: str | None
+) -> None:
+    """The parsers follow from the template's text."""
     assert select_parsers(template) == ParserSet(
         None if calls is None else TOOL_CALL_PARSERS[calls],
         None if thinking is None else REASONING_PARSERS[thinking],
     )
 
 
-def test_a_form_may_be_named() -> None:
-    """Names are vLLM's and SGLang's; `none` is none; others are refused with those that are."""
+def test_a_format_may_be_configured() -> None:
+    """Names are vLLM's and SGLang's; `none` means no parser; others are rejected with a list."""
     template = "{{ '<tool_call></think>' }}"
     assert select_parsers(template, tool_calls="none", reasoning="none") == ParserSet()
     assert (
@@ -558,9 +560,13 @@ def test_a_form_may_be_named() -> None:
     )
     assert select_parsers(template, reasoning="openai_gptoss").has_channels
     assert select_parsers(template, reasoning="gpt-oss").has_channels
-    with pytest.raises(EngineError, match=r"--tool-call-parser x is none of cohere_command3"):
+    with pytest.raises(
+        EngineError, match=r"--tool-call-parser: unknown parser 'x': use one of cohere_command3"
+    ):
         select_parsers(template, tool_calls="x")
-    with pytest.raises(EngineError, match=r"--reasoning-parser x is none of cohere_command3"):
+    with pytest.raises(
+        EngineError, match=r"--reasoning-parser: unknown parser 'x': use one of cohere_command3"
+    ):
         select_parsers(template, reasoning="x")
 
 
@@ -578,9 +584,9 @@ def test_a_form_may_be_named() -> None:
         "<|tool_call>call:add{",
     ],
 )
-def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:
-    """None of them is a call; were each looked for to the text's end, this would take minutes."""
+def test_a_text_with_many_beginnings_is_parsed_once(beginning: str) -> None:
+    """None of them is a call; searching to the text's end for each would take minutes."""
     text = beginning * (60_000 // len(beginning))
     forms = {"<minimax": "minimax_m2", "<|tool_": "gemma4"}
-    answer = said(text, next((forms[sign] for sign in forms if sign in beginning), "hermes"))
+    answer = parsed(text, next((forms[sign] for sign in forms if sign in beginning), "hermes"))
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))

@@ -1,4 +1,4 @@
-"""Who of those that wait starts next."""
+"""Admission policies: the order in which waiting sequences start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 
 
 def queued(order: Admission, *prompts: str, arrival: int = 0) -> list[Sequence]:
-    """Queue a sequence for each text, a token a letter."""
+    """Queue a sequence for each text, with one token per letter."""
     sequences = [
         Sequence(SequenceRequest(list(map(ord, prompt)), 1), number)
         for number, prompt in enumerate(prompts, start=arrival)
@@ -19,7 +19,7 @@ def queued(order: Admission, *prompts: str, arrival: int = 0) -> list[Sequence]:
 
 
 def start(order: Admission) -> Sequence:
-    """Start the next."""
+    """Start the next sequence."""
     first = order.peek()
     assert first is not None
     assert order.pop() is first
@@ -27,14 +27,14 @@ def start(order: Admission) -> Sequence:
 
 
 def started(order: Admission) -> list[int]:
-    """Start all that wait, and return their arrivals in the order of their starts."""
+    """Start all waiting sequences, and return their arrivals in the order of their starts."""
     arrivals = [start(order).arrival for _ in range(len(order))]
     assert order.peek() is None
     return arrivals
 
 
-def test_those_that_begin_alike_start_one_after_another() -> None:
-    """Wherever they stand in the file."""
+def test_sequences_with_a_common_prefix_start_one_after_another() -> None:
+    """Their positions in the file do not matter."""
     order = PrefixOrder()
     queued(order, "docA one", "docB one", "docA two", "docC one", "docB two", "docA")
     assert len(order) == 6
@@ -42,7 +42,7 @@ def test_those_that_begin_alike_start_one_after_another() -> None:
 
 
 def test_salts_are_kept_apart() -> None:
-    """Those of different salts share no page, whatever their prompts are."""
+    """Sequences with different salts share no page, regardless of their prompts."""
     order = PrefixOrder()
     for arrival, salt in enumerate(["", "a", "", "a"]):
         order.add(Sequence(SequenceRequest([7, 8], 1, cache_salt=salt), arrival))
@@ -50,7 +50,7 @@ def test_salts_are_kept_apart() -> None:
 
 
 def test_adapters_are_kept_apart() -> None:
-    """They share no page either, and a step of few of them costs less."""
+    """They share no page either, and a step with few of them costs less."""
     order = PrefixOrder()
     for arrival, adapter in enumerate([1, 0, 1, 0]):
         order.add(Sequence(SequenceRequest([8 - arrival], 1, adapter=adapter), arrival))
@@ -58,15 +58,15 @@ def test_adapters_are_kept_apart() -> None:
 
 
 def test_of_equal_prompts_the_longest_answer_starts_first() -> None:
-    """And of equal requests the one that came first."""
+    """Among equal requests the first arrival starts first."""
     order = PrefixOrder()
     for arrival, max_tokens in enumerate([3, 9, 3, 9]):
         order.add(Sequence(SequenceRequest([7, 8], max_tokens), arrival))
     assert started(order) == [1, 3, 0, 2]
 
 
-def test_who_comes_meanwhile_joins_the_round_where_its_place_is_ahead() -> None:
-    """Beside those that begin like it; what is passed already waits for the next."""
+def test_later_arrivals_join_the_round_if_their_place_is_ahead() -> None:
+    """They join sequences with the same prefix; the others wait for the next round."""
     order = PrefixOrder()
     queued(order, "b", "d", "f")
     assert start(order).arrival == 0
@@ -74,8 +74,8 @@ def test_who_comes_meanwhile_joins_the_round_where_its_place_is_ahead() -> None:
     assert started(order) == [1, 5, 4, 2, 3]
 
 
-def test_a_round_is_joined_by_no_more_than_began_it() -> None:
-    """However many come whose prompts are before another's."""
+def test_a_round_at_most_doubles() -> None:
+    """The number of later arrivals does not matter."""
     order = PrefixOrder()
     queued(order, "a", "z")
     assert start(order).arrival == 0
@@ -83,8 +83,8 @@ def test_a_round_is_joined_by_no_more_than_began_it() -> None:
     assert started(order) == [2, 3, 1, 4]
 
 
-def test_who_was_given_back_starts_before_all_others() -> None:
-    """In the order of arrival, and within the round that is going on."""
+def test_preempted_sequences_start_before_all_others() -> None:
+    """They start in the order of arrival, within the current round."""
     order = PrefixOrder()
     sequences = queued(order, "c", "b", "a")
     assert [start(order) for _ in range(2)] == [sequences[2], sequences[1]]
@@ -94,8 +94,8 @@ def test_who_was_given_back_starts_before_all_others() -> None:
     assert started(order) == [1, 2, 0]
 
 
-def test_the_unwanted_are_forgotten_wherever_they_wait() -> None:
-    """Given back, in this round, or for the next."""
+def test_removed_sequences_leave_every_queue() -> None:
+    """They were preempted, or wait for this round or the next."""
     order = PrefixOrder()
     sequences = queued(order, "a", "b", "c", "d")
     order.requeue(start(order))
@@ -104,8 +104,8 @@ def test_the_unwanted_are_forgotten_wherever_they_wait() -> None:
     assert started(order) == [1, 3, 5]
 
 
-def test_on_few_pages_a_common_beginning_is_computed_once() -> None:
-    """Where those that share it lie apart in the file, and by order of arrival it is not."""
+def test_on_few_pages_a_common_prefix_is_computed_once() -> None:
+    """Its sequences are far apart in the file; by arrival it would be computed repeatedly."""
     documents = [long(6 * PAGE, seed) for seed in range(4)]
     computed = {}
     for order in (ArrivalOrder(), PrefixOrder()):

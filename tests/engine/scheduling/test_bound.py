@@ -1,4 +1,4 @@
-"""The bound on a step's tokens: down at once, up slowly, never out of its limits."""
+"""The limit on a step's tokens falls at once, rises slowly, and stays in its range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.engine.scheduling.step_budget import GROW_AFTER_STEPS, StepTokenLi
 
 
 def test_a_step_that_does_not_fit_is_followed_by_one_of_half_the_size() -> None:
-    """Of its own size, which may be far below what was allowed."""
+    """It is half of the step's own size, which may be far below the limit."""
     bound = StepTokenLimit(2_048)
     bound.lower(2_048)
     assert bound.tokens == 1_024
@@ -20,8 +20,8 @@ def test_a_step_that_does_not_fit_is_followed_by_one_of_half_the_size() -> None:
         assert bound.tokens == tokens
 
 
-def test_it_grows_only_after_a_row_of_steps_that_fitted() -> None:
-    """A failure in between begins the count anew."""
+def test_it_grows_only_after_several_steps_that_fitted() -> None:
+    """A failure in between resets the count."""
     bound = StepTokenLimit(1_000)
     bound.lower(160)
     for _ in range(GROW_AFTER_STEPS - 1):
@@ -36,8 +36,8 @@ def test_it_grows_only_after_a_row_of_steps_that_fitted() -> None:
     assert bound.tokens == 45
 
 
-def test_it_comes_back_to_what_was_asked_for_and_stays_there() -> None:
-    """From the smallest step too."""
+def test_it_returns_to_the_configured_limit_and_stays_there() -> None:
+    """It also holds from the smallest step."""
     bound = StepTokenLimit(300)
     bound.lower(1)
     sizes = []
@@ -48,8 +48,8 @@ def test_it_comes_back_to_what_was_asked_for_and_stays_there() -> None:
     assert sizes[-1] == 300
 
 
-def test_failures_whose_owner_is_found_leave_no_trace() -> None:
-    """What was allowed before the first of them is allowed again; earlier ones still count."""
+def test_failures_with_a_known_culprit_leave_no_trace() -> None:
+    """The limit before the first of them is restored; earlier ones still count."""
     bound = StepTokenLimit(100)
     bound.lower(100)
     bound.note_fit()
@@ -65,8 +65,8 @@ def test_failures_whose_owner_is_found_leave_no_trace() -> None:
     st.integers(1, 5_000),
     st.lists(st.sampled_from(["lower", "restore", "fit"]), max_size=60),
 )
-def test_it_never_leaves_its_limits(most: int, events: list[str]) -> None:
-    """At least one token, at most what was asked for."""
+def test_it_never_leaves_its_range(most: int, events: list[str]) -> None:
+    """It is at least one token, and at most the configured limit."""
     bound = StepTokenLimit(most)
     for event in events:
         if event == "lower":

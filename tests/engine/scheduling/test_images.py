@@ -1,4 +1,4 @@
-"""Images in a prompt: where chunks may end, what turns their tokens, what tells prompts apart."""
+"""Images in a prompt: ends of chunks, rotation of tokens, and identity of prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill.engine.scheduling.images import (
 
 
 def image(start: int, rows: int, columns: int, *, is_whole: bool = True) -> PromptImage:
-    """Return an image whose digest is its place."""
+    """Return an image whose digest is its position."""
     pixels = np.zeros((rows, columns, 3), np.uint8)
     return PromptImage(pixels, bytes([start]), start, rows, columns, is_whole)
 
@@ -44,18 +44,18 @@ TWO = (image(4, 2, 3), image(12, 1, 4))
         (16, 20, 20),
     ],
 )
-def test_a_chunk_stops_before_an_image_or_behind_it(start: int, stop: int, allowed: int) -> None:
-    """Behind it where it would else be empty; so every chunk brings its sequence on."""
+def test_a_chunk_stops_before_an_image_or_after_it(start: int, stop: int, allowed: int) -> None:
+    """It stops after it if it were empty otherwise, so every chunk advances its sequence."""
     assert whole_stop(TWO, start, stop) == allowed
 
 
-def test_an_image_that_is_seen_in_order_may_be_cut() -> None:
-    """Its tokens see what lies before them alone."""
+def test_an_image_with_causal_attention_may_be_split() -> None:
+    """Its tokens see only earlier tokens."""
     assert whole_stop((image(4, 2, 3, is_whole=False),), 0, 6) == 6
 
 
-def test_tokens_of_an_image_are_turned_by_row_and_column() -> None:
-    """Text goes on behind its longer side."""
+def test_tokens_of_an_image_are_rotated_by_row_and_column() -> None:
+    """Text continues after its longer side."""
     axes = axes_of((image(2, 2, 3), image(9, 3, 1)), 14)
     assert axes.tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 9, 10],
@@ -64,8 +64,8 @@ def test_tokens_of_an_image_are_turned_by_row_and_column() -> None:
     ]
 
 
-def test_a_span_shows_what_of_its_images_lies_in_it() -> None:
-    """Whose tokens see all of their image; what is written after the prompt goes on from it."""
+def test_a_span_contains_its_part_of_images() -> None:
+    """Their tokens see the whole image; generated tokens continue after the prompt."""
     axes = axes_of(TWO, 18)
     shown = image_span(TWO, axes, 6, 14)
     assert shown.rows.tolist() == [0, 1, 2, 3, 6, 7]
@@ -80,8 +80,8 @@ def test_a_span_shows_what_of_its_images_lies_in_it() -> None:
     assert behind.axes.tolist() == [[last, last + 1, last + 2]] * 3
 
 
-def test_breaks_between_rows_show_nothing() -> None:
-    """Wherever a span begins and ends."""
+def test_breaks_between_rows_have_no_vectors() -> None:
+    """It holds for every start and end of a span."""
     spec = ImageSpec(
         mark=7,
         token=7,
@@ -107,16 +107,16 @@ def test_breaks_between_rows_show_nothing() -> None:
         assert [(begin, end) for _, begin, end in shown.parts] == [part]
 
 
-def test_tokens_that_stand_for_other_images_are_told_apart() -> None:
-    """Those of text are not."""
+def test_placeholders_of_different_images_are_distinguished() -> None:
+    """Text tokens are not."""
     assert image_digests(TWO, 0, 4) == b""
     assert image_digests(TWO, 0, 5) == b"\x04"
     assert image_digests(TWO, 9, 13) == b"\x04\x0c"
     assert image_digests(TWO, 10, 12) == b""
 
 
-def test_prompts_are_named_by_their_images() -> None:
-    """In the place of the tokens that stand for them."""
+def test_prompt_keys_contain_their_images() -> None:
+    """Digests replace the placeholder tokens."""
     prompt = np.arange(18, dtype=np.int32)
     expected = [prompt[:4].tobytes(), b"\x04", prompt[10:12].tobytes(), b"\x0c"]
     assert prompt_key(prompt, TWO) == b"".join([*expected, prompt[16:].tobytes()])

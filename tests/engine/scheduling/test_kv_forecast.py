@@ -1,4 +1,4 @@
-"""Sequences start where the KV cache holds all that run to their ends."""
+"""Sequences start if the KV cache can hold all running ones to their ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def yard_with_forecast(num_pages: int, max_num_seqs: int = 8) -> Yard:
 
 @given(lengths)
 def test_a_peak_is_that_of_a_simulation(sequences: list[tuple[int, int]]) -> None:
-    """Step by step: all grow by a token, and who ends gives back what it holds."""
+    """Step by step: all grow by one token, and an ended sequence releases its tokens."""
     own, left = (np.array(column) for column in zip(*sequences, strict=True))
     most, alive = 0, left > 0
     for step in range(1, int(left.max()) + 1):
@@ -34,10 +34,10 @@ def test_a_peak_is_that_of_a_simulation(sequences: list[tuple[int, int]]) -> Non
 
 
 @given(lengths, st.integers(10, 24))
-def test_nobody_gives_way_whose_length_is_known(
+def test_no_sequence_with_a_known_length_is_preempted(
     sequences: list[tuple[int, int]], num_pages: int
 ) -> None:
-    """However few pages there are, up to a part of a page each; all come to what they would."""
+    """With few pages, up to a part of a page each, all results are the same."""
     yard = yard_with_forecast(num_pages)
     rng = np.random.default_rng(0)
     requests = [
@@ -50,7 +50,7 @@ def test_nobody_gives_way_whose_length_is_known(
     assert [one.generated for one in sorted(yard.finished, key=lambda one: one.arrival)] == [
         expected_tokens(request) for request in requests
     ]
-    # What is simulated are tokens: of each sequence's last page a part is free.
+    # The simulation counts tokens: each sequence's last page is partly free.
     assert yard.scheduler.num_preemptions <= len(requests)
 
 
@@ -68,7 +68,7 @@ def test_long_answers_do_not_start_all_at_once() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_answers_that_may_end_are_as_long_as_those_before(share: float) -> None:
-    """Of their `max_tokens`; at first a quarter is expected."""
+    """The share of `max_tokens` is learned; at first a quarter is expected."""
     yard = Yard()
     forecast = KVForecast(yard.table, yard.pool)
     request = SequenceRequest([1, 2], 50, stop_token_ids=frozenset({9}))

@@ -1,4 +1,4 @@
-"""Where a sequence repeats itself: told at the very token, for every size of pattern."""
+"""Repetition of a sequence is detected at the exact token, for every size of pattern."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tidemill.engine.scheduling.repetition import Repetition
 
 
 def first_place(tokens: list[int], wanted: Repetition) -> int | None:
-    """Return after how many tokens a watch says that a sequence repeats itself."""
+    """Return the number of tokens after which a watch detects a repetition."""
     watch = wanted.watch()
     return next((n for n, token in enumerate(tokens, start=1) if watch.push(token)), None)
 
 
 def has_copies(tokens: list[int], wanted: Repetition) -> bool:
-    """Say by slices whether tokens end in the copies that are wanted."""
+    """Return whether tokens end in the required copies, by comparing slices."""
     for size in range(wanted.min_size, wanted.max_size + 1):
         length = size * wanted.num_copies
         if len(tokens) >= length and tokens[-length:] == tokens[-size:] * wanted.num_copies:
@@ -34,22 +34,22 @@ def has_copies(tokens: list[int], wanted: Repetition) -> bool:
         ([0, 0], Repetition(1, 1, 2), 2),
     ],
 )
-def test_copies_are_told_with_the_last_of_them(
+def test_copies_are_detected_with_the_last_of_them(
     tokens: list[int], wanted: Repetition, place: int | None
 ) -> None:
-    """Not one token later, and not where a copy is missing or a pattern too short."""
+    """A missing copy or a too short pattern is not detected."""
     assert first_place(tokens, wanted) == place
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_is_told_where_slices_show_it(seed: int) -> None:
-    """At every place of random tokens of a small alphabet, for random bounds."""
+def test_detection_matches_slices(seed: int) -> None:
+    """It holds at every position of random tokens from a small alphabet, for random limits."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 2, 300).tolist()
     low = int(rng.integers(1, 4))
     wanted = Repetition(low, low + int(rng.integers(0, 5)), int(rng.integers(2, 5)))
     tokens += tokens[-low:] * wanted.num_copies
     watch = wanted.watch()
-    told = [watch.push(token) for token in tokens]
-    assert told == [has_copies(tokens[: n + 1], wanted) for n in range(len(tokens))]
-    assert told[-1]
+    detected = [watch.push(token) for token in tokens]
+    assert detected == [has_copies(tokens[: n + 1], wanted) for n in range(len(tokens))]
+    assert detected[-1]

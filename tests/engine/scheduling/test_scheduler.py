@@ -1,4 +1,4 @@
-"""Planning steps: every token once, within the budget, on pages that hold what they should."""
+"""Steps plan every token once, within the budget, on pages with the right contents."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
-    """Whatever the budget, the pages, the order and the neighbours; and no page is left behind."""
+def test_every_sequence_generates_what_it_would_alone(case: Case) -> None:
+    """It holds for any budget, pages, order and neighbors, and every page is released."""
     most = max(
         min(len(request.prompt_ids) + request.max_tokens, case.max_model_len)
         for _, request in case.requests
@@ -108,7 +108,7 @@ def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
     yard.check_empty()
 
 
-def test_nothing_to_do_is_no_plan() -> None:
+def test_an_idle_scheduler_plans_no_step() -> None:
     """An idle engine waits for requests."""
     assert Yard().scheduler.plan() is None
 
@@ -123,8 +123,8 @@ def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
     assert [len(plan.sampled) for plan in plans] == [0, 0, 1]
 
 
-def test_running_sequences_get_their_token_before_any_prompt() -> None:
-    """A prompt takes what the budget has left, so nobody stalls behind it."""
+def test_running_sequences_have_priority_over_prompts() -> None:
+    """Prompts use the rest of the budget, so they never stall running sequences."""
     yard = Yard(budget=6, max_num_seqs=3)
     first = yard.add([0, 0, 0], 20)
     yard.step()
@@ -135,7 +135,7 @@ def test_running_sequences_get_their_token_before_any_prompt() -> None:
 
 
 def test_prompts_are_chunked_oldest_first() -> None:
-    """A younger prompt gets only what an older one leaves."""
+    """A newer prompt uses the budget that an older one leaves."""
     yard = Yard(budget=10)
     sequences = [yard.add(long(14, seed)) for seed in range(2)]
     yard.step()
@@ -144,8 +144,8 @@ def test_prompts_are_chunked_oldest_first() -> None:
     assert spans_of(plan) == [(slots[0], 10, 14), (slots[1], 0, 6)]
 
 
-def test_a_prompt_cut_before_its_last_token_ends_as_a_decode() -> None:
-    """One token to compute is one token to compute, whoever's it is."""
+def test_the_last_token_of_a_chunked_prompt_is_a_decode() -> None:
+    """A sequence with one token to compute is a decode, whether prompt or output."""
     yard = Yard(budget=10)
     sequence = yard.add(long(11), 1)
     yard.step()
@@ -155,14 +155,14 @@ def test_a_prompt_cut_before_its_last_token_ends_as_a_decode() -> None:
 
 
 def test_no_more_sequences_run_than_there_are_slots() -> None:
-    """The rest waits in order."""
+    """The other sequences wait in order."""
     yard = Yard(max_num_seqs=2)
     sequences = [yard.add([0, 0, number], 30) for number in range(3)]
     yard.step()
     assert waiting(yard.scheduler) == sequences[2:]
 
 
-def test_a_prompt_of_whole_pages_that_is_all_known_computes_its_last_page() -> None:
+def test_a_fully_cached_prompt_of_whole_pages_computes_its_last_page() -> None:
     """Its last token must be computed for its logits, and a shared page is never written."""
     yard = Yard()
     prompt = long(3 * PAGE)
@@ -174,8 +174,8 @@ def test_a_prompt_of_whole_pages_that_is_all_known_computes_its_last_page() -> N
     assert again.num_cached_tokens == 2 * PAGE
 
 
-def test_a_prompt_known_but_for_its_last_token_is_a_decode() -> None:
-    """The whole pages come from the cache, one token is left."""
+def test_a_prompt_cached_up_to_its_last_token_is_a_decode() -> None:
+    """The whole pages come from the cache; one token is left."""
     yard = Yard()
     prompt = long(3 * PAGE + 1)
     yard.add(prompt)
@@ -201,8 +201,8 @@ def test_sequences_admitted_in_one_step_share_the_pages_that_it_fills() -> None:
     yard.check_empty()
 
 
-def test_generated_tokens_are_shared_too() -> None:
-    """The next turn of a conversation begins with the answer of the last."""
+def test_generated_tokens_are_shared() -> None:
+    """The next turn of a conversation begins with the previous answer."""
     yard = Yard()
     prompt = long(2 * PAGE - 1)
     first = yard.add(prompt, 2 * PAGE)
@@ -213,8 +213,8 @@ def test_generated_tokens_are_shared_too() -> None:
     assert second.num_cached_tokens == 3 * PAGE
 
 
-def test_pages_are_shared_only_behind_the_same_beginning() -> None:
-    """Equal tokens at equal places mean nothing when what comes before differs."""
+def test_pages_are_shared_only_after_the_same_prefix() -> None:
+    """Equal tokens at equal positions do not match if the tokens before them differ."""
     yard = Yard()
     tail = long(3 * PAGE)
     yard.add([0] * PAGE + tail)
@@ -224,8 +224,8 @@ def test_pages_are_shared_only_behind_the_same_beginning() -> None:
     assert other.num_cached_tokens == 0
 
 
-def test_pages_are_shared_only_among_requests_of_one_salt() -> None:
-    """Neither with another salt nor with none, whatever the salt is; and with the same as ever."""
+def test_pages_are_shared_only_with_the_same_salt() -> None:
+    """Requests with another salt or without one share nothing with these."""
     prompt = long(3 * PAGE)
     tokens = np.array(prompt[:PAGE], np.int32).tobytes().decode("latin-1")
     yard = Yard()
@@ -237,7 +237,7 @@ def test_pages_are_shared_only_among_requests_of_one_salt() -> None:
 
 
 def test_pages_are_shared_only_within_one_adapter() -> None:
-    """Its keys and values are its own; salts divide it further."""
+    """Each adapter has its own keys and values; salts divide its pages further."""
     prompt = long(3 * PAGE)
     yard = Yard()
     for adapter, salt in [(0, ""), (1, ""), (2, ""), (1, "a"), (2, "a")]:
@@ -248,7 +248,7 @@ def test_pages_are_shared_only_within_one_adapter() -> None:
 
 
 def test_spans_of_one_adapter_are_neighbours_in_a_step() -> None:
-    """Among the decodes, and among what is longer; of one adapter the oldest comes first."""
+    """Decodes and longer spans are each grouped by adapter, the oldest first in each group."""
     yard = Yard(max_num_seqs=8)
     for adapter in (1, 0, 2, 1):
         yard.add(long(3), 2, adapter=adapter)
@@ -264,7 +264,7 @@ def test_spans_of_one_adapter_are_neighbours_in_a_step() -> None:
 
 
 def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
-    """Its logits are needed at every token, a few at a time; others may still use its pages."""
+    """Logits are needed at every token, a few at a time; other requests may still use its pages."""
     length = MAX_SCORED_ROWS + 9
     yard = Yard(num_pages=300, max_model_len=2 * length, budget=2 * length)
     prompt = long(length)
@@ -278,7 +278,7 @@ def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
 
 
 def test_scored_prompts_of_one_step_share_its_rows() -> None:
-    """Eight of them hand no more rows to the head than one does, and each is computed whole."""
+    """Eight prompts give the head no more rows than one does, and each is computed in full."""
     yard = Yard(num_pages=400, max_num_seqs=8, max_model_len=100, budget=2048)
     for seed in range(8):
         yard.add(long(60, seed), prompt_logprobs=0)
@@ -290,16 +290,16 @@ def test_scored_prompts_of_one_step_share_its_rows() -> None:
     assert 8 * 59 <= num_rows <= 8 * 60
 
 
-def test_the_youngest_gives_its_pages_to_the_oldest_and_recovers() -> None:
-    """It keeps what it generated, and takes up its pages again where they survived."""
+def test_the_newest_gives_its_pages_to_the_oldest_and_recovers() -> None:
+    """It retains its generated tokens and reuses its pages that are still cached."""
     yard = Yard(num_pages=7, max_num_seqs=2)
     old, young = yard.add(long(PAGE, 0), 20), yard.add(long(PAGE, 1), 20)
     while not young.num_preemptions:
         yard.step()
     assert young in waiting(yard.scheduler)
-    kept = list(young.generated)
-    assert kept == expected_tokens(young.request)[: len(kept)]
-    assert kept
+    generated = list(young.generated)
+    assert generated == expected_tokens(young.request)[: len(generated)]
+    assert generated
     yard.run_all()
     assert old.num_preemptions == 0
     assert yard.finished[0] is old
@@ -308,8 +308,8 @@ def test_the_youngest_gives_its_pages_to_the_oldest_and_recovers() -> None:
     yard.check_empty()
 
 
-def test_preempted_sequences_wait_before_newer_ones_and_in_their_order() -> None:
-    """Giving way must not cost a place."""
+def test_preempted_sequences_wait_before_newer_ones_in_order() -> None:
+    """Preemption does not cost a sequence its place."""
     yard = Yard(max_num_seqs=3)
     running = [yard.add(long(6, seed), 30) for seed in range(3)]
     newer = yard.add(long(6, 9), 30)
@@ -319,8 +319,8 @@ def test_preempted_sequences_wait_before_newer_ones_and_in_their_order() -> None
     assert waiting(yard.scheduler) == [*running, newer]
 
 
-def test_who_starts_next_is_for_the_policy_to_say() -> None:
-    """Those that ask for most start first, and who started last gives way, whenever it came."""
+def test_the_policy_decides_which_sequence_starts_next() -> None:
+    """The longest request starts first and the last started is preempted, whatever the arrival."""
     yard = Yard(num_pages=6, max_num_seqs=2, admission=LongestFirst())
     second, third, first = (yard.add(long(PAGE, most), most) for most in (16, 2, 18))
     yard.step()
@@ -336,7 +336,7 @@ def test_who_starts_next_is_for_the_policy_to_say() -> None:
 
 @pytest.mark.parametrize("keeps_ids", [False, True])
 def test_penalties_wait_for_ids_where_only_the_host_can_look_at_them(*, keeps_ids: bool) -> None:
-    """A constraint waits for none: its step chooses tokens when they are there."""
+    """A constraint does not wait: its step chooses tokens once they are available."""
     yard = Yard(steps_ahead=1, keeps_ids=keeps_ids)
     yard.add([1, 2, 3], 5, sampling=Sampling(presence_penalty=1))
     yard.run(yard.plan())
@@ -348,8 +348,8 @@ def test_penalties_wait_for_ids_where_only_the_host_can_look_at_them(*, keeps_id
     assert yard.scheduler.plan() is not None
 
 
-def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not anew in every step, however long it waits; and not again once it starts."""
+def test_pages_of_a_waiting_sequence_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are not computed again in each step, nor when the sequence starts."""
     named = []
 
     def name(
@@ -369,15 +369,15 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert [tokens for tokens in named if tokens in pages] == pages
 
 
-def test_what_waits_for_room_is_asked_again_only_when_that_may_help(
+def test_a_waiting_sequence_is_looked_up_only_when_that_may_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not while others only take pages: a long prompt costs nothing in each of these steps."""
+    """A long prompt costs nothing in steps in which others only take pages."""
     yard = Yard(num_pages=8, max_num_seqs=2)
-    asked = []
+    lengths = []
 
     def lookup(digests: list[bytes]) -> list[int]:
-        asked.append(len(digests))
+        lengths.append(len(digests))
         return PagePool.lookup(yard.pool, digests)
 
     yard.add(long(PAGE), 16)
@@ -386,13 +386,13 @@ def test_what_waits_for_room_is_asked_again_only_when_that_may_help(
     monkeypatch.setattr(yard.pool, "lookup", lookup)
     for _ in range(10):
         yard.step()
-    assert [length for length in asked if length > 1] == [5]
+    assert [length for length in lengths if length > 1] == [5]
     yard.run_all()
     assert blocked.generated == expected_tokens(blocked.request)
 
 
-def test_what_waits_for_room_starts_once_enough_of_it_is_cached() -> None:
-    """Though no page has become free."""
+def test_a_waiting_sequence_starts_once_enough_of_it_is_cached() -> None:
+    """It starts even if no page has become free."""
     yard = Yard(num_pages=6, max_num_seqs=2)
     running = yard.add(long(2 * PAGE), 3)
     yard.step()
@@ -406,8 +406,8 @@ def test_what_waits_for_room_starts_once_enough_of_it_is_cached() -> None:
     assert waiting(yard.scheduler) == []
 
 
-def test_a_page_that_a_step_leaves_one_token_of_is_cached_in_the_end() -> None:
-    """The last of a prompt may be computed among the decodes."""
+def test_a_page_completed_by_a_decode_is_cached() -> None:
+    """The last token of a prompt may be computed among the decodes."""
     yard = Yard(budget=2 * PAGE - 1)
     prompt = long(2 * PAGE)
     yard.add(prompt, 1)
@@ -418,7 +418,7 @@ def test_a_page_that_a_step_leaves_one_token_of_is_cached_in_the_end() -> None:
 
 
 def test_a_suspect_of_a_failed_step_runs_alone() -> None:
-    """It waits for those that run, and nobody joins it."""
+    """It waits for the running sequences, and no other sequence joins it."""
     yard = Yard()
     running = yard.add([0, 0], 5)
     yard.step()
@@ -435,7 +435,7 @@ def test_a_suspect_of_a_failed_step_runs_alone() -> None:
 
 @pytest.mark.parametrize("length", [PAGE, 16, 17])
 def test_a_prompt_as_long_as_the_context_gets_no_token(length: int) -> None:
-    """There is no room for one; it can still be scored."""
+    """The context has no room for an output token, but the prompt can still be scored."""
     yard = Yard(max_model_len=length, num_pages=-(-length // PAGE))
     sequence = yard.add(long(length), 5)
     yard.run_all()
@@ -443,15 +443,15 @@ def test_a_prompt_as_long_as_the_context_gets_no_token(length: int) -> None:
     yard.check_empty()
 
 
-def test_what_fits_the_pool_alone_can_ever_fit() -> None:
-    """Up to the last slot of the last page."""
+def test_a_request_that_fits_the_pool_alone_is_accepted() -> None:
+    """It holds up to the last slot of the last page."""
     scheduler = Yard(num_pages=3).scheduler
     assert scheduler.can_ever_fit(3 * PAGE)
     assert not scheduler.can_ever_fit(3 * PAGE + 1)
 
 
 def test_a_sequence_that_fills_every_page_alone_finishes() -> None:
-    """The largest request that is let in needs no page that does not exist."""
+    """The largest request that is accepted never needs more pages than exist."""
     prompt = long(PAGE)
     yard = Yard(num_pages=3, max_num_seqs=2)
     first, second = yard.add(prompt, 2 * PAGE), yard.add(prompt, 2 * PAGE)

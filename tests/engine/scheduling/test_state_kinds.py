@@ -26,7 +26,7 @@ def fixture_short_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_kinds(rng: random.Random, max_num_seqs: int) -> dict[str, int]:
-    """Return which kinds of state a model has beside full pages, one at least."""
+    """Return the kinds of state that a model has in addition to full pages, at least one."""
     kinds: dict[str, int] = {}
     if rng.random() < 0.6:
         kinds["window"] = rng.randint(1, 12)
@@ -38,7 +38,7 @@ def random_kinds(rng: random.Random, max_num_seqs: int) -> dict[str, int]:
 
 
 def storm(seed: int) -> None:
-    """Run random sequences through few pages and rows; each row of tokens is what it is alone."""
+    """Run random sequences with few pages and rows; each has the tokens it would have alone."""
     rng = random.Random(seed)
     max_num_seqs, budget = rng.randint(1, 5), rng.randint(5, 24)
     kinds = random_kinds(rng, max_num_seqs)
@@ -86,23 +86,23 @@ def storm(seed: int) -> None:
 
 
 def storms() -> None:
-    """Run as many storms as a suite has time for."""
+    """Run as many storms as the suite has time for."""
     for seed in range(NUM_STORMS):
         storm(seed)
 
 
-def test_storms_leave_every_sequence_what_it_is_alone() -> None:
-    """Preempted, resumed from snapshots, cut at their borders, out of few pages and rows."""
+def test_storms_do_not_change_any_sequence() -> None:
+    """Sequences are preempted, resumed and cut at borders, with few pages and rows."""
     storms()
 
 
 def keep_its_row(_: Rows, slot: int, start: int) -> bool:
-    """Write a snapshot that others resume from."""
+    """Write a snapshot that other sequences resume from."""
     del slot, start
     return False
 
 
-def name_at_once(self: Rows, slot: int, start: int, stop: int, num_settled: int) -> int:
+def name_immediately(self: Rows, slot: int, start: int, stop: int, num_settled: int) -> int:
     """Name a state before any step has left it."""
     reached = ATTEND(self, slot, start, stop, num_settled)
     if reached == self.borders[slot]:
@@ -111,7 +111,7 @@ def name_at_once(self: Rows, slot: int, start: int, stop: int, num_settled: int)
 
 
 def start_from_own_row(self: Rows, slots: Any, starts: Any) -> Any:
-    """Read the row that a sequence was given instead of the snapshot."""
+    """Read the sequence's own row instead of the snapshot."""
     return np.where(starts == 0, -1, self.rows[slots])
 
 
@@ -127,22 +127,22 @@ ATTEND, RELEASE = Rows.attend, Pages._release_unseen
     ("kind", "name", "broken"),
     [
         (Rows, "_must_move", keep_its_row),
-        (Rows, "attend", name_at_once),
+        (Rows, "attend", name_immediately),
         (Rows, "sources_of", start_from_own_row),
         (Pages, "_release_unseen", release_too_early),
     ],
 )
-def test_a_state_that_is_lost_or_stale_is_found(
+def test_a_lost_or_stale_state_is_detected(
     kind: type, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storms' memory tells: so they would find an engine that lost a state."""
+    """The memory of the storms detects an engine that loses a state."""
     monkeypatch.setattr(kind, name, broken)
     with pytest.raises((AssertionError, KeyError)):
         storms()
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    """The first sequence leaves a snapshot behind it, and the others wait for that."""
+    """The first sequence leaves a snapshot, and the others wait for it."""
     yard = Yard(num_pages=200, max_num_seqs=8, budget=64, kinds={"num_rows": 9})
     common = long(24, 1)
     sequences = [yard.add([*common, *long(3, seed)], 2) for seed in range(2, 8)]
@@ -150,8 +150,8 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert [one.num_cached_tokens for one in sequences] == [0, *[24] * 5]
 
 
-def test_traffic_shows_what_is_shared() -> None:
-    """Who comes second computes the prefix again and leaves a snapshot, who comes third resumes."""
+def test_the_second_request_of_a_prefix_leaves_a_snapshot() -> None:
+    """The second request computes the prefix again and leaves a snapshot; the third one resumes."""
     yard = Yard(num_pages=200, kinds={"num_rows": 5})
     sequences = []
     for seed in range(3):
@@ -160,8 +160,8 @@ def test_traffic_shows_what_is_shared() -> None:
     assert [one.num_cached_tokens for one in sequences] == [0, 0, 24]
 
 
-def test_a_window_holds_no_more_pages_than_it_sees() -> None:
-    """However long a sequence becomes: its window, and where its first and last page begin."""
+def test_a_window_group_holds_only_the_pages_in_its_window() -> None:
+    """The number of pages depends only on the window and its alignment, not on the length."""
     yard = Yard(num_pages=64, max_model_len=160, budget=8, kinds={"window": 8})
     yard.add(long(60), 90)
     (windowed,) = yard.groups

@@ -1,4 +1,4 @@
-"""After a step that failed: who starts over, who runs alone, who is to blame."""
+"""After a step failed: which sequences restart, which run alone, and which one is to blame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUDGET = 32
 
 
 class Ward:
-    """Sequences of two tokens each, and what is made of the failures of their steps."""
+    """Sequences of two tokens each, and the handling of failed steps."""
 
     def __init__(self, num_sequences: int) -> None:
         self.scheduler = Scheduler(SequenceTable(8, 64, 4), PagePool(64), ArrivalOrder(), BUDGET)
@@ -35,7 +35,7 @@ class Ward:
             self.scheduler.add(sequence)
 
     def plan(self) -> StepPlan:
-        """Return the next step, which there must be."""
+        """Return the next step, which must exist."""
         plan = self.scheduler.plan()
         assert plan is not None
         return plan
@@ -45,14 +45,14 @@ class Ward:
         return [self.scheduler.table.sequence(slot) for slot in plan.slots.tolist()]
 
     def succeed(self, plan: StepPlan) -> None:
-        """Let a step go well; no sequence ends."""
+        """Let a step succeed; no sequence ends."""
         ids = np.ones(len(plan.sampled), np.int64)
         self.scheduler.launch(plan)
         self.scheduler.collect(plan, ids, np.ones(len(ids), np.bool_))
         self.failures.note_success()
 
     def fail(self) -> Sequence | None:
-        """Let the step that must come next fail."""
+        """Let the next step fail."""
         return self.failures.retry([self.part()])
 
     def part(self) -> StepPlan:
@@ -62,7 +62,7 @@ class Ward:
         return part
 
     def sizes(self) -> list[int]:
-        """Let all parts of a step go well and return how many sequences each has."""
+        """Let all parts of a step succeed and return how many sequences each has."""
         sizes = []
         while (part := self.failures.next_part()) is not None:
             sizes.append(len(part.slots))
@@ -70,8 +70,8 @@ class Ward:
         return sizes
 
 
-def test_a_step_that_fails_runs_again_as_it_was() -> None:
-    """A failure that passes sends nobody back to the beginning."""
+def test_a_failed_step_runs_again_unchanged() -> None:
+    """After a transient failure, no sequence restarts from the beginning."""
     ward = Ward(3)
     plan = ward.plan()
     assert ward.failures.retry([plan]) is None
@@ -81,8 +81,8 @@ def test_a_step_that_fails_runs_again_as_it_was() -> None:
     assert not any(sequence.num_preemptions for sequence in ward.sequences)
 
 
-def test_what_fails_again_is_halved_until_one_is_left_that_fails_twice() -> None:
-    """The halves without it go well and are through; of the others nobody starts over."""
+def test_a_repeated_failure_is_bisected_to_one_sequence() -> None:
+    """The halves without that sequence succeed, and no other sequence restarts."""
     ward = Ward(8)
     culprit = ward.sequences[6]
     ward.succeed(ward.plan())
@@ -99,8 +99,8 @@ def test_what_fails_again_is_halved_until_one_is_left_that_fails_twice() -> None
     assert not any(sequence.num_preemptions for sequence in ward.sequences)
 
 
-def test_two_who_are_to_blame_are_both_found() -> None:
-    """The second by what is left of the same step."""
+def test_two_faulty_sequences_are_both_found() -> None:
+    """The second one is found in the rest of the same step."""
     ward = Ward(4)
     culprits = [ward.sequences[0], ward.sequences[3]]
     ward.succeed(ward.plan())
@@ -114,8 +114,8 @@ def test_two_who_are_to_blame_are_both_found() -> None:
     assert [one for one in blamed if one is not None] == culprits
 
 
-def test_who_left_meanwhile_is_not_among_what_runs_again() -> None:
-    """And nothing of it is held."""
+def test_an_aborted_sequence_does_not_run_again() -> None:
+    """None of its pages stay held."""
     ward = Ward(3)
     ward.succeed(ward.plan())
     ward.failures.retry([ward.plan()])
@@ -123,8 +123,8 @@ def test_who_left_meanwhile_is_not_among_what_runs_again() -> None:
     assert ward.of(ward.part()) == [ward.sequences[0], ward.sequences[2]]
 
 
-def test_a_step_that_only_its_size_is_the_matter_with_is_followed_by_smaller_ones() -> None:
-    """Its halves go well each time; from the third time on there is none of that size."""
+def test_a_step_that_fails_only_because_of_its_size_is_followed_by_smaller_ones() -> None:
+    """Its halves succeed each time; after the third time, steps stay smaller."""
     ward = Ward(8)
     for _ in range(MAX_FAILURES_IN_COMPANY):
         assert ward.scheduler.step_limit.tokens == BUDGET
@@ -135,19 +135,19 @@ def test_a_step_that_only_its_size_is_the_matter_with_is_followed_by_smaller_one
     assert ward.scheduler.step_limit.tokens == plan.num_tokens // 2
 
 
-def test_a_device_most_of_whose_failures_pass_is_not_relied_on() -> None:
-    """Every second step fails: nobody is to blame, and the numbers are not to be believed."""
+def test_a_device_with_many_transient_failures_is_unreliable() -> None:
+    """Every second step fails: no sequence is to blame, and the results cannot be trusted."""
     ward = Ward(2)
     for _ in range(MAX_PASSING_FAILURES):
         assert ward.failures.next_part() is None
         ward.failures.retry([ward.plan()])
         ward.succeed(ward.part())
-    with pytest.raises(DeviceFailed, match="cannot be relied on"):
+    with pytest.raises(DeviceFailed, match="is unreliable"):
         ward.failures.next_part()
 
 
-def test_failures_that_pass_now_and_then_are_endured() -> None:
-    """As long as most steps go well at once."""
+def test_occasional_transient_failures_are_tolerated() -> None:
+    """Most steps must succeed at the first attempt."""
     ward = Ward(2)
     for _ in range(2 * MAX_PASSING_FAILURES):
         for _ in range(PASSING_WINDOW_STEPS // MAX_PASSING_FAILURES + 1):
@@ -158,7 +158,7 @@ def test_failures_that_pass_now_and_then_are_endured() -> None:
 
 
 def test_a_sequence_runs_after_the_one_whose_pages_it_shares() -> None:
-    """In halves as in one step: its one token would be first, and would read what is not there."""
+    """In halves as in one step: its single token would run first and read pages not yet written."""
     ward = Ward(0)
     prefix = list(range(8))
     prompts = [[50, 51], [*prefix, 8, 9], [*prefix, 7], [60, 61]]
@@ -173,8 +173,8 @@ def test_a_sequence_runs_after_the_one_whose_pages_it_shares() -> None:
     assert [*prefix, 7] in [one.request.prompt_ids for one in ward.of(second)]
 
 
-def test_a_step_that_does_not_fit_is_halved_and_accuses_nobody() -> None:
-    """The newest half wait until they have been among them too often; then they run alone."""
+def test_a_step_that_does_not_fit_is_halved_without_blame() -> None:
+    """The newest half waits; sequences that were in too many such steps run alone."""
     ward = Ward(4)
     ward.succeed(ward.plan())
     for _ in range(MAX_FAILURES_IN_COMPANY):
@@ -186,8 +186,8 @@ def test_a_step_that_does_not_fit_is_halved_and_accuses_nobody() -> None:
     assert ward.sequences[3].is_suspect
 
 
-def test_one_token_that_does_not_fit_alone_has_an_owner() -> None:
-    """And others may hold again what they might before."""
+def test_a_sequence_that_does_not_fit_alone_is_to_blame() -> None:
+    """The other sequences may use as many pages again as before."""
     ward = Ward(1)
     ward.succeed(ward.plan())
     ward.scheduler.step_limit.lower(20)
@@ -197,8 +197,8 @@ def test_one_token_that_does_not_fit_alone_has_an_owner() -> None:
 
 
 @pytest.mark.parametrize("follow_up", ["retry", "make_room"])
-def test_what_a_failed_step_wrote_has_no_name(follow_up: str) -> None:
-    """The pages that it was to fill are found by nobody."""
+def test_pages_of_a_failed_step_have_no_names(follow_up: str) -> None:
+    """Pages that the step was to fill are not found in lookups."""
     ward = Ward(0)
     long = Sequence(SequenceRequest(list(range(12)), 1), 0)
     ward.scheduler.add(long)
@@ -212,7 +212,7 @@ def test_what_a_failed_step_wrote_has_no_name(follow_up: str) -> None:
     assert not ward.scheduler.pool.lookup(long.digests)
 
 
-def test_who_leaves_before_its_step_runs_again_leaves_no_names() -> None:
+def test_a_sequence_aborted_before_the_rerun_leaves_no_names() -> None:
     """Its pages were to be filled by that step."""
     ward = Ward(0)
     long = Sequence(SequenceRequest(list(range(12)), 1), 0)
@@ -223,8 +223,8 @@ def test_who_leaves_before_its_step_runs_again_leaves_no_names() -> None:
     assert ward.failures.next_part() is None
 
 
-def test_who_was_placed_and_not_begun_shares_nothing_of_a_lost_step() -> None:
-    """Placed by a prefix that the lost step was to compute, it waits, too, and is not to blame."""
+def test_a_placed_sequence_shares_no_pages_of_a_lost_step() -> None:
+    """It was placed on a prefix that the lost step was to compute; it waits and is not to blame."""
     scheduler = Scheduler(
         SequenceTable(8, 64, 4), PagePool(64), UrgentFirst(ArrivalOrder()), BUDGET
     )
@@ -258,18 +258,18 @@ def test_who_was_placed_and_not_begun_shares_nothing_of_a_lost_step() -> None:
 
 
 def waiting_urgently(scheduler: Scheduler) -> list[Sequence]:
-    """Return who would start next, taking each out of the queue."""
+    """Return the sequences that would start next, taking each out of the queue."""
     admission = scheduler._admission
     return [admission.pop() for _ in range(len(admission))]
 
 
 def long_prompt(number: int) -> Sequence:
-    """Return a sequence whose prompt fills four pages, the same of each."""
+    """Return a sequence whose prompt fills four pages, the same for every sequence."""
     return Sequence(SequenceRequest(list(range(17)), 16), number)
 
 
-def test_broken_pages_are_shared_by_nobody_else_while_a_step_still_reads_them() -> None:
-    """All who hold them have read what is broken: none of them proves the pages."""
+def test_broken_pages_are_not_shared_further_while_a_step_reads_them() -> None:
+    """All sequences that hold them have read the broken pages, so none proves them good."""
     ward = Ward(0)
     for number in range(2):
         ward.scheduler.add(long_prompt(number))
@@ -285,8 +285,8 @@ def test_broken_pages_are_shared_by_nobody_else_while_a_step_still_reads_them() 
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
-def test_what_a_lost_step_was_to_fill_is_known_to_nobody(*, is_preempted: bool) -> None:
-    """Also where its sequence has left meanwhile, and runs no step again."""
+def test_pages_that_a_lost_step_was_to_fill_are_not_cached(*, is_preempted: bool) -> None:
+    """It holds also if its sequence was preempted in the meantime and runs no step again."""
     ward = Ward(0)
     lost = long_prompt(0)
     ward.scheduler.add(lost)

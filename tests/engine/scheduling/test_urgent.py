@@ -1,4 +1,4 @@
-"""Sequences that somebody waits for, beside lines of files."""
+"""Interactive sequences next to sequences of batch files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tidemill.engine.scheduling.step_budget import (
 )
 
 
-def beside_lines(**sizes: int) -> Yard:
-    """Return a yard that knows of priorities."""
+def mixed_yard(**sizes: int) -> Yard:
+    """Return a yard with priorities."""
     return Yard(admission=UrgentFirst(ArrivalOrder()), **sizes)
 
 
 def slots_of(yard: Yard, *sequences: Sequence) -> set[int]:
-    """Return where running sequences are."""
+    """Return the slots of running sequences."""
     return {yard.slot_of(sequence) for sequence in sequences}
 
 
-def test_who_is_waited_for_starts_before_lines_that_came_earlier() -> None:
-    """In the order of arrival among their like."""
+def test_interactive_sequences_start_before_earlier_batch_rows() -> None:
+    """Among themselves they start in the order of arrival."""
     order = UrgentFirst(PrefixOrder())
     for arrival, priority in enumerate([0, 1, 0, 1]):
         order.add(Sequence(SequenceRequest([9 - arrival], 1, priority=priority), arrival))
@@ -41,8 +41,8 @@ def test_who_is_waited_for_starts_before_lines_that_came_earlier() -> None:
     assert [order.pop().arrival for _ in range(4) if order.peek()] == [1, 3, 2, 0]
 
 
-def test_who_is_given_back_or_unwanted_is_so_among_its_like() -> None:
-    """A line that lost its pages waits behind who is waited for."""
+def test_returned_or_aborted_sequences_stay_in_their_class() -> None:
+    """A batch row that lost its pages waits behind interactive sequences."""
     order = UrgentFirst(ArrivalOrder())
     urgent = [Sequence(SequenceRequest([1], 1, priority=1), arrival) for arrival in (2, 3)]
     lines = [Sequence(SequenceRequest([1], 1), arrival) for arrival in (0, 1)]
@@ -54,9 +54,9 @@ def test_who_is_given_back_or_unwanted_is_so_among_its_like() -> None:
     assert order.peek() is None
 
 
-def test_a_line_gives_its_slot_to_who_is_waited_for() -> None:
-    """The newest does, at once, and goes on later; nobody waits for a line's end."""
-    yard = beside_lines(max_num_seqs=2)
+def test_a_batch_row_gives_its_slot_to_an_interactive_sequence() -> None:
+    """The newest row is preempted immediately and resumes later; no request waits for its end."""
+    yard = mixed_yard(max_num_seqs=2)
     lines = [yard.add(long(3, seed), 20) for seed in range(2)]
     yard.step()
     urgent = yard.add(long(5, 9), 3, priority=1)
@@ -69,9 +69,9 @@ def test_a_line_gives_its_slot_to_who_is_waited_for() -> None:
     assert yard.finished[0] is urgent
 
 
-def test_lines_give_their_pages_to_who_is_waited_for() -> None:
-    """As many as it needs, the newest line first."""
-    yard = beside_lines(num_pages=10, max_num_seqs=4)
+def test_batch_rows_give_their_pages_to_interactive_sequences() -> None:
+    """They give as many pages as needed, the newest row first."""
+    yard = mixed_yard(num_pages=10, max_num_seqs=4)
     lines = [yard.add(long(2 * PAGE, seed), 8) for seed in range(3)]
     yard.step()
     urgent = yard.add(long(6 * PAGE, 9), 2, priority=1)
@@ -83,9 +83,9 @@ def test_lines_give_their_pages_to_who_is_waited_for() -> None:
         assert sequence.generated == expected_tokens(sequence.request)
 
 
-def test_a_line_that_gave_way_has_only_its_last_page_to_compute_again() -> None:
-    """Where its pages were not needed by another."""
-    yard = beside_lines(max_num_seqs=1)
+def test_a_preempted_row_recomputes_only_its_last_page() -> None:
+    """It holds if no other sequence needed its pages."""
+    yard = mixed_yard(max_num_seqs=1)
     line = yard.add(long(6 * PAGE - 1), 20)
     for _ in range(3):
         yard.step()
@@ -97,9 +97,9 @@ def test_a_line_that_gave_way_has_only_its_last_page_to_compute_again() -> None:
     assert plan.starts.tolist() == [6 * PAGE]
 
 
-def test_who_is_waited_for_gives_way_to_no_line() -> None:
-    """However long it has been running less."""
-    yard = beside_lines(num_pages=7, max_num_seqs=2)
+def test_an_interactive_sequence_is_never_preempted_for_a_row() -> None:
+    """It holds even if it started later than the row."""
+    yard = mixed_yard(num_pages=7, max_num_seqs=2)
     line = yard.add(long(2 * PAGE), 3 * PAGE)
     yard.step()
     urgent = yard.add(long(2 * PAGE, 9), 4 * PAGE - 1, priority=1)
@@ -109,9 +109,9 @@ def test_who_is_waited_for_gives_way_to_no_line() -> None:
     assert yard.finished == [urgent, line]
 
 
-def test_no_line_has_a_share_in_the_step_of_a_first_token() -> None:
-    """The next one takes them along again."""
-    yard = beside_lines()
+def test_a_step_for_a_first_token_contains_no_batch_rows() -> None:
+    """The next step includes the rows again."""
+    yard = mixed_yard()
     lines = [yard.add(long(3, seed), 20) for seed in range(2)]
     yard.step()
     urgent = yard.add(long(5, 9), 3, priority=1)
@@ -123,9 +123,9 @@ def test_no_line_has_a_share_in_the_step_of_a_first_token() -> None:
     assert set(together.slots.tolist()) == slots_of(yard, urgent, *lines)
 
 
-def test_of_eight_steps_one_takes_lines_along() -> None:
-    """However many first tokens are waited for."""
-    yard = beside_lines(budget=4, max_num_seqs=3, num_pages=100)
+def test_one_of_eight_steps_includes_batch_rows() -> None:
+    """It holds however many requests wait for their first tokens."""
+    yard = mixed_yard(budget=4, max_num_seqs=3, num_pages=100)
     line = yard.add(long(2), 60)
     yard.step()
     slot = yard.slot_of(line)
@@ -134,8 +134,8 @@ def test_of_eight_steps_one_takes_lines_along() -> None:
     assert steps == ([False] * MOST_STEPS_ALONE + [True]) * 2
 
 
-def test_lines_take_what_courtesy_leaves_them() -> None:
-    """Those that started first, also while others wait for their turn."""
+def test_batch_rows_use_the_remaining_budget() -> None:
+    """The rows that started first run, even while others wait for their turn."""
     yard = Yard(
         admission=UrgentFirst(ArrivalOrder()),
         max_num_seqs=6,
@@ -153,7 +153,7 @@ def test_lines_take_what_courtesy_leaves_them() -> None:
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that changes only when it is set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -163,8 +163,8 @@ class Clock:
         return self.now
 
 
-def test_lines_have_all_of_a_step_while_nobody_is_expected() -> None:
-    """Before the first request, and a minute after the last."""
+def test_batch_rows_use_whole_steps_when_no_request_is_expected() -> None:
+    """It is so before the first request and from a minute after the last one."""
     clock = Clock()
     line_limit = LineTokenLimit(clock, tokens=100)
     before = line_limit.tokens(2048, is_awaited=False)
@@ -176,10 +176,10 @@ def test_lines_have_all_of_a_step_while_nobody_is_expected() -> None:
 
 
 @pytest.mark.parametrize("seconds_a_token", [0.0001, 0.001])
-def test_steps_with_lines_come_to_a_share_of_the_time_of_a_first_token(
+def test_steps_with_rows_converge_to_a_share_of_the_first_token_time(
     seconds_a_token: float,
 ) -> None:
-    """Whatever a token costs, and wherever the bound began."""
+    """It holds whatever a token costs and wherever the bound started."""
     line_limit = LineTokenLimit(Clock())
     line_limit.expect()
     line_limit.note(0.1 + 0.4 * (seconds_a_token == 0.001), num_line_tokens=0, is_first=True)
@@ -193,8 +193,8 @@ def test_steps_with_lines_come_to_a_share_of_the_time_of_a_first_token(
     )
 
 
-def test_lines_keep_a_least_share_however_short_a_first_token_is() -> None:
-    """Else a batch would stand."""
+def test_batch_rows_retain_a_minimum_share_however_short_a_first_token_is() -> None:
+    """Otherwise a batch would make no progress."""
     line_limit = LineTokenLimit(Clock())
     line_limit.expect()
     line_limit.note(0.001, num_line_tokens=0, is_first=True)
@@ -203,8 +203,8 @@ def test_lines_keep_a_least_share_however_short_a_first_token_is() -> None:
     assert line_limit.tokens(2048, is_awaited=False) == LEAST_TOKENS
 
 
-def test_a_step_that_lines_did_not_fill_raises_nothing() -> None:
-    """That it was short says nothing of what a full one takes."""
+def test_a_step_that_rows_did_not_fill_does_not_raise_the_bound() -> None:
+    """A short step does not show how long a full one takes."""
     line_limit = LineTokenLimit(Clock(), tokens=200)
     line_limit.expect()
     line_limit.note(1.0, num_line_tokens=0, is_first=True)
@@ -219,16 +219,16 @@ def among_requests(**sizes: int) -> Yard:
     return yard
 
 
-def asked(yard: Yard, request_id: str, count: int, max_tokens: int = 8) -> list[Sequence]:
-    """Queue the sequences of a request that somebody waits for."""
+def add_interactive(yard: Yard, request_id: str, count: int, max_tokens: int = 8) -> list[Sequence]:
+    """Queue the sequences of an interactive request."""
     return [
         yard.add(long(5, yard.num_added), max_tokens, priority=1, request_id=request_id)
         for _ in range(count)
     ]
 
 
-def test_requests_take_turns_a_sequence_each() -> None:
-    """One of which nothing runs comes first, and a sequence that is given back before its like."""
+def test_requests_take_turns_one_sequence_each() -> None:
+    """A request without running sequences is first; a returned sequence precedes its siblings."""
     running: dict[str, int] = {}
     turns = RoundRobin(running)
     ids = ["many", "many", "many", "few", "few", "one"]
@@ -246,11 +246,11 @@ def test_requests_take_turns_a_sequence_each() -> None:
 
 
 def test_a_request_of_many_sequences_gives_a_slot_to_a_request_with_none() -> None:
-    """The newest one's, at once; no request gives up its last."""
+    """The newest of its sequences is preempted immediately; no request gives up its last one."""
     yard = among_requests(max_num_seqs=3)
-    many = asked(yard, "many", 20)
+    many = add_interactive(yard, "many", 20)
     yard.step()
-    one, other, third = (asked(yard, name, 1, 2)[0] for name in ("a", "b", "c"))
+    one, other, third = (add_interactive(yard, name, 1, 2)[0] for name in ("a", "b", "c"))
     yard.step()
     assert slots_of(yard, many[0], one, other) == {0, 1, 2}
     assert [sequence.num_preemptions for sequence in many[:4]] == [0, 1, 1, 0]
@@ -263,9 +263,9 @@ def test_a_request_of_many_sequences_gives_a_slot_to_a_request_with_none() -> No
 
 
 def test_a_request_of_many_sequences_gives_its_pages_to_a_request_with_none() -> None:
-    """As many sequences as hold them."""
+    """It gives up as many sequences as hold those pages."""
     yard = among_requests(num_pages=8, max_num_seqs=8)
-    many = asked(yard, "many", 4)
+    many = add_interactive(yard, "many", 4)
     yard.step()
     one = yard.add(long(4 * PAGE, 99), 2, priority=1, request_id="one")
     yard.step()
@@ -276,12 +276,12 @@ def test_a_request_of_many_sequences_gives_its_pages_to_a_request_with_none() ->
         assert sequence.generated == expected_tokens(sequence.request)
 
 
-def test_prompts_of_requests_are_computed_in_turn() -> None:
-    """A short one waits for one of the other's, not for all of them."""
+def test_prompts_of_requests_are_computed_in_turns() -> None:
+    """A short one waits for one prompt of the other request, not for all of them."""
     yard = among_requests(max_num_seqs=8, budget=8, num_pages=200)
     many = [yard.add(long(30, seed), 2, priority=1, request_id="many") for seed in range(7)]
     yard.step()
-    one = asked(yard, "one", 1, 1)[0]
+    one = add_interactive(yard, "one", 1, 1)[0]
     for _ in range(6):
         yard.step()
     assert one in yard.finished
@@ -297,10 +297,10 @@ def test_prompts_of_requests_are_computed_in_turn() -> None:
     st.integers(1, 4),
     st.integers(0, 1),
 )
-def test_however_requests_take_turns_each_sequence_gets_what_it_would_get_alone(
+def test_turns_do_not_change_the_results_of_any_sequence(
     requests: list[tuple[str, int, int, bool]], max_num_seqs: int, steps_ahead: int
 ) -> None:
-    """Beside lines, with few slots and pages; and all come to their end."""
+    """Requests run next to batch rows with few slots and pages, and all of them finish."""
     yard = among_requests(max_num_seqs=max_num_seqs, num_pages=12, steps_ahead=steps_ahead)
     for number, (name, length, max_tokens, is_line) in enumerate(requests):
         priority = 0 if is_line else 1

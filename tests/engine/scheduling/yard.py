@@ -25,7 +25,7 @@ END = 2
 
 
 def next_token(tokens: Tokens) -> int:
-    """Return what the imagined model says next."""
+    """Return the next token of the imaginary model."""
     return mixed(tokens) % VOCABULARY
 
 
@@ -45,7 +45,7 @@ def expected_tokens(
 
 @dataclass
 class Yard:
-    """A scheduler with its table and pool, a memory that checks each step, and what came out."""
+    """A scheduler with its table and pool, a memory that checks each step, and the results."""
 
     num_pages: int = 64
     max_num_seqs: int = 4
@@ -127,10 +127,10 @@ class Yard:
         """Collect the oldest step in flight, and end the sequences that are complete."""
         plan, tokens = self.in_flight.pop(0)
         valid = np.ones(len(tokens), np.bool_)
-        taken = self.scheduler.collect(plan, np.array(tokens, np.int64), valid)
+        accepted = self.scheduler.collect(plan, np.array(tokens, np.int64), valid)
         slots = plan.sampled
         is_full = self.table.num_known_ids[slots] >= self.table.max_tokens[slots]
-        has_ended = taken & (np.array(tokens) == self.end)
+        has_ended = accepted & (np.array(tokens) == self.end)
         for slot in slots[self.table.is_running[slots] & (is_full | has_ended)].tolist():
             self.finished.append(self.scheduler.finish(slot))
         self._check_pages()
@@ -156,7 +156,7 @@ class Yard:
         assert self.scheduler.plan() is None
 
     def _check_work(self, plan: StepPlan) -> None:
-        """Each sequence goes on just where it stopped; who started first is always among them."""
+        """Each sequence resumes where it stopped; the first started is always included."""
         table = self.table
         spans = spans_of(plan)
         assert spans
@@ -211,12 +211,12 @@ class Yard:
 
 
 def long(length: int, seed: int = 0) -> list[int]:
-    """Return a prompt of its own."""
+    """Return a prompt that differs for each seed."""
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCABULARY, length)]
 
 
 class LongestFirst:
-    """An admission policy of its own: whatever may grow longest starts first."""
+    """A custom admission policy: the request with the most possible tokens starts first."""
 
     def __init__(self) -> None:
         self._queue: list[Sequence] = []
@@ -226,18 +226,18 @@ class LongestFirst:
         return len(self._queue)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by what it asks for, the last first among equals."""
+        """Queue a sequence by the tokens it may need; among equals the last one is first."""
         self._queue.append(sequence)
         self._queue.sort(key=lambda one: (one.request.max_tokens, one.arrival))
 
     requeue = add
 
     def peek(self) -> Sequence | None:
-        """Return the one that asks for most."""
+        """Return the sequence with the most possible tokens."""
         return self._queue[-1] if self._queue else None
 
     def pop(self) -> Sequence:
-        """Remove and return the one that asks for most."""
+        """Remove and return the sequence with the most possible tokens."""
         return self._queue.pop()
 
     def remove(self, unwanted: AbstractSet[object]) -> None:

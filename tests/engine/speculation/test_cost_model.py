@@ -1,4 +1,4 @@
-"""What work costs is found from what it took, and remembered."""
+"""The costs of work are estimated from measured times and saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [
 
 
 def seconds_of(work: Work) -> float:
-    """Return what work takes by the true costs."""
+    """Return the time that work takes at the true costs."""
     return float(np.dot(COSTS, work))
 
 
@@ -37,20 +37,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path))
 
 
-def test_unlike_works_tell_all_costs() -> None:
-    """Also of work that is like none of them."""
+def test_varied_work_reveals_all_costs() -> None:
+    """The estimates also hold for work of other shapes."""
     another = Work(1_000, 1_000, 50_000, 20_000_000)
     assert taught(*SHAPES).seconds(another) == pytest.approx(seconds_of(another), rel=0.3)
 
 
-def test_work_of_one_kind_tells_costs_as_usual() -> None:
-    """Steps that are all alike tell no kinds apart: what they are like is known beforehand."""
+def test_work_of_one_kind_falls_back_to_typical_costs() -> None:
+    """Steps that are all alike cannot separate the costs, so the typical ratios are used."""
     alike, reading = Work(100, 1_000, 25_600, 5_000_000), Work(100, 200_000, 0, 0)
     assert taught(alike).seconds(reading) == pytest.approx(seconds_of(reading), rel=0.5)
 
 
 def test_no_cost_is_below_zero() -> None:
-    """However the machine stumbles."""
+    """It holds even for noisy measurements."""
     model = CostModel()
     for number, work in enumerate(SHAPES):
         model.add(work, seconds_of(work) * (3, 1, 0.3, 5)[number])
@@ -60,26 +60,26 @@ def test_no_cost_is_below_zero() -> None:
 
 
 def test_nothing_is_known_before_anything_was_computed() -> None:
-    """No number stands in for it."""
+    """There is no default estimate."""
     assert CostModel().seconds(SHAPES[0]) is None
 
 
 def test_runs_of_a_model_on_a_device_are_remembered_together() -> None:
-    """The last counts most; another model and another device know nothing of it."""
+    """The last run counts most; other models and devices have separate costs."""
     for work in (*SHAPES, SHAPES[0]):
         model = taught(work)
         model.fixed_seconds = work.steps
         model.save("m", "cpu", seconds_of(work))
-    found = CostModel.recall("m", "cpu")
-    assert found is not None
-    assert found.fixed_seconds == SHAPES[0].steps
+    model = CostModel.recall("m", "cpu")
+    assert model is not None
+    assert model.fixed_seconds == SHAPES[0].steps
     for work in SHAPES:
-        assert found.seconds(work) == pytest.approx(seconds_of(work), rel=0.1)
+        assert model.seconds(work) == pytest.approx(seconds_of(work), rel=0.1)
     assert CostModel.recall("m", "another") is None
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"products": 1}'])
-def test_what_cannot_be_read_is_not_known(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_cache_entry_is_ignored(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache is not to be trusted."""
     monkeypatch.setattr(
         "tidemill.engine.speculation.cost_model.CacheEntry.load",

@@ -1,4 +1,4 @@
-"""How long drafts are: by what was accepted of their kind, and by what tokens cost."""
+"""The length of drafts depends on their acceptance rate and on the costs of tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Desk:
         self.drafter = NgramDrafter(self.table)
         greedy = Sampling(temperature=0)
         for number in range(count):
-            asked = SequenceRequest([*PHRASE, 99, *PHRASE[:20]], 200, greedy)
-            self.table.place(Sequence(asked, number), 0)
+            request = SequenceRequest([*PHRASE, 99, *PHRASE[:20]], 200, greedy)
+            self.table.place(Sequence(request, number), 0)
         self.slots = np.sort(self.table.running)
 
     def draft(self, most: int = 100) -> list[int]:
@@ -63,8 +63,8 @@ class Desk:
             self.drafter.note_seconds(cast("StepPlan", cast("Any", plan)), seconds)
 
 
-def test_drafts_are_written_behind_what_is_known() -> None:
-    """As far as the sequence may go."""
+def test_drafts_are_written_after_the_known_tokens() -> None:
+    """They end where the sequence must end."""
     desk = Desk(1)
     [count] = desk.draft(most=3)
     assert count == 3
@@ -72,16 +72,16 @@ def test_drafts_are_written_behind_what_is_known() -> None:
     assert desk.draft(most=0) == [0]
 
 
-def test_what_is_mostly_right_is_drafted_far_and_what_is_wrong_not_at_all() -> None:
-    """And is tried again after a while."""
+def test_accepted_drafts_are_long_and_rejected_ones_stop() -> None:
+    """Drafting is tried again after a while."""
     assert Desk().judge(1.0) == [MOST_DRAFTS] * 4
     desk = Desk()
     assert desk.judge(0.02) == [0] * 4
     assert any(all(desk.draft()) for _ in range(3000))
 
 
-def test_costs_say_how_likely_a_draft_must_be() -> None:
-    """Where steps cost much and tokens little, drafts are long; where tokens are all, short."""
+def test_costs_determine_the_length_of_drafts() -> None:
+    """If steps dominate the cost, drafts are long; if tokens dominate it, drafts are short."""
     dear, cheap = Desk(), Desk()
     dear.tell_costs(step=1e-4, token=1e-3, attended=0)
     cheap.tell_costs(step=1e-1, token=1e-4, attended=0)
@@ -92,18 +92,18 @@ def test_costs_say_how_likely_a_draft_must_be() -> None:
 
 
 def test_steps_that_are_alike_make_no_token_free() -> None:
-    """Nothing tells then what a decoded token costs beside its step: as much as one of a prompt."""
+    """A decoded token is then assumed to cost as much as one of a prompt."""
     desk = Desk()
     desk.tell_costs(are_alike=True, step=1e-4, token=1e-3, attended=0)
     assert max(desk.judge(0.6)) <= 1
 
 
-def test_a_salted_row_is_drafted_from_by_nobody() -> None:
-    """Else how long others take would tell what is in it."""
+def test_no_draft_uses_the_tokens_of_a_salted_row() -> None:
+    """Otherwise the speed of other requests would reveal its contents."""
     desk = Desk(1)
     for salt, expected in (("secret", 0), ("", 3)):
-        asked = SequenceRequest([5], 200, Sampling(), cache_salt=salt)
-        ended = Sequence(asked, 9)
+        request = SequenceRequest([5], 200, Sampling(), cache_salt=salt)
+        ended = Sequence(request, 9)
         ended.generated = [*range(200, 240)]
         desk.drafter.note_end(ended)
         desk.table.tokens[0, :60] = [*range(300, 350), *range(200, 210)]

@@ -1,4 +1,4 @@
-"""The smallest kind of state of its own: one page a sequence, which nobody else can resume from."""
+"""The smallest custom kind of state: one page per sequence, which no other sequence can reuse."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Notebooks:
         return 0
 
     def room(
-        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_others: int
     ) -> int:
         """Return 1, the page that a sequence takes."""
-        del digests, num_cached, num_tokens, num_beside
+        del digests, num_cached, num_tokens, num_others
         return 1
 
     def most_pages(self, num_tokens: int) -> int:
@@ -93,8 +93,8 @@ class Notebooks:
         return False
 
 
-def test_a_kind_of_its_own_limits_who_runs() -> None:
-    """Four sequences over two pages of it: two run at a time, and all come to their ends."""
+def test_a_custom_kind_limits_the_running_sequences() -> None:
+    """Four sequences share two of its pages: two run at a time, and all of them finish."""
     yard = Yard()
     notebooks = Notebooks(2, yard.max_num_seqs)
     yard.scheduler = Scheduler(

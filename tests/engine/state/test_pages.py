@@ -1,4 +1,4 @@
-"""The page pool: who holds a page, what it is known to hold, and which goes first."""
+"""The page pool: the holders of pages, their names, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tidemill.engine.state.pages import PagePool, page_digests, root_digest
 
 
 def digests(*texts: bytes) -> list[bytes]:
-    """Return the names of pages of two tokens that follow each other, a byte of a text each."""
+    """Return the names of consecutive pages of two tokens, one byte of a text each."""
     tokens = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
     return page_digests(root_digest(""), tokens, 2)
 
 
 def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
-    """The same tokens after another beginning are another page."""
+    """The same tokens after another prefix are another page."""
     assert digests(b"ab", b"cd") == digests(b"ab", b"cd")
     assert digests(b"ab", b"cd")[1] != digests(b"xb", b"cd")[1]
     assert digests(b"ab", b"ab")[0] != digests(b"ab", b"ab")[1]
 
 
 def test_a_view_of_a_table_is_named_like_its_copy() -> None:
-    """The scheduler names slices of its token table and arrays of its own alike."""
+    """The scheduler names slices of its token table and its own arrays alike."""
     table = np.arange(40, dtype=np.int32).reshape(4, 10)
     for view in (table[2, 3:7], table[:, 2]):
         names = page_digests(root_digest(""), view, 2)
@@ -32,8 +32,8 @@ def test_a_view_of_a_table_is_named_like_its_copy() -> None:
         assert len(names) == 2
 
 
-def test_pages_are_named_one_after_another_or_all_at_once() -> None:
-    """A sequence is named as it grows, one that begins like it from its prompt."""
+def test_pages_are_named_one_by_one_or_all_at_once() -> None:
+    """A sequence is named as it grows; one with the same prefix is named from its prompt."""
     first, second, third = digests(b"ab", b"cd", b"ef")
     rest = np.frombuffer(b"cdef", np.uint8).astype(np.int32)
     assert page_digests(first, rest, 2) == [second, third]
@@ -53,7 +53,7 @@ def test_a_page_is_free_only_when_its_last_holder_is_gone() -> None:
 
 
 def test_a_released_page_can_be_found_and_held_again() -> None:
-    """What it holds outlives its holders; sharing takes it off the free list."""
+    """Its contents remain after its holders are gone; sharing takes it off the free list."""
     pool = PagePool(2)
     (page,) = pool.allocate(1)
     pool.register([page], [b"a"])
@@ -65,7 +65,7 @@ def test_a_released_page_can_be_found_and_held_again() -> None:
 
 
 def test_lookup_returns_the_longest_known_run_from_the_start() -> None:
-    """A known page behind an unknown one is of no use."""
+    """A known page after an unknown one cannot be used."""
     pool = PagePool(4)
     first, second, third = pool.allocate(3)
     pool.register([first], [b"a"])
@@ -78,7 +78,7 @@ def test_lookup_returns_the_longest_known_run_from_the_start() -> None:
 
 
 def test_pages_without_a_name_are_reused_before_those_with_one() -> None:
-    """Nobody can ever ask for their contents."""
+    """Their contents can never be looked up."""
     pool = PagePool(3)
     named, unnamed, other = pool.allocate(3)
     pool.register([named], [b"a"])
@@ -90,7 +90,7 @@ def test_pages_without_a_name_are_reused_before_those_with_one() -> None:
 
 
 def test_named_pages_are_reused_least_recently_released_first() -> None:
-    """And of one sequence the last page goes first: its beginning is worth most."""
+    """The last page of a sequence is reused first, because its prefix is worth most."""
     pool = PagePool(4)
     old = pool.allocate(2)
     new = pool.allocate(2)
@@ -104,7 +104,7 @@ def test_named_pages_are_reused_least_recently_released_first() -> None:
 
 
 def test_use_makes_a_page_recent_again() -> None:
-    """A page that was shared meanwhile outlives one that was not."""
+    """A page that was shared in the meantime outlives one that was not."""
     pool = PagePool(2)
     first, second = pool.allocate(2)
     pool.register([first], [b"a"])
@@ -117,7 +117,7 @@ def test_use_makes_a_page_recent_again() -> None:
 
 
 def test_the_first_page_of_a_name_keeps_it() -> None:
-    """Two sequences computed the same page side by side: only one of them is known."""
+    """If two sequences compute the same page concurrently, only one copy is named."""
     pool = PagePool(3)
     first, second = pool.allocate(2)
     pool.register([first], [b"a"])
@@ -128,8 +128,8 @@ def test_the_first_page_of_a_name_keeps_it() -> None:
     assert pool.lookup([b"a"]) == [first]
 
 
-def test_allocating_forgets_what_the_page_held() -> None:
-    """Its tokens are about to be overwritten."""
+def test_allocating_removes_the_names_of_a_page() -> None:
+    """The page's tokens are about to be overwritten."""
     pool = PagePool(1)
     (page,) = pool.allocate(1)
     pool.register([page], [b"a"])
@@ -138,8 +138,8 @@ def test_allocating_forgets_what_the_page_held() -> None:
     assert pool.lookup([b"a"]) == []
 
 
-def test_forgetting_all_keeps_the_holders() -> None:
-    """After a failed step nothing can be found, but nobody loses a page."""
+def test_invalidating_everything_does_not_change_the_holders() -> None:
+    """After a failed step no page can be found, but every sequence still holds its pages."""
     pool = PagePool(3)
     held, freed = pool.allocate(2)
     pool.register([held], [b"a"])
@@ -160,13 +160,13 @@ def chain(pool: PagePool, names: list[bytes], parent: bytes | None = None) -> li
     return pages
 
 
-def test_forgetting_a_page_forgets_what_was_computed_from_it() -> None:
-    """Whoever holds that; what it follows is known still, and what is beside it."""
+def test_invalidating_a_page_invalidates_its_successors() -> None:
+    """Held successors are included; its predecessors and its siblings remain."""
     pool = PagePool(8)
     first = chain(pool, [b"a", b"ab", b"abc"])
-    beside = chain(pool, [b"abd", b"abde"], b"ab")
+    sibling = chain(pool, [b"abd", b"abde"], b"ab")
     other = chain(pool, [b"x"])
-    pool.release(beside)
+    pool.release(sibling)
     pool.invalidate([first[1]])
     assert pool.lookup([b"a", b"ab"]) == first[:1]
     assert [pool.lookup([name]) for name in (b"abc", b"abd", b"abde")] == [[], [], []]
@@ -175,8 +175,8 @@ def test_forgetting_a_page_forgets_what_was_computed_from_it() -> None:
     assert sorted(pool.allocate(4)) == sorted(set(range(8)) - {*first, *other})
 
 
-def test_forgetting_forgets_what_followed_a_page_that_was_reused() -> None:
-    """Once that is computed anew, the page behind it would be found again, as it was."""
+def test_invalidating_includes_successors_of_a_reused_page() -> None:
+    """Otherwise the old successor would be found once that page is computed again."""
     pool = PagePool(3)
     first = chain(pool, [b"a", b"ab", b"abc"])
     pool._uncache([first[1]])
@@ -184,7 +184,7 @@ def test_forgetting_forgets_what_followed_a_page_that_was_reused() -> None:
     assert pool._page_of == {}
 
 
-def test_pages_without_a_name_are_forgotten_already() -> None:
+def test_invalidating_pages_without_a_name_changes_nothing() -> None:
     """Nothing else is touched."""
     pool = PagePool(3)
     (known,) = chain(pool, [b"a"])
@@ -194,7 +194,7 @@ def test_pages_without_a_name_are_forgotten_already() -> None:
 
 @pytest.mark.parametrize("num_pages", [1, 5])
 def test_everything_can_be_allocated_and_nothing_more(num_pages: int) -> None:
-    """`can_allocate` says just what `allocate` does."""
+    """`can_allocate` returns whether `allocate` succeeds."""
     pool = PagePool(num_pages)
     assert pool.can_allocate(num_pages)
     assert not pool.can_allocate(num_pages + 1)
@@ -208,7 +208,7 @@ NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
 
 
 class PoolAgainstLists(RuleBasedStateMachine):
-    """The pool beside a model of plain lists: one list of holders a page, one list of free pages.
+    """The pool compared with a model of plain lists: the holders of each page and the free pages.
 
     `held` are the sequences: each holds some pages once. `known` maps names to pages.
     """
@@ -242,17 +242,17 @@ class PoolAgainstLists(RuleBasedStateMachine):
     @rule(names=st.lists(NAMES, max_size=4, unique=True))
     def share(self, names: list[bytes]) -> None:
         """Start a sequence on the known beginning of some names."""
-        found = self.pool.lookup(names)
+        run_pages = self.pool.lookup(names)
         run = []
         for name in names:
             if name not in self.known:
                 break
             run.append(self.known[name])
-        assert found == run
-        assert self.pool.num_unheld(found) == sum(page in self.free for page in found)
-        self.pool.share(found)
-        self.free = [page for page in self.free if page not in found]
-        self.held.append(found)
+        assert run_pages == run
+        assert self.pool.num_unheld(run_pages) == sum(page in self.free for page in run_pages)
+        self.pool.share(run_pages)
+        self.free = [page for page in self.free if page not in run_pages]
+        self.held.append(run_pages)
 
     @precondition(lambda self: any(self.held))
     @rule(data=st.data(), name=NAMES)
@@ -306,8 +306,8 @@ class PoolAgainstLists(RuleBasedStateMachine):
 TestPoolAgainstLists = PoolAgainstLists.TestCase
 
 
-def test_pages_of_other_images_have_other_names() -> None:
-    """From the first page on that a token of it lies in; without images names are as ever."""
+def test_pages_with_other_images_have_other_names() -> None:
+    """The names differ from the first page with a token of the image; others do not change."""
     tokens = np.arange(12, dtype=np.int32)
     plain = page_digests(b"", tokens, 4)
     assert page_digests(b"", tokens, 4, [b"", b"", b""]) == plain

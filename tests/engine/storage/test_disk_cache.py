@@ -1,4 +1,4 @@
-"""What was found out once: kept whole or not at all, and never another's."""
+"""Cached facts: stored completely or not at all, and never confused with others."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
 
 
-def kept() -> Path:
-    """Return the one file that is kept."""
+def cached_file() -> Path:
+    """Return the one file in the cache."""
     folder = cache_folder()
     assert folder is not None
     [path] = (folder / "remembered").iterdir()
@@ -34,17 +34,17 @@ def kept() -> Path:
 
 
 @pytest.mark.parametrize("data", [b"", DATA])
-def test_what_is_remembered_is_recalled(data: bytes) -> None:
-    """Byte for byte; before it was remembered there is nothing."""
+def test_saved_data_is_loaded(data: bytes) -> None:
+    """The bytes are equal; before saving there is nothing to load."""
     assert FACT.load() is None
     FACT.save(data)
     assert FACT.load() == data
-    FACT.save(data + b"anew")
-    assert FACT.load() == data + b"anew"
+    FACT.save(data + b"again")
+    assert FACT.load() == data + b"again"
 
 
-def test_facts_are_told_apart_by_all_that_they_follow_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By kind, by each cause, by where one ends and the next begins, and by our sources."""
+def test_facts_differ_by_all_their_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ by kind, by each cause, by where one cause ends, and by our sources."""
     given = [("thing", "cause"), ("thing", "causes"), ("other", "cause"), ("thing", "ca", "use")]
     facts = [CacheEntry.from_inputs(kind, *causes) for kind, *causes in given]
     monkeypatch.setattr(
@@ -57,51 +57,51 @@ def test_facts_are_told_apart_by_all_that_they_follow_from(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("length", [0, 10, 39, 40, 41, len(DATA)])
-def test_a_torn_file_is_none(length: int) -> None:
-    """Wherever it was cut: it is made anew, and is whole then."""
+def test_a_truncated_file_is_ignored(length: int) -> None:
+    """It holds for every cut; the file is then created again and is complete."""
     FACT.save(DATA)
-    os.truncate(kept(), length)
+    os.truncate(cached_file(), length)
     assert FACT.load() is None
     FACT.save(DATA)
     assert FACT.load() == DATA
 
 
 def test_a_changed_byte_is_noticed() -> None:
-    """Such as a disk may give."""
+    """Disks may corrupt bytes."""
     FACT.save(DATA)
-    data = bytearray(kept().read_bytes())
+    data = bytearray(cached_file().read_bytes())
     data[500] ^= 1
-    kept().write_bytes(data)
+    cached_file().write_bytes(data)
     assert FACT.load() is None
 
 
-def test_another_facts_file_is_none() -> None:
-    """A whole file under this one's name, written for something else."""
+def test_the_file_of_another_fact_is_ignored() -> None:
+    """The file is complete but was written for another fact."""
     other = CacheEntry.from_inputs("thing", "another cause")
     other.save(DATA)
-    kept().rename(kept().with_name(f"{FACT.kind}-{FACT.digest}"))
+    cached_file().rename(cached_file().with_name(f"{FACT.kind}-{FACT.digest}"))
     assert FACT.load() is None
 
 
-def test_a_file_that_others_may_write_is_none() -> None:
-    """What is in it would be anybody's word."""
+def test_a_file_that_others_may_write_is_ignored() -> None:
+    """Its contents could come from any user."""
     FACT.save(DATA)
-    assert kept().stat().st_mode & 0o077 == 0
-    kept().chmod(0o666)
+    assert cached_file().stat().st_mode & 0o077 == 0
+    cached_file().chmod(0o666)
     assert FACT.load() is None
 
 
-def test_a_file_of_another_user_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of caches are shared at times."""
+def test_a_file_of_another_user_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache folders are sometimes shared."""
     FACT.save(DATA)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert FACT.load() is None
 
 
-def test_where_nothing_can_be_kept_nothing_is(
+def test_an_unusable_cache_folder_stores_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file in the folder's place, a folder in the file's place, no home: each without a word."""
+    """A file replaces the folder, a folder the file, or there is no home: nothing is logged."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "file"))
     FACT.save(DATA)
@@ -110,7 +110,7 @@ def test_where_nothing_can_be_kept_nothing_is(
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     FACT.save(DATA)
     assert FACT.load() is None
-    assert kept().is_dir()
+    assert cached_file().is_dir()
     monkeypatch.delenv("TIDEMILL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_folder() is None
@@ -119,7 +119,7 @@ def test_where_nothing_can_be_kept_nothing_is(
 
 
 def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our variable, then XDG's, then the home; and a word that turns it off."""
+    """Our variable has priority, then XDG's, then the home; one value turns the cache off."""
     assert cache_folder() == tmp_path / "cache"
     monkeypatch.setenv("TIDEMILL_CACHE", "off")
     assert cache_folder() is None
@@ -131,25 +131,25 @@ def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cache_folder() == tmp_path / ".cache/tidemill"
 
 
-def test_what_nobody_asks_for_is_forgotten() -> None:
-    """Long after; what is recalled is young again."""
-    asked, old, new = (CacheEntry.from_inputs("thing", cause) for cause in ("asked", "old", "new"))
-    for fact in (asked, old):
+def test_unused_facts_expire() -> None:
+    """They expire after a long time; loading a fact renews it."""
+    used, old, new = (CacheEntry.from_inputs("thing", cause) for cause in ("used", "old", "new"))
+    for fact in (used, old):
         fact.save(DATA)
     folder = cache_folder()
     assert folder is not None
     long_ago = time.time() - MAX_AGE_SECONDS - 60
     for path in (folder / "remembered").iterdir():
         os.utime(path, (long_ago, long_ago))
-    assert asked.load() == DATA
+    assert used.load() == DATA
     new.save(DATA)
-    assert [fact.load() for fact in (asked, old, new)] == [DATA, None, DATA]
+    assert [fact.load() for fact in (used, old, new)] == [DATA, None, DATA]
 
 
-def test_what_cannot_be_forgotten_keeps_nothing_from_being_remembered() -> None:
-    """In a shared folder lie others' files, which none but they can remove."""
+def test_a_file_that_cannot_be_removed_does_not_prevent_saving() -> None:
+    """A shared folder contains other users' files, which only they can remove."""
     FACT.save(DATA)
-    stays = kept().with_name("stays")
+    stays = cached_file().with_name("stays")
     stays.mkdir()  # not to be unlinked, not even by root
     os.utime(stays, (0, 0))
     another = CacheEntry.from_inputs("thing", "another cause")
@@ -157,10 +157,10 @@ def test_what_cannot_be_forgotten_keeps_nothing_from_being_remembered() -> None:
     assert another.load() == DATA
 
 
-def test_a_pipe_in_a_files_place_is_none() -> None:
-    """It is not waited for: whoever made it may never write to it."""
+def test_a_pipe_instead_of_a_file_is_ignored() -> None:
+    """Loading does not wait for it: its creator may never write to it."""
     FACT.save(DATA)
-    path = kept()
+    path = cached_file()
     path.unlink()
     os.mkfifo(path, 0o600)
     asking = threading.Thread(target=FACT.load, daemon=True)
@@ -170,10 +170,10 @@ def test_a_pipe_in_a_files_place_is_none() -> None:
     assert FACT.load() is None
 
 
-def test_a_working_folder_that_is_gone_is_no_error(
+def test_a_deleted_working_folder_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative name means nothing then."""
+    """A relative name then has no meaning."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -182,8 +182,8 @@ def test_a_working_folder_that_is_gone_is_no_error(
     assert FACT.load() is None
 
 
-def test_versions_are_told_without_an_import() -> None:
-    """One that is not installed is told so."""
+def test_versions_are_read_without_an_import() -> None:
+    """A package that is not installed is reported as such."""
     assert package_versions("pytest", "no-such-package") == (
         f"pytest={pytest.__version__} no-such-package=none"
     )

@@ -1,4 +1,4 @@
-"""What is kept from an earlier run is found by a digest of the sources that made it."""
+"""Results of an earlier run are found by a digest of the sources that produced them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from tidemill.engine.storage.disk_cache import folder_digest
 
 
-def test_sources_are_told_apart_by_every_byte_and_name(tmp_path: Path) -> None:
-    """And by nothing else: what was compiled of them does not count."""
+def test_the_digest_depends_on_every_byte_and_name(tmp_path: Path) -> None:
+    """It depends on nothing else: compiled files do not count."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/one.py").write_text("1")
     (tmp_path / "two.py").write_text("2")

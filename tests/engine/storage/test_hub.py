@@ -1,4 +1,4 @@
-"""Where a model's files lie: in its folder, or in the hub's cache."""
+"""A model's files are in its folder or in the hub's cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fixture_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folders_files_are_in_it(tmp_path: Path) -> None:
-    """A folder is no file, whatever it is called."""
+    """A folder is never a file, whatever its name."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "other.json").mkdir()
     assert find_file(str(tmp_path), "config.json") == tmp_path / "config.json"
@@ -41,7 +41,7 @@ def test_a_folders_files_are_in_it(tmp_path: Path) -> None:
 
 
 def test_a_hub_ids_files_are_in_its_snapshot(hub: Path) -> None:
-    """One that it does not have is none."""
+    """A missing file is None."""
     assert find_file("org/name", "config.json") == hub / "config.json"
     assert find_file("org/name", "generation_config.json") is None
     assert find_folder("org/name") == hub
@@ -49,27 +49,27 @@ def test_a_hub_ids_files_are_in_its_snapshot(hub: Path) -> None:
 
 @pytest.mark.parametrize("name", ["org/other", "no folder of this name", "a/b/c", "", "x" * 5000])
 @pytest.mark.usefixtures("hub")
-def test_what_is_no_model_has_no_folder(name: str) -> None:
-    """Whoever reads it says what is wrong."""
+def test_an_invalid_model_name_has_no_folder(name: str) -> None:
+    """The code that reads the model reports the error."""
     assert find_folder(name) is None
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_the_hub_refuses_is_said_by_transformers() -> None:
-    """Whose words people find when they search for them."""
+def test_transformers_reports_what_the_hub_refuses() -> None:
+    """Its messages are the ones that people find in searches."""
     with pytest.raises((OSError, ValueError), match="a/b/c"):
         find_file("a/b/c", "config.json")
 
 
 def test_files_are_found_without_transformers(hub: Path) -> None:
-    """It takes longer to import than all else takes to start."""
+    """Importing it takes longer than everything else at startup."""
     script = (
         "import sys; from tidemill.engine.storage.hub import find_file, find_folder\n"
         "assert find_file('org/name', 'none.json') is None\n"
         "print(find_folder('org/name'), 'transformers' in sys.modules)"
     )
     environment = {"HF_HUB_CACHE": str(hub.parents[2]), "HF_HUB_OFFLINE": "1"}
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
         env=os.environ | environment,
@@ -77,7 +77,7 @@ def test_files_are_found_without_transformers(hub: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert said.stdout.split() == [str(hub), "False"]
+    assert completed.stdout.split() == [str(hub), "False"]
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_files_are_found_without_transformers(hub: Path) -> None:
     ],
 )
 def test_the_revision_is_that_of_the_snapshot(folder: str, revision: str | None) -> None:
-    """As the hub's cache lays them out; any other folder has none."""
+    """The layout of the hub's cache gives the revision; any other folder has none."""
     assert snapshot_commit(Path(folder)) == revision

@@ -1,4 +1,4 @@
-"""The hub of models: one that cannot be reached is told at once, with the cause."""
+"""The hub of models: an unreachable one is reported immediately, with the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def _online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A hub that may be asked, and a cache with `org/cached`."""
+    """Allow access to the hub, and create a cache with `org/cached`."""
     repository = tmp_path / "hub/models--org--cached"
     snapshot = repository / "snapshots" / COMMIT
     for folder in (snapshot, repository / "refs"):
@@ -33,7 +33,7 @@ def _online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Be a hub that takes connections and says nothing."""
+    """Be a hub that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(constants, "ENDPOINT", url)
@@ -42,43 +42,43 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def closed(listening: socket.socket) -> None:
-    """Be a port that nobody listens at."""
+    """Be a port without a listener."""
     listening.close()
 
 
 @pytest.mark.usefixtures("closed")
-def test_a_hub_that_cannot_be_reached_is_told_with_the_cause() -> None:
-    """And with what can be done about it, for a model that is nowhere here."""
+def test_an_unreachable_hub_is_reported_with_the_cause() -> None:
+    """For a model that is not stored locally, the error also says what to do."""
     with pytest.raises(ModelRefused) as refused:
         check_hub(["org/cached", "org/other"])
     assert str(refused.value) == (
-        "org/other is neither a folder here nor in the cache of the hub, and the hub at "
-        f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused); HTTPS_PROXY "
-        "names a proxy and HF_ENDPOINT a mirror. A folder that was copied from another machine "
-        "can be named instead"
+        "org/other is neither a local folder nor in the hub's cache, and the hub at "
+        f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused): set "
+        "HTTPS_PROXY for a proxy or HF_ENDPOINT for a mirror. You can also pass the path of a "
+        "folder copied from another machine"
     )
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_hub_that_does_not_answer_is_waited_for_once() -> None:
-    """Not file by file, and not again and again."""
-    with pytest.raises(ModelRefused, match=r"cannot be reached \(no answer within 0.1 s\)"):
+def test_an_unresponsive_hub_is_waited_for_once() -> None:
+    """The wait is not repeated for each file."""
+    with pytest.raises(ModelRefused, match=r"cannot be reached \(no response within 0.1 s\)"):
         check_hub(["org/other"], seconds=0.1)
 
 
 @pytest.mark.usefixtures("closed")
 def test_a_model_in_the_cache_runs_without_the_hub() -> None:
-    """With a note; nothing asks the hub again, in the processes of other ranks neither."""
+    """A note is logged; nothing contacts the hub again, including processes of other ranks."""
     note = check_hub(["org/cached"])
     assert note is not None
-    assert note.endswith(" Connection refused): org/cached is taken from the cache")
+    assert note.endswith(" Connection refused): org/cached is loaded from the cache")
     assert constants.HF_HUB_OFFLINE
     assert os.environ["HF_HUB_OFFLINE"] == "0"
     assert child_environment()["HF_HUB_OFFLINE"] == "1"
 
 
-def test_a_hub_that_answers_is_not_spoken_of(listening: socket.socket) -> None:
-    """Whatever it answers: what it says of a model is for others to tell."""
+def test_a_responsive_hub_logs_nothing(listening: socket.socket) -> None:
+    """It holds for any response; errors about a model are reported elsewhere."""
 
     def refuse() -> None:
         connection, _ = listening.accept()
@@ -94,22 +94,22 @@ def test_a_hub_that_answers_is_not_spoken_of(listening: socket.socket) -> None:
 
 
 @pytest.mark.usefixtures("closed")
-def test_folders_and_addresses_need_no_hub(tmp_path: Path) -> None:
-    """Nobody asks one for them."""
+def test_folders_and_urls_need_no_hub(tmp_path: Path) -> None:
+    """The hub is not contacted for them."""
     assert check_hub([str(tmp_path), "s3://bucket/model"]) is None
 
 
-def test_offline_is_named_where_a_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in the cache needs no word."""
+def test_offline_mode_is_named_when_a_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a cached model there is no message."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert check_hub(["org/cached"]) is None
-    with pytest.raises(ModelRefused, match="and HF_HUB_OFFLINE keeps it from being fetched"):
+    with pytest.raises(ModelRefused, match="and HF_HUB_OFFLINE prevents a download"):
         check_hub(["org/other"])
 
 
 @pytest.mark.parametrize("name", ["org/other", "no id", "a/b/c", "", "x" * 5000])
-def test_what_is_not_on_this_machine_has_no_folder(name: str, tmp_path: Path) -> None:
-    """Nothing is asked for it."""
+def test_a_model_that_is_not_stored_locally_has_no_folder(name: str, tmp_path: Path) -> None:
+    """The hub is not contacted for it."""
     assert local_folder(name) is None
     assert local_folder(str(tmp_path)) == tmp_path
     snapshot = local_folder("org/cached")

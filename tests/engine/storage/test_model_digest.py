@@ -1,4 +1,4 @@
-"""When results of a model are those of another: whatever decides them."""
+"""Models share results if everything that determines the results is equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.engine.storage.model_digest import results_digest, sampled_digest
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
-    """Return that of a model of two files."""
+    """Return the config of a model with two files."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -25,13 +25,13 @@ def config(tmp_path: Path) -> EngineConfig:
 
 def digest(config: EngineConfig, template: str | None = None, created: int = 0) -> bytes:
     """Return the digest of results."""
-    found = results_digest(config, template, created)
-    assert found is not None
-    return found
+    result = results_digest(config, template, created)
+    assert result is not None
+    return result
 
 
 def test_files_of_the_same_bytes_are_the_same_model(config: EngineConfig, tmp_path: Path) -> None:
-    """Wherever they lie and whenever they were written; other bytes are another one."""
+    """Paths and modification times do not matter; other bytes are another model."""
     before = digest(config)
     moved = Path(config.model).rename(tmp_path / "moved")
     here = replace(config, model=str(moved))
@@ -42,8 +42,8 @@ def test_files_of_the_same_bytes_are_the_same_model(config: EngineConfig, tmp_pa
     assert digest(here) != before
 
 
-def test_what_only_makes_it_faster_changes_nothing(config: EngineConfig) -> None:
-    """Who runs when is no part of a result; how it is computed is."""
+def test_settings_that_only_affect_speed_change_nothing(config: EngineConfig) -> None:
+    """Scheduling does not affect a result; numerics do."""
     before = digest(config)
     same = replace(config, max_num_seqs=3, kv_cache_memory=10**9, admission="prefix")
     assert digest(same) == before
@@ -58,8 +58,8 @@ def test_what_only_makes_it_faster_changes_nothing(config: EngineConfig) -> None
     assert digest(config, "{{ messages }}") != before
 
 
-def test_a_template_that_tells_the_date_has_results_of_a_day(config: EngineConfig) -> None:
-    """Any other has the same ones on all days."""
+def test_results_of_a_template_with_the_date_expire_daily(config: EngineConfig) -> None:
+    """Any other template has the same results on all days."""
     day = 86_400
     assert digest(config, "{{ x }}", 0) == digest(config, "{{ x }}", day)
     telling = "{{ strftime_now('%Y') }}"
@@ -69,12 +69,12 @@ def test_a_template_that_tells_the_date_has_results_of_a_day(config: EngineConfi
     assert digest(config, None, 0) != digest(config, None, day)
 
 
-def test_a_model_that_is_not_here_has_none() -> None:
+def test_a_missing_model_has_no_digest() -> None:
     """Nothing is fetched for it."""
     assert results_digest(EngineConfig("no/such-model"), None, 0) is None
 
 
-def test_a_file_is_read_again_only_when_it_was_written(
+def test_a_file_is_read_again_only_after_a_change(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of many gigabytes are read once."""
@@ -84,10 +84,10 @@ def test_a_file_is_read_again_only_when_it_was_written(
     assert digest(config) == before
 
 
-def test_the_digest_by_samples_knows_a_model_wherever_it_lies(
+def test_the_sampled_digest_does_not_depend_on_the_path(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small files whole; of large ones their size, their beginning, and pieces up to the end."""
+    """Small files are read fully; large ones by size, beginning and samples up to the end."""
     monkeypatch.setattr(model_digest, "_WHOLE_BYTES", 2**16)
     folder = Path(config.model)
     weights = bytearray(2**21)

@@ -1,4 +1,4 @@
-"""Whether a constraint lets a text through: its tokens one by one, each held to the mask before."""
+"""Checks whether a constraint allows a text, by masking its tokens one by one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MODEL = text_model()
 GRAMMARS = grammars_of(MODEL)
 
 
-def asked(kind: Kind, source: Any, whitespace: str = JSON_WHITESPACE) -> OutputConstraint:
-    """Return what a field asks for."""
+def constraint_of(kind: Kind, source: Any, whitespace: str = JSON_WHITESPACE) -> OutputConstraint:
+    """Return the constraint that a field specifies."""
     text = source if isinstance(source, str) else json.dumps(source)
     return OutputConstraint(kind, text, "field", whitespace)
 
@@ -50,7 +50,7 @@ def lets_through(
     *,
     begins_after: str | None = None,
 ) -> bool:
-    """Say whether a text is one that may be the whole output, in the model's own tokens."""
+    """Return whether a text is allowed as the whole output, in the model's own tokens."""
     watch = grammars_of(model).constraint(wanted, begins_after=begins_after).start_state()
     for token_id in ids_of(text, model):
         if token_id not in allowed(watch, model):
@@ -60,7 +60,7 @@ def lets_through(
 
 
 def ids_of(text: str, model: TextModel = MODEL) -> list[int]:
-    """Return tokens whose bytes are a text's, and none that a vocabulary adds to it."""
+    """Return tokens whose bytes are exactly the text, without any that a vocabulary adds."""
     line = model.tokenizer.encode("\n", add_special_tokens=False)
     ids = model.tokenizer.encode(f"\n{text}", add_special_tokens=False)[len(line) :]
     assert model.tokenizer.text_bytes(ids, skip_special_tokens=False) == text.encode()

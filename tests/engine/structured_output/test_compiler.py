@@ -1,4 +1,4 @@
-"""Compilation: threads of its own, in which one that does not end holds nobody else up."""
+"""Compilation runs in separate threads; one that does not end delays no other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tidemill.engine.structured_output.compiler import Compiler
 TOKENS = LLTokenizer("byte")
 
 
-def test_one_that_takes_too_long_is_left_to_itself(
+def test_a_compilation_that_takes_too_long_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another thread takes the place of its own, which ends with it."""
+    """Another thread replaces its thread, which ends with it."""
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.5)
     compiler = Compiler(1, max_seconds=0.0)
     go_on, worker = threading.Event(), list[threading.Thread]()
@@ -28,17 +28,17 @@ def test_one_that_takes_too_long_is_left_to_itself(
 
     with pytest.raises(TimeoutError):
         compiler.run(endless)
-    assert "still compiles" in caplog.text
-    made = compiler.run(lambda: LLMatcher(TOKENS, "start: /b/", log_level=0))
-    assert made.matcher.validate_tokens([98]) == 1
-    assert made.seconds > 0
+    assert "has not compiled within" in caplog.text
+    compiled = compiler.run(lambda: LLMatcher(TOKENS, "start: /b/", log_level=0))
+    assert compiled.matcher.validate_tokens([98]) == 1
+    assert compiled.seconds > 0
     go_on.set()
     worker[0].join(120)
     assert not worker[0].is_alive()
 
 
-def test_what_it_raises_is_raised_where_it_was_asked_for() -> None:
-    """And its thread goes on with the next."""
+def test_an_exception_is_raised_in_the_caller() -> None:
+    """Its thread continues with the next compilation."""
     compiler = Compiler(1, max_seconds=10)
 
     def fail() -> LLMatcher:

@@ -1,4 +1,4 @@
-"""Grammars as GBNF: what they mean, judged by a parser that knows no masks, and what is wrong."""
+"""GBNF grammars: their meaning, checked by a parser without masks, and their errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 from lark import Lark, UnexpectedInput
 
-from tests.engine.structured_output.constrained import asked, lets_through
+from tests.engine.structured_output.constrained import constraint_of, lets_through
 from tidemill.engine.structured_output.gbnf import MAX_NESTING, GrammarError, is_gbnf, lark_of
 
 ARITHMETIC = """
-# llama.cpp's example, as its documents have it
+# llama.cpp's example, from its documentation
 root  ::= (expr "=" ws term "\\n")+
 expr  ::= term ([-+*/] term)*   # left to right
 term  ::= ident | num | "(" ws expr ")" ws
@@ -19,7 +19,7 @@ ident ::= [a-z] [a-z0-9_]* ws
 num   ::= [0-9]+ ws
 ws    ::= [ \\t\\n]*
 """
-# The same language where lexemes may overlap, in another parser's own form.
+# The same language with overlapping lexemes, in another parser's syntax.
 SAME = r"""
 start: (expr "=" ws term "\n")+
 expr: term (/[-+*\/]/ term)*
@@ -50,17 +50,17 @@ ws: /[ \t\n]/*
     ],
     ids=range(10),
 )
-def test_a_rule_means_all_texts_that_it_tells(source: str, good: list[str], bad: list[str]) -> None:
-    """However they may be divided among its parts."""
-    wanted = asked("grammar", source)
+def test_a_rule_matches_exactly_its_texts(source: str, good: list[str], bad: list[str]) -> None:
+    """The division of a text among the rule's parts does not matter."""
+    wanted = constraint_of("grammar", source)
     assert [text for text in good if not lets_through(wanted, text)] == []
     assert [text for text in bad if lets_through(wanted, text)] == []
 
 
-def test_short_texts_go_through_exactly_where_another_parser_takes_them() -> None:
-    """All of up to four characters of an alphabet in which parts overlap, and some longer ones."""
+def test_short_texts_are_allowed_exactly_if_another_parser_accepts_them() -> None:
+    """The texts have up to four characters from overlapping parts; some are longer."""
     parser = Lark(SAME, parser="earley", lexer="dynamic_complete")
-    wanted = asked("grammar", ARITHMETIC)
+    wanted = constraint_of("grammar", ARITHMETIC)
     texts = ["".join(chars) for n in range(5) for chars in product("a1=\n(", repeat=n)]
     texts += [
         "a+1=a\n",
@@ -85,38 +85,41 @@ def test_short_texts_go_through_exactly_where_another_parser_takes_them() -> Non
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ('x ::= "a"', "no rule `root`"),
-        ("root ::= y", "no rule `y`; line 1, column 10"),
-        ('root ::= "a"\nroot ::= "b"', "comes twice; line 2, column 1"),
+        ('x ::= "a"', "rule `root`"),
+        ("root ::= y", "rule `y` is not defined; line 1, column 10"),
+        ('root ::= "a"\nroot ::= "b"', "is defined twice; line 2, column 1"),
         ('root ::= "a', "line 1, column 10"),
         ('root ::= "a\nb"', "line 1, column 10"),
         ("root ::= [a", "line 1, column 10"),
-        ("root ::= []", "without characters"),
+        ("root ::= []", "class is empty"),
         ("root ::= [z-a]", "ends before it begins"),
-        ('root ::= ("a"', "wanted `)`"),
-        ('root ::= "a" )', "wanted a rule"),
-        ('root ::= "a"**', "repeated again"),
-        ('root ::= "a"{2}?', "repeated again"),
-        (r'root ::= "\q"', "no escape"),
-        (r'root ::= "\ud800"', "no character's number"),
-        (r'root ::= "\uzzzz"', "no character's number"),
-        (r'root ::= "\UFFFFFFFF"', "no character's number"),
+        ('root ::= ("a"', "expected `)`"),
+        ('root ::= "a" )', "expected a rule"),
+        ('root ::= "a"**', "repetition is repeated"),
+        ('root ::= "a"{2}?', "repetition is repeated"),
+        (r'root ::= "\q"', "not a valid escape"),
+        (r'root ::= "\ud800"', "not a valid code point"),
+        (r'root ::= "\uzzzz"', "not a valid code point"),
+        (r'root ::= "\UFFFFFFFF"', "not a valid code point"),
         ('root ::= (= "a")', "column 11"),
         ('root ::= "a" ; x ::= "b"', "column 14"),
         ('root ::= "a"{9999999999}', "column 13"),
-        ("root ::= " + "(" * (MAX_NESTING + 1) + '"a"' + ")" * (MAX_NESTING + 1), "in one another"),
+        (
+            "root ::= " + "(" * (MAX_NESTING + 1) + '"a"' + ")" * (MAX_NESTING + 1),
+            "nested more than",
+        ),
     ],
     ids=range(20),
 )
-def test_what_is_wrong_is_told_with_its_place(source: str, words: str) -> None:
-    """By line and column."""
+def test_errors_name_their_place(source: str, words: str) -> None:
+    """The place is a line and a column."""
     with pytest.raises(GrammarError) as caught:
         lark_of(source)
     assert words in str(caught.value)
 
 
-def test_long_sources_are_read_in_time_that_grows_as_they_do() -> None:
-    """No part of one is read again and again."""
+def test_long_sources_are_read_in_linear_time() -> None:
+    """No part is read repeatedly."""
     for source in ("#" * 1_000_000, "\n" * 1_000_000, '"' + "a" * 1_000_000, "a" * 1_000_000):
         with pytest.raises(GrammarError):
             lark_of(source)
@@ -124,7 +127,7 @@ def test_long_sources_are_read_in_time_that_grows_as_they_do() -> None:
     assert lark_of("root ::= [" + "a" * 200_000 + "]" + "\n# x\n" * 100_000)
 
 
-def test_the_form_is_told_by_its_sign() -> None:
-    """Lark has another one."""
+def test_the_assignment_operator_reveals_the_syntax() -> None:
+    """Lark uses another operator."""
     assert is_gbnf("root ::= x")
     assert not is_gbnf("start: x")

@@ -1,4 +1,4 @@
-"""What is asked of an output, as masks of tokens: which texts go through, and how that ends."""
+"""Constraints as masks of tokens: the allowed texts, and how an output ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.structured_output.constrained import (
     GRAMMARS,
     MODEL,
     allowed,
-    asked,
+    constraint_of,
     grammars_of,
     ids_of,
     lets_through,
@@ -38,7 +38,7 @@ LIST = {"type": "array", "items": {"enum": ["a", "é\n", 3, None]}, "minItems": 
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> TextModel:
-    """Return the text side of a model with a vocabulary of Llama 2's kind."""
+    """Return the text side of a model with a vocabulary like Llama 2's."""
     return text_model_of(sentencepiece_tokenizer())
 
 
@@ -61,31 +61,31 @@ def sentencepiece() -> TextModel:
     ],
     ids=range(8),
 )
-def test_texts_of_the_form_go_through_and_others_do_not(
+def test_matching_texts_are_allowed_and_others_are_not(
     kind: Kind, source: Any, good: list[str], bad: list[str], sentencepiece: TextModel
 ) -> None:
-    """In vocabularies of either kind."""
+    """It holds for vocabularies of either kind."""
     for model in (MODEL, sentencepiece):
-        wanted = asked(kind, source)
+        wanted = constraint_of(kind, source)
         assert [text for text in good if not lets_through(wanted, text, model)] == []
         assert [text for text in bad if lets_through(wanted, text, model)] == []
 
 
-def test_white_space_is_bounded_where_none_is_asked_for() -> None:
-    """And is what is asked for otherwise: none of it, or any pattern."""
+def test_whitespace_is_bounded_by_default() -> None:
+    """A request can set another pattern, or none at all."""
     pair = {"type": "array", "items": {"type": "integer"}}
     for text in ("[1,2]", "[1, 2]", "[\n  1,\r\n\t2\n]"):
-        assert lets_through(asked("json_schema", pair), text)
+        assert lets_through(constraint_of("json_schema", pair), text)
     for text in ("[1,  2]", "[1,\n\n2]", "[1, \n2]", " [1]", "[1] ", "[\n" + " " * 41 + "1]"):
-        assert not lets_through(asked("json_schema", pair), text)
-    assert lets_through(asked("json_schema", pair, ""), "[1,2]")
-    assert not lets_through(asked("json_schema", pair, ""), "[1, 2]")
-    assert lets_through(asked("json_schema", pair, "_{2}"), "[1,__2]")
+        assert not lets_through(constraint_of("json_schema", pair), text)
+    assert lets_through(constraint_of("json_schema", pair, ""), "[1,2]")
+    assert not lets_through(constraint_of("json_schema", pair, ""), "[1, 2]")
+    assert lets_through(constraint_of("json_schema", pair, "_{2}"), "[1,__2]")
 
 
-def test_special_tokens_are_no_text_though_they_are_written_like_it() -> None:
-    """What a text must hold that looks like one comes in other tokens."""
-    wanted = asked("choice", ["<|im_start|>"])
+def test_special_tokens_are_not_allowed_as_text() -> None:
+    """Required text that looks like a special token is generated as other tokens."""
+    wanted = constraint_of("choice", ["<|im_start|>"])
     watch = GRAMMARS.constraint(wanted).start_state()
     special = MODEL.tokenizer.special_id("<|im_start|>")
     assert special is not None
@@ -98,10 +98,10 @@ def test_special_tokens_are_no_text_though_they_are_written_like_it() -> None:
     assert MODEL.tokenizer.text(written, skip_special_tokens=False) == "<|im_start|>"
 
 
-def test_a_text_that_must_come_comes_as_the_model_would_write_it() -> None:
-    """In the tokens of its own tokenizer, however long the text is."""
+def test_required_text_uses_the_tokens_of_the_model() -> None:
+    """The tokens are those of the model's tokenizer, however long the text is."""
     text = "The capital of France is Paris. " * 20 + "é"
-    watch = GRAMMARS.constraint(asked("choice", [text])).start_state()
+    watch = GRAMMARS.constraint(constraint_of("choice", [text])).start_state()
     written: list[int] = []
     is_whole = False
     while not is_whole:
@@ -111,26 +111,30 @@ def test_a_text_that_must_come_comes_as_the_model_would_write_it() -> None:
     assert written == ids_of(text)
 
 
-def test_what_is_whole_says_so_at_once_and_what_may_go_on_does_not() -> None:
+def test_a_complete_output_ends_unless_it_may_continue() -> None:
     """The end token ends either."""
     (end,) = MODEL.eos_token_ids
     (yes,) = ids_of("a")
-    assert GRAMMARS.constraint(asked("choice", ["a"])).start_state().fill(np.zeros(10, np.uint32))
-    watch = GRAMMARS.constraint(asked("choice", ["a"])).start_state()
+    assert (
+        GRAMMARS.constraint(constraint_of("choice", ["a"]))
+        .start_state()
+        .fill(np.zeros(10, np.uint32))
+    )
+    watch = GRAMMARS.constraint(constraint_of("choice", ["a"])).start_state()
     allowed(watch)
     assert watch.push(yes)
     assert allowed(watch) == [end]
-    watch = GRAMMARS.constraint(asked("regex", "a+")).start_state()
+    watch = GRAMMARS.constraint(constraint_of("regex", "a+")).start_state()
     allowed(watch)
     assert not watch.push(yes)
     assert set(allowed(watch)) >= {yes, end}
     assert watch.push(end)
 
 
-def test_a_model_without_an_end_token_ends_where_nothing_may_follow() -> None:
-    """A token that is no part of a text stands for it, and ends the text if it comes."""
+def test_a_model_without_an_end_token_ends_when_nothing_may_follow() -> None:
+    """A token that is not part of any text stands in for it and ends the text."""
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, frozenset())
-    watch = grammars.constraint(asked("regex", "a+")).start_state()
+    watch = grammars.constraint(constraint_of("regex", "a+")).start_state()
     allowed(watch)
     watch.push(ids_of("a")[0])
     (stand_in,) = [i for i in allowed(watch) if set(MODEL.tokenizer.piece(i)) != {ord("a")}]
@@ -138,11 +142,11 @@ def test_a_model_without_an_end_token_ends_where_nothing_may_follow() -> None:
     assert watch.push(stand_in)
 
 
-def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> None:
+def test_padding_of_the_vocabulary_is_never_allowed() -> None:
     """Models pad their logits."""
     padded = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size + 70, MODEL.eos_token_ids)
     mask = np.zeros(-(-(MODEL.vocab_size + 70) // 32), np.uint32)
-    padded.constraint(asked("regex", "(?s:.)*")).start_state().fill(mask)
+    padded.constraint(constraint_of("regex", "(?s:.)*")).start_state().fill(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert bits[: MODEL.vocab_size].any()
     assert not bits[MODEL.vocab_size :].any()
@@ -152,7 +156,7 @@ def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> N
     ("kind", "source", "words"),
     [
         ("regex", "(a", "unclosed group"),
-        ("regex", "(?=a)b", "no text satisfies it"),
+        ("regex", "(?=a)b", "no text matches it"),
         ("regex", r"(a)\1", "references to groups"),
         ("regex", "a" * 10_001, "10,000"),
         ("regex", "(" * 5_000 + "a" + ")" * 5_000, ""),
@@ -177,7 +181,7 @@ def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> N
         (
             "json_schema",
             {"properties": {"a": {"items": [{"pattern": "[b-"}]}}, "required": ["a"]},
-            "`field` cannot be held to: `/properties/a/items/0/pattern` is '[b-': unclosed",
+            "supported constraint: `/properties/a/items/0/pattern` is '[b-': unclosed",
         ),
         (
             "json_schema",
@@ -188,10 +192,12 @@ def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> N
     ],
     ids=range(22),
 )
-def test_what_no_text_is_of_is_refused_at_once(kind: Kind, source: Any, words: str) -> None:
-    """Before anything is generated; words of the library are told, its insides are not."""
+def test_an_unsatisfiable_constraint_is_refused_immediately(
+    kind: Kind, source: Any, words: str
+) -> None:
+    """It happens before generation; the error has the library's message without its internals."""
     with pytest.raises(RequestError) as caught:
-        GRAMMARS.constraint(asked(kind, source))
+        GRAMMARS.constraint(constraint_of(kind, source))
     assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
     assert words in caught.value.message
     assert "<state>" not in caught.value.message
@@ -218,15 +224,15 @@ def test_what_no_text_is_of_is_refused_at_once(kind: Kind, source: Any, words: s
     ],
     ids=range(6),
 )
-def test_what_is_large_or_would_be_slow_elsewhere_goes_through(kind: Kind, source: Any) -> None:
-    """No expression goes back over a text, and a chain of rules ends no process."""
-    watch = GRAMMARS.constraint(asked(kind, source)).start_state()
+def test_large_or_elsewhere_slow_constraints_are_accepted(kind: Kind, source: Any) -> None:
+    """No expression backtracks, and a chain of rules does not crash a process."""
+    watch = GRAMMARS.constraint(constraint_of(kind, source)).start_state()
     assert allowed(watch)
     assert watch.push(allowed(watch)[0]) in (True, False)
 
 
-def test_a_schema_as_deep_as_is_served_with_as_many_references_ends_no_process() -> None:
-    """Each link of the chain lies in many lists: no usual stack would bear to look at it."""
+def test_a_schema_of_maximum_depth_and_references_does_not_crash() -> None:
+    """Each link of the chain is nested in many lists, more than a usual stack could traverse."""
 
     def nested(inner: dict[str, Any], depth: int) -> dict[str, Any]:
         for _ in range(depth):
@@ -237,16 +243,16 @@ def test_a_schema_as_deep_as_is_served_with_as_many_references_ends_no_process()
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "string"}}}
     served = served_schema(schema, "field", SchemaRules())
     with pytest.raises(RequestError, match="too large"):
-        GRAMMARS.constraint(asked("json_schema", served))
+        GRAMMARS.constraint(constraint_of("json_schema", served))
 
 
-def test_what_cannot_be_gone_on_with_is_an_error_of_that_row() -> None:
-    """A token that was never allowed, or a grammar that takes too much at a step."""
-    endless = GRAMMARS.constraint(asked("regex", "(a{1000}){1000}")).start_state()
+def test_a_constraint_that_cannot_continue_fails_its_row() -> None:
+    """The causes are a token that was not allowed and a grammar whose step costs too much."""
+    endless = GRAMMARS.constraint(constraint_of("regex", "(a{1000}){1000}")).start_state()
     (first, *_) = allowed(endless)
     with pytest.raises(RequestError, match="too many"):
         endless.push(first)
-    watch = GRAMMARS.constraint(asked("choice", ["abc"])).start_state()
+    watch = GRAMMARS.constraint(constraint_of("choice", ["abc"])).start_state()
     allowed(watch)
     with pytest.raises(RequestError, match="allows nothing more after 1 tokens") as caught:
         watch.push(ids_of("x")[0])
@@ -255,33 +261,33 @@ def test_what_cannot_be_gone_on_with_is_an_error_of_that_row() -> None:
         allowed(watch)
 
 
-def test_a_row_does_not_suffer_from_what_others_have_used_up() -> None:
-    """Where the copies of a grammar fail, a fresh one takes over at the same place."""
-    constraint = GRAMMARS.constraint(asked("regex", "[ab]{3}"))
+def test_a_row_is_independent_of_budgets_that_others_used() -> None:
+    """If the copies of a grammar fail, a fresh one continues at the same place."""
+    constraint = GRAMMARS.constraint(constraint_of("regex", "[ab]{3}"))
     watch = constraint.start_state()
     first, second = ids_of("a") + ids_of("b")
     allowed(watch)
     watch.push(first)
     expected = allowed(watch)
     assert watch._matcher is not None
-    watch._matcher.consume_token(ids_of("x")[0])  # which ends it for good
+    watch._matcher.consume_token(ids_of("x")[0])  # which ends it permanently
     assert watch._matcher.is_error()
     assert allowed(watch) == expected
     assert not watch.push(second)
 
 
-def test_equal_ones_are_equal_values_whoever_asked() -> None:
-    """So that those who ask alike are computed once."""
-    one, same = (GRAMMARS.constraint(asked("regex", "a+")) for _ in range(2))
+def test_equal_constraints_are_equal_values() -> None:
+    """Requests with equal constraints are therefore computed once."""
+    one, same = (GRAMMARS.constraint(constraint_of("regex", "a+")) for _ in range(2))
     assert one == same
     assert hash(one) == hash(same)
-    other = GRAMMARS.constraint(asked("regex", "a*"))
-    later = GRAMMARS.constraint(asked("regex", "a+"), begins_after="x")
+    other = GRAMMARS.constraint(constraint_of("regex", "a*"))
+    later = GRAMMARS.constraint(constraint_of("regex", "a+"), begins_after="x")
     assert len({one, same, other, later}) == 3
 
 
 def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what they take, which how long they took tells; one that was let go is made again."""
+    """The bound is memory, estimated from compilation times; evicted ones are compiled again."""
     seconds = 0.0
 
     def timed(tokens: LLTokenizer, grammar: str) -> Compiled:
@@ -290,26 +296,26 @@ def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(grammar, "compiled", timed)
     monkeypatch.setattr(module, "_MAX_CACHE_BYTES", 40 * module._BYTES_EACH)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
-    first = grammars.constraint(asked("regex", "a0+"))
+    first = grammars.constraint(constraint_of("regex", "a0+"))
     for number in range(1, 60):
-        grammars.constraint(asked("regex", f"a{number}+"))
+        grammars.constraint(constraint_of("regex", f"a{number}+"))
     assert len(grammars._cache) == 39
     assert first.grammar not in grammars._cache
     assert allowed(first.start_state()) == ids_of("a")
     seconds = 9 * module._BYTES_EACH / module._BYTES_A_SECOND
     for number in range(9):
-        grammars.constraint(asked("regex", f"b{number}+"))
+        grammars.constraint(constraint_of("regex", f"b{number}+"))
     assert len(grammars._cache) == 3
-    assert grammars._num_cache_bytes == sum(kept.num_bytes for kept in grammars._cache.values())
+    assert grammars._num_cache_bytes == sum(entry.num_bytes for entry in grammars._cache.values())
 
 
-def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that asks compiles, the others wait for that; so it is with what is refused."""
-    made: list[str] = []
-    first, is_asked = threading.Event(), threading.Barrier(8)
+def test_concurrent_requests_compile_a_constraint_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request compiles and the others wait for it; the same applies to errors."""
+    grammars_compiled: list[str] = []
+    first, barrier = threading.Event(), threading.Barrier(8)
 
     def counted(tokens: LLTokenizer, grammar: str) -> Compiled:
-        made.append(grammar)
+        grammars_compiled.append(grammar)
         first.wait(120)
         return compiled(tokens, grammar)
 
@@ -317,26 +323,26 @@ def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.Mon
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
 
     def ask(source: str) -> str:
-        is_asked.wait(120)
+        barrier.wait(120)
         try:
-            return grammars.constraint(asked("regex", source)).grammar
+            return grammars.constraint(constraint_of("regex", source)).grammar
         except RequestError as exc:
             return exc.message
 
     with ThreadPoolExecutor(8) as threads:
         answers = [threads.submit(ask, "ab+" if number % 2 else "[a") for number in range(8)]
         first.set()
-        said = {answer.result() for answer in answers}
-    assert len(made) == len(said) == 2
+        results = {answer.result() for answer in answers}
+    assert len(grammars_compiled) == len(results) == 2
     with pytest.raises(RequestError, match="unclosed character class"):
-        grammars.constraint(asked("regex", "[a"))
-    assert len(made) == 2
+        grammars.constraint(constraint_of("regex", "[a"))
+    assert len(grammars_compiled) == 2
 
 
-def test_one_that_fails_for_another_reason_is_not_remembered(
+def test_other_failures_are_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where there is no memory: the next that asks tries again."""
+    """After a lack of memory, for example, the next request tries again."""
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
 
     def fail(*_: object) -> Compiled:
@@ -344,14 +350,14 @@ def test_one_that_fails_for_another_reason_is_not_remembered(
 
     monkeypatch.setattr(grammar, "compiled", fail)
     with pytest.raises(MemoryError):
-        grammars.constraint(asked("regex", "ab+"))
+        grammars.constraint(constraint_of("regex", "ab+"))
     monkeypatch.setattr(grammar, "compiled", compiled)
-    assert allowed(grammars.constraint(asked("regex", "ab+")).start_state()) == ids_of("a")
-    assert grammars._num_cache_bytes == sum(kept.num_bytes for kept in grammars._cache.values())
+    assert allowed(grammars.constraint(constraint_of("regex", "ab+")).start_state()) == ids_of("a")
+    assert grammars._num_cache_bytes == sum(entry.num_bytes for entry in grammars._cache.values())
 
 
-def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the protocol has not foretold it."""
+def test_a_compilation_that_takes_too_long_names_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It covers constraints whose cost the protocol cannot predict."""
 
     def endless(*_: object) -> Compiled:
         raise TimeoutError
@@ -359,17 +365,17 @@ def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(grammar, "compiled", endless)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     with pytest.raises(RequestError, match="more than 10 seconds to compile") as caught:
-        grammars.constraint(asked("regex", "ab+"))
+        grammars.constraint(constraint_of("regex", "ab+"))
     assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
 
 
-def test_threads_make_and_fill_beside_each_other() -> None:
-    """The same schemas asked for from many threads at once come to the same masks."""
+def test_threads_compile_and_fill_concurrently() -> None:
+    """The same schemas requested by many threads at once give the same masks."""
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     schemas = [{**LIST, "minItems": 1 + number % 5} for number in range(40)]
 
     def first_steps(schema: dict[str, Any]) -> list[list[int]]:
-        watch = grammars.constraint(asked("json_schema", schema)).start_state()
+        watch = grammars.constraint(constraint_of("json_schema", schema)).start_state()
         steps = []
         for token_id in ids_of('["a", 3'):
             steps.append(allowed(watch))
@@ -381,16 +387,16 @@ def test_threads_make_and_fill_beside_each_other() -> None:
     assert together == [first_steps(schema) for schema in schemas]
 
 
-def test_the_vocabulary_is_made_when_first_asked_for() -> None:
+def test_the_vocabulary_is_created_on_first_use() -> None:
     """Most files ask for no constraint."""
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     assert grammars._vocabulary is None
-    grammars.constraint(asked("regex", "a"))
+    grammars.constraint(constraint_of("regex", "a"))
     assert grammars._vocabulary is not None
 
 
-def test_texts_that_must_come_are_told_in_tokens_that_say_them(sentencepiece: TextModel) -> None:
-    """Where the tokenizer would add a space or take markup for a token, others are taken."""
+def test_required_texts_become_tokens_with_exactly_their_bytes(sentencepiece: TextModel) -> None:
+    """If the tokenizer would add a space or parse markup, other tokens are used."""
     known = grammar_vocabulary(sentencepiece.tokenizer, sentencepiece.vocab_size, frozenset())
     wrapped: Any = sys.modules["tidemill.engine.structured_output.vocabulary"]._Wrapped(
         sentencepiece.tokenizer, sentencepiece.vocab_size
@@ -414,18 +420,18 @@ def test_texts_that_must_come_are_told_in_tokens_that_say_them(sentencepiece: Te
         ("</think>", "a</thin</think>[1]", True),
     ],
 )
-def test_a_grammar_begins_behind_what_ends_the_beginning(
+def test_a_grammar_applies_after_the_text_that_triggers_it(
     before: str, text: str, *, good: bool
 ) -> None:
-    """Before that anything may come but an end; behind it nothing but the form."""
-    wanted = asked("json_schema", {"type": "array", "items": {"type": "integer"}})
+    """Before that text, anything except an end is allowed; after it, only matching text."""
+    wanted = constraint_of("json_schema", {"type": "array", "items": {"type": "integer"}})
     assert lets_through(wanted, text, begins_after=before) == good
 
 
-def test_no_token_ends_the_beginning_and_says_more_at_once(sentencepiece: TextModel) -> None:
-    """Such tokens are kept from coming just where they would; white space alone may follow."""
+def test_no_token_spans_the_end_of_the_beginning(sentencepiece: TextModel) -> None:
+    """Such tokens are masked only where they would span it; whitespace alone may follow."""
     grammars = grammars_of(sentencepiece)
-    watch = grammars.constraint(asked("regex", "a"), begins_after="b ").start_state()
+    watch = grammars.constraint(constraint_of("regex", "a"), begins_after="b ").start_state()
     pieces = {sentencepiece.tokenizer.piece(i): i for i in range(sentencepiece.vocab_size)}
     assert pieces[b" a"] in allowed(watch, sentencepiece)
     watch.push(pieces[b"b"])
@@ -438,7 +444,7 @@ def test_no_token_ends_the_beginning_and_says_more_at_once(sentencepiece: TextMo
 
 
 def test_random_texts_under_a_schema_are_valid_json() -> None:
-    """Whatever is drawn of what is allowed: judged by a validator that knows no masks."""
+    """A validator without masks checks every text that is drawn from the allowed tokens."""
     schema = {
         "type": "object",
         "properties": {
@@ -460,7 +466,7 @@ def test_random_texts_under_a_schema_are_valid_json() -> None:
     }
     rng = np.random.default_rng(5)
     validator = Draft202012Validator(schema)
-    constraint = GRAMMARS.constraint(asked("json_schema", schema))
+    constraint = GRAMMARS.constraint(constraint_of("json_schema", schema))
     for _ in range(30):
         watch, written = constraint.start_state(), []
         for _ in range(400):
@@ -468,7 +474,7 @@ def test_random_texts_under_a_schema_are_valid_json() -> None:
             ends = MODEL.eos_token_ids & set(may)
             if ends and (len(ends) == len(may) or rng.random() < 0.3):
                 break
-            # Numbers and strings would else go on and on.
+            # Numbers and strings would otherwise never end.
             closing = [i for i in may if MODEL.tokenizer.piece(i) in (b'"', b"}", b"]", b",")]
             pick = closing if closing and rng.random() < 0.4 else sorted(set(may) - ends)
             written.append(int(rng.choice(pick)))

@@ -1,4 +1,4 @@
-"""Structural tags as masks: free text goes through, and what stands in a tag is of its form."""
+"""Structural tags as masks: free text is allowed, and the content of a tag matches its format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.structured_output.constrained import GRAMMARS, asked, lets_through
+from tests.engine.structured_output.constrained import GRAMMARS, constraint_of, lets_through
 from tidemill.protocol.constraints.structural_tags import served_tag
 from tidemill.protocol.errors import RequestError
 
@@ -122,21 +122,21 @@ def triggered(**flags: bool) -> dict[str, Any]:
     ],
     ids=range(10),
 )
-def test_what_stands_in_tags_is_of_their_form(
+def test_the_content_of_tags_matches_their_format(
     source: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
-    """And the rest is as free as the format says."""
-    wanted = asked("structural_tag", served_tag(source, "field"))
+    """The rest of the text is as free as the format allows."""
+    wanted = constraint_of("structural_tag", served_tag(source, "field"))
     assert [text for text in good if not lets_through(wanted, text)] == []
     assert [text for text in bad if lets_through(wanted, text)] == []
 
 
-def test_json_in_a_tag_has_the_white_space_that_is_asked_for() -> None:
-    """As a schema alone has."""
+def test_json_in_a_tag_has_the_requested_whitespace() -> None:
+    """The same applies to a schema alone."""
     tree = served_tag({"format": SCHEMA}, "field")
-    assert not lets_through(asked("structural_tag", tree), '{"n":\n\n1}')
-    assert lets_through(asked("structural_tag", tree, ""), '{"n":1}')
-    assert not lets_through(asked("structural_tag", tree, ""), '{"n": 1}')
+    assert not lets_through(constraint_of("structural_tag", tree), '{"n":\n\n1}')
+    assert lets_through(constraint_of("structural_tag", tree, ""), '{"n":1}')
+    assert not lets_through(constraint_of("structural_tag", tree, ""), '{"n": 1}')
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_json_in_a_tag_has_the_white_space_that_is_asked_for() -> None:
     ],
     ids=range(5),
 )
-def test_what_is_wrong_inside_is_a_400(content: dict[str, Any]) -> None:
-    """As it would be alone."""
+def test_an_invalid_content_is_a_400(content: dict[str, Any]) -> None:
+    """The error is the same as without a tag."""
     tree = served_tag({"format": tag("<a>", content, "</a>")}, "field")
     with pytest.raises(RequestError) as caught:
-        GRAMMARS.constraint(asked("structural_tag", tree))
+        GRAMMARS.constraint(constraint_of("structural_tag", tree))
     assert caught.value.code == "invalid_constraint"

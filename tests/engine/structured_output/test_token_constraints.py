@@ -1,4 +1,4 @@
-"""Constraints that name tokens: which may come next, as bits."""
+"""Constraints on tokens: the next allowed tokens, as bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = -(-VOCABULARY // 32)
 
 
 def allowed(watch: ConstraintState) -> set[int] | None:
-    """Return the tokens that may come next; None where any may."""
+    """Return the tokens that are allowed next; None if any are."""
     mask = np.full(WORDS, 0xA5A5A5A5, np.uint32)
     if not watch.fill(mask):
         assert (mask == 0xA5A5A5A5).all()
@@ -22,20 +22,20 @@ def allowed(watch: ConstraintState) -> set[int] | None:
 
 
 def after(constraint: Constraint, *token_ids: int) -> set[int] | None:
-    """Return what may come after some tokens."""
+    """Return the allowed tokens after some tokens."""
     watch = constraint.start_state()
     for token_id in token_ids:
         assert not watch.push(token_id)
     return allowed(watch)
 
 
-def all_but(*token_ids: int) -> set[int]:
+def all_except(*token_ids: int) -> set[int]:
     """Return the vocabulary without some tokens."""
     return set(range(VOCABULARY)) - {*token_ids}
 
 
-def test_only_allowed_tokens_may_come() -> None:
-    """At the beginning and later, in every word of the mask."""
+def test_only_allowed_tokens_are_generated() -> None:
+    """It holds at the beginning and later, in every word of the mask."""
     constraint = AllowedTokens(frozenset({0, 31, 32, 69}))
     assert after(constraint) == after(constraint, 31, 0) == {0, 31, 32, 69}
 
@@ -43,31 +43,31 @@ def test_only_allowed_tokens_may_come() -> None:
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ((), all_but(5)),
-        ((1,), all_but(5)),
-        ((1, 2), all_but(5, 3, 33)),
-        ((9, 1, 2), all_but(5, 3, 33)),
-        ((2,), all_but(5)),
-        ((1, 2, 2), all_but(5, 4)),
+        ((), all_except(5)),
+        ((1,), all_except(5)),
+        ((1, 2), all_except(5, 3, 33)),
+        ((9, 1, 2), all_except(5, 3, 33)),
+        ((2,), all_except(5)),
+        ((1, 2, 2), all_except(5, 4)),
     ],
 )
-def test_the_last_token_of_a_bad_word_may_not_come(
+def test_the_last_token_of_a_bad_word_is_masked(
     tokens: tuple[int, ...], expected: set[int]
 ) -> None:
-    """Where all before it have come; a word of one token never may."""
+    """It is masked once all tokens before it were generated; a word of one token always is."""
     words = BadWords(frozenset({(5,), (1, 2, 3), (1, 2, 33), (2, 2, 4), (9, 2, 4), (0, 2, 4)}))
     assert after(words, *tokens) == expected
 
 
-def test_nothing_is_held_where_no_bad_word_is_near() -> None:
-    """The mask then stays as it is."""
+def test_the_mask_is_unchanged_when_no_bad_word_is_near() -> None:
+    """The mask then has all bits set as before."""
     assert after(BadWords(frozenset({(1, 2)}))) is None
-    assert after(BadWords(frozenset({(1, 2)})), 1) == all_but(2)
+    assert after(BadWords(frozenset({(1, 2)})), 1) == all_except(2)
     assert after(BadWords(frozenset({(1, 2)})), 1, 7) is None
 
 
-def test_several_constraints_leave_what_all_of_them_allow() -> None:
-    """One that holds nothing changes nothing, and each sees every token."""
+def test_several_constraints_allow_their_intersection() -> None:
+    """A constraint without effect changes nothing, and each sees every token."""
     both = AllOf((AllowedTokens(frozenset({1, 2, 3})), BadWords(frozenset({(1, 2)}))))
     assert after(both) == {1, 2, 3}
     assert after(both, 1) == {1, 3}
@@ -77,13 +77,13 @@ def test_several_constraints_leave_what_all_of_them_allow() -> None:
     assert after(AllOf((BadWords(frozenset({(1, 2)})),))) is None
 
 
-def test_where_nothing_is_left_the_first_constraint_stands() -> None:
-    """A form that must be kept is kept, even by a word that is not wanted."""
+def test_the_first_constraint_wins_if_nothing_is_allowed() -> None:
+    """A required form is produced even if it contains a bad word."""
     assert after(AllOf((AllowedTokens(frozenset({4})), BadWords(frozenset({(4,)}))))) == {4}
 
 
-def test_what_asks_for_the_same_is_the_same() -> None:
-    """Requests with equal constraints may be computed once."""
+def test_equal_constraints_compare_equal() -> None:
+    """Requests with equal constraints can be computed once."""
     one, two = (
         AllOf((AllowedTokens(frozenset({1, 2})), BadWords(frozenset({(1, 2)})))) for _ in range(2)
     )

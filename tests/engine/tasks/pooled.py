@@ -1,4 +1,4 @@
-"""What is asked of models of vectors and scores, and how their folders are made."""
+"""Requests to models of vectors and scores, and the folders of such models."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ SMALL: dict[str, Any] = {
 
 
 def minilm_with(folder: Path, files: dict[str, Any]) -> Path:
-    """Return a folder of MiniLM in which some files say something else."""
+    """Return a folder of MiniLM in which some files have other contents."""
     for source in minilm().rglob("*"):
         if source.is_file():
             target = folder / source.relative_to(minilm())
             target.parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(source, target)
-    for name, said in files.items():
+    for name, contents in files.items():
         target = folder / name
         target.parent.mkdir(exist_ok=True)
         target.unlink(missing_ok=True)
-        target.write_text(json.dumps(said))
+        target.write_text(json.dumps(contents))
     return folder
 
 
 def with_files(folder: Path, target: Path, files: dict[str, Any]) -> Path:
-    """Return a copy of a folder with further files."""
+    """Return a copy of a folder with more files."""
     shutil.copytree(folder, target, dirs_exist_ok=True)
-    for name, said in files.items():
+    for name, contents in files.items():
         (target / name).parent.mkdir(exist_ok=True)
-        (target / name).write_text(said if isinstance(said, str) else json.dumps(said))
+        (target / name).write_text(contents if isinstance(contents, str) else json.dumps(contents))
     return target
 
 
 async def answer(served: Dispatcher, url: str, **body: Any) -> dict[str, Any]:
-    """Return a body that must be one."""
+    """Return the body of a successful reply."""
     reply = await served.respond(url, body, "req_1", 0)
     assert reply.status_code == 200, reply.body
     return reply.body
 
 
 async def refusal(served: Dispatcher, url: str, **body: Any) -> Reply:
-    """Return a reply that must be none."""
+    """Return a failed reply."""
     reply = await served.respond(url, body, "req_1", 0)
     assert reply.status_code == 400
     return reply
@@ -72,7 +72,7 @@ async def refusal(served: Dispatcher, url: str, **body: Any) -> Reply:
 
 @contextmanager
 def serving() -> Iterator[Serve]:
-    """Yield what loads a folder in fp32 on the CPU, with settings and a template."""
+    """Yield a function that loads a folder in fp32 on the CPU, with settings and a template."""
     loaded: list[Dispatcher] = []
 
     def load(folder: Path, *, chat_template: str | None = None, **settings: Any) -> Dispatcher:

@@ -1,4 +1,4 @@
-"""Adapters beside a model that writes text; and what is refused before anything is loaded."""
+"""Adapters next to a model that writes text, and errors before anything is loaded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tidemill.protocol.contract import EngineError
 LOUD = (LoraModule("loud", "nowhere"),)
 
 
-async def test_a_line_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
-    """One adapter whose B is zero says what the model says; another does not."""
+async def test_a_request_names_its_adapter(tmp_path: Path) -> None:
+    """An adapter whose B is zero gives the model's own output; another one does not."""
     network = AutoModelForCausalLM.from_pretrained(demo.MODEL_PATH)
     modules = halves(network, size=0.4)
     still = {name: (down, 0 * up) for name, (down, up) in modules.items()}
@@ -33,50 +33,50 @@ async def test_a_line_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
     try:
         assert served.info().adapters == ("loud", "still")
         assert Ready.unpack(Ready(served.info()).pack()).info == served.info()
-        said = {}
+        text_of = {}
         for name in ("tiny", "loud", "still"):
             body = {"model": name, "prompt": "The capital of France is", "temperature": 0}
             reply = await served.respond("/v1/completions", body, "req", 0)
             assert (reply.status_code, reply.body["model"]) == (200, name)
-            said[name] = reply.body["choices"][0]["text"]
-        assert said["still"] == said["tiny"] != said["loud"]
+            text_of[name] = reply.body["choices"][0]["text"]
+        assert text_of["still"] == text_of["tiny"] != text_of["loud"]
     finally:
         served.close()
 
 
-def test_only_models_that_write_text_have_adapters() -> None:
-    """Others say so by the adapter's name, before they are loaded."""
-    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+def test_only_generative_models_support_adapters() -> None:
+    """Other models refuse it by the adapter's name before they are loaded."""
+    for model, words in ((minilm(), "or reranker"), (demo.SPEECH_PATH, "recognition model")):
         with pytest.raises(ModelRefused, match=rf"{words}.*adapters \(loud\)"):
             load_served(EngineConfig(str(model), lora_modules=LOUD))
 
 
-def test_only_models_that_write_text_have_a_cache_of_a_type() -> None:
-    """Others keep no keys and values beyond a step, or those of slots of their own."""
-    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+def test_only_generative_models_support_a_cache_type() -> None:
+    """Other models store no keys and values beyond a step, or store them in other slots."""
+    for model, words in ((minilm(), "or reranker"), (demo.SPEECH_PATH, "recognition model")):
         with pytest.raises(ModelRefused, match=f"{words}.*--kv-cache-dtype fp8 "):
             load_served(EngineConfig(str(model), kv_cache_dtype="fp8"))
 
 
-def test_only_models_that_write_text_are_made_of_fewer_bits() -> None:
-    """Others say what to leave out."""
+def test_only_generative_models_support_quantization_on_load() -> None:
+    """For other models the error says which flag to remove."""
     for model in (minilm(), demo.SPEECH_PATH):
-        with pytest.raises(ModelRefused, match="leave out --quantization"):
+        with pytest.raises(ModelRefused, match="remove --quantization"):
             load_served(EngineConfig(str(model), quantization="fp8"), served_names=("m",))
 
 
-def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
-    """A name must mean one thing."""
-    with pytest.raises(EngineError, match="an adapter and its model are both called loud"):
+def test_duplicate_or_too_many_adapters_are_refused() -> None:
+    """A name must be unique."""
+    with pytest.raises(EngineError, match="the name 'loud' is used for both"):
         load_served(EngineConfig("nowhere", lora_modules=LOUD), served_names=("loud",))
-    with pytest.raises(EngineError, match="two adapters are called loud"):
+    with pytest.raises(EngineError, match="adapter name 'loud' is used twice"):
         EngineConfig("nowhere", lora_modules=LOUD * 2)
-    with pytest.raises(EngineError, match="max_loras is 1, but there are 2 adapters"):
+    with pytest.raises(EngineError, match="2 adapters exceed max_loras"):
         EngineConfig("nowhere", lora_modules=(*LOUD, LoraModule("b", "x")), max_loras=1)
 
 
-def test_a_model_that_sees_has_adapters_where_its_text_can_be_proved(tmp_path: Path) -> None:
-    """By the names of the whole model, which PEFT writes; Qwen2.5-VL's text is no class alone."""
+def test_a_vision_model_supports_adapters_of_its_text_model(tmp_path: Path) -> None:
+    """PEFT writes names of the whole model; Qwen2.5-VL's text model has no separate class."""
     pattern = rf".*language_model.*\.({'|'.join(ALL)})"
     for kind in ("gemma3", "qwen2_5_vl"):
         network = vision_models.build(kind)

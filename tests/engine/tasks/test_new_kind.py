@@ -1,6 +1,6 @@
-"""A kind of model is one file: one that nobody has, loaded and served beside generation.
+"""A new kind of model is one file: it is loaded and served next to generation.
 
-`docs/explanation/engine.md` points here: work, an endpoint, and which models are of it.
+`docs/explanation/engine.md` refers to this file: work, an endpoint, and a rule for matching models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ URL = "/v1/embeddings"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
-    """A text as the model has it: how often each letter of its alphabet comes."""
+    """A text as the model represents it: how often each letter of its alphabet occurs."""
 
     counts: list[int]
 
@@ -43,12 +43,12 @@ class Vector:
         return len(self.counts)
 
     def result(self) -> Vector:
-        """Return itself: it is an item that is finished when it is made."""
+        """Return itself: the item is finished when it is created."""
         return self
 
 
 class Counting:
-    """Work that is done in one step."""
+    """Work that takes one step."""
 
     def __init__(self, alphabet: str) -> None:
         self._alphabet = alphabet
@@ -56,13 +56,13 @@ class Counting:
         self._num_steps = 0
 
     def add(self, text: str) -> Vector:
-        """Take a text."""
+        """Queue a text."""
         vector = Vector([text.count(letter) for letter in self._alphabet])
         self._waiting.append(vector)
         return vector
 
     def step(self) -> Sequence[StepOutput[Vector]] | None:
-        """Finish all that wait."""
+        """Finish all queued texts."""
         if not self._waiting:
             return None
         self._num_steps += 1
@@ -70,11 +70,11 @@ class Counting:
         return [StepOutput(vector, [], is_finished=True) for vector in waiting]
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
-        """Forget some."""
+        """Remove unwanted texts."""
         self._waiting = [vector for vector in self._waiting if vector not in unwanted]
 
     def stats(self) -> EngineStats:
-        """Tell of the steps."""
+        """Return the number of steps."""
         return EngineStats(waiting=len(self._waiting), steps=self._num_steps)
 
 
@@ -99,14 +99,14 @@ class Letters:
     """Models that count letters."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Say whether it is one."""
+        """Return whether the model is of this kind."""
         del config
         return description.get("architectures") == ["LettersModel"]
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> LoadedTask[str, Vector]:
-        """Load the alphabet, which is all that there is of weights."""
+        """Load the alphabet, which is the model's only weight."""
         del config, chat_template
         assert folder is not None
         alphabet = (folder / "alphabet.txt").read_text()
@@ -127,15 +127,15 @@ def served(tmp_path: Path) -> Iterator[Dispatcher]:
 
 
 async def test_it_runs_in_the_engines_thread_behind_its_own_urls(served: Dispatcher) -> None:
-    """Nothing below or beside it knows what it is."""
+    """The layers below it need no knowledge of this kind."""
     reply = await served.respond(URL, {"input": "abracadabra"}, "req_1", 0)
     assert (reply.status_code, reply.body["embedding"]) == (200, [5, 2, 1])
     assert served.stats().steps == 1
     assert (served.info().device, served.info().notes) == ("cpu", ("it counts",))
 
 
-async def test_what_another_kind_answers_is_refused_by_name(served: Dispatcher) -> None:
-    """The url is known, only not to this model; one that nobody knows is told what there is."""
+async def test_a_url_of_another_kind_is_refused_by_name(served: Dispatcher) -> None:
+    """A known URL of another kind is named; for an unknown one the error lists the URLs."""
     reply = await served.respond("/v1/chat/completions", {"messages": []}, "req_1", 0)
     assert reply.body["error"]["code"] == "endpoint_not_supported"
     message = (
@@ -148,8 +148,8 @@ async def test_what_another_kind_answers_is_refused_by_name(served: Dispatcher) 
 
 
 @pytest.mark.parametrize("config", ['{"architectures": ["LlamaForCausalLM"]}', "[]", "{", None])
-def test_what_no_other_kind_takes_is_generations(config: str | None, tmp_path: Path) -> None:
-    """It says what is wrong with a model that it cannot load, also where there is no config."""
+def test_generation_is_the_default_kind(config: str | None, tmp_path: Path) -> None:
+    """It reports the error for a model that it cannot load, also without a config."""
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     for folder in (tmp_path, None):

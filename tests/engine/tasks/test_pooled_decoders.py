@@ -46,7 +46,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stack(*names: str) -> list[dict[str, Any]]:
-    """Return the list of a network and of modules, in folders of their own."""
+    """Return the list of a network and modules, each in its own folder."""
     parts = {"Transformer": "base.modules.transformer", "Normalize": "base.modules.normalize"}
     parts |= {"Pooling": "sentence_transformer.modules.pooling"}
     parts |= {"LogitScore": "cross_encoder.modules.logit_score"}
@@ -64,7 +64,7 @@ def stack(*names: str) -> list[dict[str, Any]]:
 async def test_a_decoder_gives_the_vectors_of_its_last_tokens(
     serve: Serve, decoder: Path, tmp_path: Path
 ) -> None:
-    """As Qwen3-Embedding does, with a prompt for queries."""
+    """Qwen3-Embedding does the same, with a prompt for queries."""
     folder = with_files(
         decoder,
         tmp_path,
@@ -90,10 +90,10 @@ TEMPLATE = (
 
 
 @pytest.mark.parametrize("has_template", [False, True])
-async def test_a_decoder_that_answers_by_a_token_is_a_reranker(
+async def test_a_decoder_that_answers_with_a_token_is_a_reranker(
     serve: Serve, decoder: Path, tmp_path: Path, *, has_template: bool
 ) -> None:
-    """By sentence-transformers' module, with and without a template of pairs."""
+    """It uses sentence-transformers' module, with and without a template for pairs."""
     text = {"method": "forward", "method_output_name": "logits"}
     saved: dict[str, Any] = {
         "transformer_task": "text-generation",
@@ -125,8 +125,10 @@ async def test_a_decoder_that_answers_by_a_token_is_a_reranker(
     assert np.allclose([entry["score"] for entry in body["data"]], expected, atol=1e-4)
 
 
-async def test_tokens_and_template_of_a_reranker_may_be_told(serve: Serve, decoder: Path) -> None:
-    """As vLLM has it: the sigmoid of one logit less the other, after the template."""
+async def test_tokens_and_template_of_a_reranker_are_configurable(
+    serve: Serve, decoder: Path
+) -> None:
+    """Like vLLM's, the score is the sigmoid of the difference of two logits, after the template."""
     tokenizer = AutoTokenizer.from_pretrained(decoder)
     tokens = [tokenizer.convert_ids_to_tokens(i) for i in (301, 300)]
     overrides = {
@@ -146,10 +148,10 @@ async def test_tokens_and_template_of_a_reranker_may_be_told(serve: Serve, decod
         assert result["relevance_score"] == pytest.approx(float(expected), abs=1e-5)
 
 
-async def test_a_decoder_writes_gives_vectors_or_scores_as_it_is_told(
+async def test_flags_select_text_vectors_or_scores_of_a_decoder(
     serve: Serve, decoder: Path
 ) -> None:
-    """By the flags that vLLM has for it."""
+    """The flags are those of vLLM."""
     urls = (
         {"/v1/chat/completions", "/v1/completions"},
         {"/v1/embeddings", "/v1/score", "/v1/rerank"},
@@ -168,7 +170,7 @@ async def test_a_decoder_writes_gives_vectors_or_scores_as_it_is_told(
         serve(decoder, convert="classify")
 
 
-def test_pooling_is_not_said_of_a_model_that_writes(serve: Serve) -> None:
-    """It would change nothing there."""
-    with pytest.raises(EngineError, match="writes text: --pooler-config is for models of vectors"):
+def test_pooling_flags_of_a_generative_model_are_refused(serve: Serve) -> None:
+    """They would have no effect."""
+    with pytest.raises(EngineError, match="--pooler-config requires an embedding"):
         serve(MODEL_PATH, pooler_config={"pooling_type": "CLS"})

@@ -1,4 +1,4 @@
-"""Cross-encoders, from their folder to a body: held to sentence-transformers."""
+"""Cross-encoders, from their folder to a body, compared with sentence-transformers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tidemill.demo import MODEL_PATH
 from tidemill.engine.errors import ModelRefused
 
 
-async def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
+async def test_scores_of_a_cross_encoder_equal_those_of_sentence_transformers(
     serve: Serve, reranker: Path
 ) -> None:
-    """Through the sigmoid, and as they stand."""
+    """It holds with the sigmoid and for raw logits."""
     served = serve(reranker)
     query, *documents = TEXTS[0], TEXTS[1], TEXTS[3], "Paris"
     pairs = [(query, document) for document in documents]
@@ -49,8 +49,8 @@ async def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
     assert "this model supports /v1/score, /v1/rerank" in reply.body["error"]["message"]
 
 
-async def test_a_document_is_cut_to_what_the_network_takes(serve: Serve, reranker: Path) -> None:
-    """As sentence-transformers cuts it, where it alone is too long."""
+async def test_a_document_is_truncated_to_the_context(serve: Serve, reranker: Path) -> None:
+    """If only the document is too long, sentence-transformers truncates it the same way."""
     pair = ("What is it?", "word " * 100)
     expected = CrossEncoder(str(reranker), device="cpu", max_length=64).predict([pair])
     body = await answer(
@@ -79,9 +79,9 @@ async def test_a_document_is_cut_to_what_the_network_takes(serve: Serve, reranke
 def test_scores_that_no_endpoint_could_show_refuse_the_model(
     files: dict[str, Any], words: str, tmp_path: Path, serve: Serve
 ) -> None:
-    """Before anything is loaded."""
-    for said in files.values():
-        said["architectures"] = ["BertForSequenceClassification"]
+    """The error comes before anything is loaded."""
+    for config in files.values():
+        config["architectures"] = ["BertForSequenceClassification"]
     folder = minilm_with(tmp_path, {**files, "modules.json": None})
     (folder / "modules.json").unlink()
     with pytest.raises(ModelRefused, match=words):
@@ -112,7 +112,7 @@ def roberta(folder: Path) -> None:
 
 
 def distilbert(folder: Path) -> None:
-    """Save a cross-encoder that knows no segments, though its tokenizer tells them."""
+    """Save a cross-encoder without segments, though its tokenizer returns them."""
     config = DistilBertConfig(
         dim=64,
         n_layers=2,
@@ -130,10 +130,10 @@ def distilbert(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [roberta, distilbert])
-async def test_pairs_of_other_families_are_read_as_their_tokenizers_have_them(
+async def test_pairs_of_other_families_follow_their_tokenizers(
     save: Callable[[Path], None], serve: Serve, tmp_path: Path
 ) -> None:
-    """Scores are those of sentence-transformers, whole and cut."""
+    """Scores equal those of sentence-transformers, with and without truncation."""
     torch.manual_seed(11)
     save(tmp_path)
     pairs = [("Who?", "Paris is in France."), ("What is it?", "a"), ("Who?", "b " * 100)]

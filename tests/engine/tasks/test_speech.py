@@ -1,4 +1,4 @@
-"""A model that hears, from its folder to the bodies of its urls."""
+"""A speech recognition model, from its folder to the bodies of its URLs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TARGETS = 64
 
 @pytest.fixture(name="folder", scope="module")
 def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a random model and a vocabulary of its own."""
+    """Return a folder with a random model and its own vocabulary."""
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -56,13 +56,13 @@ def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         init_std=0.3,
     )
     model = WhisperForConditionalGeneration(config)
-    said = model.generation_config
-    said.no_timestamps_token_id = ids("<|notimestamps|>")
-    said.prev_sot_token_id = ids("<|startofprev|>")
-    said.suppress_tokens, said.begin_suppress_tokens = None, None
-    said.lang_to_id = {"<|en|>": ids("<|en|>")}
-    said.task_to_id = {task: ids(f"<|{task}|>") for task in ("transcribe", "translate")}
-    said.max_length = TARGETS
+    settings = model.generation_config
+    settings.no_timestamps_token_id = ids("<|notimestamps|>")
+    settings.prev_sot_token_id = ids("<|startofprev|>")
+    settings.suppress_tokens, settings.begin_suppress_tokens = None, None
+    settings.lang_to_id = {"<|en|>": ids("<|en|>")}
+    settings.task_to_id = {task: ids(f"<|{task}|>") for task in ("transcribe", "translate")}
+    settings.max_length = TARGETS
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     extractor_of(SHAPE).save_pretrained(folder)
@@ -78,7 +78,7 @@ def fixture_served(folder: Path) -> Iterator[Dispatcher]:
 
 
 def url_of(seconds: float) -> str:
-    """Return a recording as a data url."""
+    """Return a recording as a data URL."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
@@ -88,14 +88,14 @@ def url_of(seconds: float) -> str:
     return "data:audio/wav;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-async def ask(served: Dispatcher, url: str, seconds: float, **said: Any) -> Reply:
-    """Ask for what a recording says."""
-    body = {"model": served.info().model, "file_url": url_of(seconds), **said}
+async def ask(served: Dispatcher, url: str, seconds: float, **fields: Any) -> Reply:
+    """Request the transcription of a recording."""
+    body = {"model": served.info().model, "file_url": url_of(seconds), **fields}
     return await served.respond(url, body, "r", 0)
 
 
 async def test_both_urls_answer(served: Dispatcher) -> None:
-    """With a text, and with what was heard in seconds."""
+    """The bodies have a text and the length of the audio in seconds."""
     for task in ("transcriptions", "translations"):
         reply = await ask(served, f"/v1/audio/{task}", 2.5, language="en")
         assert reply.status_code == 200, reply.body
@@ -105,7 +105,7 @@ async def test_both_urls_answer(served: Dispatcher) -> None:
 
 
 async def test_a_long_recording_has_segments_and_words(served: Dispatcher) -> None:
-    """Whose times go on from window to window, and end with the recording."""
+    """Their times continue from window to window and end with the recording."""
     reply = await ask(
         served,
         "/v1/audio/transcriptions",
@@ -123,8 +123,8 @@ async def test_a_long_recording_has_segments_and_words(served: Dispatcher) -> No
     assert reply.body["language"] == "english"
 
 
-async def test_another_kinds_url_is_none_of_this_model(served: Dispatcher) -> None:
-    """And the row says so."""
+async def test_a_url_of_another_kind_is_not_supported(served: Dispatcher) -> None:
+    """The row's error names the URL."""
     body = {"model": served.info().model, "messages": [{"role": "user", "content": "?"}]}
     reply = await served.respond("/v1/chat/completions", body, "r", 0)
     assert reply.status_code == 400
@@ -132,13 +132,13 @@ async def test_another_kinds_url_is_none_of_this_model(served: Dispatcher) -> No
 
 
 def test_a_folder_of_the_family_is_of_this_kind(folder: Path) -> None:
-    """Whatever else it holds."""
+    """Other files in the folder do not matter."""
     assert isinstance(find_task(folder, EngineConfig(str(folder))), SpeechTask)
 
 
-def test_a_chat_template_is_of_no_use(folder: Path) -> None:
-    """Whoever gives one means another model."""
-    with pytest.raises(EngineError, match="no use for a chat template"):
+def test_a_chat_template_is_refused(folder: Path) -> None:
+    """A user who passes one meant another model."""
+    with pytest.raises(EngineError, match="remove the chat template"):
         load_served(EngineConfig(str(folder), device="cpu"), chat_template="{{ messages }}")
 
 
@@ -146,19 +146,19 @@ def test_a_chat_template_is_of_no_use(folder: Path) -> None:
     ("field", "value"),
     [("hf_overrides", {"a": 1}), ("pooler_config", {"a": 1}), ("truncate_prompt_tokens", -1)],
 )
-def test_what_other_kinds_are_told_is_refused(folder: Path, field: str, value: object) -> None:
-    """It would change nothing."""
-    said: dict[str, Any] = {field: value}
+def test_settings_of_other_kinds_are_refused(folder: Path, field: str, value: object) -> None:
+    """They would have no effect."""
+    setting: dict[str, Any] = {field: value}
     flag = f"--{field.replace('_', '-')}"
-    with pytest.raises(EngineError, match=f"hears recordings: {flag} is for models that"):
-        load_served(EngineConfig(str(folder), device="cpu", **said))
+    with pytest.raises(EngineError, match=f"{flag} is not supported for it"):
+        load_served(EngineConfig(str(folder), device="cpu", **setting))
 
 
-def test_a_model_that_nobody_tells_how_to_begin_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Without its generation config it would write noise, in good form."""
+def test_a_model_without_start_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Without its generation config, it would write noise in a valid format."""
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "generation_config.json").unlink()
-    with pytest.raises(EngineError, match=r"how a text begins.*generation_config\.json"):
+    with pytest.raises(EngineError, match=r"generation_config\.json"):
         load_served(EngineConfig(str(copy), device="cpu"))
 
 
@@ -170,12 +170,12 @@ def test_a_model_that_nobody_tells_how_to_begin_is_refused(folder: Path, tmp_pat
         {"task_to_id": {"translate": 9}},
     ],
 )
-def test_marks_of_another_vocabulary_are_refused(
+def test_special_tokens_of_another_vocabulary_are_refused(
     folder: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    """By the first that differs."""
+    """The error names the first one that differs."""
     copy = shutil.copytree(folder, tmp_path / "copy")
     path = copy / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(EngineError, match=r"<\|.*\|>, but its vocabulary.*another model's"):
+    with pytest.raises(EngineError, match=r"<\|.*\|> is token .* the vocabulary: .*another model"):
         load_served(EngineConfig(str(copy), device="cpu"))

@@ -1,4 +1,4 @@
-"""Structured output of the demo model, from body to body: each row is held to what it asked for."""
+"""Structured output of the demo model, from body to body: each row satisfies its constraint."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def ask(served: Dispatcher, *bodies: dict[str, Any]) -> list[Reply]:
 
 
 def texts(reply: Reply) -> list[str]:
-    """Return the texts of all choices, each of which came to its own end."""
+    """Return the texts of all choices, each of which ended naturally."""
     assert reply.status_code == 200, reply.body
     assert {choice["finish_reason"] for choice in reply.body["choices"]} == {"stop"}
     return [choice["message"]["content"] for choice in reply.body["choices"]]
 
 
-def test_rows_of_every_kind_run_together_and_hold(served: Dispatcher) -> None:
-    """Judged by validators that know nothing of what made them."""
+def test_constraints_of_every_kind_are_satisfied_together(served: Dispatcher) -> None:
+    """Independent validators check the results."""
     schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
     replies = ask(
         served,
@@ -83,8 +83,8 @@ def test_rows_of_every_kind_run_together_and_hold(served: Dispatcher) -> None:
     assert replies[5].status_code == 200
 
 
-def test_a_row_is_the_same_whatever_runs_beside_it(served: Dispatcher) -> None:
-    """Even beside others of the same schema."""
+def test_a_row_does_not_depend_on_other_rows(served: Dispatcher) -> None:
+    """It holds even next to rows with the same schema."""
     body = {"guided_json": PERSON, "temperature": 1.0, "seed": 3, "logprobs": True}
     (alone,) = ask(served, body)
     others = [{**body, "seed": seed} for seed in range(10, 30)]
@@ -93,8 +93,8 @@ def test_a_row_is_the_same_whatever_runs_beside_it(served: Dispatcher) -> None:
     assert texts(alone) != texts(ask(served, {**body, "seed": 4})[0])
 
 
-def test_json_mode_never_runs_into_white_space(served: Dispatcher) -> None:
-    """Though its tokens are the likeliest: at most one line's worth stands between two others."""
+def test_json_mode_bounds_whitespace(served: Dispatcher) -> None:
+    """Although whitespace tokens are most likely, at most one line of it separates other tokens."""
     space = {token: 100 for token in range(800) if served_piece(served, token).isspace()}
     body = {
         "response_format": {"type": "json_object"},
@@ -121,7 +121,7 @@ def served_piece(served: Dispatcher, token_id: int) -> str:
     [
         ({"guided_json": {"type": "object", "properties": {"a": {"not": {}}}}}, None, "/a/not"),
         ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, None, "minimum"),
-        ({"guided_json": {"$ref": "#"}}, None, "cannot be held to"),
+        ({"guided_json": {"$ref": "#"}}, None, "is not a supported constraint"),
         ({"guided_json": {"$ref": "#/$defs/x"}}, None, "x"),
         ({"guided_regex": "(a"}, None, "unclosed"),
         ({"guided_regex": "(?<=a)b"}, None, "look-behind"),
@@ -130,18 +130,18 @@ def served_piece(served: Dispatcher, token_id: int) -> str:
     ],
     ids=range(8),
 )
-def test_what_cannot_be_held_to_is_a_400(
+def test_an_unsupported_constraint_is_a_400(
     served: Dispatcher, body: dict[str, Any], param: str | None, words: str
 ) -> None:
-    """That names the field and says why."""
+    """The error names the field and the reason."""
     (reply,) = ask(served, body)
     error = reply.body["error"]
     assert (reply.status_code, error["param"]) == (400, param or next(iter(body)))
     assert words in error["message"]
 
 
-def test_an_output_that_is_cut_says_so(served: Dispatcher) -> None:
-    """By length, or by a stop string inside of it."""
+def test_a_truncated_output_has_its_finish_reason(served: Dispatcher) -> None:
+    """The causes are the length and a stop string inside the output."""
     short, stopped = ask(
         served,
         {"guided_json": PERSON, "max_tokens": 3},
@@ -154,16 +154,16 @@ def test_an_output_that_is_cut_says_so(served: Dispatcher) -> None:
     assert "age" not in choice["message"]["content"]
 
 
-def test_what_is_whole_ends_whatever_else_was_asked(served: Dispatcher) -> None:
-    """`ignore_eos` and `min_tokens` cannot bring more than is allowed."""
+def test_a_complete_output_ends_despite_other_parameters(served: Dispatcher) -> None:
+    """`ignore_eos` and `min_tokens` do not extend it beyond the allowed tokens."""
     (reply,) = ask(served, {"guided_choice": ["Oslo"], "ignore_eos": True, "min_tokens": 20})
     assert texts(reply) == ["Oslo"]
     (reply,) = ask(served, {"guided_regex": "a+", "ignore_eos": True, "temperature": 1.0, "n": 3})
     assert all(re.fullmatch("a+", text) for text in texts(reply))
 
 
-def test_tokens_and_words_that_are_named_hold_beside_others(served: Dispatcher) -> None:
-    """Nothing but allowed tokens comes, no bad word, and neighbours are as they would be alone."""
+def test_allowed_tokens_and_bad_words_do_not_affect_other_rows(served: Dispatcher) -> None:
+    """Only allowed tokens and no bad words are generated; other rows are as they would be alone."""
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
     [free] = ask(served, greedy)
     assert "Paris" in texts(free)[0]
@@ -181,8 +181,8 @@ def test_tokens_and_words_that_are_named_hold_beside_others(served: Dispatcher) 
     assert again.body["choices"] == free.body["choices"]
 
 
-def test_rows_come_with_a_verdict_where_it_is_asked_for() -> None:
-    """For each choice, in a field of ours; nothing else of the body changes."""
+def test_rows_have_a_verdict_on_request() -> None:
+    """Each choice has it in an extra field; the rest of the body does not change."""
     config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", proof_rows=True)
     engine = load_served(config, served_names=("demo",))
     schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
@@ -206,14 +206,14 @@ def test_rows_come_with_a_verdict_where_it_is_asked_for() -> None:
     good = {"holds": True, "by": "jsonschema", "why": None}
     assert held.body["tidemill"] == {"proof": [good, good]}
     (bad,) = cut.body["tidemill"]["proof"]
-    assert (bad["holds"], bad["why"].startswith("it is no JSON")) == (False, True)
+    assert (bad["holds"], bad["why"].startswith("it is not valid JSON")) == (False, True)
     assert "tidemill" not in free.body
     assert [one["holds"] for one in completion.body["tidemill"]["proof"]] == [True, True]
 
 
 @pytest.mark.long
-def test_every_row_of_many_schemas_is_of_its_schema() -> None:
-    """Drawn at random, of every keyword that is held to; none is refused."""
+def test_rows_of_many_schemas_match_their_schemas() -> None:
+    """The schemas are random and use every supported keyword; none is refused."""
     config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", proof_rows=True)
     engine = load_served(config, served_names=("demo",))
     bodies = [{"guided_json": drawn_schema(seed), "seed": seed} for seed in range(300)]

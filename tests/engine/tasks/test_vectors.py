@@ -1,4 +1,4 @@
-"""Models of vectors, from their folder to a body: held to sentence-transformers."""
+"""Models of vectors, from their folder to a body, compared with sentence-transformers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tidemill.protocol.contract import EngineError
 
 
 def planned_context(**settings: Any) -> int:
-    """Return the context that `tidemill models` names for MiniLM."""
+    """Return the context that `tidemill models` reports for MiniLM."""
     plan = inspect_model(EngineConfig(str(minilm()), device="cpu", **settings)).plan
     assert plan is not None
     return plan.max_model_len
 
 
-async def test_vectors_are_those_of_sentence_transformers(served: Dispatcher) -> None:
-    """Of every length and script, in either form."""
+async def test_vectors_equal_those_of_sentence_transformers(served: Dispatcher) -> None:
+    """It holds for all lengths and scripts, in either encoding format."""
     body = await answer(served, "/v1/embeddings", input=TEXTS)
     expected = SentenceTransformer(str(minilm()), device="cpu").encode(TEXTS)
     vectors = np.array([entry["embedding"] for entry in body["data"]], dtype=np.float32)
@@ -45,7 +45,7 @@ async def test_vectors_are_those_of_sentence_transformers(served: Dispatcher) ->
 
 
 async def test_scores_of_vectors_are_their_cosines(served: Dispatcher) -> None:
-    """Within 1e-4 of what sentence-transformers says, and the ranking follows."""
+    """They match sentence-transformers within 1e-4, and the ranking follows."""
     reference = SentenceTransformer(str(minilm()), device="cpu")
     query, *documents = TEXTS
     expected = reference.similarity(reference.encode([query]), reference.encode(documents))[0]
@@ -57,8 +57,8 @@ async def test_scores_of_vectors_are_their_cosines(served: Dispatcher) -> None:
     assert order == sorted(range(3), key=lambda i: -scores[i])
 
 
-async def test_a_texts_limit_is_the_folders(served: Dispatcher) -> None:
-    """256 of its 512 positions; on request a text is cut to it as sentence-transformers does."""
+async def test_the_folder_limits_the_length_of_texts(served: Dispatcher) -> None:
+    """The limit is 256 of 512 positions; on request texts are truncated as in the reference."""
     text = "word " * 300
     reply = await refusal(served, "/v1/embeddings", input=text)
     assert "maximum context length is 256 tokens" in reply.body["error"]["message"]
@@ -70,23 +70,23 @@ async def test_a_texts_limit_is_the_folders(served: Dispatcher) -> None:
     assert planned_context() == 256
 
 
-async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -> None:
-    """Above what the folder says, but never above its positions."""
+async def test_a_configured_limit_is_at_most_that_of_the_network(serve: Serve) -> None:
+    """It may exceed the limit in the folder, but not the number of positions."""
     longer = serve(minilm(), max_model_len=400)
     body = await answer(longer, "/v1/embeddings", input="word " * 300)
     assert body["usage"]["prompt_tokens"] == 302
     assert planned_context(max_model_len=400) == 400
     with pytest.raises(EngineError, match="512"):
         serve(minilm(), max_model_len=513)
-    words = r"--truncate-prompt-tokens 257 is above the context of .*, which is 256 tokens: use -1"
+    words = r"--truncate-prompt-tokens 257 is above .*'s context of 256 tokens: use -1"
     with pytest.raises(EngineError, match=words):
         serve(minilm(), truncate_prompt_tokens=257)
 
 
-async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(
+async def test_prompts_dense_layers_and_lowercasing_follow_the_folder(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """All that stands beside a network, in one folder."""
+    """One folder has all settings that accompany a network."""
     from safetensors.torch import save_file
 
     modules = json.loads((minilm() / "modules.json").read_bytes())
@@ -114,32 +114,32 @@ async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(
     reference = SentenceTransformer(str(folder), device="cpu")
     served = serve(folder, hf_overrides={"is_matryoshka": True})
     texts = ["The Capital of France", "a"]
-    for asked, told in (({}, {}), ({"prompt_name": "plain"}, {"prompt_name": "plain"})):
-        body = await answer(served, "/v1/embeddings", input=texts, **asked)
+    for fields, options in (({}, {}), ({"prompt_name": "plain"}, {"prompt_name": "plain"})):
+        body = await answer(served, "/v1/embeddings", input=texts, **fields)
         vectors = [entry["embedding"] for entry in body["data"]]
-        assert np.abs(np.array(vectors) - reference.encode(texts, **told)).max() < 1e-5
+        assert np.abs(np.array(vectors) - reference.encode(texts, **options)).max() < 1e-5
     cut = await answer(served, "/v1/embeddings", input=texts, dimensions=8)
     expected = reference.encode(texts, truncate_dim=8, normalize_embeddings=True)
     assert np.abs(np.array([e["embedding"] for e in cut["data"]]) - expected).max() < 1e-5
 
 
-def test_a_model_that_no_file_says_how_to_pool_says_so(serve: Serve, tmp_path: Path) -> None:
-    """As one that was trained to fill in words; one with files of its own says nothing."""
+def test_a_model_without_pooling_files_logs_a_warning(serve: Serve, tmp_path: Path) -> None:
+    """One example is a masked language model; a model with such files logs nothing."""
     config = BertConfig(**SMALL, vocab_size=30_522, max_position_embeddings=64)
     BertForMaskedLM(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(minilm() / name, tmp_path)
     head, pooling = serve(tmp_path).info().notes
-    assert "its first token's" in pooling
+    assert "the first token's vector" in pooling
     assert "BertForMaskedLM" in head
-    assert not any("vectors are made" in note for note in serve(minilm()).info().notes)
+    assert not any("define pooling" in note for note in serve(minilm()).info().notes)
 
 
 @pytest.mark.parametrize("kind", [["bert"], {}, 5])
-def test_a_model_type_that_is_no_name_is_refused(
+def test_a_model_type_that_is_not_a_string_is_refused(
     kind: object, serve: Serve, tmp_path: Path
 ) -> None:
-    """By a sentence, wherever it is looked up."""
+    """The error is one sentence, wherever the type is looked up."""
     config = json.loads((minilm() / "config.json").read_bytes())
     folder = minilm_with(tmp_path, {"config.json": {**config, "model_type": kind}})
     with pytest.raises(EngineError, match="model"):

@@ -1,4 +1,4 @@
-"""Models that see, loaded from a folder behind their endpoints: images in, what is written out."""
+"""Vision models, loaded from a folder behind their endpoints: images in, text out."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def inline(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
-def shown(url: str, **fields: Any) -> dict[str, Any]:
-    """Return a part that is an image."""
+def image_part(url: str, **fields: Any) -> dict[str, Any]:
+    """Return an image part."""
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
-def said(text: str) -> dict[str, Any]:
-    """Return a part that is a text."""
+def text_part(text: str) -> dict[str, Any]:
+    """Return a text part."""
     return {"type": "text", "text": text}
 
 
@@ -67,7 +67,7 @@ def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Judge:
-    """What transformers makes of the same conversation."""
+    """The result of transformers for the same conversation."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -79,10 +79,10 @@ class Judge:
     def answer(
         self, messages: list[dict[str, Any]], images: list[Image.Image], max_tokens: int
     ) -> tuple[list[int], str]:
-        """Return the prompt's tokens, images spelled out, and the answer's text."""
+        """Return the prompt's tokens, including image tokens, and the answer's text."""
         from transformers import AutoImageProcessor
 
-        told = [
+        conversation = [
             {
                 **message,
                 "content": [
@@ -92,7 +92,9 @@ class Judge:
             }
             for message in messages
         ]
-        text = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
         processor = AutoImageProcessor.from_pretrained(self.folder, use_fast=False)
         inputs = dict(processor(images, return_tensors="pt"))
         counts = [16] * len(images)
@@ -131,15 +133,15 @@ def fixture_judge(
 
 
 class Host:
-    """What lies at urls: one image, or a reason why it does not come."""
+    """The responses of URLs: one image, or an error."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.urls: list[str] = []
         self.answer: bytes | FetchFailed = b""
 
     async def fetch(self, url: str, _: ByteBudget | None = None) -> bytes:
-        """Bring what lies there."""
-        self.asked.append(url)
+        """Return the response of a URL."""
+        self.urls.append(url)
         if isinstance(self.answer, FetchFailed):
             raise self.answer
         return self.answer
@@ -147,7 +149,7 @@ class Host:
 
 @pytest.fixture(name="host", scope="module")
 def fixture_host() -> Iterator[Host]:
-    """Return what stands in for the internet."""
+    """Return the replacement for the internet."""
     host = Host()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fetcher, "fetch", lambda _, url, allowance: host.fetch(url, allowance))
@@ -156,43 +158,50 @@ def fixture_host() -> Iterator[Host]:
 
 @pytest.fixture(name="served", scope="module")
 def fixture_served(judge: Judge, host: Host) -> Iterator[Dispatcher]:
-    """Return the model of that folder behind its endpoints; four images a request at most."""
-    del host  # which must be there first
+    """Return the model of that folder behind its endpoints, with at most four images."""
+    del host  # which must be created first
     limits = ImageLimits(max_bytes=2**18, max_pixels=2**20, max_per_prompt=4)
     with serving() as serve:
         yield serve(judge.folder, images=limits, max_num_batched_tokens=32, max_num_seqs=8)
 
 
 async def ask(served: Dispatcher, messages: list[dict[str, Any]], **fields: Any) -> Reply:
-    """Return the answer to a conversation, greedily."""
+    """Return the answer to a conversation with greedy decoding."""
     body = {"messages": messages, "temperature": 0, "max_tokens": 12, **fields}
     return await served.respond(URL, body, "req_1", 0)
 
 
 async def refused(served: Dispatcher, *parts: dict[str, Any], **fields: Any) -> tuple[str, str]:
-    """Return the field and the words of a 400."""
+    """Return the parameter and the message of a 400."""
     reply = await ask(served, user(*parts), **fields)
     assert reply.status_code == 400, reply.body
     return reply.body["error"]["param"], reply.body["error"]["message"]
 
 
 async def test_images_are_read_as_transformers_reads_them(judge: Judge, served: Dispatcher) -> None:
-    """One or several, of any size, in any turn; prompt and answer are its own."""
+    """Prompts and answers match for one or several images of any size in any turn."""
     small, wide, tall = picture(60, 40), picture(300, 100, 2), picture(50, 170, 3)
-    first = user(said("What is in "), shown(inline(encoded(wide))), said(" this?"))
-    asked: list[tuple[list[dict[str, Any]], list[Image.Image]]] = [
+    first = user(text_part("What is in "), image_part(inline(encoded(wide))), text_part(" this?"))
+    urls: list[tuple[list[dict[str, Any]], list[Image.Image]]] = [
         (first, [wide]),
-        (user(shown(inline(encoded(small))), shown(inline(encoded(tall)))), [small, tall]),
+        (
+            user(image_part(inline(encoded(small))), image_part(inline(encoded(tall)))),
+            [small, tall],
+        ),
         (
             [
                 *first,
-                {"role": "assistant", "content": [said("Paris.")]},
-                *user(said("And "), shown(inline(encoded(wide)), detail="low"), said("here?")),
+                {"role": "assistant", "content": [text_part("Paris.")]},
+                *user(
+                    text_part("And "),
+                    image_part(inline(encoded(wide)), detail="low"),
+                    text_part("here?"),
+                ),
             ],
             [wide, wide],
         ),
     ]
-    for messages, images in asked:
+    for messages, images in urls:
         ids, text = judge.answer(messages, images, 12)
         reply = await ask(served, messages, return_token_ids=True)
         assert reply.status_code == 200, reply.body
@@ -201,12 +210,12 @@ async def test_images_are_read_as_transformers_reads_them(judge: Judge, served: 
         assert reply.body["usage"]["prompt_tokens"] == len(ids)
 
 
-async def test_what_is_shown_decides_what_is_written(served: Dispatcher) -> None:
-    """The same words with another image are another prompt, however much of it is cached."""
+async def test_another_image_is_another_prompt(served: Dispatcher) -> None:
+    """The cache does not confuse prompts with the same text and different images."""
     texts = []
     for seed in (1, 2, 3, 1):
-        part = shown(inline(encoded(picture(60, 60, seed))))
-        reply = await ask(served, user(said("What is this? " * 4), part), logprobs=True)
+        part = image_part(inline(encoded(picture(60, 60, seed))))
+        reply = await ask(served, user(text_part("What is this? " * 4), part), logprobs=True)
         tokens = reply.body["choices"][0]["logprobs"]["content"]
         texts.append([entry["logprob"] for entry in tokens])
     assert texts[0] == texts[3]
@@ -214,8 +223,8 @@ async def test_what_is_shown_decides_what_is_written(served: Dispatcher) -> None
 
 
 async def test_choices_of_one_image_differ_and_repeat(served: Dispatcher) -> None:
-    """By their seeds; the first is what it is alone."""
-    messages = user(shown(inline(encoded(picture(60, 60)))), said("Well?"))
+    """They differ by their seeds; the first is the same as alone."""
+    messages = user(image_part(inline(encoded(picture(60, 60)))), text_part("Well?"))
     several, again, alone = [
         [
             choice["message"]["content"]
@@ -231,8 +240,8 @@ async def test_choices_of_one_image_differ_and_repeat(served: Dispatcher) -> Non
 
 
 async def test_an_answer_about_an_image_is_streamed(served: Dispatcher) -> None:
-    """In the same words."""
-    messages = user(shown(inline(encoded(picture(60, 60)))), said("Well?"))
+    """The text is the same as without streaming."""
+    messages = user(image_part(inline(encoded(picture(60, 60)))), text_part("Well?"))
     whole = await ask(served, messages)
     body = {"messages": messages, "temperature": 0, "max_tokens": 12, "stream": True}
     reply = await served.answer(URL, body, "req_1", 0)
@@ -244,76 +253,77 @@ async def test_an_answer_about_an_image_is_streamed(served: Dispatcher) -> None:
     assert text == whole.body["choices"][0]["message"]["content"]
 
 
-async def test_images_are_fetched_each_once(judge: Judge, served: Dispatcher, host: Host) -> None:
-    """A url may stand there by itself, and twice; what is wrong else is told before."""
+async def test_each_image_is_fetched_once(judge: Judge, served: Dispatcher, host: Host) -> None:
+    """A URL may be a plain string and may repeat; other errors are reported before fetching."""
     image = picture(80, 60)
     host.answer = encoded(image)
-    host.asked.clear()
+    host.urls.clear()
     part = {"type": "image_url", "image_url": f"{PLACE}a.png"}
-    messages = user(part, said("and "), shown(f"{PLACE}a.png"), shown(f"{PLACE}b.png"))
+    messages = user(
+        part, text_part("and "), image_part(f"{PLACE}a.png"), image_part(f"{PLACE}b.png")
+    )
     _, text = judge.answer(messages, [image] * 3, 12)
     reply = await ask(served, messages)
     assert reply.body["choices"][0]["message"]["content"] == text
-    assert sorted(host.asked) == [f"{PLACE}a.png", f"{PLACE}b.png"]
+    assert sorted(host.urls) == [f"{PLACE}a.png", f"{PLACE}b.png"]
     assert (await refused(served, part, top_p=5))[0] == "top_p"
-    assert len(host.asked) == 2
+    assert len(host.urls) == 2
 
 
 async def test_fetched_images_are_the_listed_urls(served: Dispatcher, host: Host) -> None:
     """Each spelling that is fetched is listed, and no URL in a text or another field is fetched."""
     host.answer = encoded(picture(80, 60))
-    host.asked.clear()
+    host.urls.clear()
     urls = [f"{PLACE}a.png", "HTTPS://files.example.com/b.png", f"{PLACE}c.png"]
     parts = [
-        shown(urls[0]),
+        image_part(urls[0]),
         {"type": "image_url", "image_url": urls[1]},
         {"type": "text", "text": f"{PLACE}d.png", "image_url": f"{PLACE}e.png"},
-        shown(inline(host.answer)),
+        image_part(inline(host.answer)),
         {"type": "image_url", "image_url": {"url": urls[2], "detail": "low"}},
     ]
     reply = await ask(served, user(*parts), file_url=f"{PLACE}f.png")
     assert reply.status_code == 200
-    assert sorted(host.asked) == sorted(fetched_urls({"messages": user(*parts)}).values())
-    assert sorted(host.asked) == sorted(urls)
+    assert sorted(host.urls) == sorted(fetched_urls({"messages": user(*parts)}).values())
+    assert sorted(host.urls) == sorted(urls)
 
 
-async def test_what_cannot_be_fetched_is_told_with_its_place(
-    served: Dispatcher, host: Host
-) -> None:
-    """And in the words of whoever tried."""
+async def test_an_image_that_cannot_be_fetched_is_named(served: Dispatcher, host: Host) -> None:
+    """The message is that of the fetcher."""
     host.answer = FetchFailed("its host returned HTTP 404")
-    param, words = await refused(served, said("Look: "), shown(f"{PLACE}a.png"))
+    param, words = await refused(served, text_part("Look: "), image_part(f"{PLACE}a.png"))
     assert param == "messages.0.content.1"
     assert words == "`messages.0.content.1` could not be fetched: its host returned HTTP 404."
 
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "an SVG": (lambda: b'<?xml version="1.0"?><svg/>', "an SVG"),
-    "no image": (lambda: b"GIF, or what?", "no PNG, JPEG, WebP, GIF or BMP"),
+    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF or BMP"),
     "empty": (lambda: b"", "empty"),
-    "cut off": (lambda: encoded(picture(90, 90))[:-900], "broken, or was cut off"),
+    "cut off": (lambda: encoded(picture(90, 90))[:-900], "damaged or truncated"),
     "a bomb": (lambda: encoded(Image.new("1", (20_000, 20_000))), "20,000 x 20,000 pixels"),
     "too large": (lambda: encoded(picture(400, 400)), "larger than 262,144 bytes"),
-    "of another form": (lambda: encoded(picture(9, 9), "TIFF"), "no PNG, JPEG, WebP, GIF or BMP"),
+    "of another form": (
+        lambda: encoded(picture(9, 9), "TIFF"),
+        "not a PNG, JPEG, WebP, GIF or BMP",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_what_is_no_image_is_a_400_that_names_its_place(
-    served: Dispatcher, case: str
-) -> None:
-    """And says why."""
+async def test_an_invalid_image_is_a_400_that_names_it(served: Dispatcher, case: str) -> None:
+    """The error includes the reason."""
     make, why = BAD[case]
-    good = shown(inline(encoded(picture(30, 30))))
-    param, words = await refused(served, said("Look: "), good, shown(inline(make())))
+    good = image_part(inline(encoded(picture(30, 30))))
+    param, words = await refused(served, text_part("Look: "), good, image_part(inline(make())))
     assert param == "messages.0.content.2"
     assert "`messages.0.content.2`" in words
     assert why in words
 
 
-async def test_a_sliver_has_no_shape_that_is_kept(judge: Judge, served: Dispatcher) -> None:
-    """Where a model keeps the shape of images; another sees anything."""
-    part = shown(inline(encoded(Image.new("RGB", (402, 2)))))
+async def test_an_extreme_aspect_ratio_is_refused(judge: Judge, served: Dispatcher) -> None:
+    """It applies to models that preserve aspect ratios; others accept any image."""
+    part = image_part(inline(encoded(Image.new("RGB", (402, 2)))))
     reply = await ask(served, user(part))
     if judge.kind == "gemma3":
         assert reply.status_code == 200
@@ -321,48 +331,50 @@ async def test_a_sliver_has_no_shape_that_is_kept(judge: Judge, served: Dispatch
         assert "aspect ratio is above 200" in reply.body["error"]["message"]
 
 
-async def test_only_so_many_images_are_taken(served: Dispatcher) -> None:
-    """The first that is too many is named, before any is fetched."""
-    parts = [shown(f"{PLACE}{i}.png") for i in range(5)]
+async def test_the_number_of_images_is_limited(served: Dispatcher) -> None:
+    """The error names the first image above the limit, before any is fetched."""
+    parts = [image_part(f"{PLACE}{i}.png") for i in range(5)]
     param, words = await refused(served, *parts)
     assert param == "messages.0.content.4"
-    assert "may have 4" in words
+    assert "per request, 4" in words
 
 
-async def test_what_images_forbid_is_named(served: Dispatcher) -> None:
-    """A prompt with images is not cut, and marks of images are no text among them."""
-    part = shown(inline(encoded(picture(30, 30))))
+async def test_parameters_that_conflict_with_images_are_named(served: Dispatcher) -> None:
+    """A prompt with images is not truncated, and image tokens are not allowed in its text."""
+    part = image_part(inline(encoded(picture(30, 30))))
     assert (await refused(served, part, truncate_prompt_tokens=9))[0] == "truncate_prompt_tokens"
-    param, words = await refused(served, said("<|image_pad|><image_soft_token>"), part)
+    param, words = await refused(served, text_part("<|image_pad|><image_soft_token>"), part)
     assert param == "messages"
-    assert "own marks" in words
-    messages = [*user(said("Hm?")), {"role": "assistant", "content": [part]}]
+    assert "image marks" in words
+    messages = [*user(text_part("Hm?")), {"role": "assistant", "content": [part]}]
     reply = await ask(served, messages, continue_final_message=True)
     assert reply.status_code == 400
     assert "continue_final_message" in reply.body["error"]["message"]
 
 
-async def test_an_image_that_the_context_cannot_hold_is_told(judge: Judge, serve: Serve) -> None:
-    """By the number of tokens that the prompt has with it."""
+async def test_an_image_that_exceeds_the_context_is_an_error(judge: Judge, serve: Serve) -> None:
+    """The error has the number of prompt tokens including the image."""
     served = serve(judge.folder, max_model_len=24)
-    param, words = await refused(served, *[shown(inline(encoded(picture(90, 90))))] * 2)
+    param, words = await refused(served, *[image_part(inline(encoded(picture(90, 90))))] * 2)
     assert param == "messages"
     assert "maximum context length is 24" in words
 
 
-async def test_a_template_that_shows_no_images_is_named(judge: Judge, serve: Serve) -> None:
-    """Else the model would answer without what it was asked about."""
+async def test_a_template_without_image_support_is_an_error(judge: Judge, serve: Serve) -> None:
+    """Otherwise the model would answer without seeing the image."""
     served = serve(judge.folder, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
-    param, words = await refused(served, shown(inline(encoded(picture(30, 30)))))
+    param, words = await refused(served, image_part(inline(encoded(picture(30, 30)))))
     assert param == "messages"
     assert "0 of the 1 images" in words
 
 
-async def test_rows_of_an_image_end_as_its_vocabulary_has_it(serve: Serve, tmp_path: Path) -> None:
-    """Those of Mistral 3 by breaks, which count as tokens of the prompt."""
+async def test_image_rows_end_with_the_tokens_of_the_vocabulary(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Rows of Mistral 3 end with break tokens, which count as prompt tokens."""
     save_with_vocabulary(build("mistral3"), tmp_path)
     served = serve(tmp_path)
-    parts = said("Look: "), shown(inline(encoded(picture(60, 40)))), said(" well?")
+    parts = text_part("Look: "), image_part(inline(encoded(picture(60, 40)))), text_part(" well?")
     reply = await ask(served, user(*parts), return_token_ids=True)
     ids = reply.body["prompt_token_ids"]
     row, (row_break, end) = [IMAGE] * 3, (IMAGE + 2, IMAGE + 3)
@@ -373,17 +385,17 @@ async def test_rows_of_an_image_end_as_its_vocabulary_has_it(serve: Serve, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "token"), [("qwen2_5_vl", 310), ("mistral3", IMAGE + 1)])
-async def test_a_model_whose_marks_are_unknown_is_served_for_text(
+async def test_a_model_with_unknown_image_tokens_serves_only_text(
     serve: Serve, tmp_path: Path, kind: str, token: int
 ) -> None:
-    """With a note; an image is refused by its place."""
+    """A note is logged; the error for an image names its place."""
     network = build(kind)
     network.config = config_of(kind)
     network.config.image_token_id = token
     save_with_vocabulary(network, tmp_path)
     served = serve(tmp_path)
-    assert any("without images" in note for note in served.info().notes)
-    param, words = await refused(served, shown(inline(encoded(picture(30, 30)))))
+    assert any("images are disabled" in note for note in served.info().notes)
+    param, words = await refused(served, image_part(inline(encoded(picture(30, 30)))))
     assert param == "messages.0.content.0"
-    assert "reads no images" in words
-    assert (await ask(served, user(said("Well?")))).status_code == 200
+    assert "does not support images" in words
+    assert (await ask(served, user(text_part("Well?")))).status_code == 200

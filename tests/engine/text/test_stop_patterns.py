@@ -1,4 +1,4 @@
-"""Stop patterns: where a match ends, whatever comes between, and in bounded time."""
+"""Stop patterns: where a match ends, for any text before it, and in bounded time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.protocol.errors import RequestError
 
 
 def first_end(pattern: str, data: bytes, size: int = 1) -> int | None:
-    """Return after how many bytes a match has ended, read so many at a time."""
+    """Return the number of bytes after which a match ends, reading `size` bytes at a time."""
     search = StopPattern(pattern).search()
     for start in range(0, len(data), size):
         if search.push(data[start : start + size]):
@@ -34,30 +34,30 @@ def first_end(pattern: str, data: bytes, size: int = 1) -> int | None:
         (r"z", "abc", None),
     ],
 )
-def test_a_text_ends_where_a_match_does(pattern: str, text: str, end: int | None) -> None:
-    """With the first byte after which some part of the text is a match."""
+def test_a_text_ends_where_a_match_ends(pattern: str, text: str, end: int | None) -> None:
+    """The end is the first byte after which some part of the text is a match."""
     assert first_end(pattern, text.encode()) == end
 
 
 @given(st.text(alphabet="ab1\n", max_size=40), st.integers(1, 7))
-def test_what_is_found_is_what_re_finds(text: str, size: int) -> None:
-    """The shortest beginning of a text that ends with a match, in whatever pieces it comes."""
+def test_matches_equal_those_of_re(text: str, size: int) -> None:
+    """The result is the shortest prefix that ends with a match, however the text is split."""
     pattern = r"a+b|1[ab]{2}"
     wanted = re.compile(f"(?:{pattern})$(?!\n)")
     ends = [end for end in range(len(text) + 1) if wanted.search(text[:end])]
-    found = first_end(pattern, text.encode(), size)
+    end = first_end(pattern, text.encode(), size)
     expected = -(-ends[0] // size) * size if ends else None
-    assert found == (None if expected is None else min(expected, len(text)))
+    assert end == (None if expected is None else min(expected, len(text)))
 
 
-def test_bytes_that_are_no_text_are_searched_as_they_are_shown() -> None:
-    """They come out as U+FFFD, and what follows is found all the same."""
+def test_invalid_utf8_is_searched_as_replacement_characters() -> None:
+    """Such bytes become U+FFFD, and matches after them are found."""
     assert first_end("ab", b"a\xffb ab") == 6
     assert first_end("�a", b"\xe2\x82a") == 3
 
 
-def test_a_pattern_takes_time_that_grows_with_the_text_alone() -> None:
-    """One that backtracks without end elsewhere is searched through 30,000 bytes."""
+def test_a_pattern_takes_linear_time() -> None:
+    """A pattern that backtracks endlessly elsewhere is searched for in 30,000 bytes."""
     assert first_end("(a+)+b", b"a" * 30_000 + b"c", 100) is None
 
 
@@ -68,19 +68,19 @@ def test_a_pattern_takes_time_that_grows_with_the_text_alone() -> None:
         ("(?=a)b", "look-around"),
         ("^a", "lookarounds not supported"),
         (r"(a)\1", "backreferences"),
-        ("a*", "nothing is written yet"),
+        ("a*", "matches the empty text"),
         ("[", "unclosed character class"),
     ],
 )
-def test_what_cannot_be_searched_for_is_refused_with_the_reason(pattern: str, reason: str) -> None:
-    """Before anything runs."""
+def test_an_unsupported_pattern_is_refused_with_the_reason(pattern: str, reason: str) -> None:
+    """It is refused before anything runs."""
     with pytest.raises(RequestError, match=reason) as caught:
         StopPattern(pattern)
     assert caught.value.param == "stop_regex"
 
 
-def test_a_text_may_take_a_pattern_too_far() -> None:
-    """Its states grow with what is read: that is a fault of the pattern, told by name."""
+def test_a_pattern_with_too_many_states_is_an_error() -> None:
+    """Its states grow with the text; the error names the pattern."""
     with pytest.raises(RequestError, match="too many states") as caught:
         first_end("(.{1,500}){1,500}z", b"abc" * 1_000)
     assert caught.value.param == "stop_regex"

@@ -1,4 +1,4 @@
-"""What a model's own files say about sampling and about its end."""
+"""The model's own files define sampling defaults and end tokens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ END_OF_TURN = TOKENIZER.vocabulary.eos_id
 
 
 def config_in(folder: Path, text: str | bytes) -> GenerationConfig:
-    """Return what is read of a folder whose generation config is this."""
+    """Return the config read from a folder with this generation config."""
     data = text.encode() if isinstance(text, str) else text
     (folder / "generation_config.json").write_bytes(data)
     return read_generation_config(str(folder))
 
 
 def test_a_generation_config_replaces_the_defaults_one_by_one(tmp_path: Path) -> None:
-    """What it leaves out or nulls, and what we do not know, changes nothing."""
+    """Missing, null and unknown keys change nothing."""
     config = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True}
     assert config_in(tmp_path, json.dumps(config)).defaults == SamplingDefaults(
         temperature=0.6, top_k=20
@@ -49,30 +49,32 @@ def test_a_generation_config_replaces_the_defaults_one_by_one(tmp_path: Path) ->
         ({}, None, set()),
     ],
 )
-def test_the_ends_of_a_sequence_are_gathered(
+def test_the_end_tokens_are_collected(
     config: dict[str, Any], model_eos: object, expected: set[int]
 ) -> None:
-    """The generation config comes before the model's; the tokenizer's end always counts."""
-    said = GenerationConfig(**config)
-    assert eos_ids("m", said, model_eos, TOKENIZER) == expected | {END_OF_TURN}
+    """The generation config has priority over the model's; the tokenizer's end always counts."""
+    generation = GenerationConfig(**config)
+    assert eos_ids("m", generation, model_eos, TOKENIZER) == expected | {END_OF_TURN}
 
 
 @pytest.mark.parametrize("model_eos", ["x", 1.5, -1, [1, "x"], True])
-def test_an_end_that_is_no_token_is_refused(model_eos: object) -> None:
-    """With the name of the file that says so."""
+def test_an_invalid_end_token_is_refused(model_eos: object) -> None:
+    """The error names the file."""
     with pytest.raises(EngineError, match=r"m: config\.json: `eos_token_id` "):
         eos_ids("m", GenerationConfig(), model_eos, TOKENIZER)
 
 
-def test_a_folder_without_a_generation_config_says_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_a_generation_config_has_defaults(tmp_path: Path) -> None:
     """Base models have none."""
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert read_generation_config(str(tmp_path)) == GenerationConfig()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "3", "", b"\xff\xfe{}", "[" * 100_000])
-def test_a_generation_config_that_is_no_object_is_named(tmp_path: Path, text: str | bytes) -> None:
-    """The file's name leads to what is to be mended."""
+def test_a_generation_config_that_is_not_an_object_is_named(
+    tmp_path: Path, text: str | bytes
+) -> None:
+    """The error contains the file's name."""
     with pytest.raises(EngineError, match=r"generation_config\.json"):
         config_in(tmp_path, text)
 
@@ -99,10 +101,10 @@ def test_a_generation_config_that_is_no_object_is_named(tmp_path: Path, text: st
         ("eos_token_id", "[796, -1]"),
     ],
 )
-def test_what_no_request_may_say_no_generation_config_may(
+def test_a_generation_config_is_validated_like_a_request(
     tmp_path: Path, key: str, value: str
 ) -> None:
-    """Each row would be garbage or a failure: one sentence names the file and the key."""
+    """Each row would otherwise be garbage or fail; one sentence names the file and the key."""
     with pytest.raises(
         EngineError, match=rf"generation_config\.json: `{key}.* must .*got "
     ) as caught:

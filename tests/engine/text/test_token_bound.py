@@ -1,4 +1,4 @@
-"""No text has fewer tokens than its bytes say, whatever the tokenizer does to it."""
+"""No text has fewer tokens than the bound for its bytes, whatever the tokenizer does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.long_parameters import with_long
 from tidemill.engine.text.tokenizer import Tokenizer
 from tidemill.engine.text.vocabulary import vocabulary_of
 
-# What normal forms shrink most, what is joined to a token's own text, and all the rest.
+# Texts that normal forms shrink most, texts that join a token's own text, and others.
 HARD = (
     "\u212aΩÅΐ\u1fbe\u0308\u0341\U0001d400\U0001d6da\uffa1각"
     "e\u0301\u0301  \n\u3000\xa0THEthe ▁<|im_start|>-----"
@@ -27,7 +27,7 @@ TEXTS = st.text(max_size=60) | st.text(alphabet=HARD, max_size=200)
 
 
 def byte_level(*, normalizer: Any = None, splitter: Any = None, rstrip: bool = False) -> Tokenizer:
-    """Return the tiny byte-level tokenizer with another part in it."""
+    """Return the tiny byte-level tokenizer with one part replaced."""
     backend = Backend.from_str(byte_level_backend().to_str())
     if normalizer is not None:
         backend.normalizer = normalizer
@@ -38,7 +38,7 @@ def byte_level(*, normalizer: Any = None, splitter: Any = None, rstrip: bool = F
 
 
 def unigram(*, byte_fallback: bool, normalizer: Any = None) -> Tokenizer:
-    """Return a tokenizer of T5's and Gemma's kind."""
+    """Return a tokenizer like those of T5 and Gemma."""
     vocab = [("<unk>", 0.0), ("▁", -1.0), ("▁the", -2.0), ("-----", -2.0), ("e", -3.0)]
     vocab += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
     backend = Backend(models.Unigram(vocab, 0, byte_fallback))
@@ -50,7 +50,7 @@ def unigram(*, byte_fallback: bool, normalizer: Any = None) -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """Return a tokenizer that writes one unknown token for a word of any length."""
+    """Return a tokenizer that gives one unknown token for a word of any length."""
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     return Tokenizer(
         vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
@@ -97,27 +97,27 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 @given(text=TEXTS)
-def test_no_text_has_fewer_tokens_than_its_bytes_say(name: str, text: str) -> None:
-    """For any text of every kind of tokenizer that has a bound."""
+def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
+    """It holds for any text and every kind of tokenizer that has a bound."""
     tokenizer = BOUNDED[name]
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.least_tokens(text) <= len(ids)
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_where_text_may_go_there_is_no_bound(name: str) -> None:
-    """A long text may be a few tokens there, so nothing is told by its bytes."""
+def test_a_tokenizer_that_drops_text_has_no_bound(name: str) -> None:
+    """A long text may have only a few tokens, so its bytes give no bound."""
     assert UNBOUNDED[name].least_tokens("x" * 10**6) == 0
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_long_text_is_known_to_be_long(name: str) -> None:
-    """The bound is no empty word: a text of a megabyte is thousands of tokens."""
+    """The bound is useful: a text of a megabyte has thousands of tokens."""
     assert BOUNDED[name].least_tokens("word " * 200_000) > 20_000
 
 
-def test_letters_tell_more_than_spaces() -> None:
-    """A vocabulary's longest tokens are runs of spaces; a text of words is not made of those."""
+def test_letters_give_a_better_bound_than_spaces() -> None:
+    """A vocabulary's longest tokens are runs of spaces, which do not make up normal text."""
     backend = Backend.from_str(byte_level_backend().to_str())
     backend.add_tokens([" " * 128])
     tokenizer = Tokenizer(vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend)))
@@ -126,8 +126,8 @@ def test_letters_tell_more_than_spaces() -> None:
 
 
 @pytest.mark.parametrize("form", with_long(["NFKC"], ["NFC"]))
-def test_of_four_bytes_a_normal_form_leaves_one(form: Any) -> None:
-    """Each character, spelled as long as any text may spell it, is at most four times as long."""
+def test_a_normal_form_shrinks_text_at_most_fourfold(form: Any) -> None:
+    """The longest spelling of each character is at most four times as long."""
     apart: Any = "NFKD" if "K" in form else "NFD"
     characters = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD800 <= c < 0xE000]
     longest: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Tokens to bytes and back, held against what transformers' own decode says."""
+"""Tokens to bytes and back, compared with transformers' own decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTE_LEVEL = Tokenizer(vocabulary_of(PRETRAINED))
 
 
 def word_pieces() -> Any:
-    """Return a tokenizer whose decoder is of neither kind that we read directly."""
+    """Return a tokenizer whose decoder is neither of the two kinds that we read directly."""
     vocab = {
         token: i for i, token in enumerate(["[UNK]", "[SEP]", "a", "cat", "##s", "sat", "##a"])
     }
@@ -33,35 +33,35 @@ def word_pieces() -> Any:
 
 @given(text=st.text(), skip=st.booleans())
 def test_byte_level_text_equals_decode(text: str, skip: bool) -> None:  # noqa: FBT001
-    """Any text survives, and so does markup when it is not skipped."""
+    """Any text survives, and so does markup if it is not skipped."""
     ids = BYTE_LEVEL.encode(f"{text}{TURN_END}", add_special_tokens=False)
     expected = PRETRAINED.decode(ids, skip_special_tokens=skip)
     assert BYTE_LEVEL.text(ids, skip_special_tokens=skip) == expected
 
 
 @given(st.lists(st.integers(0, 299)))
-def test_byte_level_text_equals_decode_for_ids_that_no_text_gives(ids: list[int]) -> None:
-    """A model may sample bytes that are no UTF-8."""
+def test_byte_level_text_equals_decode_for_arbitrary_ids(ids: list[int]) -> None:
+    """A model may sample bytes that are not valid UTF-8."""
     assert BYTE_LEVEL.text(ids) == PRETRAINED.decode(ids, skip_special_tokens=True)
 
 
 @given(st.text(alphabet="ab é€😀"))
-def test_sentencepiece_text_equals_decode_but_for_the_first_space(text: str) -> None:
-    """`decode` drops the space before the first word; in the middle of a text it belongs there."""
+def test_sentencepiece_text_equals_decode_except_the_first_space(text: str) -> None:
+    """`decode` drops the space before the first word; inside a text it belongs there."""
     tokenizer = Tokenizer(vocabulary_of(sentencepiece_tokenizer()))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.text(ids).removeprefix(" ") == tokenizer.vocabulary.pretrained.decode(ids)
 
 
 def test_a_byte_token_is_one_byte() -> None:
-    """The euro sign is three tokens of a vocabulary that does not hold it."""
+    """The euro sign is three tokens of a vocabulary that lacks it."""
     tokenizer = Tokenizer(vocabulary_of(sentencepiece_tokenizer()))
     ids = tokenizer.encode("€", add_special_tokens=False)[-3:]
     assert [tokenizer.piece(i) for i in ids] == [b"\xe2", b"\x82", b"\xac"]
 
 
-def test_other_vocabularies_are_read_through_decode() -> None:
-    """Word pieces know whether a space stands before them."""
+def test_other_vocabularies_are_read_with_decode() -> None:
+    """Word pieces know whether a space precedes them."""
     tokenizer = Tokenizer(vocabulary_of(word_pieces()))
     ids = tokenizer.encode("a cats sat", add_special_tokens=False)
     assert tokenizer.text(ids) == " a cats sat"
@@ -69,7 +69,7 @@ def test_other_vocabularies_are_read_through_decode() -> None:
 
 
 def test_a_special_token_is_markup_with_a_text() -> None:
-    """It is skipped in texts and found by the way it is written."""
+    """It is skipped in texts and found by its spelling."""
     special_id = BYTE_LEVEL.special_id(TURN_END)
     assert special_id is not None
     assert BYTE_LEVEL.is_special(special_id)
@@ -79,7 +79,7 @@ def test_a_special_token_is_markup_with_a_text() -> None:
 
 
 def test_an_added_token_that_is_not_special_is_text() -> None:
-    """Its characters are its own, also those that stand for bytes in the vocabulary."""
+    """Its characters are literal, including those that represent bytes in the vocabulary."""
     pretrained = pretrained_tokenizer()
     pretrained.add_tokens([AddedToken("<é>", special=False)])
     tokenizer = Tokenizer(vocabulary_of(pretrained))
@@ -91,12 +91,12 @@ def test_an_added_token_that_is_not_special_is_text() -> None:
 
 @pytest.mark.parametrize("make", [pretrained_tokenizer, sentencepiece_tokenizer, word_pieces])
 def test_an_id_without_a_token_has_no_text(make: Any) -> None:
-    """Models have more rows in their embeddings than tokens: padding."""
+    """Models have more embedding rows than tokens, as padding."""
     assert Tokenizer(vocabulary_of(make())).piece(100_000) == b""
 
 
-def test_lone_surrogates_are_a_fault_of_the_request() -> None:
-    """JSON can write them, no tokenizer can read them."""
+def test_lone_surrogates_are_a_request_error() -> None:
+    """JSON can contain them, but no tokenizer can read them."""
     with pytest.raises(RequestError, match="surrogates"):
         BYTE_LEVEL.encode("a\ud800", add_special_tokens=False)
 
@@ -131,8 +131,8 @@ class Characters(PreTrainedTokenizer):  # type: ignore[misc]
         return "".join(tokens)
 
 
-def test_a_tokenizer_written_in_python_works_too() -> None:
-    """It is slower, and its texts and bytes are the same."""
+def test_a_tokenizer_written_in_python_works() -> None:
+    """It is slower, but its texts and bytes are the same."""
     tokenizer = Tokenizer(vocabulary_of(Characters()))
     ids = tokenizer.encode("ab éa", add_special_tokens=False)
     assert ids == [1, 2, 3, 4, 1]

@@ -1,4 +1,4 @@
-"""Texts and pairs as the tokenizer itself writes them, and what is left when they are cut."""
+"""Texts and pairs match the tokenizer's own encoding, with and without truncation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TEXTS = ["Hello there", "a much longer text, of several words!", "Émile [SEP] n
 
 
 @pytest.mark.parametrize("first", TEXTS)
-def test_a_pair_is_what_the_tokenizer_makes_of_both_at_once(first: str) -> None:
-    """Ids and segments, though each text is read by itself."""
+def test_a_pair_equals_the_encoding_of_both_texts(first: str) -> None:
+    """IDs and segments are equal, though each text is encoded separately."""
     tokenizer = minilm_tokenizer()
     backend = tokenizer.vocabulary.backend
     for second, pair in zip(
@@ -26,8 +26,8 @@ def test_a_pair_is_what_the_tokenizer_makes_of_both_at_once(first: str) -> None:
         assert (pair.ids, pair.type_ids) == (whole.ids, whole.type_ids)
 
 
-def test_a_vocabulary_without_a_template_of_pairs_joins_them() -> None:
-    """As transformers does for decoders."""
+def test_a_vocabulary_without_a_pair_template_joins_them() -> None:
+    """transformers does the same for decoders."""
     tokenizer = text_model().tokenizer
     [pair] = TruncatingTokenizer(tokenizer, 512).encode_pairs(
         ["The capital"], [" of France"], Truncation(max_tokens=100)
@@ -39,24 +39,24 @@ def test_a_vocabulary_without_a_template_of_pairs_joins_them() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 7, 50])
-def test_a_pair_is_cut_as_the_tokenizer_would_cut_its_second_text(max_tokens: int) -> None:
-    """Its strategy only_second, of which something is left."""
+def test_a_pair_is_truncated_like_only_second(max_tokens: int) -> None:
+    """The tokenizer's strategy `only_second` leaves some of the second text."""
     tokenizer = minilm_tokenizer()
     whole = tokenizer.vocabulary.backend.encode("x", TEXTS[1])
     reader, cut = TruncatingTokenizer(tokenizer, 512), Truncation(max_tokens=max_tokens)
     if max_tokens < 5:
-        with pytest.raises(RequestError, match="has 4 tokens by itself"):
+        with pytest.raises(RequestError, match="not truncated have 4 tokens"):
             reader.encode_pairs(["x"], [TEXTS[1]], cut)
         return
     [pair] = reader.encode_pairs(["x"], [TEXTS[1]], cut)
-    kept = min(max_tokens, len(whole.ids)) - 1
-    assert pair.ids == [*whole.ids[:kept], whole.ids[-1]]
-    assert pair.type_ids == [*whole.type_ids[:kept], 1]
+    end = min(max_tokens, len(whole.ids)) - 1
+    assert pair.ids == [*whole.ids[:end], whole.ids[-1]]
+    assert pair.type_ids == [*whole.type_ids[:end], 1]
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 12))
-def test_the_start_of_a_text_has_so_many_tokens(num_tokens: int) -> None:
-    """Cut between words, or inside one; a shorter text stays as it is."""
+def test_the_start_of_a_text_has_the_requested_tokens(num_tokens: int) -> None:
+    """The cut is between words or inside one; a shorter text is unchanged."""
     reader = TruncatingTokenizer(minilm_tokenizer(), 512)
     for text in TEXTS:
         start = reader.truncated_text(text, num_tokens)
@@ -66,8 +66,8 @@ def test_the_start_of_a_text_has_so_many_tokens(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("unit", ["some words, ", "日本語の文 ", "naïve-ish "])
-def test_of_a_text_without_end_no_more_is_read_than_is_wanted(side: Side, unit: str) -> None:
-    """And what is kept is what is kept of the whole."""
+def test_a_very_long_text_is_read_only_as_far_as_needed(side: Side, unit: str) -> None:
+    """The result equals that of truncating the whole text."""
     tokenizer = minilm_tokenizer()
     reader = TruncatingTokenizer(tokenizer, 512)
     text = f"The start {unit * 6_000}the end"
@@ -83,8 +83,8 @@ def test_of_a_text_without_end_no_more_is_read_than_is_wanted(side: Side, unit: 
 
 
 @pytest.mark.parametrize("text", ["x" * 30_000, " " * 50_000 + "a", "a " + "\u200b" * 50_000])
-def test_a_long_text_of_few_tokens_is_read_whole(text: str) -> None:
-    """One without words to cut at, and one whose beginning is no token at all."""
+def test_a_long_text_of_few_tokens_is_read_fully(text: str) -> None:
+    """Examples are a text without words to cut at and one that starts without any token."""
     tokenizer = minilm_tokenizer()
     [read] = TruncatingTokenizer(tokenizer, 512).encode([text], Truncation())
     assert read == tokenizer.encode(text, add_special_tokens=True)

@@ -1,4 +1,4 @@
-"""What transformers makes of tokenizer files, remembered: the same, or made anew."""
+"""Vocabularies from tokenizer files are cached: loaded unchanged, or created again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = [
 
 
 def with_added_tokens() -> Any:
-    """Return a tokenizer with tokens of every sort added, and two templates."""
+    """Return a tokenizer with added tokens of every sort and two templates."""
     pretrained = pretrained_tokenizer()
     pretrained.add_tokens(
         [AddedToken("<é>", special=False, lstrip=True), AddedToken("b", rstrip=True)]
@@ -52,7 +52,7 @@ def with_added_tokens() -> Any:
 
 
 def that_splits_markup() -> Any:
-    """Return a tokenizer to which special tokens in a text are text."""
+    """Return a tokenizer that treats special tokens in a text as text."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Backend.from_str(pretrained_tokenizer().backend_tokenizer.to_str()),
         eos_token=TURN_END,
@@ -61,7 +61,7 @@ def that_splits_markup() -> Any:
 
 
 def of_unigrams() -> Any:
-    """Return a tokenizer of T5's kind, whose tokens have scores that are no round numbers."""
+    """Return a tokenizer like T5's, whose tokens have fractional scores."""
     vocab = [("<unk>", 0.0), ("▁", -1 / 3), ("a", -2.0000001), ("▁a", -0.1), ("b", -7e-30)]
     backend = Backend(models.Unigram(vocab, unk_id=0, byte_fallback=False))
     backend.normalizer = normalizers.NFC()
@@ -71,7 +71,7 @@ def of_unigrams() -> Any:
 
 
 def word_pieces() -> Any:
-    """Return a tokenizer whose texts are put together by transformers."""
+    """Return a tokenizer whose texts are decoded by transformers."""
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece(cleanup=False)
@@ -89,30 +89,30 @@ KINDS = [
 
 @pytest.fixture(name="cache", autouse=True)
 def fixture_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """Create an empty cache for the test."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def saved(make: Callable[[], Any], folder: Path) -> Path:
-    """Return a folder that holds a tokenizer."""
+    """Return a folder that contains a tokenizer."""
     make().save_pretrained(folder)
     return folder
 
 
 def loaded(folder: Path) -> Vocabulary:
-    """Return what transformers makes of a folder."""
+    """Return the vocabulary that transformers loads from a folder."""
     return load_vocabulary(str(folder), folder)
 
 
 def recalled(folder: Path) -> Vocabulary | None:
-    """Return what is remembered of a folder."""
+    """Return the cached vocabulary of a folder."""
     return recall_vocabulary(str(folder), folder)
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_what_is_recalled_is_what_was_made(make: Callable[[], Any], tmp_path: Path) -> None:
-    """Every part of it, and all that is made of it: ids, texts, pieces, bounds, prompts."""
+def test_a_cached_vocabulary_equals_the_original(make: Callable[[], Any], tmp_path: Path) -> None:
+    """Every part and everything derived is equal: IDs, texts, pieces, bounds and prompts."""
     folder = saved(make, tmp_path / "model")
     assert recalled(folder) is None
     cold, warm = loaded(folder), recalled(folder)
@@ -132,8 +132,8 @@ def test_what_is_recalled_is_what_was_made(make: Callable[[], Any], tmp_path: Pa
     assert [ours.is_special(i) for i in ids] == [theirs.is_special(i) for i in ids]
 
 
-def test_a_template_of_several_is_recalled_with_the_rest(tmp_path: Path) -> None:
-    """It is the one that transformers takes."""
+def test_one_of_several_templates_is_cached(tmp_path: Path) -> None:
+    """It is the template that transformers uses."""
     folder = saved(with_added_tokens, tmp_path / "model")
     cold, warm = loaded(folder), recalled(folder)
     assert warm is not None
@@ -141,8 +141,8 @@ def test_a_template_of_several_is_recalled_with_the_rest(tmp_path: Path) -> None
     assert ChatTemplate(warm)._special_tokens == ChatTemplate(cold)._special_tokens
 
 
-def test_of_several_templates_one_must_be_the_default() -> None:
-    """The sentence names those that there are."""
+def test_several_templates_need_a_default() -> None:
+    """The error names the existing ones."""
     vocabulary = replace(vocabulary_of(pretrained_tokenizer()), chat_template={"rag": "x"})
     with pytest.raises(EngineError, match="rag"):
         ChatTemplate(vocabulary)
@@ -164,7 +164,7 @@ def test_of_several_templates_one_must_be_the_default() -> None:
 def test_any_change_of_its_files_is_noticed(
     change: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    """A byte more, a file more, a file less."""
+    """Changes are an additional byte, an additional file and a missing file."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     loaded(folder)
     assert recalled(folder) is not None
@@ -173,18 +173,20 @@ def test_any_change_of_its_files_is_noticed(
 
 
 def replaced(path: Path, old: str, new: str) -> None:
-    """Write a file's text anew with its first `old` made `new`."""
+    """Write a file's text again with its first `old` replaced by `new`."""
     path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
 
 
 def written(path: Path) -> None:
-    """Write a small file into a folder that may not be there."""
+    """Write a small file into a folder that may not exist."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("x")
 
 
-def test_its_name_and_the_versions_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers reads some names differently, and every version may."""
+def test_the_name_and_the_versions_are_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers treats some names differently, and so may every version."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     loaded(folder)
     assert recall_vocabulary("another", folder) is None
@@ -194,50 +196,50 @@ def test_its_name_and_the_versions_count(tmp_path: Path, monkeypatch: pytest.Mon
     assert recalled(folder) is None
 
 
-def test_weights_are_not_looked_at(tmp_path: Path) -> None:
-    """No tokenizer is in them, and they are large."""
+def test_weights_are_ignored(tmp_path: Path) -> None:
+    """They contain no tokenizer, and they are large."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     loaded(folder)
     (folder / "model.safetensors").write_bytes(b"x")
     assert recalled(folder) is not None
 
 
-def test_files_that_change_while_they_are_read_are_not_remembered(
+def test_files_that_change_while_they_are_read_are_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can say which of the two states was read."""
+    """It is unknown which of the two states was read."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     load = transformers.AutoTokenizer.from_pretrained
 
     def slowly(*args: Any, **options: Any) -> Any:
-        made = load(*args, **options)
+        vocabulary = load(*args, **options)
         replaced(folder / "tokenizer.json", "[", "[ ")
-        return made
+        return vocabulary
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", slowly)
     loaded(folder)
     assert recalled(folder) is None
 
 
-@pytest.mark.parametrize("said", ['{"vocab_file": "/etc/passwd"}', "[]", "{", "[" * 100_000])
+@pytest.mark.parametrize("settings", ['{"vocab_file": "/etc/passwd"}', "[]", "{", "[" * 100_000])
 def test_a_config_that_may_name_other_files_is_read_by_transformers(
-    said: str, tmp_path: Path
+    settings: str, tmp_path: Path
 ) -> None:
-    """They may change without a sign, and what is broken has to be said each time."""
+    """They may change unnoticed, and broken files must be reported each time."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     config = folder / "tokenizer_config.json"
-    if said.endswith("}"):
-        config.write_text(json.dumps(json.loads(config.read_text()) | json.loads(said)))
+    if settings.endswith("}"):
+        config.write_text(json.dumps(json.loads(config.read_text()) | json.loads(settings)))
         loaded(folder)
     else:
-        config.write_text(said)
+        config.write_text(settings)
         with pytest.raises(EngineError, match="has no tokenizer that can be loaded"):
             loaded(folder)
     assert recalled(folder) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "settings"),
     [
         ("tokenizer_config.json", '{"vocab": "VOCAB", "merges": "MERGES"}'),
         ("tokenizer_config.json", '{"init_inputs": ["VOCAB", "MERGES"]}'),
@@ -246,29 +248,29 @@ def test_a_config_that_may_name_other_files_is_read_by_transformers(
     ],
 )
 def test_a_tokenizer_of_files_elsewhere_is_read_by_transformers(
-    name: str, said: str, tmp_path: Path
+    name: str, settings: str, tmp_path: Path
 ) -> None:
-    """By whichever of its arguments a config names them."""
-    made = json.loads(pretrained_tokenizer().backend_tokenizer.to_str())["model"]
+    """Any of its arguments in a config may name them."""
+    model = json.loads(pretrained_tokenizer().backend_tokenizer.to_str())["model"]
     elsewhere = {"VOCAB": tmp_path / "vocab.json", "MERGES": tmp_path / "merges.txt"}
-    elsewhere["VOCAB"].write_text(json.dumps(made["vocab"]))
+    elsewhere["VOCAB"].write_text(json.dumps(model["vocab"]))
     elsewhere["MERGES"].write_text("#version: 0.2\n")
     for word, path in elsewhere.items():
-        said = said.replace(word, str(path))
+        settings = settings.replace(word, str(path))
     folder = tmp_path / "model"
     folder.mkdir()
     shutil.copy(demo.MODEL_PATH / "config.json", folder)
-    (folder / name).write_text(said)
+    (folder / name).write_text(settings)
     config = folder / "tokenizer_config.json"
     read = json.loads(config.read_text()) if config.exists() else {}
     config.write_text(json.dumps(read | {"tokenizer_class": "GPT2Tokenizer"}))
-    assert loaded(folder).backend.get_vocab_size() >= len(made["vocab"])
+    assert loaded(folder).backend.get_vocab_size() >= len(model["vocab"])
     assert recalled(folder) is None
 
 
 @pytest.fixture(name="snapshot")
 def fixture_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache of `org/name`, of which only the tokenizer itself was fetched."""
+    """Create the hub's cache of `org/name`, with only the tokenizer itself fetched."""
     snapshot = tmp_path / "hub/models--org--name/snapshots" / COMMIT
     saved(pretrained_tokenizer, snapshot)
     (snapshot / "chat_template.jinja").unlink(missing_ok=True)
@@ -284,8 +286,8 @@ def fixture_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return snapshot
 
 
-def test_what_a_silent_hub_left_out_is_asked_for_again(snapshot: Path) -> None:
-    """Remembered is only what was made when the hub had said of every file whether there is one."""
+def test_files_missed_by_an_unreachable_hub_are_requested_again(snapshot: Path) -> None:
+    """Results are cached only if the hub reported for every file whether it exists."""
     load_vocabulary("org/name", snapshot)
     assert recall_vocabulary("org/name", snapshot) is None
     none = snapshot.parents[1] / ".no_exist" / COMMIT
@@ -297,10 +299,10 @@ def test_what_a_silent_hub_left_out_is_asked_for_again(snapshot: Path) -> None:
     assert recall_vocabulary("org/name", snapshot) is not None
 
 
-def test_what_was_made_without_the_hub_holds_only_without_it(
+def test_a_vocabulary_created_offline_is_valid_only_offline(
     snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There a snapshot is all that there is."""
+    """Offline, the snapshot is all that exists."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     load_vocabulary("org/name", snapshot)
     assert recall_vocabulary("org/name", snapshot) is not None
@@ -308,15 +310,15 @@ def test_what_was_made_without_the_hub_holds_only_without_it(
     assert recall_vocabulary("org/name", snapshot) is None
 
 
-def test_what_transformers_puts_together_is_not_remembered(tmp_path: Path, cache: Path) -> None:
-    """Its decode is asked at every token."""
+def test_a_vocabulary_decoded_by_transformers_is_not_cached(tmp_path: Path, cache: Path) -> None:
+    """Its decode is called for every token."""
     folder = saved(word_pieces, tmp_path / "model")
     assert Tokenizer(loaded(folder)).piece(1) == b" a"
     assert recalled(folder) is None
     assert not cache.exists()
 
 
-def test_a_vocabulary_that_does_not_come_back_whole_is_not_remembered(
+def test_a_vocabulary_that_does_not_round_trip_is_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is compared before it is written."""
@@ -324,17 +326,17 @@ def test_a_vocabulary_that_does_not_come_back_whole_is_not_remembered(
     make = transformers.AutoTokenizer.from_pretrained
 
     def odd(*args: Any, **options: Any) -> Any:
-        made = make(*args, **options)
-        made.chat_template = {1: "a key that JSON has not"}
-        return made
+        tokenizer = make(*args, **options)
+        tokenizer.chat_template = {1: "a key that JSON lacks"}
+        return tokenizer
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", odd)
     loaded(folder)
     assert recalled(folder) is None
 
 
-def test_a_torn_memory_is_none(tmp_path: Path, cache: Path) -> None:
-    """The vocabulary is made again, and remembered again."""
+def test_a_truncated_cache_file_is_ignored(tmp_path: Path, cache: Path) -> None:
+    """The vocabulary is created and cached again."""
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     loaded(folder)
     [path] = (cache / "remembered").iterdir()
@@ -345,11 +347,11 @@ def test_a_torn_memory_is_none(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_tokenizer_is_loaded_from_a_folder(tmp_path: Path) -> None:
-    """What transformers saved is read again; a folder without one is refused with its name."""
+    """A tokenizer saved by transformers is read; the error for a folder without one names it."""
     vocabulary = loaded(saved(pretrained_tokenizer, tmp_path / "tiny"))
-    ours, made = Tokenizer(vocabulary), Tokenizer(vocabulary_of(pretrained_tokenizer()))
+    ours, expected = Tokenizer(vocabulary), Tokenizer(vocabulary_of(pretrained_tokenizer()))
     text = f"a{END}"
-    assert ours.encode(text, add_special_tokens=False) == made.encode(
+    assert ours.encode(text, add_special_tokens=False) == expected.encode(
         text, add_special_tokens=False
     )
     (tmp_path / "empty").mkdir()
@@ -357,8 +359,8 @@ def test_a_tokenizer_is_loaded_from_a_folder(tmp_path: Path) -> None:
         load_vocabulary(str(tmp_path / "empty"), None)
 
 
-def test_the_demo_models_is_remembered(tmp_path: Path) -> None:
-    """A real one, of a folder with weights."""
+def test_the_demo_models_vocabulary_is_cached(tmp_path: Path) -> None:
+    """It is a real one, from a folder with weights."""
     folder = tmp_path / "model"
     shutil.copytree(demo.MODEL_PATH, folder)
     loaded(folder)
@@ -367,7 +369,7 @@ def test_the_demo_models_is_remembered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "qwen2", "xlm-roberta"])
 def test_a_folder_without_a_vocabulary_is_refused(kind: str, tmp_path: Path) -> None:
-    """transformers makes one up of special tokens, by which every text reads the same."""
+    """transformers would create one from special tokens, which encodes every text the same way."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(EngineError, match="none of its files has a vocabulary"):
+    with pytest.raises(EngineError, match="none of its files contains a vocabulary"):
         loaded(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import from_json
 
 from tidemill.engine_process.exchange import (
-    AskedRequest,
+    ExchangeRequest,
     decode_reply,
     decode_request,
     encode_reply,
@@ -68,7 +68,9 @@ def asked_of(path: Path) -> list[str]:
 
 def test_requests_and_replies_cross_processes_whole() -> None:
     """With files, which are bytes, and whatever a reply says beside its body."""
-    request = AskedRequest("/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1")
+    request = ExchangeRequest(
+        "/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1"
+    )
     assert decode_request(encode_request(request)) == request
     deep = from_json(b'{"a":' * 200 + b"1" + b"}" * 200)  # as deep as the parser allows
     assert decode_request(encode_request(request._replace(body=deep))).body == deep
@@ -86,7 +88,10 @@ async def test_answers_are_those_of_the_engine() -> None:
         assert reply.body == {"id": "req_1", "created": 7, "echo": {"say": "é"}}
         assert reply.usage == Usage(10, 4, 3)
         failed = await served.respond("/v1/x", {"status": 400}, "req_1", 7)
-        assert (failed.status_code, failed.body["error"]["message"]) == (400, "As told.")
+        assert (failed.status_code, failed.body["error"]["message"]) == (
+            400,
+            "The body requested this error.",
+        )
         *chunks, last = await chunks_of(await ask(served, stream=3))
         assert chunks == [{"number": number} for number in range(3)]
         assert last["echo"] == {"stream": 3}

@@ -69,7 +69,7 @@ def test_rows_are_those_of_one_engine() -> None:
     one, several = answered(lines, []), answered(lines, [], [], [])
     assert several == one
     assert [row.is_success for row in one] == [True, False, False, True, False]
-    assert one[1].failure == "As told."
+    assert one[1].failure == "The body requested this error."
     long = PlacedLine(5, RawLine(6, b"", Overlong(10, 5, "d" * 24)))
     (row,) = answered([long], [])
     assert "too long: 10 bytes" in str(row.failure)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
 
-from tests.engine.structured_output.constrained import asked
+from tests.engine.structured_output.constrained import constraint_of as asked
 from tidemill.engine.structured_output.grammar_backend import grammar_of
 from tidemill.protocol.constraints.disjoint import Disjointness, Overlap
 from tidemill.protocol.constraints.schema_facts import SchemaFacts

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.engine.structured_output.constrained import asked
+from tests.engine.structured_output.constrained import constraint_of as asked
 from tidemill.engine.structured_output.grammar import grammar_of
 from tidemill.protocol.constraints.look_ahead import (
     LookAroundError,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.engine.structured_output.constrained import asked
+from tests.engine.structured_output.constrained import constraint_of as asked
 from tidemill.engine.structured_output.grammar_backend import grammar_of
 from tidemill.protocol.constraints.ranges import BOUNDS, LARGEST
 from tidemill.protocol.constraints.schemas import SchemaRules, served_schema

@@ -18,7 +18,8 @@ from transformers.models.auto import modeling_auto
 
 from bench import transformers_fields as tables
 from tests.engine.families import FAMILIES as DECODER_CONFIGS
-from tests.engine.families import build, told
+from tests.engine.families import build
+from tests.engine.families import config_fields as told
 from tests.engine.model.encoders.small_encoders import loaded, save
 from tests.engine.model.families.test_families import raw_config
 from tests.engine.model.published import BENCHMARK, OTHERS

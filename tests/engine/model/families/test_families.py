@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, told
+from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build
+from tests.engine.families import config_fields as told
 from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native

@@ -1,4 +1,4 @@
-"""Headers of GGUF files: what they say, and how broken files are refused."""
+"""Headers of GGUF files: their contents, and how broken files are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(path: Path) -> str:
 
 
 def test_a_header_is_read_as_the_gguf_package_reads_it(tmp_path: Path, whole: bytes) -> None:
-    """Every value, and every tensor with its shape, type and place."""
+    """Every value is equal, and so is each tensor's name, shape, type and offset."""
     file = tmp_path / "x.gguf"
     file.write_bytes(whole)
     header, expected = read_header(file), gguf.GGUFReader(file)
@@ -53,7 +53,7 @@ def test_a_header_is_read_as_the_gguf_package_reads_it(tmp_path: Path, whole: by
 
 
 def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
-    """Numbers of all widths, texts, switches, and arrays of them."""
+    """The kinds are numbers of all widths, strings, booleans and arrays of them."""
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
         getattr(writer, f"add_{kind}")(kind, 7)
@@ -73,14 +73,14 @@ def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused_wherever_it_ends(
     tmp_path: Path, whole: bytes, share: float
 ) -> None:
-    """Within its header, and within its tensors."""
+    """It holds for cuts within its header and within its tensors."""
     file = tmp_path / "x.gguf"
     file.write_bytes(whole[: int(len(whole) * share)])
     assert "is truncated" in refused(file)
 
 
-def test_what_is_not_a_gguf_file_is_refused(tmp_path: Path, whole: bytes) -> None:
-    """Another format or version, bytes of another order, and arrays thousands deep."""
+def test_other_formats_are_refused(tmp_path: Path, whole: bytes) -> None:
+    """Other formats, versions and byte orders, and deeply nested arrays, are refused."""
     file = tmp_path / "x.gguf"
     file.write_bytes(b"PK\x03\x04 a zip")
     assert "is not a GGUF file" in refused(file)
@@ -100,7 +100,7 @@ def test_what_is_not_a_gguf_file_is_refused(tmp_path: Path, whole: bytes) -> Non
 
 
 def test_a_split_file_is_refused(tmp_path: Path) -> None:
-    """By what its metadata says, whatever its name is."""
+    """Its metadata decides, not its name."""
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_uint16("split.count", 3)
     writer.write_header_to_file()
@@ -110,17 +110,17 @@ def test_a_split_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_type_that_the_gguf_package_cannot_read_is_refused(tmp_path: Path, whole: bytes) -> None:
-    """Integers, and types of a later version."""
+    """These are integer types and types of later versions."""
     file = tmp_path / "x.gguf"
     name = b"output_norm.weight"
     place = whole.index(name) + len(name) + 4 + 8  # its number of dimensions, and the only one
     for kind, called in ((26, "I32"), (999, "999")):
         file.write_bytes(whole[:place] + struct.pack("<I", kind) + whole[place + 4 :])
-        assert f"output_norm.weight has the type {called}, which" in refused(file)
+        assert f"output_norm.weight has type {called}, which" in refused(file)
 
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
-    """And a mixture of experts under Llama's name."""
+    """A mixture of experts under Llama's name is refused, too."""
     for architecture, experts, words in (
         ("mamba", 0, "the GGUF architecture 'mamba' is not supported (supported: llama, qwen2,"),
         ("llama", 8, "GGUF files of Mixtral (llama with experts) are not supported"),

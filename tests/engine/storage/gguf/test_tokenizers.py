@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files give the ids that the published rules give, stated here once more.
+"""Tokenizers of GGUF files give the IDs that the published rules give, implemented here again.
 
 The rules are pure Python: the pre-tokenizers as llama.cpp's regular expressions in another engine
 (`regex`), BPE by ranks of merges, SentencePiece's BPE by scores.
@@ -78,7 +78,7 @@ PARTS = (
 
 
 def texts(count: int = 2000) -> list[str]:
-    """Return texts of code, digits, emoji, Chinese and spaces."""
+    """Return texts with code, digits, emoji, Chinese and spaces."""
     chance = random.Random(5)
     return [
         chance.choice(("", " ")).join(chance.choices(PARTS, k=chance.randint(1, 9)))
@@ -97,7 +97,7 @@ CASED = (
     r"|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 ENDING = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
-# The expressions of each pre-tokenizer, one after another, and whether whole words come first.
+# The expressions of each pre-tokenizer in order, and whether whole words are looked up first.
 PRE: dict[str, tuple[list[str], bool]] = {
     "gpt-2": ([GPT2], False),
     "smollm": ([r"\p{N}", GPT2], False),
@@ -121,22 +121,22 @@ SMOLLM2_IDS = {
 
 
 def bytes_to_chars() -> list[str]:
-    """Return GPT-2's letter of each byte: itself where it prints, else one from 256 on."""
+    """Return GPT-2's letter for each byte: itself if it is printable, else one from 256 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = iter(range(256, 512))
     return [chr(byte if byte in prints else next(rest)) for byte in range(256)]
 
 
 def split(patterns: Sequence[str], text: str) -> list[str]:
-    """Return the parts of a text: each expression cuts what the ones before it left."""
+    """Return the parts of a text: each expression splits the parts that the previous ones left."""
     parts = [text]
     for pattern in patterns:
         cut: list[str] = []
         for part in parts:
             end = 0
-            for found in regex.finditer(pattern, part):
-                cut += [part[end : found.start()], found[0]]
-                end = found.end()
+            for match in regex.finditer(pattern, part):
+                cut += [part[end : match.start()], match[0]]
+                end = match.end()
             cut.append(part[end:])
         parts = [part for part in cut if part]
     return parts
@@ -180,22 +180,22 @@ def sentencepiece(
                 break
             _, i = min(known)
             symbols[i : i + 2] = [joined[i]]
-        found: list[int] = []
+        encoded: list[int] = []
         for symbol in symbols:
             known_id = ids.get(symbol)
             raw = [ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
-            found += raw if known_id is None else [known_id]
-        return found
+            encoded += raw if known_id is None else [known_id]
+        return encoded
 
     return encode
 
 
 def tables_file(
-    path: Path, tokens: Sequence[str], architecture: str = "llama", **said: Any
+    path: Path, tokens: Sequence[str], architecture: str = "llama", **fields: Any
 ) -> Path:
-    """Write a file of nothing but a tokenizer."""
+    """Write a file that contains only a tokenizer."""
     writer = gguf.GGUFWriter(path, architecture)
-    write_tables(writer, tokens, **said)
+    write_tables(writer, tokens, **fields)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -203,15 +203,17 @@ def tables_file(
     return path
 
 
-def made(path: Path, tokens: Sequence[str], **said: Any) -> tuple[Backend, TokenizerFiles]:
+def tokenizer_of(
+    path: Path, tokens: Sequence[str], **fields: Any
+) -> tuple[Backend, TokenizerFiles]:
     """Return the tokenizer of such a file."""
-    files = make_tokenizer(read_header(tables_file(path, tokens, **said)))
+    files = make_tokenizer(read_header(tables_file(path, tokens, **fields)))
     return Backend.from_str(files.tokenizer), files
 
 
 @pytest.fixture(scope="module")
 def learnt() -> tuple[list[str], list[str]]:
-    """Return tokens and merges of byte-level BPE that some of the texts taught."""
+    """Return tokens and merges of byte-level BPE trained on some of the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -227,9 +229,9 @@ def learnt() -> tuple[list[str], list[str]]:
 def test_byte_level_ids_are_those_of_the_pre_tokenizer_that_the_file_names(
     tmp_path: Path, learnt: tuple[list[str], list[str]], pre: str
 ) -> None:
-    """2,000 texts of code, digits, emoji, Chinese and spaces."""
+    """The IDs are equal for 2,000 texts of code, digits, emoji, Chinese and spaces."""
     tokens, merges = learnt
-    tokenizer, _ = made(tmp_path / "x.gguf", tokens, pre=pre, merges=merges)
+    tokenizer, _ = tokenizer_of(tmp_path / "x.gguf", tokens, pre=pre, merges=merges)
     patterns, whole_first = PRE[pre]
     encode = byte_level(tokens, merges, patterns, whole_first=whole_first)
     for text in texts():
@@ -240,8 +242,8 @@ def test_byte_level_ids_are_those_of_the_pre_tokenizer_that_the_file_names(
 
 
 @pytest.mark.long
-def test_the_ids_of_a_real_file_are_those_of_its_published_tokenizer() -> None:
-    """SmolLM2's, known of some texts, and by the rules of 2,000."""
+def test_the_ids_of_a_real_file_equal_those_of_its_published_tokenizer() -> None:
+    """SmolLM2's IDs are known for some texts and computed by the rules for 2,000."""
     header = read_header(real_file())
     files = make_tokenizer(header)
     tokenizer, metadata = Backend.from_str(files.tokenizer), header.metadata
@@ -257,32 +259,34 @@ def test_the_ids_of_a_real_file_are_those_of_its_published_tokenizer() -> None:
         assert tokenizer.encode(text).ids == encode(text), text
 
 
-def test_special_tokens_are_never_made_of_others_and_stand_where_the_file_says(
+def test_special_tokens_are_atomic_and_added_as_the_file_specifies(
     tmp_path: Path, learnt: tuple[list[str], list[str]]
 ) -> None:
-    """A beginning is added where the file or its kind of vocabulary says so."""
+    """A beginning token is added if the file or its kind of vocabulary requires it."""
     tokens, merges = learnt
     tokens = [*tokens, "<|begin|>", "<|im_end|>", "<tool>"]
     count = len(tokens)
     types = [NORMAL] * (count - 3) + [CONTROL, CONTROL, USER_DEFINED]
-    said = {"merges": merges, "types": types, "bos_token_id": count - 3}
+    fields = {"merges": merges, "types": types, "bos_token_id": count - 3}
     path = tmp_path / "x.gguf"
-    plain, files = made(path, tokens, pre="smollm", eos_token_id=count - 2, **said)
+    plain, files = tokenizer_of(path, tokens, pre="smollm", eos_token_id=count - 2, **fields)
     assert plain.encode("<|im_end|><tool>").ids == [count - 2, count - 1]
     assert plain.decode([count - 2, count - 1], skip_special_tokens=True) == "<tool>"
     assert files.end_ids == [count - 2]
     assert files.tokenizer_config["eos_token"] == "<|im_end|>"
-    begun, files = made(path, tokens, pre="llama-bpe", **said)
+    begun, files = tokenizer_of(path, tokens, pre="llama-bpe", **fields)
     assert begun.encode("<tool>").ids == [count - 3, count - 1]
     assert files.end_ids == [count - 2]  # known by its text
-    told, _ = made(path, tokens, pre="llama-bpe", add_bos_token=False, **said)
-    assert told.encode("<tool>").ids == [count - 1]
-    ended, _ = made(path, tokens, pre="smollm", eos_token_id=0, add_eos_token=True, **said)
+    without_bos, _ = tokenizer_of(path, tokens, pre="llama-bpe", add_bos_token=False, **fields)
+    assert without_bos.encode("<tool>").ids == [count - 1]
+    ended, _ = tokenizer_of(
+        path, tokens, pre="smollm", eos_token_id=0, add_eos_token=True, **fields
+    )
     assert ended.encode("<tool>").ids == [count - 1, 0]
 
 
 def spm_tables() -> tuple[list[str], list[int], list[float]]:
-    """Return tokens, types and scores of a vocabulary that some of the texts taught."""
+    """Return tokens, types and scores of a vocabulary trained on some of the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(vocab_size=500, limit_alphabet=90, show_progress=False)
@@ -299,12 +303,12 @@ def spm_tables() -> tuple[list[str], list[int], list[float]]:
 
 @pytest.mark.parametrize("has_prefix", [True, False], ids=["llama", "gemma"])
 def test_sentencepiece_ids_are_those_of_its_scores(tmp_path: Path, *, has_prefix: bool) -> None:
-    """With a space in front as Llama's, or none as Gemma's; unknown letters become bytes."""
+    """Llama's adds a leading space and Gemma's does not; unknown letters become bytes."""
     tokens, types, scores = spm_tables()
-    said = {"types": types, "scores": scores, "bos_token_id": 1, "unknown_token_id": 0}
+    fields = {"types": types, "scores": scores, "bos_token_id": 1, "unknown_token_id": 0}
     if not has_prefix:
-        said["add_space_prefix"] = False
-    tokenizer, _ = made(tmp_path / "x.gguf", tokens, model="llama", pre="default", **said)
+        fields["add_space_prefix"] = False
+    tokenizer, _ = tokenizer_of(tmp_path / "x.gguf", tokens, model="llama", pre="default", **fields)
     encode = sentencepiece(tokens, scores, "▁" if has_prefix else "")
     for text in texts():
         encoding = tokenizer.encode(text)
@@ -312,41 +316,43 @@ def test_sentencepiece_ids_are_those_of_its_scores(tmp_path: Path, *, has_prefix
         assert tokenizer.decode(encoding.ids) == text
 
 
-def test_spaces_that_a_user_defined_are_one_token_before_any_merge(tmp_path: Path) -> None:
-    """As Gemma's runs of spaces and lines, which converters write as spaces."""
+def test_user_defined_spaces_are_one_token_before_any_merge(tmp_path: Path) -> None:
+    """Gemma has such runs of spaces and newlines, which converters write as spaces."""
     tokens = ["<unk>", "<bos>", "▁", "a", "b", "▁a", "ab", "▁ab", "  ", "   ", "\n\n", "▁▁"]
     scores = [0, 0, -1, -2, -3, -4, -5, -6, -1000, -1000, -1000, -1000]
     types = [UNKNOWN, CONTROL, *[NORMAL] * 6, *[USER_DEFINED] * 4]
-    said = {"types": types, "scores": [float(one) for one in scores], "add_space_prefix": False}
-    tokenizer, _ = made(
-        tmp_path / "x.gguf", tokens, model="llama", pre="default", bos_token_id=1, **said
+    fields = {"types": types, "scores": [float(one) for one in scores], "add_space_prefix": False}
+    tokenizer, _ = tokenizer_of(
+        tmp_path / "x.gguf", tokens, model="llama", pre="default", bos_token_id=1, **fields
     )
     assert tokenizer.encode("a   ab\n\n ab").ids == [1, 3, 9, 6, 10, 7]
 
 
-def test_spaces_behind_special_tokens_of_phi3_belong_to_them(tmp_path: Path) -> None:
-    """Which its tokenizer.json says, and a GGUF file does not."""
+def test_spaces_after_special_tokens_of_phi3_belong_to_them(tmp_path: Path) -> None:
+    """Its tokenizer.json defines this; a GGUF file does not."""
     tokens, types = ["<unk>", "<s>", "▁", "a", "<|user|>"], [UNKNOWN, CONTROL, 1, 1, CONTROL]
-    said = {"types": types, "scores": [0.0] * 5, "model": "llama", "pre": "default"}
-    tokenizer, _ = made(tmp_path / "x.gguf", tokens, architecture="phi3", bos_token_id=1, **said)
+    fields = {"types": types, "scores": [0.0] * 5, "model": "llama", "pre": "default"}
+    tokenizer, _ = tokenizer_of(
+        tmp_path / "x.gguf", tokens, architecture="phi3", bos_token_id=1, **fields
+    )
     ids = tokenizer.encode("<|user|> \na<s> a", add_special_tokens=False).ids
     assert ids == [4, 2, 3, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"model": "bert"}, "the GGUF tokenizer 'bert' is not supported"),
         ({"pre": "mystery"}, "the GGUF pre-tokenizer 'mystery' is not supported"),
         ({"pre": None}, "the GGUF pre-tokenizer None is not supported"),
         ({"types": [1]}, "tokenizer.ggml.token_type has 1 entries for 3 tokens"),
-        ({"merges": ["a z"]}, "its tokenizer tables do not fit together"),
+        ({"merges": ["a z"]}, "the tokenizer tables are inconsistent"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_built_is_refused_by_name(
-    tmp_path: Path, said: dict[str, Any], words: str
+    tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
-    """One sentence, which names the file."""
+    """The error is one sentence, which names the file."""
     with pytest.raises(ModelRefused, match=words) as refused:
-        made(tmp_path / "x.gguf", ["a", "b", "ab"], **{"merges": ["a b"], **said})
+        tokenizer_of(tmp_path / "x.gguf", ["a", "b", "ab"], **{"merges": ["a b"], **fields})
     assert str(tmp_path / "x.gguf") in str(refused.value)

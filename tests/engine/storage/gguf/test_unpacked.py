@@ -1,4 +1,4 @@
-"""Unpacked GGUF files: made once, for the file as it is, and found by every kind of name."""
+"""Unpacked GGUF files: created once per version of a file and found by every kind of name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def file(tmp_path: Path, tiny: bytes) -> Path:
-    """Return a GGUF file in a folder of its own."""
+    """Return a GGUF file in a new folder."""
     path = tmp_path / "model" / "Tiny Model.gguf"
     path.parent.mkdir()
     path.write_bytes(tiny)
@@ -59,7 +59,7 @@ def file(tmp_path: Path, tiny: bytes) -> Path:
 
 
 def test_a_file_is_unpacked_once_until_it_is_written_again(file: Path, cache: Path) -> None:
-    """A note says what was done; a description alone has no weights."""
+    """A log line describes the work; reading the description alone creates no weights."""
     folder = description_folder(file)
     assert folder.parent == cache
     assert folder.name.startswith("Tiny-Model-")
@@ -68,7 +68,7 @@ def test_a_file_is_unpacked_once_until_it_is_written_again(file: Path, cache: Pa
     assert same == folder
     assert note is not None
     assert note.startswith("dequantized 0.00 GB of GGUF to 0.00 GB of weights in ")
-    assert note.endswith(f" s, kept in {folder}")
+    assert note.endswith(f" s, stored in {folder}")
     assert unpack_weights(file) == (folder, None)
     assert not [path for path in folder.iterdir() if path.name.startswith(".partial")]
     os.utime(file, (1, 1))
@@ -76,7 +76,7 @@ def test_a_file_is_unpacked_once_until_it_is_written_again(file: Path, cache: Pa
 
 
 def test_two_at_once_dequantize_a_file_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one waits for the first."""
+    """The second process waits for the first."""
     calls = Counter[str]()
     write = safetensors_writer.write_safetensors
 
@@ -90,8 +90,8 @@ def test_two_at_once_dequantize_a_file_once(file: Path, monkeypatch: pytest.Monk
     assert (calls["writes"], len(folders)) == (1, 1)
 
 
-def test_what_a_kill_left_behind_is_made_again(file: Path) -> None:
-    """Only a whole file has its name."""
+def test_leftovers_of_a_killed_process_are_replaced(file: Path) -> None:
+    """Only a complete file has the final name."""
     folder = description_folder(file)
     (folder / ".partial-model.safetensors").write_bytes(b"half")
     unpack_weights(file)
@@ -100,14 +100,14 @@ def test_what_a_kill_left_behind_is_made_again(file: Path) -> None:
     assert (description_folder(file) / "config.json").exists()
 
 
-def test_a_disk_without_room_and_a_cache_that_cannot_be_are_told(
+def test_a_full_disk_and_an_unusable_cache_are_reported(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what can be done about it."""
+    """The error says what to do."""
     description_folder(file)
     full = SimpleNamespace(free=10)
     monkeypatch.setattr(unpacked.shutil, "disk_usage", lambda _: full)
-    with pytest.raises(ModelRefused, match=r"weights take .* on disk, and .* has 0.0 GB free"):
+    with pytest.raises(ModelRefused, match=r"weights need .* on disk, and .* has 0.0 GB free"):
         unpack_weights(file)
     shutil.rmtree(cache)
     cache.write_text("a file where the folder would be")
@@ -115,8 +115,8 @@ def test_a_disk_without_room_and_a_cache_that_cannot_be_are_told(
         description_folder(file)
 
 
-def test_folders_that_were_not_used_for_long_are_removed(file: Path, cache: Path) -> None:
-    """When another one is made."""
+def test_folders_unused_for_a_long_time_are_removed(file: Path, cache: Path) -> None:
+    """They are removed when another one is created."""
     old, recent = cache / "old-1", cache / "recent-1"
     for folder in (old, recent):
         folder.mkdir(parents=True)
@@ -125,8 +125,8 @@ def test_folders_that_were_not_used_for_long_are_removed(file: Path, cache: Path
     assert (old.exists(), recent.exists()) == (False, True)
 
 
-def test_a_file_is_the_same_model_wherever_it_is(file: Path, tmp_path: Path) -> None:
-    """By its bytes: not by its name, its folder, or what was unpacked."""
+def test_a_file_is_identified_by_its_contents(file: Path, tmp_path: Path) -> None:
+    """Its bytes decide, not its name, its folder or the unpacked files."""
     source = local_source(str(file))
     assert source == file == local_source(str(file.parent))
     digest = sampled_digest(file)
@@ -148,7 +148,7 @@ def test_a_file_is_the_same_model_wherever_it_is(file: Path, tmp_path: Path) -> 
 def test_the_endpoints_of_a_file_are_known_before_its_weights_are_unpacked(
     file: Path, cache: Path
 ) -> None:
-    """Those of text, or of vectors where the settings say so."""
+    """They are those for text, or for vectors if the settings ask for them."""
     names = endpoints_of(EngineConfig(str(file)))
     assert names == endpoints_of(EngineConfig(str(file.parent)))
     assert names is not None
@@ -209,7 +209,7 @@ def hub(tmp_path: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def test_a_hub_id_of_one_gguf_file_is_fetched(hub: dict[str, bytes]) -> None:
-    """It is identified by its bytes and the hub's commit, and found again without the hub."""
+    """It is identified by its bytes and the hub's commit, and found later without the hub."""
     assert local_source("org/tiny") is None
     folder = find_folder("org/tiny")
     assert folder is not None
@@ -224,7 +224,7 @@ def test_a_hub_id_of_one_gguf_file_is_fetched(hub: dict[str, bytes]) -> None:
 
 
 def test_a_hub_id_of_several_gguf_files_is_refused(hub: dict[str, bytes]) -> None:
-    """Their names are told; one of another format is not fetched."""
+    """The error lists their names; a model in another format is not fetched."""
     hub["tiny-Q4_0.gguf"] = b"GGUF"
     with pytest.raises(ModelRefused, match=r"org/tiny has 2 GGUF files \(tiny-Q4_0.gguf, tiny-Q8"):
         find_folder("org/tiny")
