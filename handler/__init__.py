@@ -1,6 +1,6 @@
-"""Events in, batches out: everything that runs beside the engine in the cloud.
+"""Cloud service: takes in uploads, runs batches and delivers results; everything but the engine.
 
-Rooms by floor, the top first; each imports what stands below it, which pyproject.toml holds.
+Packages, top layer first; each imports only lower layers, which pyproject.toml enforces.
 
     lambdas     where each Lambda begins
     dashboard   the page for people            api        the routes for programs

@@ -19,7 +19,7 @@ class AwsError(HandlerError):
 
 
 class ConditionFailed(AwsError):
-    """A conditional write found another state; `item` is what is there, where it was told."""
+    """A conditional write found another state; `item` is the stored item, if it was returned."""
 
     code = "condition_failed"
 

@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Oidc:
-    """Who issues people's tokens, for which audience, and the claim that names their tenant."""
+    """Issuer of users' tokens, their audience, and the claim that names their tenant."""
 
     issuer: str
     audience: str
@@ -67,7 +67,7 @@ class Settings(BaseModel):
     One run reads `range_bytes` of a file, or little more.
     `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
     `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials;
-    with `oidc` tokens of its issuer are taken beside keys.
+    with `oidc` tokens of its issuer are accepted in addition to keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

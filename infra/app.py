@@ -90,7 +90,7 @@ def add_stacks(
             env=env,
         )
     if image is not None:
-        # Beside the API: a stack that imports the gateway's id keeps it from ever being another.
+        # Next to the API: if another stack imports the gateway's ID, it can never change.
         Dashboard(api, "Page", data=data, api=api)
     Tags.of(app).add("tidemill", config.name)
     for key, value in config.tags.items():
@@ -118,7 +118,7 @@ class RolePath:
 
 
 def main() -> int:
-    """Synthesise what the context asks for; a wrong configuration ends with a sentence."""
+    """Synthesise the stacks of the context; report a wrong configuration in one sentence."""
     app = App()
     path = Path(app.node.try_get_context("config") or DEFAULT_PATH)
     try:

@@ -14,7 +14,7 @@ def zip_folder(
     leaves_out: Callable[[Path], bool] = lambda _: False,
     compresslevel: int | None = None,
 ) -> None:
-    """Write the files of a folder, but for those whose path in it is to be left out."""
+    """Write the files of a folder, except those whose relative path is to be left out."""
     with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=compresslevel) as archive:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             if leaves_out(name := path.relative_to(folder)):

@@ -121,7 +121,7 @@ def _compile(folder: Path, python: str, compiler: str | None) -> None:
 
 
 def _copy_vendor(folder: Path) -> None:
-    """Lay what the dashboard has of npm beside it, with the words under which it may be given."""
+    """Copy the dashboard's npm packages next to it, with their licences."""
     folder.mkdir()
     for name, path in {**VENDOR, **LICENCES}.items():
         shutil.copy(INSTALLED / path, folder / name)
@@ -158,7 +158,7 @@ def _sources() -> Iterator[Path]:
     yield ROOT / "pyproject.toml"
     yield Path(__file__)
     yield ROOT / "infra" / "pip_target.py"
-    # What the dashboard has of npm is what stands there.
+    # The npm packages of the dashboard are the ones installed there.
     yield ROOT / "infra" / "package-lock.json"
     for name in _OWN_PACKAGES:
         source = ROOT / name

@@ -19,7 +19,7 @@ from tidemill.batch.batch_request import window_seconds
 from tidemill.batch.fleet import FleetPlan, LauncherKind
 from tidemill.handler.observability import NAMESPACE, Metric
 
-# From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
+# From a machine's start to the first row: image, weights, parity check. An estimate.
 _START_SECONDS = 300
 _MINUTE = Duration.minutes(1)
 _MAX_PARAMETER = 4096
@@ -27,8 +27,8 @@ _MAX_PARAMETER = 4096
 _REFERENCE = 100
 # AWS takes 6,144 characters of a policy, and a model's ARNs may be 500 of them.
 _MODELS_OF_POLICY = 6
-# Longer than a machine takes to come, its image and its weights. A look may come late, so that a
-# minute has none, which is no good news.
+# Longer than a machine, its image and its weights take. Metrics may arrive late, so a minute
+# without data does not mean that all is well.
 _METRIC_PERIOD = Duration.minutes(5)
 _NO_WORKER_PERIODS = 6
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Fleet(Construct):
     """The plan of one model's workers, at `Config.fleets_path`; a new release of it is new workers.
 
-    Whoever reads it needs no deployment to hear of another one: old workers are then replaced.
+    Readers notice a new plan without a deployment of theirs: old workers are then replaced.
     """
 
     def __init__(

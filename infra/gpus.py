@@ -12,8 +12,8 @@ class Gpu:
     """A kind of GPU on EC2.
 
     `families` are patterns of the instance types that have it, `instances` maps numbers of GPUs to
-    the types with so many, the cheapest first. `vcpus` and `memory_gib` are what a worker gets for
-    each GPU: what the smallest such instance has, less a share for the system and for ECS.
+    the types with that number, the cheapest first. `vcpus` and `memory_gib` are a worker's share
+    per GPU: that of the smallest such instance, less a share for the system and for ECS.
     """
 
     families: tuple[str, ...]
@@ -22,7 +22,7 @@ class Gpu:
     memory_gib: int
 
     def machines(self, num_gpus: int, worker_gib: int) -> tuple[str, ...]:
-        """Return the types with so many GPUs on which a worker of `worker_gib` has room."""
+        """Return the types with that many GPUs on which a worker of `worker_gib` has room."""
         return tuple(
             name
             for name in self.instances[num_gpus]

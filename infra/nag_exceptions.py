@@ -96,8 +96,8 @@ ACKNOWLEDGED: Final = (
         Acknowledgement(
             "AwsSolutions-APIG4",
             f"Api/Http/Api/{method}--{route}",
-            "The dashboard's page and its files are the same for everybody; what it shows of a "
-            "tenant it asks for with a key.",
+            "The dashboard's page and its files are the same for every caller; it requests a "
+            "tenant's data with a key.",
         )
         for route in ("", "dashboard", "dashboard--assets--{proxy+}")
         for method in ("GET", "HEAD")
@@ -160,7 +160,7 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Machines/Role/DefaultPolicy",
-        "ecs:DiscoverPollEndpoint, which asks for an address, knows no resources.",
+        "ecs:DiscoverPollEndpoint, which requests an address, does not support resources.",
         finding="Resource::[*]",
     ),
     Acknowledgement(
@@ -218,8 +218,8 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-ECS4",
         "Compute/Cluster",
-        "Container Insights costs by the metric and tells nothing while no task runs; workers and "
-        "the reaper tell what is needed.",
+        "Container Insights charges per metric and reports nothing while no task runs; workers "
+        "and the reaper emit the metrics that are needed.",
     ),
     Acknowledgement(
         "AwsSolutions-VPC7",
@@ -235,7 +235,7 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-AS3",
         "Compute/Worker-*/Group/ASG",
-        "Machines come and go with every batch; an alarm tells when a model that has work has no "
+        "Machines come and go with every batch; an alarm reports a model that has work but no "
         "worker.",
     ),
     Acknowledgement(

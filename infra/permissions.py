@@ -25,7 +25,7 @@ _FIND = "s3:ListBucket"
 # What a key is used for by a service in the name of who does this. Parts of an upload and messages
 # are encrypted by a key that the service has KMS make, and decrypt when it meets it again.
 _READ, _WRITE = ("Decrypt",), ("Decrypt", "GenerateDataKey")
-# AWS lists these for whoever uses a table, and not by what is done.
+# AWS lists these for each principal that uses a table, not by operation.
 _TABLE = ("Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey", "ReEncryptFrom", "ReEncryptTo")
 _KEY_RIGHTS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "s3": {"s3:GetObject": _READ, "s3:PutObject": _WRITE},
@@ -241,7 +241,7 @@ def _by_service(
 
 
 def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:
-    """Return the right to find and read what lies under the prefix of a model's weights."""
+    """Return the permission to list and read the objects under a prefix of model weights."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     arn, prefix = f"arn:{Stack.of(data).partition}:s3:::{bucket}", f"{prefix.strip('/')}/"
     listing = allow([_FIND], [arn])

@@ -1,7 +1,7 @@
 """`python -m infra.templates`: plain CloudFormation templates and their assets, for other tools.
 
-They are those of `cdk deploy` but for where assets lie, which the parameters `AssetsBucket` and
-`AssetsPrefix` of the Api stack say: the CDK's bootstrap is not needed.
+They are those of `cdk deploy`, except that the parameters `AssetsBucket` and `AssetsPrefix` of the
+Api stack locate the assets: the CDK's bootstrap is not needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
 
 
 def _app(outdir: str) -> App:
-    """Return an app with the settings of cdk.json, whose assets lie where a parameter says."""
+    """Return an app with the settings of cdk.json, whose assets are located by parameters."""
     context: dict[str, Any] = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
     synthesizer = DefaultStackSynthesizer(
         generate_bootstrap_version_rule=False,
@@ -68,8 +68,8 @@ def _app(outdir: str) -> App:
 
 
 def _add_parameters(stack: Stack) -> None:
-    """Have the stack of the Lambdas, the only one with assets, be told where these lie."""
-    bucket, prefix = "The bucket that assets lie in", "The start of their keys"
+    """Give the stack of the Lambdas, the only one with assets, the parameters that locate them."""
+    bucket, prefix = "The bucket that contains the assets", "The prefix of their keys"
     CfnParameter(stack, "AssetsBucket", description=bucket)
     CfnParameter(stack, "AssetsPrefix", description=prefix, default=f"{_ASSETS}/")
 

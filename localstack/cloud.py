@@ -26,8 +26,8 @@ from tidemill.handler.settings import read_settings
 class Cloud(Processes, Drops):
     """The processes of one deployment and its bucket; a context manager that ends them all.
 
-    `environment` is what every process gets beside the names of the resources. Workers are those
-    that are started by hand, or those of the `fleet`, which come and go by themselves.
+    `environment` is passed to every process, in addition to the names of the resources. Workers are
+    started by hand, or by the `fleet`, which starts and stops them on demand.
     """
 
     def __init__(self, resources: Resources, environment: Mapping[str, str], folder: Path) -> None:

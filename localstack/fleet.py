@@ -30,7 +30,7 @@ from tidemill.handler.fleet.last_error import last_error
 
 StopCode = Literal["ProcessExited", "UserInitiated", "MachineLost", "NoCapacity"]
 _POLL_SECONDS = 0.3
-# As ECS: SIGKILL comes so long after SIGTERM.
+# As ECS: SIGKILL comes this many seconds after SIGTERM.
 _STOP_SECONDS = 120.0
 
 
@@ -102,7 +102,7 @@ class LocalFleet:
 
     def _reconcile_until(self, stop: threading.Event) -> None:
         while not stop.wait(_POLL_SECONDS):
-            with suppress(AwsError):  # whoever has the emulator looks after that
+            with suppress(AwsError):  # the emulator's supervisor handles that
                 self.reconcile()
 
     def reconcile(self) -> None:
@@ -121,7 +121,7 @@ class LocalFleet:
         """Start a requested worker; one without a process ends, as with its machine."""
         release = self._releases.get((model, worker.release))
         if worker.state == "stopping":
-            self._report_end(model, worker, "UserInitiated", "was asked to end before it had begun")
+            self._report_end(model, worker, "UserInitiated", "it was stopped before it had begun")
         elif worker.state != "asked" or release is None:
             self._report_end(model, worker, "MachineLost", "the local cloud that ran it has ended")
         elif self.max_processes is not None and self._num_running() >= self.max_processes:
@@ -148,12 +148,12 @@ class LocalFleet:
     def _report_exit(self, model: str, worker: Process, status: int) -> None:
         name = process_name(model, worker)
         log = self._processes.read_log(name)
-        is_asked = self._kill_at.pop(name, None) is not None
-        good = "was asked to end" if is_asked else "there was no more work"
+        is_requested = self._kill_at.pop(name, None) is not None
+        good = "it was stopped" if is_requested else "there was no more work"
         self._report_end(
             model,
             worker,
-            "UserInitiated" if is_asked else "ProcessExited",
+            "UserInitiated" if is_requested else "ProcessExited",
             exit_reason(status, log) if status else good,
             # As of a container: a signal comes as 128 and its number.
             exit_code=status if status >= 0 else 128 - status,

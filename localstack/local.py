@@ -39,13 +39,13 @@ from tidemill.handler.errors import AwsError
 from tidemill.handler.settings import read_settings
 from tidemill.handler.tenants.keys import KeyStore
 
-# Nobody pays for a machine by the hour here: as many as there may be, unless all is done sooner.
+# Machines are free here: start as many as allowed, unless all work is done sooner.
 _TARGET_SECONDS = 60
 _START_SECONDS = 15
 # A worker needs a minute at most to end, the emulator half of one to write its state.
 _WATCHDOG_SECONDS = 70.0
 _POLL_SECONDS = 0.1
-# On this machine an answer takes milliseconds; what is late is asked for again a second later.
+# On this machine a reply takes milliseconds; a late one is requested again a second later.
 _READ_SECONDS = 10
 _MAX_SILENT_SECONDS = 60.0
 
@@ -161,8 +161,8 @@ class LocalCloud:
     def supervise(self) -> None:
         """Restart an emulator that has ended and report circuit breakers; called every second.
 
-        A late answer is asked for again; an emulator silent for a minute has ended. Raises
-        CloudLost when the emulator has ended for good, or has kept nothing.
+        A late reply is requested again; an emulator that is silent for a minute has ended. Raises
+        CloudLost if the emulator has ended for good, or has saved no state.
         """
         if (status := self.emulator.process.poll()) is not None:
             self._restart_emulator(exit_reason(status, ""))
@@ -195,7 +195,7 @@ class LocalCloud:
             raise WorkersBraked(f"no worker of {model} is started any more: {breaker.reason}")
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Return whether the last worker has ended before so many seconds are over."""
+        """Return whether the last worker has ended within that many seconds."""
         deadline = time.monotonic() + seconds
         while self.fleet.workers():
             if time.monotonic() >= deadline:
@@ -316,7 +316,7 @@ def create_key(
 def worker_flags(model: Model, options: LocalOptions) -> tuple[str, ...]:
     """Return the flags of a model's workers; the demo model answers in its name by default.
 
-    A model's own `args` come before what is asked of all.
+    A model's own `args` come before the flags of all models.
     """
     names = ("--served-model-name", model.name, *model.aliases)
     idle = ("--exit-when-idle", f"{options.idle_seconds:g}")

@@ -60,7 +60,7 @@ def find_ministack() -> Path:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
+    """Return an unused port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -70,7 +70,7 @@ def free_port() -> int:
 def check_free(port: int) -> None:
     """Raise PortTaken unless a server can listen there: who does would answer in its place."""
     with socket.socket() as probe:
-        # As servers do: what is left of connections that have ended is in nobody's way.
+        # As servers do: connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -119,10 +119,10 @@ def running_server(
     watchdog: Watchdog | None = None,
     lock: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
+    """Run a server until the block is left; it is killed `stop_seconds` after its stop signal.
 
-    It ends with us if a `watchdog` is given, and holds the open file `lock` while it lives.
-    Raises ServerEnded when it ends before it answers, ServerSilent when it does not answer.
+    It ends with this process if a `watchdog` is given, and inherits the open file `lock`.
+    Raises ServerEnded if it ends before it replies, ServerSilent if it does not reply.
     """
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -200,7 +200,7 @@ def ministack_environment(
     endpoint_url: str, folder: Path, authority: Path | None = None
 ) -> dict[str, str]:
     """Return the variables of a MiniStack that is to answer at `endpoint_url`."""
-    # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
+    # Its Lambdas inherit its environment: the user may have another cloud in theirs.
     return environment_for(endpoint_url, authority) | {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(urlsplit(endpoint_url).port),
@@ -227,8 +227,10 @@ def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes], log: Path) ->
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            raise ServerEnded(f"the emulator ended with status {process.returncode}: {said}")
+            last_line = (
+                log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            )
+            raise ServerEnded(f"the emulator ended with status {process.returncode}: {last_line}")
         try:
             with urlopen(endpoint_url, timeout=2):  # noqa: S310 - our own loopback address
                 return

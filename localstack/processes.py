@@ -1,4 +1,4 @@
-"""Child processes that end together, each with a log file of its own."""
+"""Child processes that end together, each with a separate log file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STOP_SECONDS = 70
 class Processes:
     """A context manager that ends every process it has started.
 
-    `environment` is what each gets beside our own; each logs to `folder/<name>.log`. With a
-    `watchdog` they end also when this process is killed.
+    `environment` is added to our own for each; each logs to `folder/<name>.log`. With a
+    `watchdog` they also end when this process is killed.
     """
 
     def __init__(

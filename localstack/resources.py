@@ -84,7 +84,7 @@ def create_resources(
     return Resources(prefix, prefix, control, intake, drops, dead_letters, work)
 
 
-# Tests make a thousand deployments, and a client takes longer than what it is asked for.
+# Tests create a thousand deployments, and creating a client takes longer than its calls.
 @cache
 def _client(endpoint_url: str, service: str) -> Any:
     return boto3.client(

@@ -20,17 +20,17 @@ from infra.ops.outputs import Outputs, read_outputs
 from localstack.processes import ROOT
 
 _NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
-# The emulator has no GPUs to scale: workers are processes beside it.
+# The emulator has no GPUs to scale: workers are separate processes.
 _STACKS = ("Data", "Api")
 _ACCOUNT = "aws://000000000000/us-east-1"
 
 
 class DeploymentFailed(Exception):
-    """The stacks could not be deployed; the message shows what the command said."""
+    """The stacks could not be deployed; the message contains the command's output."""
 
 
 def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
-    """Write the templates that `config` asks for, for Lambdas on this machine, below `folder`."""
+    """Write the templates of `config`, for Lambdas on this machine, below `folder`."""
     out = folder / "cdk"
     pairs = {"local": "true", "config": str(config.absolute()), **context}
     words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
@@ -75,7 +75,7 @@ def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
 
 
 def local_page_url(endpoint_url: str, outputs: Outputs) -> str:
-    """Return an address of the dashboard: of a host of its own, which browsers know without DNS."""
+    """Return an address of the dashboard with a separate host, which browsers know without DNS."""
     address = urlsplit(endpoint_url)
     host = f"{_api_id(outputs)}.execute-api.localhost:{address.port}"
     return f"{address.scheme}://{host}/dashboard"
@@ -131,13 +131,13 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _wait_for(process: subprocess.Popen[str]) -> None:
     try:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     except BaseException:
         _kill(process)
         raise
     if process.returncode:
         command = " ".join(str(word) for word in process.args)  # type: ignore[union-attr]
-        raise DeploymentFailed(f"{command} failed:\n{said[-4000:]}")
+        raise DeploymentFailed(f"{command} failed:\n{output[-4000:]}")
 
 
 def _path() -> str:

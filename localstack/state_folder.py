@@ -26,9 +26,9 @@ class StateRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """A folder that is held, the port that its cloud stands at, and the lock to be inherited.
+    """A locked folder, the port of its cloud, and the lock to be inherited.
 
-    Addresses in it, such as those of queues, name the port.
+    Addresses in it, such as those of queues, contain the port.
     """
 
     folder: Path
@@ -99,8 +99,8 @@ def _read_port(folder: Path, wanted: int | None) -> int:
     if kept is None:
         if _snapshots(folder):
             raise StateRefused(
-                f"{path} does not say at which port this cloud stood: write the port into it, or "
-                f"remove {folder} to start anew"
+                f"{path} does not contain the port of this cloud: write the port into it, or "
+                f"remove {folder} to start from scratch"
             )
         kept = wanted or free_port()
         new = path.with_suffix(".new")
@@ -122,15 +122,15 @@ def _recover(folder: Path, notify: Callable[[str], None]) -> None:
     whole = next((path for path, mistake in mistakes if mistake is None), None)
     if mistakes and whole is None:
         raise StateRefused(
-            f"{mistakes[0][1]}, and nothing older is whole: remove {folder} to start anew; the "
-            f"objects of its bucket lie in {folder / 's3'}"
+            f"{mistakes[0][1]}, and no older snapshot is intact: remove {folder} to start from "
+            f"scratch; the objects of its bucket are in {folder / 's3'}"
         )
     if whole is not None and (mistake := mistakes[0][1]) is not None:
         notify(f"{mistake}; going on with what was written at {_written_at(whole)}")
         for path in saved[saved.index(whole) + 1 :]:
             shutil.rmtree(path)
     if whole is None and (folder / "s3").exists():
-        notify(f"the cloud in {folder} was ended before it was ready: starting anew")
+        notify(f"the cloud in {folder} ended before it was ready: starting from scratch")
         shutil.rmtree(folder / "s3")
 
 

@@ -3,8 +3,9 @@
     python localstack/watchdog.py SECONDS < PIPE
 
 The owner writes a line for each process group: `+PID` when it has started one and `-PID` when that
-has ended. When the pipe ends, so has the owner: what is left is told to end, and is killed when
-that takes longer than SECONDS. Standard library only, so that it starts at once and stays small.
+has ended. When the pipe closes, the owner has ended: the remaining processes are terminated, and
+killed if that takes longer than SECONDS. It uses the standard library only, to start fast and
+stay small.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Watchdog:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed the watchdog
+        with suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 

@@ -1,6 +1,6 @@
-"""All routes of the API, and what becomes of errors; needs no Lambda to be called.
+"""API application: all routes and the error handlers; can be called without Lambda.
 
-Those of the dashboard are the Lambda's to add: what people look at stands above what programs ask.
+The Lambda adds the dashboard's routes, because the dashboard is a layer above the API.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ app.include_router(uploads.router)
 
 
 class HealthObject(BaseModel):
-    """That the API answers."""
+    """Liveness reply of the API."""
 
     status: Literal["ok"] = "ok"
 
 
 @app.get(HEALTH)
 def health() -> HealthObject:
-    """Say that the API answers; needs no key and asks nothing of AWS."""
+    """Confirm that the API is up; needs no key and calls no AWS service."""
     return HealthObject()
 
 
 @app.get(DOCUMENT, compress=True, include_in_schema=False)
 def show_document() -> Response[str]:
-    """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
-    # Not at the top: every cold start would pay for what hardly any request asks.
+    """Return the OpenAPI document of this API; needs no key and calls no AWS service."""
+    # Imported late: hardly any request needs it, and every cold start would pay for it.
     from .document import text
 
     return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text(app))

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what powertools reads off the routes, and what it cannot know.
+"""OpenAPI document: derived from the routes by Powertools and completed here.
 
-Powertools tells of errors in a form of its own, which no route of ours answers with.
+Powertools describes errors in its own format, which no route of this API returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ALSO: Final = {
 }
 _REDIRECTS: Final = {
     "file_content": {
-        "description": "Where the bytes lie, for an hour; the key must not go there.",
+        "description": "Redirect to a URL valid for one hour; do not send the API key to it.",
         "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
     }
 }
@@ -94,7 +94,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
     if function.__name__ in _REDIRECTS:
         operation["responses"] = {"307": _REDIRECTS[function.__name__]}
     else:
-        operation["responses"]["200"]["description"] = "As asked."
+        operation["responses"]["200"]["description"] = "Success."
     if function.__name__ in _TEXTS:
         text = {_TEXTS[function.__name__]: {"schema": {"type": "string"}}}
         operation["responses"]["200"]["content"] = text

@@ -34,7 +34,7 @@ _LINES_TYPE = "application/x-ndjson"
 _MAX_DELETED = 1000
 
 
-def _tags(is_short_lived: bool) -> dict[str, str]:  # noqa: FBT001 - named where it is asked for
+def _tags(is_short_lived: bool) -> dict[str, str]:  # noqa: FBT001 - every call names it
     return {"Tagging": SHORT_LIVED} if is_short_lived else {}
 
 
@@ -195,9 +195,9 @@ class Bucket:
     def list_versions(
         self, prefix: str, after: Mapping[str, str] | None = None
     ) -> Operation[tuple[list[ObjectVersion], Mapping[str, str] | None]]:
-        """Return versions and markers of keys with a prefix, a thousand at most.
+        """Return versions and delete markers of keys with a prefix, at most 1,000.
 
-        Beside them what the next page follows, None behind the last.
+        The second item is the position of the next page, None after the last page.
         """
         where = {"Bucket": self.name, "Prefix": prefix, **(after or {})}
         response = yield Call("s3", "list_object_versions", where)
@@ -298,7 +298,7 @@ class Bucket:
         yield Call("s3", "complete_multipart_upload", where | {"MultipartUpload": {"Parts": parts}})
 
     def abort_upload(self, key: str, upload_id: str) -> Operation[None]:
-        """Give an upload up; one that is gone is no error."""
+        """Abort an upload; an upload that is already gone is not an error."""
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
         try:
             yield Call("s3", "abort_multipart_upload", where)
@@ -316,9 +316,9 @@ class Bucket:
     def index_parts(
         self, batch_id: str, shard: int, *, left_out: Callable[[str, str], None]
     ) -> Operation[PartIndex]:
-        """Read the head of every part of a shard and return which lines have a row.
+        """Read the header of every part of a shard and return which lines have a row.
 
-        A part that cannot be read counts as not there; `left_out` is told its key and the reason.
+        An unreadable part counts as missing; `left_out` is called with its key and the reason.
         """
         index = PartIndex()
         keys = yield from self.list_keys(part_prefix(batch_id, shard))
@@ -375,7 +375,7 @@ class Bucket:
                 response = yield Call("s3", "get_object", where)
             except AwsError as exc:
                 if exc.aws_code == "InvalidRange":  # it has ended before its first line has
-                    raise BadPart("this is no part: it has no rows") from exc
+                    raise BadPart("not a part: it has no rows") from exc
                 raise
             whole = response.get("ContentRange")
             head = head + response["Body"] if whole else response["Body"]

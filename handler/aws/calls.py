@@ -114,7 +114,7 @@ RETRY_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def client_options(service: str) -> dict[str, Any]:
-    """Return the options of a service's client, made anew: botocore writes into them."""
+    """Return the options of a service's client, a new dict each time: botocore modifies it."""
     return deepcopy({**_CLIENT_OPTIONS, **_OPTIONS_OF_SERVICE.get(service, {})})
 
 

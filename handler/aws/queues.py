@@ -58,10 +58,10 @@ class Queue:
     def send(
         self, body: dict[str, object], *, group: str | None, delay_seconds: float = 0
     ) -> Operation[None]:
-        """Send one message, to be seen after a delay of at most 15 minutes.
+        """Send one message, visible after a delay of at most 15 minutes.
 
-        `group` is the tenant for whom it is, None where it is nobody's: no tenant's messages keep
-        those of others waiting.
+        `group` is the message's tenant, or None: messages of one tenant do not delay those of
+        others (fair queues).
         """
         arguments: dict[str, Any] = {
             "QueueUrl": self.url,
@@ -124,7 +124,7 @@ class Queue:
         return sum(int(response["Attributes"].get(name, 0)) for name in _COUNTS)
 
     def hide(self, message: Message, seconds: int) -> Operation[bool]:
-        """Keep a message hidden for so long from now; False when it is no longer ours."""
+        """Hide a message for that many seconds from now; False if it is no longer ours."""
         try:
             yield Call(
                 "sqs",
@@ -140,7 +140,7 @@ class Queue:
         return True
 
     def delete(self, message: Message) -> Operation[None]:
-        """Take a message off the queue; one that is gone already is no error."""
+        """Delete a message from the queue; a message that is already gone is not an error."""
         try:
             yield Call(
                 "sqs",
@@ -184,7 +184,7 @@ def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
 
 
 def table_message(batch_id: str) -> dict[str, object]:
-    """Return the message that asks for the table of a batch's rows."""
+    """Return the message that requests the table of a batch's rows."""
     return {"kind": "table", "batch_id": batch_id}
 
 

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    ConnectionError,  # noqa: A004 - botocore's, which is not an OSError
     HTTPClientError,
     SSLError,
 )
 from botocore.session import Session
 
 PROFILE_VARIABLE: Final = "TIDEMILL_STORE_PROFILE"
-"""The AWS profile of S3 clients alone: endpoint, region and keys of a store beside AWS."""
+"""The AWS profile of S3 clients alone: endpoint, region and keys of an S3-compatible store."""
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _AWS_DOMAINS = ("amazonaws.com", "amazonaws.com.cn", "api.aws", "amazonaws.eu")
@@ -59,7 +59,7 @@ _PATHS = (
 
 
 class BadEndpoint(BotoCoreError):  # type: ignore[misc]
-    """An endpoint that is no URL of a host."""
+    """An endpoint that is not a URL with a host."""
 
     fmt = "Invalid endpoint: {endpoint_url} (write http(s)://host, with :port where it has one)"
 
@@ -83,7 +83,7 @@ class S3Store:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """What options of a client at AWS are replaced by, made anew: botocore writes into them."""
+        """Options that replace those of a client at AWS, in a new dict that botocore may modify."""
         if self.is_aws:
             return {}
         return {**_FOREIGN_OPTIONS, "s3": {"addressing_style": self.addressing_style}}
@@ -148,7 +148,7 @@ def _reason(error: ClientError | BotoCoreError) -> str | None:
 
 
 def _check_endpoint(url: str) -> None:
-    """Raise BadEndpoint for what is no URL of a host."""
+    """Raise BadEndpoint for a string that is not a URL with a host."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

@@ -52,7 +52,7 @@ def aws_client(service: str, *, config: Config | None = None, **options: Any) ->
 
 
 class Clients(Mapping[Service, Any]):
-    """The client of each service, made when it is first asked for: no start pays for the others."""
+    """The client of each service, created on first use: no start pays for the others."""
 
     def __init__(self, make_client: Callable[..., Any]) -> None:
         self._make_client = make_client
@@ -76,7 +76,7 @@ class Clients(Mapping[Service, Any]):
 class WaitClock:
     """Time spent waiting; concurrent waits of several threads count once.
 
-    To be entered by whoever waits; `seconds` grows when the last one leaves.
+    Each waiting thread enters it; `seconds` grows when the last one leaves.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class WaitClock:
 class Aws:
     """Runs operations, one call after the other; thread-safe.
 
-    `waiting` tells for how long at least one call has been under way.
+    `waiting` measures for how long at least one call has been under way.
     """
 
     def __init__(self, make_client: Callable[..., Any] = aws_client) -> None:

@@ -1,11 +1,11 @@
-"""Erases a batch: every version of its objects and its items in the table, but for a tombstone.
+"""Erases a batch: every version of its objects and its items in the table, except a tombstone.
 
-Only what is the batch's own goes: the version that it has read, and of results those that it has
-written, as newer and older uploads of the same name have theirs under the same keys. Where such a
-version is the newest a marker takes its place first, else the one before it would show again.
+Only the batch's own versions are deleted: the input version that it read and the result versions
+that it wrote, because older and newer uploads of the same name use the same keys. If such a
+version is the newest, a delete marker is written first, else the version before it would show.
 
-A run of intake, finalize or a worker may still write when its batch has ended. So all is looked
-through once more when the last such run is over, and only then does the tombstone say so.
+A run of intake, finalize or a worker may still write after its batch has ended. So everything is
+checked once more when the last such run is over, and only then does the tombstone confirm it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Erasure:
                 self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
-        # Asked again: another may have begun to read it since the client was told that none does.
+        # Checked again: another batch may have begun to read it since the request was accepted.
         reader = aws.run(find_reader(deployment, batch))
         if reader is not None:
             logger.info("input still read", batch_id=batch.id, reader=reader.id)
@@ -140,7 +140,7 @@ class _Erasure:
     def _erase_upload(self) -> None:
         """Delete the parts that an input was uploaded in, and the upload's item with its name."""
         source = self.batch.input
-        if source.key.startswith(INPUT_PREFIX):  # there whoever uploads chooses what it names
+        if source.key.startswith(INPUT_PREFIX):  # uploaders choose the names below it
             return
         found = self.aws.run(self.deployment.bucket.head(source.key, source.version_id))
         upload_id = found["Metadata"].get(UPLOAD_ID) if found else None
@@ -149,9 +149,9 @@ class _Erasure:
             self.aws.run(self.deployment.uploads.forget_upload(upload_id))
 
     def _while_it_ran(self, is_own: _IsOwn) -> _IsOwn:
-        """Return the same question, asked of none but versions of the time that the batch ran.
+        """Return the same query, restricted to versions from the time that the batch ran.
 
-        Uploads of one name have a version of its results each, and the answer costs a call.
+        Each upload of the name adds a version of the results, and each check costs a call.
         """
         since, until = self.batch.created_at - _CLOCK_SECONDS, self.quiet_at + _CLOCK_SECONDS
 

@@ -1,13 +1,13 @@
-"""Reaper: checks every active batch each minute, repairs what is stuck, and scales the fleets.
+"""Reaper: checks every active batch each minute, repairs stuck batches, and scales the fleets.
 
-Every batch ends because a non-terminal batch is in the list of active ones, and all of those are
-checked. `validating` and `in_progress` end at the latest with their window. Lost messages are sent
-again: for a run without progress, and for unclaimed shards while the queue is empty or nothing has
-changed for long. A shard is given up after `max_attempts` claims without a new row. Winding up
-waits seconds for workers, for older batches (the first of them waits for none), and for five tries
-of a delivery. A batch that is not over a day after all that is ended here, with the reason among
-its errors. An ended batch stays in the list until its webhook was delivered or has failed nine
-times: a message is sent when a try is due. One that is erased is in it until nothing is left.
+Every batch ends, because each non-terminal batch is in the list of active ones, and all of those
+are checked. `validating` and `in_progress` end with their window at the latest. Lost messages are
+sent again: for a run without progress, and for unclaimed shards if the queue is empty or nothing
+has changed for long. A shard is given up after `max_attempts` claims without a new row. Finishing
+waits seconds for workers, for older batches (the first of them waits for none), and for five
+delivery attempts. A batch that is not over a day after all that is ended here, with the reason in
+its errors. An ended batch stays in the list until its webhook is delivered or has failed nine
+times: a message is sent when a try is due. An erased batch stays in it until nothing is left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..lifecycle.announce import announce
 from ..lifecycle.finish import abandon, end
 from ..observability import Metric, emit, logger
 
-# Longer than a Lambda run: nobody works on what has not changed for so long.
+# Longer than a Lambda run: an item unchanged for that long has no run working on it.
 STUCK_SECONDS = 20 * 60
 # Runs that wind a batch up happen at least once a minute while the queue works.
 SILENT_SECONDS = 3 * 60
@@ -68,10 +68,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one run of the reaper reads once for all batches.
+    """State that one run of the reaper reads once for all batches.
 
     `pauses` has the reason why a tenant's batches wait, None while they may run, and `depths` the
-    number of messages in each model's queue. One that could not be read is in neither.
+    number of messages in each model's queue. An unreadable value is absent from its dict.
     """
 
     now: int

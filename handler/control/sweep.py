@@ -48,7 +48,7 @@ def sweep(
         unknown = yield from _unknown(deployment, page, now)
         num_found += len(unknown)
         for drop in unknown:
-            logger.warning("upload found that nobody knew", key=drop.key)
+            logger.warning("unknown upload found", key=drop.key)
         of_tenant: dict[str, list[Drop]] = defaultdict(list)
         for drop in unknown:
             of_tenant[deployment.settings.tenant_of_drop(drop.key)].append(drop)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-# In a bundle the packages' files lie beside ours, in a checkout where npm has put them.
+# In a bundle the packages' files are next to ours; in a checkout, in npm's folder.
 _BUNDLED: Final = HERE / "vendor"
 INSTALLED: Final = HERE.parents[2] / "infra" / "node_modules"
 # By the name that the page knows: the path inside npm's folder of packages.

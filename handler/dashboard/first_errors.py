@@ -106,27 +106,27 @@ def _of_object(
 ) -> Operation[list[Failure]]:
     """Return the first rows of an object that has such rows alone; raises NotThere."""
     head = yield from deployment.bucket.get_range(key, 0, _MAX_BYTES, version_id)
-    # What lies behind the last newline may be the beginning of a row.
+    # The bytes after the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows) if row is not None]
 
 
 def read_row(data: bytes) -> Failure | None:
-    """Return what a row tells of its failure, None of one that is none."""
+    """Return the failure that a row reports, None for a row without one."""
     try:
         row = from_json(data)
     except ValueError:
         return None
     response = _fields(row, "response")
-    told = _fields(row, "error") or _fields(response.get("body"), "error")
+    error = _fields(row, "error") or _fields(response.get("body"), "error")
     # In vLLM's form of rows the error has an error in it.
-    told = _fields(told, "error") or told
+    error = _fields(error, "error") or error
     status = response.get("status_code")
     return Failure(
         place=_text(_fields({"row": row}, "row").get("custom_id")),
         status=status if isinstance(status, int) else None,
-        code=_text(told.get("code") or told.get("type")),
-        message=_text(told.get("message")),
+        code=_text(error.get("code") or error.get("type")),
+        message=_text(error.get("message")),
     )
 
 

@@ -63,7 +63,7 @@ def _origin_of(bucket: str) -> str:
 
 
 def _policy() -> str:
-    """Return what the page may load and talk to: us and nobody else."""
+    """Return the content security policy's sources: this origin and no other."""
     rules = {
         "default-src": "'none'",
         "script-src": "'self'",

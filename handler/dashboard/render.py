@@ -61,14 +61,14 @@ def money(cost: float | None) -> str:
 def duration(seconds: float) -> str:
     """Return a time span in its two greatest units: `2 d 3 h`, `4 min 5 s`."""
     left = max(0, round(seconds))
-    said: list[str] = []
+    parts: list[str] = []
     for size, unit in _UNITS:
         number, left = divmod(left, size)
-        if number or (unit == "s" and not said):
-            said.append(f"{number} {unit}")
-        elif said:
+        if number or (unit == "s" and not parts):
+            parts.append(f"{number} {unit}")
+        elif parts:
             break
-    return " ".join(said[:2])
+    return " ".join(parts[:2])
 
 
 def moment(at: int | None) -> Markup | str:

@@ -18,7 +18,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 @router.get("/", include_in_schema=False)
 def go_to_page() -> Response[Any]:
-    """Send whoever opens the API's address in a browser to the dashboard."""
+    """Redirect a browser that opens the API's address to the dashboard."""
     return redirect("/dashboard", "The dashboard is at /dashboard, the API under /v1.")
 
 
@@ -40,7 +40,7 @@ def show_asset(version: str, name: str) -> Response[Any]:
 
 @router.get("/dashboard/view/session", include_in_schema=False)
 def show_session() -> Response[Any]:
-    """Say whose key this is: what a person who signs in is asked of."""
+    """Return the owner of this key; the sign-in form calls it."""
     from .views import session
 
     return session()

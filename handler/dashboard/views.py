@@ -95,8 +95,8 @@ class BatchRow:
 
 def session() -> Response[str]:
     """Return whose key the request carries."""
-    said = to_json({"tenant": tenant_of(router.context)}).decode()
-    return serve_text(said, "application/json")
+    body = to_json({"tenant": tenant_of(router.context)}).decode()
+    return serve_text(body, "application/json")
 
 
 def batches(after: str | None) -> Response[str]:
@@ -162,8 +162,8 @@ def form() -> Response[str]:
 
 def link(file_id: str) -> Response[str]:
     """Return a url for a file, made at this moment: a redirect would take the key along."""
-    said = to_json({"url": file_content(file_id).headers["Location"]}).decode()
-    return serve_text(said, "application/json")
+    body = to_json({"url": file_content(file_id).headers["Location"]}).decode()
+    return serve_text(body, "application/json")
 
 
 def _currency() -> str:

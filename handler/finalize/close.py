@@ -93,9 +93,9 @@ def close_abandoned(
     time_left: Callable[[], float],
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Seal the shards of a running batch that were given up, and ring for the batch if there were.
+    """Seal the abandoned shards of a running batch, and notify the batch if there were any.
 
-    One that somebody still holds is looked at again when its lease has ended.
+    A shard that a worker still holds is checked again when its lease has ended.
     """
     table = deployment.table
     given_up = [

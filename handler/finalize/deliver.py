@@ -1,8 +1,8 @@
 """Delivery of a batch's objects to its client's URLs: once, with retries; failures are reported.
 
 Tries are counted in the batch before they start, and the backoff is a queue's delay: no run
-sleeps, and a run that dies uses up its try. The rows stay in the bucket in any case. Those
-of a tenant whose receivers have taken too much of everybody's runs wait a while, no try is used up.
+sleeps, and a run that dies uses up its try. The rows stay in the bucket in any case. If a
+tenant's receivers have been too slow, its deliveries are postponed without using up a try.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _put(lock: BatchLock, kind: ResultKind, url: str, network: Network, tries: i
         raise TryFailed(_words(f"{type(exc).__name__}: {exc}", url)) from exc
     if not answer.is_success:
         is_redirect = 300 <= answer.status < 400
-        told = "redirects are not followed" if is_redirect else _words(answer.text, url)
-        raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.is_retryable)
+        reason = "redirects are not followed" if is_redirect else _words(answer.text, url)
+        raise TryFailed(f"answered {answer.status}: {reason}", is_final=not answer.is_retryable)
 
 
 def _words(text: str, url: str) -> str:

@@ -1,8 +1,8 @@
-"""Output and error objects: the sealed segments in the order of lines, each object made once.
+"""Output and error objects: the sealed segments in line order, each object created once.
 
 Every object is a multipart upload, however small: an upload can be completed only once, so a run
-that was held up for long cannot write over what came later. The id of the upload stands in the
-batch and S3 lists which parts are there, so any run can go on where another one stopped.
+that was held up for long cannot overwrite later results. The batch stores the upload's ID and S3
+lists its parts, so any run can resume where another one stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def publish(lock: BatchLock) -> None:
         if segments:
             made[kind] = _make_object(lock, kind, segments)
         elif any(sealed.segments.values()):
-            # Errors of an older upload must not stand beside a newer output.
+            # Errors of an older upload must not accompany a newer output.
             _remove_stale(lock, kind)
     changes: dict[str, object] = {}
     for kind, found in made.items():

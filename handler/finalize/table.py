@@ -1,7 +1,7 @@
-"""Table of a batch: its published rows beside the columns of its input, made in one run.
+"""Table of a batch: its published rows next to the columns of its input, written in one run.
 
-What writes tables is in the Lambda of intake alone, which a message asks to do it: finalize goes on
-when it has.
+The libraries that write tables are in the intake Lambda only, which a message starts; when it is
+done, finalize continues.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def make_table(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Make the table of a batch where it is due, and send the message for what comes next.
+    """Write the table of a batch if it is due, and send the message for the next step.
 
-    A batch whose table cannot be made says so in its errors. Repeated it changes nothing.
+    If the table cannot be written, the batch's errors contain the reason. Idempotent.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
     if batch is None or not batch.is_table_due:

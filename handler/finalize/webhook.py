@@ -1,12 +1,12 @@
-"""Tells a client's webhook of the end of a batch, as OpenAI does: signed, and until it has heard.
+"""Notifies a client's webhook of the end of a batch, as OpenAI does: signed, with retries.
 
-Each try belongs to the one run that counts it in the batch before it begins; a run that dies takes
-its try with it. The url and the secrets are those that the tenant has at that moment, the event and
-its id are the same in every try: whoever got it twice can tell. The wait between tries is the
-queue's delay, or the reaper's rounds where it is longer than a queue can wait.
+Each try belongs to the one run that counts it in the batch before it begins; a run that dies uses
+up its try. The URL and the secrets are the tenant's current ones. The event and its ID are the
+same in every try, so a receiver can detect duplicates. The wait between tries is the queue's
+delay, or the reaper's rounds if it is longer than a queue can wait.
 
-A run that waits for a receiver is one less for everybody's batches: a tenant whose receivers have
-taken too much of that fails its tries unsent for a while.
+A run that waits for a receiver delays other batches: if a tenant's receivers have been too slow,
+its tries fail unsent for a while.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAX_TEXT_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one try came to; `pending` means that another may do better."""
+    """Result of one try; `pending` means that another may succeed."""
 
     delivery: WebhookDelivery
     status_code: int | None = None
@@ -83,7 +83,7 @@ def send_webhook(
     due = int(now()) + max(_TRY_SECONDS, _delay_after(tries))
     begun = aws.run(deployment.table.change_webhook(batch, webhook_tries=tries, webhook_due=due))
     if begun is None:
-        logger.info("another run tells the webhook", batch_id=batch.id)
+        logger.info("another run notifies the webhook", batch_id=batch.id)
         return
     at = int(now())
     if not aws.run(deployment.usage.may_wait(batch.tenant, at)):
@@ -174,7 +174,7 @@ def _record_attempt(
         )
     )
     logger.info(
-        "webhook told" if delivery == "delivered" else "webhook not told",
+        "webhook delivered" if delivery == "delivered" else "webhook not delivered",
         batch_id=batch.id,
         tries=tries,
         delivery=delivery,

@@ -168,10 +168,10 @@ def describe_waiting(state: FleetState, now: float) -> WaitingReason | None:
 def _tripped(loop: Sequence[WorkerEnd], now: int) -> CircuitBreaker:
     end = loop[-1]
     minutes = max(1, math.ceil((end.at - loop[0].at) / 60))
-    said = f' Its last words: "{end.last_words}".' if end.last_words else ""
+    stderr = f' Its last words: "{end.last_words}".' if end.last_words else ""
     reason = (
         f"{len(loop)} workers in a row ended badly, within {minutes} minutes and without a result, "
-        f"so no more are started. The last one: {_sentence(end.reason)}{said}"
+        f"so no more are started. The last one: {_sentence(end.reason)}{stderr}"
     )
     advice = _advice_for(f"{end.reason} {end.last_words}", _ADVICE, end.model)
     return CircuitBreaker(now, end.release, CRASH_LOOP, reason, advice)

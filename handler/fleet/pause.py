@@ -1,7 +1,7 @@
 """Pause: holds back the batches of a tenant, or all, once the day's GPU hours are used up.
 
-The batch's item says so: workers put messages of such a batch off, no worker is started for it, and
-clients read the reason. Shards that run are finished.
+The batch's item records it: workers postpone messages of such a batch, no worker is started for
+it, and clients read the reason. Running shards are finished.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from .stop import stop_hung_workers
 
 # Launchers list a worker some time after its start was requested.
 LAUNCH_SECONDS = 120
-# Each start is a request of its own; the rest follow at the next run of the reaper.
+# Each start is a separate request; the rest follow at the next run of the reaper.
 MAX_STARTS = 100
 # A refused start costs nothing: a half-open breaker lets one through this often.
 HALF_OPEN_SECONDS = 15 * 60
@@ -87,11 +87,11 @@ def reconcile(
 ) -> Actions:
     """Return the actions that bring a fleet one step nearer to the demand, on the plan's release.
 
-    `launches` are those not listed yet. There are never more than `max_workers` at once, stopping
+    `launches` are workers not listed yet. There are never more than `max_workers` at once, stopping
     ones included. A worker is stopped only to be replaced by one of the new release (a rolling
-    update): the first new worker starts beside the old ones where there is room, and counts once
-    it has run for `start_seconds`, so that a release that dies while loading stops nobody. Then
-    old workers are replaced one by one, unless `replaces` is False.
+    update): the first new worker starts in addition to the old ones if there is room, and counts
+    once it has run for `start_seconds`, so that a release that dies while loading stops no worker.
+    Then old workers are replaced one by one, unless `replaces` is False.
     """
     alive = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
     old = [worker for worker in alive if worker.release != plan.release]
@@ -216,7 +216,7 @@ def scale(
     ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
     aim = estimate_demand(work, rate, plan, ready_at=ready_at, now=now)
     if aim.count < (least := plan.min_workers_at(now)):
-        aim = Demand(least, "so many are kept ready at this hour")
+        aim = Demand(least, "minimum number of workers at this hour")
     if sees_all:
         num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
         figures = {Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}

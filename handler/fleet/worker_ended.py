@@ -75,7 +75,7 @@ def handle_worker_event(
         return
     ended = parse_worker_end(event, plans, now)
     if ended is None:
-        logger.info("event dropped", reason="it tells of no end of a worker of ours")
+        logger.info("event dropped", reason="not the end of a worker of this deployment")
         return
     end = ended.end
     if end.kind is EndKind.CRASHED and end.last_words is None and ended.log is not None:

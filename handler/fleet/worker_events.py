@@ -219,7 +219,7 @@ def find_exit_code(words: str) -> int | None:
 def describe_end(exit_code: int | None, words: str) -> str:
     """Return the reason of an end as a sentence, without a full stop."""
     if exit_code is None or HUNG in words:
-        return words.rstrip(". ") or "it ended, and nobody says why"
+        return words.rstrip(". ") or "it ended without a reported reason"
     if exit_code == _KILLED:
         return f"it was killed (exit status {exit_code}): {words.rstrip('. ')}"
     return f"it ended with exit status {exit_code}"

@@ -1,7 +1,7 @@
 """Messages of the control queue: uploads, batches to advance, worker events.
 
-Read leniently, by a model of our own: emulators and older versions of S3's events leave fields out,
-and a message that nobody understands must end here, not in a crash loop.
+They are parsed leniently: emulators and older versions of S3's events omit fields, and a malformed
+message must end here, not in a crash loop.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ def drop_message(drop: Drop) -> dict[str, object]:
 
 
 def sweep_message(after: str = "") -> dict[str, object]:
-    """Return the message that asks for a sweep, or for the rest of one."""
+    """Return the message that requests a sweep, or the rest of one."""
     return {"kind": "sweep", "after": after}
 
 
 def parse_control(body: str) -> list[ControlMessage]:
-    """Return what a message asks for, in its order; what cannot be understood comes as Ignored."""
+    """Return the requests in a message, in order; a malformed one becomes Ignored."""
     fields = parse_message(body)
     if fields is None:
         return [Ignored("no JSON object")]

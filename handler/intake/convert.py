@@ -1,7 +1,7 @@
-"""Converts an input to plain JSONL once, into the work of its batch, where all others read it.
+"""Converts an input to plain JSONL once, into the batch's work folder, where later runs read it.
 
-A multipart upload, so that another run goes on with it: that one reads the input from its start
-again, for nobody can go on in the middle of gzip, and sends only what is not there yet.
+It is a multipart upload, so that another run can resume it. Gzip cannot be read from the middle:
+that run reads the input from its start again, but sends only the missing parts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From an object to shards that can be run: one path for files of all sizes.
+"""Intake: from an object to shards that can run; one path for files of all sizes.
 
-The whole file is looked at before anything of it runs. It is divided into ranges of bytes, which
-are scanned by as many runs as there are; a file of one range is brought through by a single one,
-which keeps all in memory. What several runs have to know of each other stands in the table
-(`batch.intake_progress`), what they have found in the bucket.
+The whole file is checked before any of it runs. It is divided into ranges of bytes, which
+concurrent runs scan; a file of one range is handled by a single run, which keeps everything in
+memory. Runs share their progress in the table (`batch.intake_progress`), and their findings in the
+bucket.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def find_recipe(
     form = detect_table(head)
     if form is None or not batch.source.key.startswith(INPUT_PREFIX):
         return None
-    # Late imports: most files are no tables.
+    # Imported late: most files are not tables.
     from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
     from tidemill.batch.table.recipe import parse_recipe
 

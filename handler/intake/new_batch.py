@@ -1,4 +1,7 @@
-"""New batches: of an upload to the bucket, or of a request to the API."""
+"""New batches: from an upload to the bucket, or from a request to the API.
+
+An idempotency key makes a repeated API request return the batch that the first one created.
+"""
 
 from __future__ import annotations
 
@@ -116,38 +119,38 @@ def create_batch_of_drop(
 
 
 def create_batch(
-    deployment: Deployment, tenant: str, asked: BatchParams, now: int
+    deployment: Deployment, tenant: str, params: BatchParams, now: int
 ) -> Operation[Batch]:
-    """Return the batch that an API request makes, or has made when it is repeated.
+    """Return the batch that an API request creates, or has created if it is repeated.
 
-    Raises InvalidOption for a file that is not there, or where a webhook could not be signed; what
-    is wrong with the file is seen later and stands in the batch. Raises LimitReached, and
-    BatchErased where what was made has been erased since.
+    Raises InvalidOption for a missing file, or if a webhook could not be signed; errors in the
+    file itself are found later and recorded in the batch. Raises LimitReached, and BatchErased if
+    the created batch has been erased since.
     """
-    options = asked.options
-    batch_id = batch_id_of_request(tenant, asked.idempotency_key or uuid4().hex)
-    made = (yield from deployment.table.get_batch(batch_id)) if asked.idempotency_key else None
+    options = params.options
+    batch_id = batch_id_of_request(tenant, params.idempotency_key or uuid4().hex)
+    made = (yield from deployment.table.get_batch(batch_id)) if params.idempotency_key else None
     if made is None:
         yield from deployment.limits.admit_batch(tenant, now)
         expires_at = now + window_seconds(options.completion_window)
         batch = Batch(
             id=batch_id,
             tenant=tenant,
-            source=(yield from _find_input(deployment, tenant, asked.input_file_id)),
-            input_file_id=asked.input_file_id,
+            source=(yield from _find_input(deployment, tenant, params.input_file_id)),
+            input_file_id=params.input_file_id,
             options=options,
             outputs=outputs_of_request(tenant, batch_id),
             created_at=now,
             created_ns=creation_ns(),
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
-            endpoint=asked.endpoint,
+            endpoint=params.endpoint,
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
     if made.erasing_at is not None:
         raise BatchErased(made)
-    asked.check_same(made)
+    params.check_same(made)
     # Not left to the run that reads it: a cancel may come before that one.
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:
@@ -241,7 +244,7 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Oper
         if file is None or file.tenant != tenant:
             raise invalid_input_file("names no file that is there")
         key, version_id = file.key, file.version_id
-    # S3 has an error of its own for a name that none of its objects can have.
+    # S3 has a separate error for a name that no object can have.
     is_key = len(key.encode()) <= MAX_KEY_BYTES and "\0" not in key
     found = (yield from deployment.bucket.head(key, version_id)) if is_key else None
     if found is None:

@@ -1,8 +1,8 @@
 """Intake phases: the steps between the work units of a file that many runs read.
 
-Whoever crosses off the last unit of a phase goes on, under its lock on the batch: it puts together
-what the units have found, opens the next phase and rings for each of its units. What it had not
-done when it died is done by the next run that hears of the batch.
+The run that completes the last unit of a phase continues, under the batch's lock: it merges the
+findings of all units, opens the next phase and sends a message for each of its units. If it dies,
+the next run for the batch does the rest.
 """
 
 from __future__ import annotations

@@ -35,12 +35,12 @@ class PlannedShard(NamedTuple):
 
 @dataclass(slots=True)
 class ScanResult:
-    """Result of scanning a range; lines of its errors, too, are local ones.
+    """Result of scanning a range; its errors contain local line numbers, too.
 
-    `last_line` is the number of the last line that has ended, or in which the range lies.
-    `ids` are how many ids each partition has. `end` is the byte at which the next part of the range
-    begins, where it has more lines than one run looks at. `endless` is a line longer than any file
-    may have: what is behind it was not read.
+    `last_line` is the number of the last line that ended, or that contains the whole range.
+    `ids` is the number of IDs in each partition. `end` is the byte at which the next part of the
+    range begins, if it has more lines than one run checks. `endless` is a line longer than any file
+    may have: the bytes after it were not read.
     """
 
     last_line: int = 0

@@ -21,7 +21,7 @@ from .scan_summary import IdOffsets, ScanSummary
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
-# Of objects that are read beside each other.
+# Number of objects that are read concurrently.
 _AT_ONCE = 64
 
 _SCANNED = TypeAdapter(ScanResult)

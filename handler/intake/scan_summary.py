@@ -100,7 +100,7 @@ def shards_of(
 class IdOffsets:
     """Offsets of each partition of ids in the object of each scan, partition by partition.
 
-    So whoever searches a share reads of it no more than it needs.
+    So the search for duplicates in one partition reads only that part of each object.
     """
 
     def __init__(self) -> None:
@@ -124,6 +124,6 @@ def offsets_range(share: Share, num_scans: int) -> tuple[int, int]:
 
 
 def decode_offsets(data: bytes, num_scans: int) -> list[array[int]]:
-    """Return those bytes as lists: of each partition, and one more, where it begins by scan."""
+    """Return those bytes as lists: where each partition begins in each scan, and its end."""
     starts = array("Q", data)
     return [starts[first : first + num_scans] for first in range(0, len(starts), num_scans)]

@@ -100,9 +100,9 @@ def verdict_of(
 
 
 def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Findings) -> None:
-    """Count the lines of a good file against its tenant's limit; FileRefused where they pass it.
+    """Count the lines of a valid file against its tenant's limit; FileRefused if they exceed it.
 
-    Also where the batch has a `max_cost`, and nobody knows what its model's GPUs cost.
+    Also raised if the batch has a `max_cost` and the price of its model's GPUs is unknown.
     """
     price = deployment.settings.gpu_hour_price(findings.model)
     if batch.options.max_cost is not None and not price:

@@ -87,26 +87,26 @@ _CHECK_EVERY_SECONDS = 5.0
 def run_unit(
     aws: Aws,
     deployment: Deployment,
-    asked: IntakeStep,
+    step: IntakeStep,
     time_left: Callable[[], float],
     *,
     now: Callable[[], float] = time.time,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
-    """Do one unit of a batch's intake, and start the next phase if it was the last of its own.
+    """Do one unit of a batch's intake, and start the next phase if it was the last of its phase.
 
-    Repeated it changes nothing. Whoever takes the batch in rings for its shards.
+    Idempotent. The run that finishes the intake sends the messages for its shards.
     """
-    batch = aws.run(deployment.table.get_batch(asked.batch_id))
+    batch = aws.run(deployment.table.get_batch(step.batch_id))
     if batch is None:
-        logger.warning("no such batch", batch_id=asked.batch_id)
+        logger.warning("no such batch", batch_id=step.batch_id)
         return
     if batch.status is Status.VALIDATING and batch.expires_at <= now():
         aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
         return
     if batch.status is Status.VALIDATING:
         one = _UnitRun(aws, deployment, batch, now, chunk_bytes)
-        is_due = not asked.unit or one.do(WorkUnit.named(asked.unit))
+        is_due = not step.unit or one.do(WorkUnit.named(step.unit))
         if not is_due:
             return
         batch = ingest(aws, deployment, batch, time_left, now=now, chunk_bytes=chunk_bytes)
@@ -118,7 +118,7 @@ def run_unit(
 
 @dataclass(slots=True)
 class _UnitRun:
-    """One run with one unit; it takes no lock, for others do units of the same batch meanwhile."""
+    """One run with one unit; it takes no lock, because other runs do units of the same batch."""
 
     aws: Aws
     deployment: Deployment

@@ -83,11 +83,11 @@ app.include_router(dashboard.router)
 
 def respond(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Answer one request; a HEAD as a GET without its body."""
-    asked = event["requestContext"]["http"]
-    if asked["method"] != "HEAD":
+    http = event["requestContext"]["http"]
+    if http["method"] != "HEAD":
         return fit(app.resolve(event, context))
     app.append_context(**{IS_HEAD: True})  # type: ignore[no-untyped-call]
-    as_get = event["requestContext"] | {"http": asked | {"method": "GET"}}
+    as_get = event["requestContext"] | {"http": http | {"method": "GET"}}
     answer = app.resolve(event | {"requestContext": as_get}, context)
     return answer | {"body": "", "isBase64Encoded": False}
 
@@ -104,8 +104,8 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     event = as_http_event(event)
     answer = as_rest_answer(timed(event, context))
     http = event["requestContext"]["http"]
-    asked = {"method": http["method"], "path": http["path"], "address": http["sourceIp"]}
-    logger.info("answered", status=answer["statusCode"], **asked)
+    request = {"method": http["method"], "path": http["path"], "address": http["sourceIp"]}
+    logger.info("answered", status=answer["statusCode"], **request)
     return answer
 
 

@@ -61,8 +61,8 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
 def _why_not(batch: Batch) -> NotErasable:
     if batch.is_terminal:
         return NotErasable(
-            f"The webhook of batch {batch.id} has not been told of its end yet: erase it when "
-            "`webhook` says `delivered` or `failed`, within a day of the end.",
+            f"The webhook of batch {batch.id} is still pending: erase the batch once "
+            "`webhook` is `delivered` or `failed`, at most a day after its end.",
             "webhook_pending",
         )
     return NotErasable(

@@ -16,7 +16,7 @@ from .part_cache import PartCache, Place
 from .row_finder import NotIndexed, RowFinder, WorkGone
 
 MAX_BYTES: Final = 4_000_000
-# Rows of neighbouring lines may lie in many parts: each range is a request of its own.
+# Rows of neighbouring lines may be in many parts: each range is a separate request.
 MAX_RANGES: Final = 256
 _MAX_GAP_BYTES = 2**15
 _NUM_LISTED_AT_ONCE = 8
@@ -140,9 +140,9 @@ def read_results(
 def _shards_behind(
     aws: Aws, deployment: Deployment, batch: Batch, after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
-    """Yield the shards that end behind a line, and the last line of each.
+    """Yield the shards that end after a line, and the last line of each.
 
-    Lines between shards are blank and count to the one before; where the last ends nobody knows.
+    Lines between shards are blank and count to the one before; the end of the last is unknown.
     """
     table, before = deployment.table, None
     first = _find_first(aws, deployment, batch, after_line) if batch.num_shards else None

@@ -104,7 +104,7 @@ class RowFinder:
             raise NotIndexed(f"{len(keys) - len(some)} parts of {self.batch.id}")
 
     def _read_head(self, key: str) -> Operation[PartRows]:
-        """Return the rows of a part; none when it cannot be read, or was deleted meanwhile."""
+        """Return the rows of a part; none if it is unreadable, or was deleted in the meantime."""
         try:
             return PartRows.from_part((yield from self.deployment.bucket.read_head(key)))
         except (BadPart, NotThere) as exc:

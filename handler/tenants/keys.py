@@ -19,7 +19,7 @@ from ..errors import ConditionFailed
 _TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 _LISTED = "KEYS"
 # No secret has this hash.
-_NOBODY: Final = {"id": "", "tenant": "", "name": "", "secret_hash": "0" * 64, "created_at": 0}
+_UNKNOWN: Final = {"id": "", "tenant": "", "name": "", "secret_hash": "0" * 64, "created_at": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class KeyStore(Store):
         if match is None:
             return None
         fields = yield from self.get(_item_key(match[1]))
-        # An id that is unknown is compared like any other: how long it takes tells nobody of it.
-        key = load(ApiKey, fields or _NOBODY)
+        # An unknown ID is compared like any other, so that the timing does not reveal it.
+        key = load(ApiKey, fields or _UNKNOWN)
         is_right = hmac.compare_digest(key.secret_hash, _hash(match[2]))
         return key if fields and is_right and key.revoked_at is None else None
 

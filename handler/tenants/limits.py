@@ -1,4 +1,4 @@
-"""The limits of a tenant: asked before anything is done for it, counted only where one is set."""
+"""Tenant limits: checked before any work is done, counted only if a limit is set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..aws.stores.usage import DAY_SECONDS, EVERYBODY, Counted, UsageStore, name
 from ..settings import Limits
 from .tenants import KnownTenants
 
-# Nobody knows when the next batch ends.
+# The end of the next batch is unknown.
 _LINES_RETRY_SECONDS = 60
 _MINUTE_SECONDS = 60
 QUEUE_FULL = "queued_lines_exceeded"
@@ -32,9 +32,9 @@ class LimitReached(HandlerError):
 
 
 class TenantLimits:
-    """Makes the operations that ask for the limits of tenants and count what they use.
+    """Creates the operations that check the limits of tenants and count their usage.
 
-    `default` holds for those that have none of their own, `budget_gpu_hours` for all together.
+    `default` holds for tenants without a separate limit, `budget_gpu_hours` for all together.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Tokens of people, as an issuer of OpenID Connect signs them, beside the API's own keys.
+"""Users' tokens, signed by an OpenID Connect issuer; accepted in addition to API keys.
 
-The issuer's keys are fetched when they are needed and kept. Nothing here is imported or asked where
-no token comes: PyJWT and cryptography take longer to import than a request with a key.
+The issuer's keys are fetched on demand and cached. Nothing here is imported or fetched without a
+token: importing PyJWT and cryptography takes longer than a request with a key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEEWAY_SECONDS: Final = 60
 # Keys are fetched again after an hour, and for one that is not among them once a minute.
 _FRESH_SECONDS: Final = 3600
 _AGAIN_SECONDS: Final = 60
-# While the issuer cannot be reached its keys hold for a day, and it is asked every few seconds.
+# If the issuer cannot be reached, its keys stay valid for a day, with a retry every few seconds.
 _STALE_SECONDS: Final = 24 * 3600
 RETRY_SECONDS: Final = 5
 
@@ -56,7 +56,7 @@ class IssuerUnavailable(HandlerError):
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Owner of a token: the tenant that it names, and the issuer's id of whoever has it."""
+    """Owner of a token: the tenant that it names, and the issuer's ID of the user."""
 
     tenant: str
     subject: str
@@ -175,7 +175,7 @@ def fetch_json(url: str) -> Any:
     try:
         with build_opener(Staying).open(url, timeout=_FETCH_SECONDS) as answer:
             content = answer.read(_MAX_BYTES + 1)
-    except HTTPException as exc:  # such as an answer that is no HTTP, or that breaks off
+    except HTTPException as exc:  # such as a reply that is not HTTP, or that breaks off
         raise OSError(f"{type(exc).__name__}: {exc}") from exc
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it answers with more than {_MAX_BYTES:,} bytes")

@@ -41,9 +41,9 @@ class Refusals:
         self._changing = Lock()
 
     def is_known(self, token: str, address: str, now: float, *, is_well_formed: bool) -> bool:
-        """Say whether a token was refused before, which counts; raises LimitReached by address.
+        """Return whether a token was refused before, and count it; raises LimitReached by address.
 
-        The limits are of refusals: requests of a tenant have limits of their own.
+        These limits are for refusals: a tenant's requests have separate limits.
         """
         with self._changing:
             self._forget(now)

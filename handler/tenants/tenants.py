@@ -1,4 +1,4 @@
-"""Tenants: how much each may use, and where it is told that its batches have ended."""
+"""Tenants: their limits, webhooks and webhook secrets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tenant:
         return replace(default, **own)
 
     def secrets_at(self, now: float) -> tuple[str, ...]:
-        """Return the secrets that sign what it is told, the present one first."""
+        """Return the secrets that sign webhook events, the present one first."""
         known = [
             self.webhook_secret,
             self.webhook_old_secret if now < self.webhook_old_until else None,
@@ -72,7 +72,7 @@ class TenantStore(Store):
         return load(Tenant, fields)
 
     def renew_secret(self, name: str, now: int) -> Operation[Tenant]:
-        """Give a tenant a new secret; the one it had goes on signing beside it for a day."""
+        """Give a tenant a new secret; the previous one also signs for another day."""
         tenant = yield from self.find(name)
         return (
             yield from self.change(
@@ -85,7 +85,7 @@ class TenantStore(Store):
 
 
 class KnownTenants:
-    """The tenants that a process has asked for: each is read at most once a minute."""
+    """The tenants that a process has looked up; each is read at most once a minute."""
 
     def __init__(self, store: TenantStore) -> None:
         self._store = store

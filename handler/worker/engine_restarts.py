@@ -34,7 +34,7 @@ class EngineRestarts:
         self._num_failed_starts = 0
 
     def record_death(self, num_answered: int) -> None:
-        """Record that the engine has died after so many rows; raises EngineGivenUp."""
+        """Record that the engine has died after that many rows; raises EngineGivenUp."""
         self._num_barren_lives = 0 if num_answered else self._num_barren_lives + 1
         if self._num_barren_lives >= MAX_DEATHS_WITHOUT_ROW:
             logger.error("engine dies of everything", num_lives=self._num_barren_lives)

@@ -90,7 +90,7 @@ class Feeds:
         await asyncio.gather(*(feed.drained() for feed in self.live))
 
     def ready_runs(self) -> list[ShardRun]:
-        """Return the runs that have lines to be admitted, as far as nobody has them."""
+        """Return the runs that have lines to be admitted and that no feed has taken."""
         return [run for run in self.runs if run.is_open and not run.is_ending]
 
     def share_of(self, max_inflight: int) -> int:
@@ -175,8 +175,8 @@ class Feed:
     @property
     def death(self) -> str | None:
         """Return the reason of the engine's death, or None."""
-        is_told = self.died.done() and self.died.exception() is None
-        return self.died.result() if is_told else None
+        is_dead = self.died.done() and self.died.exception() is None
+        return self.died.result() if is_dead else None
 
     def close(self) -> None:
         """Stop admitting lines."""
@@ -193,10 +193,10 @@ class Feed:
         await self._idle.wait()
 
     def _has_room(self) -> bool:
-        """Say whether another line may be admitted.
+        """Return whether another line may be admitted.
 
-        Beside other engines lines are admitted by the quarter: of those that begin alike, which
-        are next to each other, most are in one engine then.
+        With several engines, lines are admitted by the quarter: lines with a common prefix are next
+        to each other, so most of them go to one engine.
         """
         most = self._feeds.share_of(self.max_inflight)
         several = max(1, min(most // 4, most - self._max_num_seqs))
@@ -247,9 +247,9 @@ class Feed:
         request.add_done_callback(lambda task: self._done(run, line, task))
 
     async def check_machine(self) -> bool:
-        """Say whether rows may be kept; after a failed step the canary must succeed first.
+        """Return whether rows may be stored; after a failed step the canary must succeed first.
 
-        It then runs beside lines. Rows that were finished before the engine's death are kept.
+        It then runs alongside lines. Rows that were finished before the engine's death are stored.
         """
         num_failures = self.load.stats().failures
         if self._canary is None or num_failures == self._num_failures or self.died.done():

@@ -32,9 +32,9 @@ class EngineLoad:
 
 
 class GpuTime:
-    """Counts the time of the GPUs of the live `engines`, while they have lines.
+    """Counts the GPU time of the live `engines` while they have lines.
 
-    An engine that is idle beside others counts for nobody, as a worker without work does.
+    An idle engine is charged to no tenant, like an idle worker.
     """
 
     def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:

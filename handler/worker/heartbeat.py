@@ -23,8 +23,8 @@ _FINISH_SECONDS = 2.0
 class Heartbeat:
     """Beats every `tick_seconds`.
 
-    Each duty has a task of its own within a beat, and a slow one is not started twice, so that it
-    blocks no other.
+    Each duty runs in a separate task within a beat, and a slow one is not started twice, so that it
+    does not block the others.
     """
 
     def __init__(

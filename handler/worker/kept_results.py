@@ -30,7 +30,7 @@ _KEEP_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 60.0
 
 DigestAt = Callable[[int], bytes | None]
-"""Digest of what decides results beside requests, of a batch created at a time (Unix seconds)."""
+"""Digest of everything except requests that determines results, for a batch created at a time."""
 
 
 class Lookup(NamedTuple):

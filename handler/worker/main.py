@@ -153,7 +153,7 @@ def _kept_results(
 
 
 def _tracing(stack: AsyncExitStack) -> Tracing | None:
-    """Return the tracing that the environment asks for, closed with the stack."""
+    """Return the tracing that the environment configures, closed with the stack."""
     tracing = open_tracing(logger.warning)
     if tracing is not None:
         stack.push_async_callback(asyncio.to_thread, tracing.close)

@@ -23,11 +23,11 @@ _MAX_LIVE: Final = 2_000
 
 
 class Prefetch:
-    """Bounds how many lines wait in a worker, and orders those that are claimed together.
+    """Limits how many lines wait in a worker, and orders the shards that are claimed together.
 
-    They are no more than run in five minutes, nor than half of the worker's share of what is left,
-    so that all workers of a batch end together. Beside a shard of another batch none is prefetched;
-    while no line waits another shard is claimed in any case.
+    They are no more than run in five minutes, nor than half of the worker's share of the remainder,
+    so that all workers of a batch end together. No shard is prefetched while one of another batch
+    is here; while no line waits, another shard is claimed in any case.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Prefetch:
         self._numbers = count()
 
     def wants_shard(self, max_inflight: int) -> bool:
-        """Say whether to claim another shard; so many waiting lines keep the engines full."""
+        """Return whether to claim another shard; that many waiting lines keep the engines full."""
         num_waiting = sum(run.num_waiting for run in self._runs)
         if num_waiting < max(max_inflight, _REFILL_SHARE * self._max_lines):
             self._orders = self._orders if self._is_filling else {}

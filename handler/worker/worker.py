@@ -161,7 +161,7 @@ class Worker:
                 await self._context.write_gpu_usage()
                 await self._context.write_history()
         except (AwsError, TimeoutError) as exc:
-            logger.warning("usage not told", reason=repr(exc))
+            logger.warning("usage not recorded", reason=repr(exc))
 
     async def _run_engine(self, number: int, make_client: Callable[[], EngineHandle]) -> NoReturn:
         """Run one engine, and start it again when it has died; raises EngineGivenUp."""

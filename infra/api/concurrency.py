@@ -1,12 +1,12 @@
-"""Concurrency of the Lambdas that queues call; apart from their stack, for who asks before it."""
+"""Concurrency of the Lambdas that queues invoke; a separate module for preflight's sake."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-# Results that are joined, webhooks that are told, ranges of files that are read: so many runs of
-# each queue at once, and more wait. Few runs of control would let hanging webhooks hold up cancels.
+# Maximum concurrent runs for each queue (joining results, sending webhooks, scanning ranges of
+# files); further messages wait. With few control runs, hanging webhooks would delay cancels.
 MAX_RUNS: Final[Mapping[str, int]] = {"control": 50, "drops": 50, "intake": 50, "dead_letters": 5}
 # Of one mapping, AWS takes 2 to 1,000.
 _LEAST_RUNS: Final = 2

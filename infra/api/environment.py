@@ -12,8 +12,8 @@ from infra.config import ConfigRefused
 
 # Of all variables of a function together, written as JSON.
 MAX_BYTES: Final = 4096
-# What CloudFormation puts in the place of a reference, at its longest: a name that it makes up ends
-# in thirteen characters of its own, and a queue is known by its url.
+# The longest value that CloudFormation substitutes for a reference: a generated name ends
+# in thirteen random characters, and a queue is referred to by its URL.
 _MADE_UP: Final = "-" * 13
 _MAX_NAME: Final = 80
 _QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
@@ -28,9 +28,9 @@ def check_environment_size(stack: Stack, variables: Mapping[str, str], num_model
     num_bytes = len(json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode())
     if num_bytes > MAX_BYTES:
         raise ConfigRefused(
-            f"{num_models} models are too many for one deployment: what a Lambda is told of them "
-            f"takes about {num_bytes:,} bytes, and AWS takes {MAX_BYTES:,}. Give them shorter "
-            "names, or put some into another deployment, under another `name`."
+            f"{num_models} models are too many for one deployment: their settings need about "
+            f"{num_bytes:,} bytes of a Lambda's environment, and AWS allows {MAX_BYTES:,}. Use "
+            "shorter names, or move some models to another deployment with a different `name`."
         )
 
 

@@ -18,7 +18,7 @@ from constructs import Construct
 from infra.config import Domain
 
 # One person with a runaway loop must not use up the account's Lambdas.
-# Of all tenants together, before anybody is asked who they are; each has limits of its own.
+# The limit of all tenants together, before authentication; each tenant also has separate limits.
 REQUESTS_PER_SECOND, BURST = 500, 1000
 # Of each page that needs no key: a flood of one is stopped before it reaches the Lambda.
 _PUBLIC_REQUESTS_PER_SECOND, _PUBLIC_BURST = 50, 100
@@ -99,7 +99,7 @@ class HttpApi(Construct):
 
     @property
     def url(self) -> str:
-        """The address of the API, as `base_url` of the OpenAI SDK wants it but for `/v1`."""
+        """The address of the API: the `base_url` of the OpenAI SDK without `/v1`."""
         return f"https://{self._domain.name}" if self._domain else self.api.api_endpoint
 
     def metric(

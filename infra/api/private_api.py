@@ -205,9 +205,9 @@ class PrivateApi(Construct):
 
 
 def _policy(endpoint_ids: Sequence[str], *, signed: bool) -> iam.PolicyDocument:
-    """Return the policy of the API: nobody gets in but through the endpoints.
+    """Return the policy of the API: it can be reached through the endpoints only.
 
-    To those who sign it allows nothing but pages: what they may call their own policies say.
+    For signed requests it allows pages only: callers' own policies allow the rest.
     """
     paths = _PUBLIC if signed else ("*",)
     everybody = [iam.StarPrincipal()]

@@ -29,12 +29,12 @@ from tidemill.handler.observability import Metric
 _INPUT, _WORK = "input/", "work/"
 # Small parts of files, until they are joined.
 _UPLOADS = "work/uploads/"
-# What clients upload by the API lies beside what they get by it.
+# Files uploaded through the API are next to the files that clients download.
 _RESULTS = ("output/", "files/")
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
-# In so many minutes, of runs that the next ones make up for.
+# In that many minutes, of runs that the next ones make up for.
 _FEW_ERRORS = 2
 
 
@@ -103,7 +103,7 @@ class ApiStack(Stack):
             "intake",
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
-            # Custom ids of a range lie in files there.
+            # Custom IDs of a range are stored in files there.
             scratch=Size.gibibytes(4),
             layers=[self._add_tables_layer()],
             statements=[
@@ -161,7 +161,7 @@ class ApiStack(Stack):
         role = self._schedule_role(reaper, undeliverable).without_policy_updates()
         for name, every, event, description in (
             ("Schedule", Duration.minutes(_REAPER_MINUTES), {}, "Looks at every active batch"),
-            ("Sweep", Duration.days(1), {"sweep": True}, "Looks for uploads that nobody knows"),
+            ("Sweep", Duration.days(1), {"sweep": True}, "Looks for uploads without a batch"),
         ):
             scheduler.Schedule(
                 self,

@@ -20,8 +20,8 @@ from infra.config.model import Capacity
 from infra.gpus import GPUS, machine_gib
 from infra.permissions import allow
 
-# For the image, which brings CUDA along, and for a model's weights beside it: a group's machines
-# have their own disks unformatted.
+# For the image, which contains CUDA, and for a model's weights: a group's machines have their own
+# disks unformatted.
 DISK = Size.gibibytes(200)
 # Image and weights are written once and read once, at each start: what the smallest of the machines
 # can do in a burst. The number of operations is what comes with any such disk.
@@ -151,8 +151,8 @@ class CapacityProviders(Construct):
             "Machines",
             auto_scaling_group=group,
             enable_managed_scaling=True,
-            # Nobody takes it off machines when the provider is deleted: their group, and with it
-            # the stack, could not be. A machine that goes is drained, which costs seconds of work.
+            # Deleting the provider would leave this protection on its machines, so the group, and
+            # with it the stack, could not be deleted. Draining a machine costs only seconds.
             enable_managed_termination_protection=False,
             enable_managed_draining=True,
             target_capacity_percent=100,
@@ -173,7 +173,7 @@ class CapacityProviders(Construct):
             scope,
             "Template",
             instance_type=ec2.InstanceType(model.machines[0]),
-            # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
+            # CloudFormation looks up its ID at each deployment: synthesis makes no AWS calls.
             machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
             # As it is: the cluster would add what no machine needs.
             role=self._role.without_policy_updates(),
@@ -189,7 +189,7 @@ class CapacityProviders(Construct):
 
     @cached_property
     def _role(self) -> iam.Role:
-        """The role of a machine: what ECS's agent asks of ECS. Images and logs are a task's."""
+        """The role of a machine, for the ECS agent. Images and logs belong to a task's role."""
         is_managed = self._config.compute == "managed-instances"
         role = iam.Role(
             self,
@@ -300,7 +300,7 @@ def _user_data() -> ec2.UserData:
         # A Spot notice becomes a SIGTERM, two minutes before the end. CDK would set this for groups
         # with a Spot price only.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
-        # Tasks must not have their machine's rights; the hop limit stops no network of their own.
+        # Tasks must not have their machine's role; the hop limit does not stop awsvpc networks.
         "ECS_AWSVPC_BLOCK_IMDS=true",
     ):
         user_data.add_commands(f"echo {setting} >> /etc/ecs/ecs.config")

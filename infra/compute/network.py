@@ -45,15 +45,15 @@ _DUAL_STACK = {
 
 
 class WorkerNetwork(Construct):
-    """A `vpc` that nobody reaches, its `subnets`, and the security `groups` of the workers in it.
+    """A `vpc` without inbound access, its `subnets`, and the security `groups` of its workers.
 
     A public one costs nothing while nothing runs: machines have a public address, and tasks, which
     ECS gives a private one only, reach SQS by IPv6. An isolated one has an endpoint for each
-    service, which costs by the hour in each zone that it stands in, and serves the others too; what
-    lines name by url is fetched through a NAT gateway where there is one. An existing VPC gets
-    nothing but a security group, unless some are named.
+    service, which costs by the hour in each of its zones, and serves the others too; URLs in
+    requests are fetched through a NAT gateway if there is one. An existing VPC gets nothing but a
+    security group, unless some are configured.
 
-    `environment` is what workers in it must be told.
+    `environment` contains the variables that workers in it need.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, config: Config) -> None:
@@ -86,7 +86,7 @@ class WorkerNetwork(Construct):
         return {"AWS_ENDPOINT_URL_SQS": f"https://sqs.{Stack.of(self).region}.{suffix}"}
 
     def _use_existing(self) -> None:
-        """Use a VPC that somebody else routes; who tasks may call is for its owner to say."""
+        """Use a VPC that its owner routes, who also decides which destinations tasks may reach."""
         settings = self._settings
         self.vpc = ec2.Vpc.from_vpc_attributes(
             self,
@@ -183,7 +183,7 @@ class WorkerNetwork(Construct):
             allow_all_outbound=False,
         )
         group.add_ingress_rule(workers, ec2.Port.tcp(443), "Workers")
-        # SageMaker's own machines pull images and ship logs from a network of their own.
+        # SageMaker's own machines pull images and ship logs from a separate network.
         instance_endpoints = {} if self._config.compute == "sagemaker" else _INSTANCE_ENDPOINTS
         for name, service in (_SQS | instance_endpoints).items():
             endpoint = self.vpc.add_interface_endpoint(
@@ -207,8 +207,8 @@ class WorkerNetwork(Construct):
     def _endpoint_policy(self, name: str) -> Iterator[iam.PolicyStatement]:
         """Yield a gateway endpoint's policy: identities of this account, and images from ECR.
 
-        It leads to everybody's buckets or tables: what runs here could otherwise carry data away
-        with somebody else's keys. What this account's identities may do, their policies say.
+        The endpoint leads to every account's buckets or tables: with another account's keys, a
+        worker could otherwise carry data away. Identities of this account have their own policies.
         """
         stack = Stack.of(self)
         yield self._allow_own_account(f"{name}:*")

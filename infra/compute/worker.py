@@ -128,8 +128,8 @@ class WorkerTask(Construct):
         for name, _ in mounts:
             task.add_volume(name=name)
         if count > 1 and is_managed:
-            # ECS refuses `sharedMemorySize` and tmpfs there. The owner and mode of a volume come
-            # from a VOLUME of the image: a volume of its own would be root's, with mode 0755.
+            # ECS rejects `sharedMemorySize` and tmpfs there. A volume gets its owner and mode from
+            # a VOLUME of the image: a separate volume would belong to root, with mode 0755.
             mounts.append(("scratch", _SHARED))
         container.add_mount_points(
             *(

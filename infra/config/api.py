@@ -21,7 +21,7 @@ class Domain(Table):
 
 
 class Oidc(Table):
-    """People whose tokens are taken beside keys: who issues them, for whom, and their tenant."""
+    """OIDC tokens accepted in addition to keys: their issuer, audience and tenant claim."""
 
     issuer: Annotated[
         str, StringConstraints(pattern=r"^https://[^\s?#@]+[^\s?#@/]/?$", max_length=512)

@@ -50,7 +50,7 @@ class Retention(Table):
 
     @property
     def file_days(self) -> int:
-        """Of files that the API made; among them are inputs, which batches read while they work."""
+        """Retention of files that the API created, inputs included, which running batches read."""
         return self.output_days and max(self.output_days, self.work_days)
 
 
@@ -67,7 +67,7 @@ class Reuse(Table):
 
 
 class Limits(Table):
-    """Default limits of a tenant, unless `tidemill tenants set` changes them; 0 is no limit."""
+    """Default limits of a tenant, unless `tidemill tenants set` changes them; 0 means no limit."""
 
     requests_per_minute: Count = 3000
     requests_per_day: Count = 0
@@ -77,6 +77,6 @@ class Limits(Table):
 
 
 class Budget(Table):
-    """Limits of the whole deployment; 0 is no limit."""
+    """Limits of the whole deployment; 0 means no limit."""
 
     gpu_hours_per_day: Count = 0

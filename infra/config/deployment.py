@@ -26,8 +26,8 @@ _MAX_TAGS: Final = 40
 _MAX_KEY, _MAX_VALUE = 128, 256
 # What the tags of all services may hold.
 _TEXT: Final = re.compile(r"[\w .:/=+@-]*")
-# `tidemill` is the deployment's own: rights and costs go by it. IAM tells no small letters from
-# large ones in keys.
+# `tidemill` is the deployment's own tag key: permissions and costs depend on it. IAM compares
+# keys without regard to case.
 _RESERVED: Final = "tidemill"
 
 
@@ -121,7 +121,7 @@ class Config(Table):
         """Refuse keys of the top level that are elsewhere now."""
         for key, place in _MOVED.items():
             if key in found:
-                raise ValueError(f"{key} is said by {place} now")
+                raise ValueError(f"{key} has moved: set it in {place}")
         return found
 
     @field_check("network", mode="before")
@@ -169,7 +169,7 @@ class Config(Table):
         if self.domain and self.api != "public":
             raise ValueError('[domain] is of api = "public"')
         if self.oidc and (self.auth != "keys" or self.api == "none"):
-            raise ValueError('[oidc] is of an API with auth = "keys", beside which it stands')
+            raise ValueError('[oidc] requires an API with auth = "keys"')
         return self
 
     @model_check(mode="after")
@@ -196,14 +196,14 @@ class Config(Table):
 
     @model_check(mode="after")
     def _check_elsewhere(self) -> Self:
-        """Refuse what is said of workers that run elsewhere, and would be heard by nobody."""
-        said = {
+        """Refuse settings of workers that run elsewhere: nothing would read them."""
+        settings = {
             "spot": self.spot,
             "image": bool(self.image),
             "[network]": self.network != Network(),
         }
-        for key, is_said in said.items():
-            if is_said and not self.starts_workers:
+        for key, is_set in settings.items():
+            if is_set and not self.starts_workers:
                 raise ValueError(f'compute = "none" starts no workers, for which {key} is')
         return self
 

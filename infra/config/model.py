@@ -26,7 +26,7 @@ _RESERVED = ("reserved", "reserved-first")
 
 
 class Adapter(Table):
-    """An adapter of a model: a name that requests may ask for, and where its folder lies."""
+    """An adapter of a model: a name that requests may use, and the folder of its weights."""
 
     name: Name
     weights: Annotated[str, StringConstraints(pattern=rf"^{_PREFIX}$")]
@@ -35,12 +35,12 @@ class Adapter(Table):
 class Model(Table):
     """A served model and the workers that run it.
 
-    `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts. `gpu` is empty where workers run elsewhere;
+    `weights_region` is the region of weights, adapters included, if the workers run in another;
+    `weights_key` is the KMS key that encrypts them. `gpu` is empty if workers run elsewhere;
     `tensor_parallel_size` of a worker's GPUs share the model, by default all, and each such group
-    has an engine. `memory_gib` is what a worker gets, at most nine tenths of its machine's;
-    `max_price_factor` bounds a machine's price, in prices of the cheapest. Without `capacity` it
-    is the deployment's. In `min_workers_hours` `min_workers` stay, work or none.
+    has an engine. `memory_gib` is a worker's memory, at most nine tenths of its machine's;
+    `max_price_factor` bounds a machine's price, as a multiple of the cheapest. `capacity` defaults
+    to the deployment's. During `min_workers_hours`, `min_workers` stay even without work.
     """
 
     name: Name
@@ -133,7 +133,7 @@ class Model(Table):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Return where weights lie, the model's and its adapters', as s3://bucket/prefix."""
+        """Return the weights' locations, adapters' included, as s3://bucket/prefix."""
         named = (self.weights, *(adapter.weights for adapter in self.adapters))
         return tuple(prefix for prefix in named if prefix)
 

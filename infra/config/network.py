@@ -15,7 +15,7 @@ Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-
 _ID = "[0-9a-f]{8,17}"
 SubnetId = Annotated[str, StringConstraints(pattern=rf"^subnet-{_ID}$")]
 GroupId = Annotated[str, StringConstraints(pattern=rf"^sg-{_ID}$")]
-# What a network gets where nobody has named its region's zones: a template knows no more of them.
+# Number of zones if the region's zones are not named: a template can count no more of them.
 DEFAULT_ZONES = 2
 MAX_ZONES = 6
 # The largest VPC, and one whose subnets, sixteenths of it, are the smallest that AWS has.

@@ -9,7 +9,7 @@ from pydantic import StringConstraints
 from infra.config.table import Table
 from tidemill.batch.object_keys import TENANT
 
-# One that never ends in a wildcard: whoever it is must be named.
+# An ARN that does not end in a wildcard: the principal must be named in full.
 _PRINCIPAL = r"arn:aws[a-z-]*:iam::[0-9]{12}:(root|(role|user)/[A-Za-z0-9+=,.@_/-]{1,576})"
 
 

@@ -21,7 +21,7 @@ class ConfigRefused(Exception):
 
 
 def read_config(path: Path) -> Config:
-    """Return what the file asks for; raises ConfigRefused with one sentence for each mistake."""
+    """Return the configuration in a file; raises ConfigRefused with one sentence per mistake."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -82,7 +82,7 @@ def with_concurrency(config: Config, found: str) -> Config:
 
 
 _MESSAGES = {
-    "extra_forbidden": "is no key that Tidemill knows",
+    "extra_forbidden": "is not a key that Tidemill knows",
     "missing": "must be given",
     "int_type": "must be a whole number",
     "string_type": "must be a text in quotes",

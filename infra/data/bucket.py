@@ -192,7 +192,7 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             noncurrent_version_expiration=work,
         )
     )
-    # Files whose clients have said when they go: after this no client can have them.
+    # Files for which clients have set an expiry: after this no client can read them.
     rules.append(
         s3.LifecycleRule(
             id="short-lived-files",

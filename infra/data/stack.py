@@ -24,7 +24,7 @@ from tidemill.batch.states import Status
 from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
 from tidemill.handler.aws.queues import LAMBDA_SECONDS, MAX_CONTROL_RECEIVES
 
-# A queue asks KMS for a key so often; at five minutes, the default, idle queues cost dollars.
+# How long a queue reuses a KMS data key; at five minutes, the default, idle queues cost dollars.
 _DATA_KEY_REUSE = Duration.hours(1)
 # A queue that calls a Lambda function must hide a message for longer than it runs.
 _LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
@@ -33,19 +33,19 @@ _WORK_VISIBILITY = Duration.seconds(60)
 # Failures are counted in the table, where waiting is none: a message gets some receipts more.
 _MAX_WORK_RECEIVES = 5
 _DEAD_LETTER_SECONDS = 6 * 60
-# Through the outage of a day: an upload that died is known to nobody else.
+# Long enough for a day's outage: a failed upload is recorded only in its message.
 _MAX_DEAD_LETTER_RECEIVES = 24 * 3600 // _DEAD_LETTER_SECONDS
 
-# The longest there is: shards of a batch wait their turn here, and an upload is known to nobody
-# else until its message is dealt with.
+# The maximum: shards of a batch wait their turn here, and an upload is recorded only in its
+# message until that is processed.
 _RETENTION = Duration.days(14)
 
 
 class Queues(Construct):
-    """`control`, `intake`, `drops`, `work` (one a model, by its name) and their `dead_letters`.
+    """`control`, `intake`, `drops`, `work` (one per model, by its name) and their `dead_letters`.
 
-    Uploads to the bucket and files that are read have queues of their own, so that many of them
-    stop no cancel. S3's events are in no message group: a fair queue hands them out first.
+    Uploads to the bucket and ranges of files have separate queues, so that many of them do not
+    delay a cancel. S3's events have no message group: a fair queue delivers them first.
     """
 
     def __init__(

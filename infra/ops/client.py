@@ -17,7 +17,7 @@ _TIMEOUT_SECONDS = 35.0  # an API Gateway gives up after 30
 
 
 class ApiFailed(Exception):
-    """The API refused a request or could not be reached; the message says what it said."""
+    """The API refused a request or could not be reached; the message contains its reply."""
 
 
 class Api:

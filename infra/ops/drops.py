@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 
 class NotFinished(Exception):
-    """A batch that has no report in time; the message says where it stands."""
+    """A batch without a report in time; the message contains its state."""
 
 
 class Drops:

@@ -23,7 +23,7 @@ SERVICES: Final = (
 
 
 class RolesRefused(Exception):
-    """Whoever runs this may not make such roles; the message says what to ask for."""
+    """The caller may not create service-linked roles; the message names the missing permission."""
 
 
 def make_roles(iam: Any) -> list[str]:
@@ -48,7 +48,7 @@ def make_roles(iam: Any) -> list[str]:
 
 
 def _is_there(refused: ClientError) -> bool:
-    """Say whether a role was not made because it exists: IAM says so by its words alone."""
+    """Return whether a role was not created because it exists: only IAM's message reveals it."""
     error = refused.response["Error"]
     return error["Code"] == "EntityAlreadyExists" or "has been taken" in error["Message"]
 

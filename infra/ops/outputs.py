@@ -84,7 +84,7 @@ def _outputs_of(cloudformation: Any, stack: str, needed: str) -> dict[str, str]:
         raise NotDeployed(f"the stack {stack} has no API, which this needs: {found['NoApi']}")
     if needed not in found:
         raise NotDeployed(
-            f"the stack {stack} ({described['StackStatus']}) tells no {needed}: deploy again, or "
-            "delete it in the console of CloudFormation"
+            f"the stack {stack} ({described['StackStatus']}) has no output {needed}: deploy again, "
+            "or delete the stack in the CloudFormation console"
         )
     return found

@@ -1,7 +1,7 @@
-"""Records what AWS really said while a deployment was tried, as fixtures of tests.
+"""Records AWS's actual responses during a deployment's smoke test, as test fixtures.
 
-Events of workers are taken by a queue and rules of its own, which are deleted again. Everything is
-redacted before it is written.
+A separate queue with separate rules receives worker events; both are deleted again. Everything
+is redacted before it is written.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Record:
         folder.mkdir(parents=True, exist_ok=True)
 
     def note(self, sentence: str) -> None:
-        """Note when something was said; seconds since the start."""
+        """Note when an event was reported, in seconds since the start."""
         seconds = round(time.monotonic() - self._started, 1)
         self._timings.append({"seconds": seconds, "said": sentence})
         self.write("timings", self._timings)
@@ -114,7 +114,7 @@ class Record:
 def recording(
     folder: Path, deployment: str, client: Client, *, drain_seconds: float = _DRAIN_SECONDS
 ) -> Iterator[Record]:
-    """Record what is said within the block, also of one that fails; `client` makes boto3's."""
+    """Record responses within the block, even if it fails; `client` creates boto3's clients."""
     identity = client("sts").get_caller_identity()
     record = Record(folder, identity["Account"])
     record.write("quotas", account_answers(client))
@@ -151,7 +151,7 @@ def account_answers(client: Client) -> dict[str, Any]:
 
 
 def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
-    """Return by log group what workers have said of their starts since a time, in milliseconds."""
+    """Return the start events that workers logged since a time (ms), by log group."""
     logs, stack = client("logs"), f"{deployment}-compute"
     pages = client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
     groups = [
@@ -162,10 +162,10 @@ def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     for group in groups or [_JOBS_LOG]:
-        said = logs.get_paginator("filter_log_events").paginate(
+        pages = logs.get_paginator("filter_log_events").paginate(
             logGroupName=group, startTime=since, filterPattern=_COLD_START
         )
-        lines = [json.loads(event["message"]) for page in said for event in page["events"]]
+        lines = [json.loads(event["message"]) for page in pages for event in page["events"]]
         # Emulators know fewer patterns.
         found[group] = [line for line in lines if line.get("message") == "cold start"]
     return found
@@ -173,12 +173,12 @@ def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
 
 def _answer(ask: Callable[[], Any]) -> Any:
     try:
-        said = ask()
+        response = ask()
     except ClientError as exc:
         return exc.response.get("Error")
     except BotoCoreError as exc:
         return str(exc)
-    return {name: held for name, held in said.items() if name != "ResponseMetadata"}
+    return {name: held for name, held in response.items() if name != "ResponseMetadata"}
 
 
 @contextmanager
@@ -192,8 +192,8 @@ def _worker_events(
     rules = [f"{name}-{number}" for number in range(1, len(patterns) + 1)]
     url = sqs.create_queue(QueueName=name)["QueueUrl"]
     try:
-        asked = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-        arn = asked["Attributes"]["QueueArn"]
+        attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        arn = attributes["Attributes"]["QueueArn"]
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": _policy(arn)})
         for rule, pattern in zip(rules, patterns, strict=True):
             events.put_rule(Name=rule, EventPattern=json.dumps(pattern))
@@ -231,8 +231,8 @@ def _policy(queue: str) -> str:
 def _drain(sqs: Any, url: str, seconds: float) -> Iterator[dict[str, Any]]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        asked = {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
-        for message in sqs.receive_message(**asked).get("Messages", ()):
+        request = {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
+        for message in sqs.receive_message(**request).get("Messages", ()):
             yield json.loads(message["Body"])
             sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
 

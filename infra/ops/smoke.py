@@ -78,7 +78,7 @@ def _upload(s3: Any, bucket: str, key: str) -> Iterator[dict[str, str]]:
 
 
 def _copy(s3: Any, upload: dict[str, str], source: str, count: int) -> float:
-    """Copy an object as so many parts at once and return the seconds."""
+    """Copy an object as that many parts at once and return the seconds."""
 
     def copy(number: int) -> None:
         s3.upload_part_copy(
@@ -206,7 +206,7 @@ class SmokeTest:
             lambda listed: stopped.id not in {worker.id for worker in listed}, self._seconds
         )
         if gone is None:
-            raise SmokeFailed(f"workers: {stopped.id} was asked to end, and runs on")
+            raise SmokeFailed(f"workers: {stopped.id} was stopped but is still running")
         # What it had, and a row more than it can have handed over.
         started = time.monotonic()
         counts = self._api.batch(batch["id"])["request_counts"]
@@ -220,7 +220,7 @@ class SmokeTest:
         )
 
     def _followed_to(self, url: str, num_rows: int) -> dict[str, Any]:
-        """Return a batch as soon as it has so many rows."""
+        """Return a batch as soon as it has that many rows."""
         return self._api.follow(
             url,
             seconds=self._seconds,
@@ -314,14 +314,14 @@ def _recording(folder: Path | None, name: str) -> AbstractContextManager[Record 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try what was asked for; 0 when all went well."""
+    """Run the selected checks; return 0 if all succeed."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.smoke", description=__doc__)
     parser.add_argument("--deployment", default="tidemill", help="its name (tidemill)")
     parser.add_argument("--model", help="the model to ask (default: the first one)")
     parser.add_argument(
         "--seconds", type=float, default=2700, help="a batch may take, cold start and all (2700)"
     )
-    parser.add_argument("--record", type=Path, help="write what AWS said there, as fixtures")
+    parser.add_argument("--record", type=Path, help="write AWS's responses there, as fixtures")
     parsed = parser.parse_args(arguments)
     try:
         with _recording(parsed.record, parsed.deployment) as record:

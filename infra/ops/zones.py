@@ -1,8 +1,7 @@
-"""`python -m infra.ops.zones`: prints the region's zones, for the templates to have them all.
+"""`python -m infra.ops.zones`: prints the region's zones, so that templates contain all of them.
 
-A template can count no more than two zones of a region that it does not know, and the CDK is not
-to ask. Where EC2 does not answer, no deployment goes on: with two zones it would delete the subnets
-of the others.
+A template of an unknown region can have at most two zones, and the CDK may not look them up. If
+EC2 does not reply, the deployment stops: with two zones it would delete the other subnets.
 """
 
 from __future__ import annotations

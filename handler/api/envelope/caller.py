@@ -101,9 +101,9 @@ def _verify(tokens: TokenVerifier, token: str, now: float) -> tuple[Caller | Non
 
 
 def tenant_of(context: Mapping[str, Any]) -> str:
-    """Return the tenant of the request in hand, from the context of the app that let it in.
+    """Return the tenant of the current request, from the context that authentication sets.
 
-    Raises KeyError for one that nobody let in.
+    Raises KeyError if the request was not authenticated.
     """
     caller: Caller = context["caller"]
     return caller.tenant
@@ -111,5 +111,5 @@ def tenant_of(context: Mapping[str, Any]) -> str:
 
 aws = cache(Aws)
 
-# Of the context of a request that is asked with HEAD, and answered as with GET.
+# Context key of a HEAD request, which is answered like a GET.
 IS_HEAD = "is_head"

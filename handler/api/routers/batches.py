@@ -25,7 +25,7 @@ from ..envelope.errors import Gone, NotFound, Refused
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
@@ -46,9 +46,9 @@ def make_batch(
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    tenant, asked = tenant_of(router.context), parse_request(fields)
+    tenant, parsed = tenant_of(router.context), parse_request(fields)
     try:
-        batch = aws().run(create_batch(deployment(), tenant, asked, int(time.time())))
+        batch = aws().run(create_batch(deployment(), tenant, parsed, int(time.time())))
     except BatchErased as exc:
         raise Gone(str(exc), code=exc.code) from exc
     return _batch_response(batch)

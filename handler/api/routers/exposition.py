@@ -14,7 +14,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Stats:
-    """What a registry asks for metrics."""
+    """Collector that the registry calls for metrics."""
 
     def __init__(self, stats: StatsObject) -> None:
         self._stats = stats

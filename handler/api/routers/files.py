@@ -36,7 +36,7 @@ from ..envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"file-[0-9a-f]{32}", re.ASCII)
 # OpenAI's limit is more; its clients ask for the next page.
 _MAX_LISTED: Final = 1000
@@ -122,18 +122,18 @@ def delete_file(file_id: str) -> FileDeleted:
 
 @router.get("/v1/files/<file_id>/content")
 def file_content(file_id: str) -> Response[str]:
-    """Send the client to where the bytes lie, by a url that is good for an hour."""
+    """Redirect the client to a presigned URL of the content, valid for one hour."""
     file = own_file(file_id)
     call = deployment().bucket.download(
         file.key, file.version_id, disposition=content_disposition(file.filename)
     )
-    if router.context.get(IS_HEAD):  # a url is signed for the method that it is asked with
+    if router.context.get(IS_HEAD):  # a presigned URL is valid for one method only
         call = replace(call, method="head_object")
     return redirect(
         aws().presign(call, MAX_PRESIGNED_SECONDS),
-        "The bytes are at the url in this answer's Location header, which is good for an hour and "
-        "is asked without the key: follow redirects, as `curl -L` does.",
-        # Whoever has the url has the file.
+        "The content is at the URL in the Location header, which is valid for one hour. "
+        "Request it without the API key: follow redirects, as `curl -L` does.",
+        # Anyone who has the URL can read the file.
         headers={"Cache-Control": "no-store"},
     )
 

@@ -17,9 +17,9 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class ModelObject(BaseModel):
-    """OpenAI's Model; nobody knows when one was made. `root` is what runs for this name.
+    """OpenAI's Model; its creation time is unknown. `root` is the model that serves this name.
 
-    The `parent` of an adapter is the model that it is of.
+    The `parent` of an adapter is its base model.
     """
 
     id: str
@@ -43,7 +43,7 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models")
 def list_models() -> ModelList:
-    """List the models that are served, those first that are no other name of one."""
+    """List the models that are served; aliases come last."""
     models = deployment().models
     found = [_model_object(name, root) for name, root in models.items() if name != ANY_MODEL]
     found.sort(key=lambda model: model.id != model.root)

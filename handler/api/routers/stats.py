@@ -1,4 +1,4 @@
-"""`/v1/stats` and `/metrics`: how the caller's tenant stands, for other people's dashboards."""
+"""`/v1/stats` and `/metrics`: the state of the caller's tenant, for external dashboards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The end of an upload: its parts become one object, and the object a file.
+"""Completion of an upload: its parts become one object, and the object becomes a file.
 
-A run that is out of time says so, and the next call goes on where it was: S3 knows which parts of
-the object are there. Nothing is a file before all of it is.
+A run that is out of time reports this, and the next call resumes it: S3 knows which parts are
+stored. The file exists only once all of its bytes are stored.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Completion:
             self._check()
             self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
         except NotThere as exc:
-            # Another call was quicker, or the upload was cancelled meanwhile.
+            # Another call was quicker, or the upload was cancelled in the meantime.
             raise NotFinished from exc
 
     def _close(self) -> None:

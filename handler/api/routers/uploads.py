@@ -39,7 +39,7 @@ from .upload_complete import Completion
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"upload_[0-9a-f]{32}", re.ASCII)
 _HOUR: Final = 3600
 _SMALL_SECONDS, _LARGE_SECONDS = _HOUR, 24 * _HOUR

@@ -44,8 +44,8 @@ def send_missing(
 ) -> dict[int, str]:
     """Upload the missing parts concurrently, and return the ETags of all.
 
-    `check` is called before each part and while they are waited for; what it raises passes through.
-    Raises NotThere when the upload is gone. Nobody else may have sent other bytes to it.
+    `check` is called before each part and while waiting for parts; its exceptions propagate.
+    Raises NotThere if the upload is gone. No other caller may have sent different bytes to it.
     """
     there = aws.run(bucket.list_uploaded(joining.key, joining.id))
     etags: dict[int, str] = {}
@@ -117,7 +117,7 @@ def _each(
 ) -> list[Result]:
     """Return the results in no particular order; calls run concurrently.
 
-    When `check` or one of them raises, those that have begun are told by the event, and waited for.
+    If `check` or a call raises, the event cancels the calls in progress, and they are awaited.
     """
     rest = iter(tasks)
     results: list[Result] = []

@@ -1,8 +1,8 @@
-"""Result store: kept replies of one scope below a prefix of a bucket, in packs.
+"""Result store: cached replies of one scope, in packs below a prefix of a bucket.
 
-Packs are written once and read by anybody with the prefix. Their indexes are read into a database
-on this machine, and a pack as a whole when it is found to have a reply that is asked for. Whatever
-is wrong with the bucket, the work goes on without: errors are raised as `CacheError`.
+Packs are immutable and can be read by anyone with access to the prefix. Their indexes are read
+into a local database, and a pack is read as a whole when it contains a requested reply. If the
+bucket fails, work continues without the store: errors are raised as `CacheError`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Drive(Protocol):
 
 
 class ResultStore:
-    """Kept replies of a scope below `prefix`, of which all take no more than `max_bytes`.
+    """Cached replies of a scope below `prefix`, at most `max_bytes` in all scopes together.
 
-    Thread-safe. Its index and the packs that it has read lie in a temporary folder until `close`,
-    4 GiB at most of the latter. The oldest packs of all scopes are removed to make room.
-    `num_damaged` counts entries and replies whose bytes are not those that were written; they are
-    treated as not found.
+    Thread-safe. Its index and the packs that it has read are in a temporary folder until `close`;
+    the packs take at most 4 GiB. The oldest packs of all scopes are removed to make room.
+    `num_damaged` counts entries and replies that fail their checksum; they are treated as
+    missing.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ResultStore:
         self._writes.append(self._writer.submit(self.write, source, new))
 
     def _collect_writes(self, most: int) -> None:
-        """Wait until no more than so many packs are being written; raises what has failed."""
+        """Wait until at most that many packs are being written; raises the first error."""
         while self._writes and (self._writes[0].done() or len(self._writes) > most):
             self._writes.popleft().result()
 
@@ -229,14 +229,14 @@ class ResultStore:
 
 
 class Pack(NamedTuple):
-    """A pack in a bucket, and what its name tells."""
+    """A pack in a bucket, with the facts that its name encodes."""
 
     head: ObjectHead
     name: PackName
 
 
 def list_packs(drive: Drive, bucket: Bucket, prefix: str, folder: str = "") -> list[Pack]:
-    """Return the packs in a folder below a prefix; other objects may lie beside them."""
+    """Return the packs in a folder below a prefix; the folder may contain other objects."""
     found: list[Pack] = []
     after, is_more = "", True
     while is_more:
@@ -256,7 +256,7 @@ def trim_packs(drive: Drive, bucket: Bucket, prefix: str, max_bytes: int) -> Non
 
 
 def _oldest(heads: Iterable[ObjectHead], num_bytes: int) -> Iterator[str]:
-    """Yield the keys of the first objects that take at least so many bytes."""
+    """Yield the keys of the first objects that take at least that many bytes together."""
     for head in heads:
         if num_bytes <= 0:
             return

@@ -104,11 +104,11 @@ class ByteSource(Protocol):
 
 
 class LineStream:
-    r"""Reads a stream line by line and tells where each line stands.
+    r"""Reads a stream line by line, with the position of each line.
 
-    It begins at byte `start` and ends before the first line that begins at byte `stop` or behind
-    it, or after `max_lines` whole lines. `look` is called before each chunk is read; what it raises
-    passes through.
+    It begins at byte `start` and ends before the first line that begins at byte `stop` or later,
+    or after `max_lines` whole lines. `look` is called before each chunk is read; its exceptions
+    propagate.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Upload plan: maps segments to parts of uploads, the same in every run.
 
-S3 takes at most 10,000 parts, and all but the last of at least 5 MiB. A part that lies in one
-segment is copied inside S3. What is smaller is sent, with as much of its neighbours as makes a
-part. Segments for which one upload has no room become larger objects first, group by group; the
-last part of each may be small, so that a small segment ends a group and is copied, too.
+S3 allows at most 10,000 parts, and each except the last must have at least 5 MiB. A part within
+one segment is copied inside S3. Smaller segments are sent, with as much of their neighbours as
+fills a part. Segments for which one upload has no room become larger objects first, group by
+group; the last part of each may be small, so that a small segment ends a group and is copied, too.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _cut(sizes: Iterable[int], limits: UploadLimits) -> Iterator[tuple[Piece, ..
 
 
 def plan_groups(sizes: Sequence[int], limits: UploadLimits = S3_LIMITS) -> Iterator[Group]:
-    """Yield the groups that become objects of their own; none where one upload has room for all.
+    """Yield the groups that become separate objects; none if one upload has room for all.
 
-    They are at most as many as an upload has parts, each but the last large enough for one.
+    There are at most as many as an upload has parts; each but the last is large enough for one.
     """
     if next(islice(plan_upload(sizes, limits), limits.max_parts, None), None) is None:
         return

@@ -1,6 +1,7 @@
 """Deduplication items of uploads: the newest upload of each results name, and its batch.
 
-No I/O. It outlives every event of the upload, so that none is run twice, whichever way it is told.
+No I/O. An item outlives every event of the upload, so that no upload runs twice, whichever event
+reports it.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def known_batch(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> st
 
 
 def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> bool:
-    """Say whether an unknown upload is older than the newest one.
+    """Return whether an unknown upload is older than the newest one.
 
-    Times decide where S3 has not told its order; an item of before they were kept is newer. Within
-    one second that upload of a key is newer which was found: it is what the key has been since. Of
-    two keys with the same results that one is newer whose event comes last.
+    Times decide if S3 has not reported an order; an item from before times were stored is newer.
+    Within one second, the upload that a listing found is newer, because it is the key's current
+    content. If two keys have the same results, the one whose event arrives last is newer.
     """
     is_same_key = newest.get("key", batch.source.key) == batch.source.key
     if arrival.sequencer is None:
@@ -81,8 +82,8 @@ def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> b
 
 
 def is_known(newest: Mapping[str, Any], key: str, etag: str, modified: int) -> bool:
-    """Say whether an object that lies in the bucket needs no batch, by the newest upload's item."""
-    # What was written before times were kept is no reason to run anything again.
+    """Return whether an object in the bucket needs no batch, by the newest upload's item."""
+    # An object from before times were stored must not run again.
     known_until = newest.get("modified", math.inf)
     if known_until != modified:
         return bool(known_until > modified)

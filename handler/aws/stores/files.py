@@ -17,7 +17,7 @@ Order = Literal["asc", "desc"]
 
 # All entries of files in the index lie between the two.
 _FIRST, _LAST = "FILE#", "FILE$"
-# How long a list can go on behind a file that was deleted meanwhile.
+# How long a list can continue after a file that was deleted in the meantime.
 _REMEMBERED_SECONDS: Final = 24 * 3600
 
 

@@ -13,7 +13,7 @@ from ..items import dump, load, to_item
 from .store import Store, condition
 
 # No worker's name: a place that is blocked.
-_NOBODY: Final = "*"
+_NO_OWNER: Final = "*"
 
 
 class FleetStore(Store):
@@ -29,9 +29,9 @@ class FleetStore(Store):
     def change(
         self, model: str, change: Callable[[FleetState], FleetState]
     ) -> Operation[FleetState]:
-        """Replace the state by `change` of it, and return the new state.
+        """Apply `change` to the state, and return the new state.
 
-        Nobody's change between reading and writing is lost: `change` is then called again.
+        After a concurrent write, `change` is called again, so no update is lost.
         """
         while True:
             state, version = yield from self._read(model)
@@ -73,7 +73,7 @@ class FleetStore(Store):
     def put_rate(self, model: str, rate: WorkerRate) -> Operation[None]:
         """Replace the last measurements by those of a worker.
 
-        What is 0 was not measured: of that the last word stands.
+        Zero means not measured: the previous value is retained.
         """
         measured = {name: value for name, value in dump(rate).items() if value}
         yield from self.update(_pace_key(model), measured)
@@ -100,10 +100,10 @@ class FleetStore(Store):
         return False
 
     def block_ready(self, model: str, num_workers: int, *, until: float) -> Operation[None]:
-        """Take the places of workers that stay, whoever has them, until a time."""
+        """Reserve the places of workers that stay, whatever their owner, until a time."""
         for number in range(num_workers):
             yield from self.update(
-                _place_key(model, number), {"owner": _NOBODY, "until": int(until)}
+                _place_key(model, number), {"owner": _NO_OWNER, "until": int(until)}
             )
 
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:

@@ -100,6 +100,6 @@ def _key(batch_id: str) -> dict[str, object]:
 
 
 def _item(batch_id: str, reading: IntakeProgress) -> dict[str, object]:
-    # A set, so that runs beside each other take off what each has done; none is empty.
+    # A set, so that concurrent runs each remove their own units; no stored set is empty.
     left = {"left": set(reading.left) or None}
     return to_item(_key(batch_id) | dump(reading) | left)

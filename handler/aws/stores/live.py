@@ -1,11 +1,11 @@
 """Items of shards in progress, and totals over the finished shards of a batch.
 
-One item a live shard holds what changes while it runs; what all came to that are done stands in a
-few others. Both are of one life of a batch: what is left of one of its name that has expired is
-nobody's.
+Each live shard has one item, which contains everything that changes while it runs; a few other
+items contain the totals of finished shards. Both belong to one life of a batch: items left by an
+expired batch of the same name are ignored.
 
-One query from the end reads the live shards first and the counts after: a shard that is committed
-between them is found twice, never not at all. So the counts name the shards that were added last.
+One query from the end reads the live shards first and the totals after them: a shard that is
+committed in between is seen twice, never missed. So the totals name the shards added last.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ProcessState = Literal["asked", "running", "stopping"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A worker that is asked for, runs, or is to end; `at` (Unix seconds) is when that was said."""
+    """A worker that is requested, running or stopping; `at` (Unix seconds) is when it became so."""
 
     id: str
     release: str

@@ -1,7 +1,8 @@
-"""The table's operations on shards: claimed, renewed and committed, each by its owner alone.
+"""Operations on shards: claim, renew and commit, each by the shard's owner only.
 
-What is planned of a shard and what came of it stands in one item, which alone tells whether it is
-done and whose commit counts; what changes while it runs in another, from its first claim on.
+One item contains a shard's plan and result; it alone decides whether the shard is done and whose
+commit counts. Another item contains what changes while the shard runs, from its first claim on.
+A claim grants a lease; its fencing token, which grows with every claim, invalidates older owners.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ShardStore(LiveStore):
     def put_shard(self, shard: Shard) -> Operation[None]:
         """Record a planned shard; an existing one is unchanged.
 
-        Unless nobody has begun it and it is of other lines: an earlier version has cut the file.
+        An unclaimed shard with other lines is replaced: an earlier release cut it.
         """
         arguments = {
             "TableName": self.name,
@@ -84,10 +85,10 @@ class ShardStore(LiveStore):
     def list_shards_page(
         self, batch_id: str, first: int = 0, limit: int | None = None
     ) -> Operation[tuple[list[Shard], int | None]]:
-        """Return shards from the one of number `first` on, as many as one answer has.
+        """Return shards from number `first` on, as many as one reply contains.
 
-        They are as they are now, those that are run too. Beside them the number with which the next
-        page begins, None behind the last. At most `limit` of them, where that is said.
+        They show the current state, also of running shards. The second item is the number at which
+        the next page begins, None after the last. `limit` bounds their number.
         """
         fields, last = yield from self._between(
             batch_id, _shard_name(first), _shard_name(_LAST_SHARD), limit
@@ -151,7 +152,7 @@ class ShardStore(LiveStore):
                 fence=shard.fence + 1,
                 attempts=shard.attempts + 1,
             )
-            # Whoever has changed either since it was read is looked at first.
+            # A concurrent writer may have changed either since it was read.
             same = condition("#state = :seen", {":seen": live["state"]}) if live else None
             put = {
                 "TableName": self.name,
@@ -185,9 +186,9 @@ class ShardStore(LiveStore):
         quarantined: Sequence[int],
         attempts: int,
     ) -> Operation[None]:
-        """Release a shard, with the state of its lines; LeaseLost as with `renew`.
+        """Release a shard, with the state of its lines; raises LeaseLost as `renew` does.
 
-        Given back already it is left as it is: nobody else can have done that.
+        A shard that was already released is unchanged: only this owner can have released it.
         """
         free = replace(
             shard,

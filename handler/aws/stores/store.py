@@ -130,12 +130,12 @@ class Store:
 
         What is `added` begins at nothing, what is incremented has to be there.
         """
-        told = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"} if condition else {}
+        returned_item = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"} if condition else {}
         arguments = {
             "TableName": self.name,
             "Key": to_item(key),
             "ReturnValues": "ALL_NEW",
-            **told,
+            **returned_item,
             **expression(
                 fields,
                 increments=increments or {},

@@ -29,7 +29,7 @@ _LAST_BATCH = ":"
 
 
 class MoveResult(NamedTuple):
-    """The batch as it is now, and whether it has the status that was asked for."""
+    """The current batch, and whether it has the requested status."""
 
     batch: Batch | None
     is_there: bool
@@ -93,7 +93,7 @@ class Table(ShardStore):
             try:
                 yield self.transact(*self._creation(follower), newest_put)
             except ConditionFailed:
-                # Told of again, it may be neither the newest one nor overtaken by an order of S3's.
+                # An event that S3 repeats may be neither the newest nor overtaken in S3's order.
                 made = yield from self.get_batch(batch.id)
                 if made is not None:
                     return made
@@ -112,9 +112,9 @@ class Table(ShardStore):
     ) -> Operation[MoveResult]:
         """Move a batch to a status and set `changes`, if its present status allows that.
 
-        With `source` it is moved from that status only. With `lock_owner` it is moved only while
-        nobody else has acquired its lock, which the move releases. When it has the status already
-        nothing is changed and `is_there` says so.
+        With `source` it is moved from that status only. With `lock_owner` it is moved only if
+        no other run has acquired its lock, which the move releases. If it already has the status,
+        nothing is changed and `is_there` is True.
         """
         allowed, names = _status_in(sources_of(status) if source is None else (source,))
         fields = {"status": str(status), f"{status}_at": now, **changes}
@@ -266,16 +266,16 @@ class Table(ShardStore):
         return {names[fields["pk"]]: fields for fields in found}
 
     def note_erasing(self, batch: Batch, now: int) -> Operation[Batch]:
-        """Note that a batch is erased from now on, once, and return it as it is then.
+        """Mark a batch as being erased, once, and return it as it is then.
 
-        Until it is buried it is in the list of active ones, by a name of its own.
-        Only one that has ended, and of whose end no webhook is still to be told.
+        Until it is buried it is in the list of active batches, under a separate name.
+        Only a batch that has ended, and whose webhook is not pending, can be erased.
         """
         ended, names = _status_in(TERMINAL)
-        told = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
+        no_webhook = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
         change = expression(
             {"erasing_at": now},
-            condition=f"{ended} AND {told} AND attribute_not_exists(#erasing_at)",
+            condition=f"{ended} AND {no_webhook} AND attribute_not_exists(#erasing_at)",
             values={**names, ":pending": "pending"},
         )
         listed = to_item({"pk": ACTIVE, "sk": erasing_name(batch)})
@@ -289,7 +289,7 @@ class Table(ShardStore):
         return replace(batch, erasing_at=now)
 
     def page_of_items(self, batch: Batch, limit: int) -> Operation[list[Mapping[str, Any]]]:
-        """Return the keys of items that belong to a batch beside its own, not more than `limit`."""
+        """Return keys of items that belong to a batch, except its own item, at most `limit`."""
         own = batch_key(batch.id)
         arguments: dict[str, Any] = {
             "TableName": self.name,

@@ -24,7 +24,7 @@ class UploadStore(Store):
     def create_upload(self, upload: Upload) -> Operation[None]:
         """Record a new upload."""
         item = to_item(_upload_key(upload.id) | dump(upload))
-        # Nobody else has its id: to write it again changes nothing.
+        # The ID is unique to this upload: a repeated write changes nothing.
         yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
 
     def get_upload(self, upload_id: str) -> Operation[Upload | None]:

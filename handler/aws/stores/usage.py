@@ -1,10 +1,10 @@
-"""Usage counters of a tenant's limits: they never pass a bound, however many writers there are.
+"""Usage counters of a tenant's limits: concurrent writers never exceed a bound.
 
-How long its receivers were waited for is beside them, and is no promise.
+The time spent waiting for the tenant's receivers is counted too, but not bounded.
 
-A count whose answer is lost may be added once more by the next try. Of a day's counts that costs
-the tenant one request or upload, or the GPU seconds of one report of a worker; lines of batches are
-counted once, whatever is lost.
+If the reply to a count is lost, a retry may count twice. For a day's counters this costs the
+tenant one request or upload, or the GPU seconds of one worker report; lines of batches are
+counted exactly once.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ let pause = REFRESH_SECONDS;
 let timer = null;
 let shown = null;
 
-/** Return the path of the view that the address names. Whatever else it names is no view: a link
- * that somebody has made must not lead to answers that were not written to be shown. */
+/** Return the path of the view in the address. Only known views are returned: a crafted link must
+ * not lead to replies that are not meant to be shown. */
 function pathOfView() {
   const [path, query] = location.hash.slice(1).split("?");
   if (path === "/new") return `${VIEWS}/new`;
@@ -38,7 +38,7 @@ async function refresh() {
   await fetchInto({ source: "#live", target: "#live", select: "#live", swap: "outerHTML" });
 }
 
-/** Have htmx fetch the view; what goes wrong is told by its events, below. */
+/** Have htmx fetch the view; its events, below, report failures. */
 function fetchInto(place) {
   return htmx.ajax("GET", shown, place).catch(() => {});
 }
@@ -127,7 +127,7 @@ function showMissing(words) {
   enterView();
 }
 
-/** Have the browser fetch a file from where it lies; that url is good for a while only. */
+/** Have the browser fetch a file from S3; the URL is valid for a limited time. */
 async function download(button) {
   button.setAttribute("aria-busy", "true");
   try {
@@ -171,7 +171,7 @@ function wireClicks() {
     const button = event.target.closest("button");
     CLICKS[button?.id]?.(button);
   });
-  // The button that opened it may have been written anew since.
+  // The button that opened it may have been replaced since.
   document.body.addEventListener(
     "close", () => (find("#cancel") || find("#content h1")).focus(), { capture: true },
   );

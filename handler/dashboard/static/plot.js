@@ -14,12 +14,12 @@ const NOTHING = { completed: 0, failed: 0, tokens: 0, input_tokens: 0, audio_sec
 let drawn = null;
 let drawnAt = 0;
 
-/** Draw the plot of the view, if it has one; what was drawn a moment ago stays unless `anew`. */
-export async function drawPlot(anew = false) {
+/** Draw the plot of the view, if it has one; a recent plot is retained unless `force`. */
+export async function drawPlot(force = false) {
   const place = find("#plot");
   if (!place) return forget();
   const isFresh = place.dataset.drawn && Date.now() - drawnAt < STALE_SECONDS * 1000;
-  if (isFresh && !anew) return;
+  if (isFresh && !force) return;
   place.dataset.drawn = "yes";
   drawnAt = Date.now();
   try {
@@ -39,7 +39,7 @@ export function stretches(buckets, { from, until }) {
   const found = [];
   for (const bucket of buckets) {
     const last = found.at(-1);
-    // Rows are told of a while after they were made: the first ones were made since the beginning.
+    // Rows are reported with a delay: the first ones were produced since the beginning.
     const isFirst = !last && bucket.start - begin < bucket.seconds;
     const start = isFirst ? begin : Math.max(bucket.start, begin);
     if (last && last.end < start) found.push({ start: last.end, end: start, ...NOTHING });
@@ -48,12 +48,12 @@ export function stretches(buckets, { from, until }) {
   return found.map((one) => ({ ...one, seconds: one.end - one.start }));
 }
 
-/** Return how long a batch has run, or ran: what is said to be the time that it took. */
+/** Return how long a batch has run, or ran; the page shows it as the duration. */
 export function secondsOf({ from, until }) {
   return Math.max(1, (Number(until) || Date.now() / 1000) - Number(from));
 }
 
-/** Return what tells most of a batch's work beside its rows: what it heard, wrote, or only read. */
+/** Return the main measure of a batch's work besides rows: audio, generated or input tokens. */
 export function flowOf(found) {
   const has = (key) => found.some((one) => one[key] > 0);
   if (has("audio_seconds")) return { key: "audio_seconds", label: "s of audio/s", head: "Seconds of audio" };
@@ -79,7 +79,7 @@ function paint(place, found) {
   const flow = flowOf(found);
   const isLong = found.at(-1).end - found[0].start > DAY_SECONDS;
   const time = new Intl.DateTimeFormat(undefined, { ...(isLong && { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" });
-  const said = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
+  const format = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
   const options = {
     width: place.clientWidth,
     height: HEIGHT,
@@ -92,9 +92,9 @@ function paint(place, found) {
     ],
     series: [
       { label: "Time", value: (self, at) => (at == null ? "–" : time.format(at * 1000)) },
-      { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: said },
-      { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: said },
-      { label: flow.label, scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
+      { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: format },
+      { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: format },
+      { label: flow.label, scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: format },
     ],
   };
   const times = [...found.map((one) => one.start), found.at(-1).end];

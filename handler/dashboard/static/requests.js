@@ -1,4 +1,4 @@
-// What a file of requests is for, as far as its beginning tells.
+// Endpoint of a file of requests, guessed from its beginning.
 
 const HEAD_BYTES = 65536;
 const GZIP = [0x1f, 0x8b];

@@ -1,4 +1,4 @@
-// The key: kept in this tab alone, sent with every request of ours, asked for again when refused.
+// The API key: stored in this tab only, sent with every API request, requested again when rejected.
 
 import { find, forgetNotice, messageOf } from "./words.js";
 
@@ -24,7 +24,7 @@ export function askForKey(words = "") {
   find("#key").focus();
 }
 
-/** Like fetch, with the key; resolves with an answer that is no refusal, after another sign-in if need be. */
+/** Like fetch, with the key; resolves with an accepted response, after another sign-in if need be. */
 export async function request(path, options = {}) {
   for (;;) {
     await signedIn();
@@ -88,7 +88,7 @@ async function tryKey(tried) {
   } catch (problem) {
     error.textContent =
       problem instanceof TypeError && /[^\x21-\x7e]/.test(tried)
-        ? "This is no key: keys have no spaces and no special characters."
+        ? "Invalid key: keys contain no spaces or special characters."
         : "The server cannot be reached. Try again in a moment.";
   }
   return false;

@@ -10,7 +10,7 @@ const URLS_AT_ONCE = 20;
 const COMPLETE_TRIES = 60;
 const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 
-/** Send a file and return the id under which the API knows it; `onProgress` is told the bytes sent.
+/** Send a file and return its ID in the API; `onProgress` is called with the bytes sent.
  * Throws an Error in words; the same call goes on where it was. */
 export async function transfer(file, { signal, onProgress }) {
   const upload = (await known(file)) || (await begin(file));
@@ -120,7 +120,7 @@ class Parts {
     for (const { part_number: its, url } of answer.data) this.urls.set(its, url);
   }
 
-  /** PUT one part; resolves with what went wrong, or null. Only XMLHttpRequest tells how far it is. */
+  /** PUT one part; resolves with the error, or null. Only XMLHttpRequest reports progress. */
   put(url, number, signal) {
     return new Promise((resolve, reject) => {
       const body = this.slice(number);

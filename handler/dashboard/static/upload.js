@@ -37,7 +37,7 @@ export function wireForm() {
     event.preventDefault();
     start(form);
   });
-  // The browser may have let somebody choose before this ran.
+  // The user may have chosen a file before this ran.
   if (input.files[0]) choose(input.files[0]);
   else show();
 }
@@ -52,7 +52,7 @@ function choose(file) {
 
 function show() {
   find("#chosen").textContent = chosen ? `${chosen.name}, ${bytes(chosen.size)}` : "";
-  // The field names its file itself: of one that was dropped, or chosen before, it is told.
+  // The field shows the name of a chosen file itself, but not of a dropped or earlier one.
   const files = new DataTransfer();
   if (chosen) files.items.add(chosen);
   find("#file").files = files.files;

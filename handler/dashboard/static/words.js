@@ -15,7 +15,7 @@ export function forgetNotice(onlyPassing = false) {
 
 /** Tell a screen reader what others see. */
 export function say(words) {
-  find("#said").textContent = words;
+  find("#announcement").textContent = words;
 }
 
 /** Return an answer's error in words. */

@@ -92,8 +92,8 @@ class KubernetesClient:
         except httpx.HTTPStatusError as exc:
             response = exc.response
         except httpx.HTTPError as exc:
-            said = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
-            raise AwsError(said) from exc
+            words = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
+            raise AwsError(words) from exc
         if not response.is_success:
             raise _error(response, what)
         return _json(response, what)
@@ -116,8 +116,8 @@ def connect(environment: Mapping[str, str], url: str | None = None) -> Kubernete
     host, port = (environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     if not host:
         raise NoCluster(
-            "this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set): name an API server "
-            "by --api-server, such as http://127.0.0.1:8001 of `kubectl proxy`"
+            "not running in a Kubernetes pod (KUBERNETES_SERVICE_HOST is not set): "
+            "pass --api-server, for example --api-server http://127.0.0.1:8001 with `kubectl proxy`"
         )
     token_file = SERVICE_ACCOUNT / "token"
     if not token_file.exists():
@@ -155,7 +155,7 @@ def _json(response: httpx.Response, what: str) -> Any:
     try:
         return response.json()
     except ValueError as exc:
-        raise AwsError(f"kubernetes {what}: the answer is no JSON; is it an API server?") from exc
+        raise AwsError(f"kubernetes {what}: the reply is not JSON; is it an API server?") from exc
 
 
 def _error(response: httpx.Response, what: str) -> AwsError:
@@ -165,8 +165,8 @@ def _error(response: httpx.Response, what: str) -> AwsError:
         message, reason = status.get("message"), status.get("reason")
     except (ValueError, AttributeError):
         message, reason = None, None
-    said = f"kubernetes {what}: {message or response.text[:500] or response.reason_phrase}"
+    words = f"kubernetes {what}: {message or response.text[:500] or response.reason_phrase}"
     code = str(reason or response.status_code)
     if response.status_code == _NOT_FOUND and what in {"delete_job", "patch_job"}:
-        return NotThere(said, aws_code=code)
-    return AwsError(said, aws_code=code)
+        return NotThere(words, aws_code=code)
+    return AwsError(words, aws_code=code)

@@ -23,10 +23,10 @@ class Toleration(BaseModel):
 
 
 class JobConfig(BaseModel):
-    """What the pod of a worker gets; `cpu` and `memory` are both requests and limits.
+    """Settings of a worker's pod; `cpu` and `memory` are both requests and limits.
 
-    `service_account` has the AWS role of workers, by IRSA or EKS Pod Identity; `secrets` are
-    Secrets whose keys become variables. `queue_name` is a LocalQueue of Kueue.
+    `service_account` has the AWS role of workers, by IRSA or EKS Pod Identity; the keys of
+    `secrets` become environment variables. `queue_name` is a Kueue LocalQueue.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

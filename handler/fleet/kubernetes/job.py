@@ -41,7 +41,7 @@ def selector(plan: FleetPlan, config: KubernetesConfig) -> str:
 
 
 def job_name(plan: FleetPlan, config: KubernetesConfig, number: int, attempt: int = 1) -> str:
-    """Return the name of a worker's Job: of one number and attempt there is one."""
+    """Return the name of a worker's Job, which number and attempt determine."""
     name = f"tidemill-{fleet_label(plan, config)}-{number}"
     return name if attempt == 1 else f"{name}-{attempt}"
 

@@ -20,7 +20,7 @@ _ENDED: Final = ("Complete", "Failed")
 # The Job is decided, and its pod may still run.
 _ENDING: Final = ("FailureTarget", "SuccessCriteriaMet")
 _JOB_NAME_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
-# A container that waits for one of these waits for ever, and holds its GPU meanwhile.
+# A container in one of these states never starts, and holds its GPU in the meantime.
 _BROKEN: Final = frozenset(
     {
         "CreateContainerConfigError",
@@ -31,7 +31,7 @@ _BROKEN: Final = frozenset(
         "InvalidImageName",
     }
 )
-# A cluster that adds nodes as they are needed, or a Job's first pod, gets so long.
+# Time for a cluster to add nodes, or for a Job to create its first pod.
 _PATIENCE_SECONDS: Final = 120
 
 
@@ -71,11 +71,11 @@ def failed_end(model: str, job: Manifest, pods: Sequence[Manifest], now: int) ->
         return None
     pod = pods[-1] if pods else {}
     ended = _container_state(pod).get("terminated") or {}
-    said = " ".join(filter(None, (failure.get("reason"), failure.get("message"))))
+    message = " ".join(filter(None, (failure.get("reason"), failure.get("message"))))
     exit_code = ended.get("exitCode")
     if exit_code is None:
-        exit_code = find_exit_code(said)
-    words = _reason_of(pod, ended) or said
+        exit_code = find_exit_code(message)
+    words = _reason_of(pod, ended) or message
     kind = classify_end("", exit_code, words)
     if _condition(pod, DISRUPTED):
         kind = EndKind.INTERRUPTED
@@ -104,8 +104,8 @@ def broken_start(model: str, job: Manifest, pods: Sequence[Manifest], now: int) 
     reason = waiting.get("reason")
     if reason not in _BROKEN:
         return None
-    said = ": ".join(filter(None, (reason, waiting.get("message"))))
-    words = f"its container cannot start: {said}".rstrip(". ")
+    message = ": ".join(filter(None, (reason, waiting.get("message"))))
+    words = f"its container cannot start: {message}".rstrip(". ")
     return WorkerEnd(model, name_of(job), _release(job), now, EndKind.CRASHED, words)
 
 
@@ -118,16 +118,16 @@ def unscheduled(model: str, job: Manifest, pods: Sequence[Manifest], now: int) -
     if worker is None or worker.status is not WorkerStatus.STARTING:
         return None
     if (job.get("spec") or {}).get("suspend"):
-        said = "its Job is suspended: Kueue has not admitted it yet"
+        reason = "its Job is suspended: Kueue has not admitted it yet"
     elif not pods:
-        said = f"its Job has no pod: `kubectl describe job {worker.id}` says why"
+        reason = f"its Job has no pod: see `kubectl describe job {worker.id}`"
     elif (found := _condition(pods[-1], "PodScheduled", status="False")) is not None:
-        said = str(found.get("message") or found.get("reason") or "its pod is not scheduled")
+        reason = str(found.get("message") or found.get("reason") or "its pod is not scheduled")
     else:
         return None
     if now < (worker.started_at or now) + _PATIENCE_SECONDS:
         return None
-    return WorkerEnd(model, worker.id, worker.release, now, EndKind.NO_CAPACITY, said)
+    return WorkerEnd(model, worker.id, worker.release, now, EndKind.NO_CAPACITY, reason)
 
 
 def _release(job: Manifest) -> str:

@@ -34,9 +34,9 @@ class KubernetesLauncher:
         return [worker for worker in found if worker is not None]
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one Job; its name holds `number`, so that a retry creates no second one.
+        """Create one Job; its name contains `number`, so that a retry creates no second one.
 
-        A Job of that name that has ended is not the worker: the next attempt has a name of its own.
+        A Job of that name that has ended is not this worker: the next attempt gets a new name.
         """
         config = KubernetesConfig.model_validate(plan.means)
         for attempt in range(1, _MAX_ATTEMPTS + 1):

@@ -87,7 +87,7 @@ def read_plans(
     if strangers := sorted(set(plans) - set(settings.work_queues)):
         known = ", ".join(sorted(settings.work_queues)) or "none"
         raise PlansRefused(
-            f"{path}: {strangers[0]} is no model of this deployment; "
+            f"{path}: model {strangers[0]} is not in this deployment; "
             f"TIDEMILL_WORK_QUEUES has: {known}"
         )
     return {
@@ -172,7 +172,7 @@ def _complaints(errors: Sequence[Any], path: Path) -> Iterator[str]:
 def _message(error: Mapping[str, Any]) -> str:
     match error["type"], error.get("ctx", {}):
         case "extra_forbidden", _:
-            return "is no key of a plan"
+            return "is not a known key of a plan"
         case "missing", _:
             return "must be given"
         case "json_invalid", context:

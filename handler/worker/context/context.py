@@ -79,10 +79,9 @@ class WorkerContext:
 
     `usage_meter` sums up the work done, `history` the progress of each batch, `rate_meter` the
     throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
-    `ended_batches` maps batches that were found ended to the time (Unix seconds) until which their
-    messages are dropped, `paused_batches` those whose messages are put off. `paces` are those of
-    batches whose last run here ended less than a minute ago. `tracing` is None where nobody asked
-    for spans.
+    `ended_batches` maps batches that have ended to the time (Unix seconds) until which their
+    messages are dropped; messages of `paused_batches` are postponed. `paces` are those of batches
+    whose last run here ended less than a minute ago. `tracing` is None if spans are disabled.
     """
 
     aws: OperationDriver

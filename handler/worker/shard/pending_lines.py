@@ -14,9 +14,9 @@ from .line_order import Rank
 class PendingLines:
     """Hands out each line once: the groups of suspects one after another, and all other lines.
 
-    A group starts when every line of the one before is finished. Other lines are by `ranks`, of all
-    lines, where they are given. An engine that has suspects may have no other line: its owner asks
-    for one kind or the other.
+    A group starts when every line of the previous one is finished. Other lines are ordered by
+    `ranks`, which covers all lines, if given. An engine with suspects may have no other line: the
+    caller requests one kind or the other.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class PendingLines:
 
     @property
     def has_next(self) -> bool:
-        """Say whether a line waits that is no suspect."""
+        """Return whether a line waits that is not a suspect."""
         return bool(self._rest)
 
     @property
     def next_rank(self) -> Rank:
-        """Rank of the next line that is no suspect."""
+        """Rank of the next line that is not a suspect."""
         return self._rank_of(self._rest[0])
 
     @property
@@ -81,7 +81,7 @@ class PendingLines:
         return self._suspects.groups
 
     def pop(self) -> RawLine | None:
-        """Hand out the next line that is no suspect; None where there is none."""
+        """Hand out the next line that is not a suspect, or None."""
         if not self._rest:
             return None
         line = self._rest.popleft()

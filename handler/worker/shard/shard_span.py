@@ -16,7 +16,7 @@ _GOOD = frozenset({"committed", "released", "cancelled"})
 
 
 class ShardSpan:
-    """Span of one run of a shard; nothing where nobody asked for spans."""
+    """Span of one run of a shard; does nothing if tracing is off."""
 
     def __init__(self, tracing: Tracing | None, batch: Batch, shard: Shard) -> None:
         self._tracing = tracing

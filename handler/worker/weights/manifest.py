@@ -120,7 +120,7 @@ def find_weights(location: Location) -> Operation[Manifest]:
         if (gguf := _gguf_names(location, found)) is not None:
             tensors: Iterable[str] = gguf
         elif not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
-            raise WeightsRefused(f"{location} holds no {_CONFIG}: it is no model")
+            raise WeightsRefused(f"{location} is not a model: {_CONFIG} not found")
         else:
             tensors = yield from _tensor_names(location, found)
     except AwsError as exc:
@@ -179,16 +179,16 @@ def _gguf_names(location: Location, found: Mapping[str, WeightFile]) -> list[str
     if len(files) > 1:
         raise WeightsRefused(
             f"{location} has {len(files)} GGUF files ({files[0]}, {files[1]}"
-            f"{', …' if len(files) > 2 else ''}): put the one to serve under a prefix of its own"
+            f"{', …' if len(files) > 2 else ''}): put the one to serve under a separate prefix"
         )
     return files or None
 
 
 def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operation[Iterable[str]]:
-    """Return the objects that hold the tensors, and the index of them if there are many.
+    """Return the objects that contain the tensors, and their index if there are several.
 
-    They are selected as transformers does: many repositories hold a second copy. An adapter may
-    lie beside a tokenizer and a config.json of its own.
+    They are selected as transformers does: many repositories contain a second copy. An adapter
+    may have a tokenizer and a config.json next to it.
     """
     if _ADAPTER_CONFIG in found:
         if _ADAPTER not in found:
@@ -207,7 +207,7 @@ def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operat
     try:
         names = sorted(set(from_json(response["Body"])["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise WeightsRefused(f"{location}{_INDEX} is no index of weights") from exc
+        raise WeightsRefused(f"{location}{_INDEX} is not an index of weights") from exc
     missing = [name for name in names if name not in found]
     if missing or not names:
         what = missing[0] if missing else "a file"

@@ -21,7 +21,7 @@ from infra.permissions import allow, service_principal
 from infra.worker_flags import worker_flags
 
 _MAX_VARIABLE, _MAX_ARGUMENT, _MAX_ARGUMENTS = 512, 256, 100
-# Of accounts that have asked for no more; a worker that is stopped loses nothing.
+# The default limit of an account; a worker that is stopped loses nothing.
 _MAX_RUN_SECONDS: Final = 5 * 24 * 3600
 # No more than the smallest of the machines' own disks, which SageMaker takes instead.
 _VOLUME_GIB: Final = 100
@@ -85,7 +85,7 @@ class WorkerJobs(Construct):
             **self._data.worker_settings(self._model),
             "AWS_DEFAULT_REGION": Stack.of(self).region,
             "POWERTOOLS_SERVICE_NAME": "worker",
-            # The image leaves it to whoever starts it.
+            # The image does not set it.
             "NVIDIA_VISIBLE_DEVICES": "all",
         }
 
@@ -96,9 +96,9 @@ class WorkerJobs(Construct):
         for variable, value in stack.resolve(dict(environment)).items():
             if len(estimate_value(value, variable, stack.stack_name)) > _MAX_VARIABLE:
                 raise ConfigRefused(
-                    f"{name} has more aliases or adapters than a job of SageMaker can be told: "
-                    f"{variable} may have {_MAX_VARIABLE} characters. Give it fewer or shorter "
-                    "ones, or take another compute."
+                    f"{name} has too many aliases or adapters for a SageMaker job: the variable "
+                    f"{variable} is limited to {_MAX_VARIABLE} characters. Use fewer or shorter "
+                    "names, or another compute."
                 )
         if long := [word for word in arguments if len(word) > _MAX_ARGUMENT]:
             raise ConfigRefused(
@@ -120,7 +120,7 @@ class WorkerJobs(Construct):
             *_log_statements(stack),
         ]
         if network is not None:
-            # Of a VPC that another account shares, ARNs have that account, which nobody names here.
+            # In a VPC shared by another account, ARNs contain that account, unknown here.
             is_existing = self._data.config.network.kind == "existing"
             statements += _vpc_statements(stack, network, "*" if is_existing else stack.account)
         for statement in statements:

@@ -9,7 +9,7 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    ConnectionError,  # noqa: A004 - botocore's, which is not an OSError
     HTTPClientError,
 )
 
@@ -27,7 +27,7 @@ _DENIED: Final = frozenset(
 # And for what a region, or an emulator, does not have.
 _UNKNOWN: Final = frozenset({"InvalidAction", "UnknownOperationException"})
 _THROTTLED: Final = frozenset({"RequestLimitExceeded", "SlowDown", "TooManyRequestsException"})
-# Without one the CDK would go to us-east-1 and say so to nobody.
+# Without a region the CDK would silently use us-east-1.
 _NO_REGION = "No AWS region is set: export AWS_REGION=…, or set one in your AWS profile."
 
 
@@ -36,7 +36,7 @@ class NotReady(Exception):
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Say whether an error tells nothing of the account: not allowed, throttled, not reached."""
+    """Return whether an error is not about the account: access denied, throttled, unreachable."""
     cause = error.__cause__ if isinstance(error, AwsError) else error
     if not isinstance(cause, ClientError):
         return isinstance(cause, ConnectionError | HTTPClientError)
@@ -100,5 +100,5 @@ def _services(config: Config) -> Iterator[str]:
 
 
 def _has_role(iam: Any, service: str) -> bool:
-    """Say whether a service has its role; its path says so, whatever the role is called."""
+    """Return whether a service has its role, judging by the path, whatever the role's name."""
     return bool(iam.list_roles(PathPrefix=f"/aws-service-role/{service}/")["Roles"])

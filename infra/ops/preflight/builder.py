@@ -22,7 +22,7 @@ def check_builder(environment: Mapping[str, str]) -> None:
             "that is built elsewhere (docs/guides/deploy.md)."
         )
     try:
-        said = subprocess.run(  # noqa: S603 - what the CDK is about to run
+        result = subprocess.run(  # noqa: S603 - what the CDK is about to run
             [path, "info"],
             capture_output=True,
             text=True,
@@ -32,6 +32,6 @@ def check_builder(environment: Mapping[str, str]) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NotReady(f"`{command} info` does not answer: {exc}. Is it started?") from exc
-    if said.returncode:
-        words = (said.stderr.strip() or said.stdout.strip()).splitlines()[-1:]
-        raise NotReady(f"`{command} info` fails: {' '.join(words)} Is it started?")
+    if result.returncode:
+        last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
+        raise NotReady(f"`{command} info` fails: {' '.join(last_line)} Is it started?")

@@ -16,7 +16,7 @@ from tidemill.handler.aws.sync import aws_client
 
 
 def account_concurrency(lambda_: Any) -> int:
-    """Return the runs that the account has for functions without a reservation of their own."""
+    """Return the account's concurrency for functions without reserved concurrency."""
     limit = lambda_.get_account_settings()["AccountLimit"]
     return int(limit.get("UnreservedConcurrentExecutions", limit["ConcurrentExecutions"]))
 

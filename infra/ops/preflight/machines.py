@@ -15,8 +15,8 @@ from infra.ops.zones import region_zones
 def check_machines(config: Config, ec2: Any) -> Iterator[str]:
     """Yield sentences on zones with machines that the network does not cover.
 
-    Raises NotReady for a GPU that none of its zones has, and for subnets that are not there.
-    SageMaker tells nobody what it has before a job is asked for.
+    Raises NotReady for a GPU that none of its zones has, and for missing subnets.
+    SageMaker does not report its instance types before a job is requested.
     """
     subnets = _subnet_zones(config.network, ec2) if config.network.kind == "existing" else set()
     if config.compute == "sagemaker":

@@ -1,6 +1,6 @@
-"""Quotas of an account: for GPUs, which a new account has none of, and Lambda's concurrency.
+"""Quotas of an account: for GPUs, where a new account has 0, and Lambda's concurrency.
 
-Other machines of the account count, too: what is left of a quota may be less than said here.
+Other machines of the account count, too: less of a quota may be left than reported here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infra.gpus import GPUS, num_vcpus
 from infra.ops.preflight.account import NotReady
 from infra.ops.preflight.concurrency import account_concurrency
 
-# By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
+# By the first letter of the types and whether they are Spot. P5 had a separate Spot quota in some
 # accounts: the larger of the two counts.
 EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("g", False): ("L-DB2E81BA",),
@@ -26,16 +26,16 @@ EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("p", True): ("L-7212CCBC", "L-C4BD4855"),
 }
 _CONCURRENCY_CODE: Final = "L-B99A9384"
-# What a new account gets when it asks, and every older one has.
+# The default of older accounts; a new account gets it on request.
 _USUAL_CONCURRENCY: Final = 1000
 _CONSOLES: Final = {"us-gov-": "amazonaws-us-gov.com", "cn-": "amazonaws.cn"}
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What workers of some models take of a quota; `per_worker` is by the model's name.
+    """Share of a quota that workers of some models need; `per_worker` is by the model's name.
 
-    `value` is what the account may use at a time, `link` the page that asks for more.
+    `value` is the account's quota, `link` the page on which to request an increase.
     """
 
     quota: str
@@ -57,7 +57,7 @@ class Demand:
 
 
 def check_gpu_quotas(config: Config, quotas: Any) -> Iterator[str]:
-    """Yield sentences on quotas that hold fewer workers than asked for; raises NotReady for none.
+    """Yield sentences on quotas with room for fewer workers than planned; NotReady for none.
 
     `quotas` is a boto3 client of Service Quotas.
     """
@@ -168,7 +168,7 @@ def _link(quota: Mapping[str, Any], quotas: Any) -> str:
 
 
 def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
-    """Return a quota of the account, AWS's default where it has none of its own, or None."""
+    """Return a quota of the account, else AWS's default, or None."""
     for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
         try:
             found: dict[str, Any] = ask(ServiceCode=service, QuotaCode=code)["Quota"]

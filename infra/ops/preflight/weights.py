@@ -17,9 +17,9 @@ from tidemill.handler.worker.weights.manifest import (
 
 
 def check_weights(config: Config) -> None:
-    """Raise NotReady for weights that workers would refuse or could not read; print what lacks.
+    """Raise NotReady for weights that workers would refuse or could not read; print missing files.
 
-    What whoever deploys may not look at is not told: workers have rights of their own.
+    Weights that the caller may not read are skipped, because workers have separate permissions.
     """
     aws = Aws(lambda service, config: aws_client(service, config=config.merge(SHORT_TIMEOUTS)))
     here = aws.clients["s3"].meta.region_name
@@ -45,9 +45,9 @@ def _check_key(aws: Aws, location: Location, key: str) -> None:
         sys.stdout.write(f"not there yet: {exc}; workers end until it is\n")
         return
     largest = max(found.files, key=lambda file: file.num_bytes)
-    asked = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
-    said = aws.clients["s3"].head_object(**asked)
-    used = said.get("SSEKMSKeyId", "") if said.get("ServerSideEncryption", "") != "AES256" else ""
+    largest_object = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
+    head = aws.clients["s3"].head_object(**largest_object)
+    used = head.get("SSEKMSKeyId", "") if head.get("ServerSideEncryption", "") != "AES256" else ""
     if used and used != key:
         raise NotReady(
             f"{location} is encrypted by a key of KMS, which workers may use where its model names "
