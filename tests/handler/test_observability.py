@@ -68,7 +68,7 @@ def test_a_lambda_is_named_by_its_environment(
 
 
 def test_a_line_is_written_at_once_and_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads do not tear each other's lines, and what is killed next has told its figures."""
+    """Threads do not tear each other's lines, and a later kill does not lose them."""
     stream = Stream()
     monkeypatch.setattr(sys, "stdout", stream)
     emit({Metric.LEASES_LOST: 1}, model="m")

@@ -25,7 +25,7 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 def test_the_kept_document_is_that_of_the_routes() -> None:
-    """Whoever changes a route runs `make openapi`."""
+    """After a change of a route, run `make openapi`."""
     assert (ROOT / "docs/reference/openapi.json").read_text(encoding="utf-8") == text(app)
 
 
@@ -35,7 +35,7 @@ def test_the_document_is_valid() -> None:
 
 
 def test_the_document_is_served_without_a_key() -> None:
-    """And nothing is asked of AWS for it."""
+    """Serving it calls no AWS service."""
     event = request_of("/openapi.json")
     del event["headers"]["authorization"]
     del event["headers"]["accept-encoding"]
@@ -44,10 +44,10 @@ def test_the_document_is_served_without_a_key() -> None:
     assert json.loads(answer["body"]) == document(app)
 
 
-def test_all_routes_are_told_of_but_those_for_browsers(
+def test_all_routes_except_the_dashboards_are_documented(
     operations: dict[str, dict[str, Any]],
 ) -> None:
-    """A route hides by `include_in_schema=False` alone."""
+    """Only `include_in_schema=False` hides a route."""
     routes = [*app._static_routes, *app._dynamic_routes]
     hidden = {route.openapi_path for route in routes if not route.include_in_schema}
     assert all(

@@ -64,7 +64,7 @@ def later() -> float:
 
 
 def run(cloud: Cloud, drop: Drop) -> None:
-    """Let the control Lambda do what the message asks for, when nothing writes any more."""
+    """Run the control Lambda with the message, once no process can write any more."""
     advance(cloud.aws, cloud.deployment, drop.id, plenty, now=later)
 
 
@@ -102,7 +102,7 @@ def test_a_tombstone_remains(cloud: Cloud) -> None:
 
 
 def test_what_later_batches_would_reuse_goes_too(mini: Cloud) -> None:
-    """Of this batch alone: what others of the tenant have computed stays."""
+    """Only this batch's stored results are deleted; those of the tenant's other batches stay."""
     drop = ended(mini)
     prefix = results_prefix(drop.batch.tenant)
     own, other = (f"{prefix}model/00ff/{batch}-0000000.3" for batch in (drop.id, "batch_other"))
@@ -151,7 +151,7 @@ def test_an_erasure_whose_message_was_lost_is_done(mini: Cloud) -> None:
 
 
 def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
-    """Also one that has begun to since the client was told that none does."""
+    """It also stays if the other batch began to read it after the request was accepted."""
     drop = ended(mini)
     request(mini, drop)
     reader = mini.drop(4, key="input/y.jsonl")
@@ -193,7 +193,7 @@ def test_the_parts_of_an_input_go_with_it(cloud: Cloud) -> None:
     assert cloud.run(cloud.deployment.uploads.get_upload(gone)) is None
 
 
-def test_versions_of_another_time_are_not_asked_whose_they_are(
+def test_versions_of_another_time_are_not_checked(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that is uploaded every hour has thousands of them."""
@@ -259,7 +259,7 @@ def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud, stride: int) -> 
 
 
 def test_what_the_time_does_not_allow_is_left_to_another_run(mini: Cloud) -> None:
-    """It is asked for by a message, which comes again also from among the dead letters."""
+    """A message requests the rest; it is also retried from the dead-letter queue."""
     drop = ended(mini)
     request(mini, drop)
     mini.messages()
@@ -295,7 +295,7 @@ def test_an_end_is_announced_and_counted_once(mini: Cloud) -> None:
 
 
 def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
-    """Nor an input that another batch reads, nor anything where the deployment does not say so."""
+    """An input that another batch reads stays, as does everything if erasure is not enabled."""
     drop = mini.drop(4).begin()
     with pytest.raises(NotErasable, match="in_progress: only one that has ended") as refused:
         request(mini, drop)
@@ -313,12 +313,12 @@ def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
     assert drop.batch.erasing_at == NOW
 
 
-def test_a_webhook_is_told_of_the_end_first(mini: Cloud) -> None:
-    """Or has failed for good: its receiver waits for it."""
+def test_a_pending_webhook_is_delivered_first(mini: Cloud) -> None:
+    """The webhook must be delivered or have failed: its receiver waits for it."""
     drop = ended(mini)
     change = mini.deployment.table.change_batch
     mini.run(change(drop.id, Status.COMPLETED, webhook_delivery="pending"))
-    with pytest.raises(NotErasable, match="has not been told") as refused:
+    with pytest.raises(NotErasable, match="is still pending") as refused:
         request(mini, drop)
     assert refused.value.code == "webhook_pending"
     assert drop.batch.erasing_at is None

@@ -18,7 +18,7 @@ SECONDS = 120_000
 def test_errors_are_read_while_others_run(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """Nobody waits for the end to see what goes wrong; a cancelled batch keeps what is done."""
+    """Errors are visible before the end; a cancelled batch keeps its finished rows."""
     scripts = [{"status": 400}, {}, {"raise": "broken"}, {"wait": 600}]
     with control_running(cloud), worker_running(cloud, tmp_path):
         cloud.put(file_of(scripts), "input/mixed.jsonl")

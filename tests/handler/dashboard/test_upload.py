@@ -54,7 +54,7 @@ def choose(page: Page, file: Path) -> None:
 
 @dataclass
 class Storage:
-    """What a browser asks of the bucket: the parts by number, each as often as it was sent."""
+    """Requests of a browser to the bucket: the parts by number, with the number of times sent."""
 
     cloud: Cloud
     parts: list[int] = field(default_factory=list)
@@ -126,19 +126,19 @@ def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large
 def test_a_storage_that_cannot_be_reached(
     page: Page, cloud: Cloud, new_key: NewKey, large: Path
 ) -> None:
-    """It is said in words; another try goes on where the first was, giving up forgets it."""
+    """The page shows the error; another try resumes the upload, giving up aborts it."""
     storage = Storage(cloud, num_failures=10_000)
     storage.watch(page)
     page.clock.install()
     sign_in(page, new_key("lab"), "#/new")
     choose(page, large)
-    told = page.get_by_role("alert").filter(has_text="cannot be sent: the connection broke")
+    alert = page.get_by_role("alert").filter(has_text="cannot be sent: the connection broke")
     for _ in range(300):
         page.clock.fast_forward(20_000)
         page.wait_for_timeout(100)  # in which the parts are sent and break
-        if told.is_visible():
+        if alert.is_visible():
             break
-    expect(told).to_be_visible()
+    expect(alert).to_be_visible()
     storage.num_failures = 0
     page.clock.resume()
     page.get_by_role("button", name="Try again").click()
@@ -197,7 +197,7 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
 
 
 def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Nobody is asked for what its lines say, also of a long file that is packed."""
+    """The user need not choose it, even for a long compressed file."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
     cases = {
@@ -223,16 +223,16 @@ def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: New
     expect(page.get_by_label("Endpoint")).to_have_count(0)
 
 
-def test_what_cannot_be_a_batch_is_said(
+def test_an_invalid_choice_is_reported(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """No file, an empty one: beside the field, before anything is sent."""
+    """A missing or empty file is reported next to the field, before anything is sent."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
     page.get_by_role("button", name="Upload and start").click()
-    told = page.locator("#new-error")
-    expect(told).to_have_text("Choose a file first.")
+    error = page.locator("#new-error")
+    expect(error).to_have_text("Choose a file first.")
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     choose(page, empty)
-    expect(told).to_have_text("empty.jsonl is empty.")
+    expect(error).to_have_text("empty.jsonl is empty.")

@@ -1,4 +1,4 @@
-"""A day's GPU hours that are used up: what waits says so, and goes on tomorrow."""
+"""Spent GPU hours of a day: waiting batches show the reason, and continue the next day."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_tenant_waits_for_the_next_day(mini: Cloud) -> None:
     assert cloud.rung_shards() == [0, 1, 2]
 
 
-def test_a_limit_that_is_raised_holds_nobody_longer(mini: Cloud) -> None:
-    """By the reaper's next look."""
+def test_a_raised_limit_ends_the_pause(mini: Cloud) -> None:
+    """The reaper's next run ends it."""
     cloud = mini.having(limits=Limits(gpu_hours_per_day=1))
     batch = cloud.ingest(cloud.create(lines_of(25)))
     spend(cloud, 1)
@@ -91,7 +91,7 @@ def test_a_limit_that_is_raised_holds_nobody_longer(mini: Cloud) -> None:
 def test_a_spent_budget_starts_no_worker_and_raises_the_alarm(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither for what runs nor for a batch that is only read now, whoever's it is."""
+    """No worker is started for running batches, nor for one that is only being validated."""
     started: list[str] = []
 
     def note(_deployment: Deployment, work: OpenWork, _now: int) -> Operation[None]:

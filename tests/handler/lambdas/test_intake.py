@@ -63,7 +63,7 @@ def test_a_file_is_taken_in_message_by_message(cloud: Cloud) -> None:
 
 
 def test_messages_that_are_about_no_file_do_not_come_again(cloud: Cloud) -> None:
-    """Nor those about a batch that nobody knows; nothing is done for them."""
+    """Neither do those about an unknown batch; nothing is done for them."""
     batch = cloud.create(lines_of(1))
     assert handle(advance_message(batch.id)) == []
     assert handle(intake_message("batch_unknown")) == []

@@ -1,4 +1,4 @@
-"""What is remembered of parts, and that it has a bound."""
+"""Cached parts, and the bound on their number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def part_of(*lines: int) -> PartRows:
 
 @given(st.dictionaries(st.integers(1, 2**40), st.binary(min_size=1, max_size=40)))
 def test_places_are_those_of_the_part(rows: dict[int, bytes]) -> None:
-    """Every row is found where it stands, in the order of lines."""
+    """Every row is found at its place, in line order."""
     part = encode_part(FinishedRow(line, row, is_success=True) for line, row in rows.items())
     places = list(PartRows.from_part(decode_index(part)))
     assert [place.line for place in places] == sorted(rows)

@@ -1,4 +1,4 @@
-"""Tokens of people: whose are taken, by keys that are made here, and when the issuer is asked."""
+"""Users' tokens: which are accepted, with generated keys, and when the issuer is contacted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def published(key: Any, key_id: str) -> dict[str, Any]:
 
 
 def token(key: Any = EC_KEY, kid: str | None = "one", alg: str = "ES256", **changes: Any) -> str:
-    """Return a signed token that is good but for the changes; None takes a claim away."""
+    """Return a signed token, valid except for the changes; None removes a claim."""
     now = int(time.time())
     claims = {"iss": ISSUER, "aud": "tidemill", "sub": "u-1", "department": "search"}
     claims |= {"exp": now + 600, "nbf": now, "iat": now} | changes
@@ -80,7 +80,7 @@ def issuer() -> Issuer:
 
 @pytest.fixture
 def verify(issuer: Issuer) -> Callable[..., Person]:
-    """Return a verifier's method, called at a time of its own clock."""
+    """Return a verifier's method, with a separate clock."""
     verifier = TokenVerifier(SETTINGS, issuer.fetch)
 
     def call(given: str, now: float = 0.0) -> Person:
@@ -132,7 +132,7 @@ def test_a_token_is_refused(verify: Callable[..., Person], changes: Changes, wor
 
 
 def test_a_claim_that_is_null_names_no_tenant(verify: Callable[..., Person]) -> None:
-    """Nor one called `None`."""
+    """No tenant is called `None` either."""
     claims = jwt.decode(token(), options={"verify_signature": False}) | {"department": None}
     given = jwt.encode(claims, EC_KEY, algorithm="ES256", headers={"kid": "one"})
     with pytest.raises(TokenRefused, match="does not name a tenant"):
@@ -140,15 +140,15 @@ def test_a_claim_that_is_null_names_no_tenant(verify: Callable[..., Person]) -> 
 
 
 @pytest.mark.parametrize("given", ["a.b.c", "..", "e30.e30.e30", "é.é.é", "\ud800.b.c"])
-def test_what_is_no_token_is_refused(verify: Callable[..., Person], given: str) -> None:
-    """Before an issuer is asked."""
+def test_a_malformed_token_is_refused(verify: Callable[..., Person], given: str) -> None:
+    """It is refused before the issuer is contacted."""
     assert is_token(given)
     with pytest.raises(TokenRefused):
         verify(given)
 
 
 def test_a_key_that_is_new_is_fetched(issuer: Issuer, verify: Callable[..., Person]) -> None:
-    """Once a minute for what nobody knows; a key that is withdrawn is good for an hour."""
+    """Unknown keys are fetched once a minute; a withdrawn key is valid for an hour."""
     verify(token())
     issuer.keys = {"two": OTHER_KEY}
     new = token(OTHER_KEY, "two")
@@ -165,10 +165,10 @@ def test_a_key_that_is_new_is_fetched(issuer: Issuer, verify: Callable[..., Pers
         verify(new, 60 + 3600)
 
 
-def test_an_issuer_that_is_down_refuses_nobody(
+def test_tokens_are_accepted_while_the_issuer_is_down(
     issuer: Issuer, verify: Callable[..., Person]
 ) -> None:
-    """Keys that are known hold for a day; without them it is asked again after some seconds."""
+    """Known keys stay valid for a day; without them, the issuer is tried again after seconds."""
     issuer.is_down = True
     with pytest.raises(IssuerUnavailable):
         verify(token())
@@ -190,7 +190,7 @@ def test_an_issuer_must_be_who_was_meant(issuer: Issuer, verify: Callable[..., P
 
 
 def test_keys_that_sign_nothing_are_left_out(issuer: Issuer) -> None:
-    """Of other kinds, uses and curves, and keys that are broken: the rest are taken."""
+    """Keys of other kinds, uses and curves, and broken ones, are skipped: the rest are accepted."""
     others = [
         {"kty": "OKP", "crv": "Ed25519", "x": "AA", "kid": "a"},
         {"kty": "EC", "crv": "P-9", "x": "AA", "y": "AA", "kid": "b"},

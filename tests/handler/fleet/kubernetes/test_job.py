@@ -59,8 +59,8 @@ def test_a_plan_that_says_everything_is_in_the_manifest_whole() -> None:
     assert worker["livenessProbe"]["exec"]["command"] == ["python", "-m", "tidemill.cli.health"]
 
 
-def test_a_small_plan_asks_for_nothing_more() -> None:
-    """On processors: no GPU, no queue, no place, no rights in the cluster."""
+def test_a_small_plan_requests_no_more() -> None:
+    """A CPU worker needs no GPU, no queue, no node selector, and no permissions in the cluster."""
     job = manifest_of(gpus=0)
     pod = job["spec"]["template"]["spec"]
     assert "resources" not in pod["containers"][0]

@@ -48,7 +48,7 @@ def test_a_number_is_started_once(aws: Aws, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_an_ended_job_does_not_count_as_started(aws: Aws, cluster: Cluster, exit_code: int) -> None:
-    """The next attempt has a name of its own, and the ended Job stays for the circuit breaker."""
+    """The next attempt has a different name, and the ended Job stays for the circuit breaker."""
     ended = start(aws)
     cluster.run_pods()
     cluster.exit(cluster.jobs[ended], exit_code)
@@ -117,7 +117,7 @@ def test_a_worker_starts_runs_stops_and_is_gone(aws: Aws, cluster: Cluster) -> N
 
 
 def test_fleets_do_not_list_each_other(aws: Aws) -> None:
-    """Of another model, or of another deployment in the same namespace."""
+    """Jobs of another model, or of another deployment in the same namespace, are not listed."""
     start(aws)
     others = (
         FleetPlan("other", "kubernetes", "r1", means=MEANS),
@@ -155,10 +155,10 @@ def test_pages_are_followed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["quota", "rights", "limits", "invalid", "namespace", "webhook", "500", "429", "401"],
 )
-def test_a_refused_start_is_told_by_what_helps(
+def test_a_refused_start_is_classified_by_its_remedy(
     aws: Aws, cluster: Cluster, refusal: Refusal, error: type[Exception]
 ) -> None:
-    """A shortage passes, what is ours does not, and of the rest nobody knows whether it started."""
+    """A shortage passes, a wrong configuration does not, other errors may have started a Job."""
     cluster.refusal = refusal
     with pytest.raises((NotStarted, AwsError)) as caught:
         start(aws)
@@ -167,7 +167,7 @@ def test_a_refused_start_is_told_by_what_helps(
 
 
 def test_a_token_that_rotates_is_read_again(cluster: Cluster, tmp_path: Path) -> None:
-    """The kubelet writes a new one every hour; without a good one the answer is said."""
+    """The kubelet writes a new one every hour; without a valid one the server's reply is raised."""
     token = tmp_path / "token"
     client = KubernetesClient(cluster.url, token_file=token)
     aws = Aws(lambda _service, **_: client)

@@ -58,7 +58,7 @@ def test_without_a_launcher_a_batch_waits(rig: Rig, caplog: pytest.LogCaptureFix
 
 
 def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Rig) -> None:
-    """One crash is no loop."""
+    """One crash is not a crash loop."""
     rig.open()
     rig.step()
     rig.cluster.run_pods()
@@ -71,7 +71,7 @@ def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Ri
 
 
 @pytest.mark.long
-def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
+def test_a_disruption_is_not_a_failure(rig: Rig) -> None:
     """Kubernetes itself replaces the pod, and its Job goes on."""
     rig.open()
     rig.step()
@@ -85,8 +85,8 @@ def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
     assert rig.state.ends == ()
 
 
-def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
-    """With the last words of the log; whom a person lets start again is not braked by old ends."""
+def test_a_crash_loop_opens_the_breaker_once(rig: Rig) -> None:
+    """It shows the log's last error; after a person closes it, old ends do not open it again."""
     batch = rig.open()
     rig.step()
     rig.cluster.run_pods()
@@ -150,7 +150,7 @@ def test_another_image_replaces_workers_one_by_one(rig: Rig) -> None:
 
 
 def test_a_used_up_quota_is_a_shortage_that_passes(rig: Rig) -> None:
-    """What fits runs, the rest is tried again, and the reason is for people to read."""
+    """Workers within the quota start, others are tried again, and users see the reason."""
     rig.open()
     rig.cluster.quota = 1
     rig.step()
@@ -246,7 +246,7 @@ def test_what_kueue_has_not_admitted_waits(rig: Rig) -> None:
     assert len(rig.alive) == 3
 
 
-def test_an_image_that_is_not_there_sets_the_brake(rig: Rig) -> None:
+def test_a_missing_image_opens_the_breaker(rig: Rig) -> None:
     """Kubernetes would pull for ever: such Jobs are deleted, and count as crashes."""
     rig.open()
     rig.step()

@@ -9,7 +9,7 @@ from tidemill.handler.worker.context.config import WorkerConfig, read_config
 
 
 def test_variables_are_the_names_of_fields() -> None:
-    """What is given wins over them; what is not ours is left alone."""
+    """Given values take precedence; other variables are ignored."""
     environment = {"TIDEMILL_QUEUE": "q", "TIDEMILL_LEASE_SECONDS": "12", "TIDEMILL_BUCKET": "b"}
     environment |= {"TIDEMILL_FLUSH_BYTES": "7", "FLUSH_SECONDS": "1"}
     config = read_config(environment, {"flush_bytes": 9})
@@ -63,6 +63,6 @@ def test_rows_of_small_batches_become_durable_sooner(
 
 
 def test_an_engine_gets_more_than_it_can_run_at_once() -> None:
-    """Four times as much, unless told otherwise."""
+    """The default is four times as much."""
     assert WorkerConfig(queue="q").inflight_for(64) == 256
     assert WorkerConfig(queue="q", max_inflight=5).inflight_for(64) == 5

@@ -1,4 +1,4 @@
-"""What a worker knows of its own lease, and operations that stop when it ends."""
+"""A worker's view of its lease, and operations that stop when the lease ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 def test_a_lease_ends_after_the_last_renewal_was_sent() -> None:
-    """Not after its answer came; a renewal that is answered late takes nothing away."""
+    """The time of the reply does not count; a renewal that is answered late takes nothing away."""
     clock = Clock()
     lease = Lease(30, 100, clock)
     clock.now = 129.9

@@ -49,7 +49,7 @@ def test_what_was_finished_during_a_write_waits_for_the_next() -> None:
 
 
 def test_a_quarantined_line_says_why_it_was_not_run() -> None:
-    """As a failure of ours, in the same bytes in every run."""
+    """It gets a server error, with the same bytes in every run."""
     row = print_unrun(RawLine(7, LINE), is_quarantined=True)
     assert row is not None
     assert (row.line, row.is_success) == (7, False)
