@@ -82,7 +82,7 @@ def with_concurrency(config: Config, found: str) -> Config:
 
 
 _MESSAGES = {
-    "extra_forbidden": "is not a key that Tidemill knows",
+    "extra_forbidden": "is not a known key",
     "missing": "must be given",
     "int_type": "must be a whole number",
     "string_type": "must be a text in quotes",

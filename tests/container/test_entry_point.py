@@ -78,7 +78,7 @@ class Container:
 
 @pytest.fixture
 def weights(ministack: Emulator) -> Location:
-    """Return where the demo model lies in a bucket of weights."""
+    """Return the location of the demo model in a bucket of weights."""
     s3 = ministack.client("s3")
     location = Location(f"weights-{uuid4().hex[:10]}", "demo/")
     s3.create_bucket(Bucket=location.bucket)
@@ -179,15 +179,15 @@ def test_a_kernel_is_launched_without_a_compiler(image: Image, tmp_path: Path) -
     before = outside_volumes(image)
     container = Container(image, {"LD_LIBRARY_PATH": str(made.parent)}, tmp_path / "log")
     code = Path(launched.__file__).read_text(encoding="utf-8")
-    status, said = container.output(image.program("python"), "-c", code)
-    assert status == 0, said
-    assert "cuLaunchKernelEx" in said.split()
+    status, output = container.output(image.program("python"), "-c", code)
+    assert status == 0, output
+    assert "cuLaunchKernelEx" in output.split()
     assert outside_volumes(image) == before
     assert not image.path(image.environment["TRITON_CACHE_DIR"]).exists()  # nothing was compiled
 
 
 def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:
-    """Which says what it must be told."""
+    """It reports the settings that it needs."""
     container = Container(image, {}, tmp_path / "log")
     assert container.start().wait(60) == 2
     assert "TIDEMILL_TABLE: Field required" in container.log.read_text(encoding="utf-8")
@@ -218,7 +218,7 @@ def test_with_the_word_of_sagemaker_it_is_a_server(image: Image, tmp_path: Path)
 
 
 def free_port() -> int:
-    """Return a port that nobody has now."""
+    """Return an unused port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return int(held.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The configuration: what is wrong in it is told in a sentence, before anything is made."""
+"""Configuration: each error is reported in one sentence, before anything is created."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
 OIDC = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
-ALONE = '[oidc] is of an API with auth = "keys", beside which it stands'
+ALONE = '[oidc] requires an API with auth = "keys"'
 CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 A_PATH = "a path of roles between slashes: /platform/"
 A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
 A_NAME = "a short name of small letters, digits and dashes between them"
 
-# A table of the file with one thing wrong in it, and what is said of that.
+# A table of the file with one error in it, and the message for it.
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"nmae": "mill"}, "nmae is no key that Tidemill knows."),
+    ({"nmae": "mill"}, "nmae is not a known key."),
     ({"name": 3}, "name must be a text in quotes."),
     ({"name": ""}, f'name is "", which does not look like {A_NAME}.'),
     ({"name": "Mill"}, f'name is "Mill", which does not look like {A_NAME}.'),
@@ -86,7 +86,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),
     ({"windows": "24h"}, "windows must be a table."),
-    ({"windows": {"longest": "24h"}}, "windows.longest is no key that Tidemill knows."),
+    ({"windows": {"longest": "24h"}}, "windows.longest is not a known key."),
     ({"windows": {"default": 24}}, "windows.default must be a text in quotes."),
     (
         {"windows": {"default": "15d"}},
@@ -111,10 +111,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"network": 3}, "network must be a table."),
     # As they were once.
-    ({"zones": ["eu-west-1a"]}, "zones is said by [network] zones now."),
+    ({"zones": ["eu-west-1a"]}, "zones has moved: set it in [network] zones."),
     (
         {"isolated": {"internet": True}},
-        "isolated is said by [network] internet and endpoint_zones now.",
+        "isolated has moved: set it in [network] internet and endpoint_zones.",
     ),
     ({"network": {"internet": True}}, 'network takes internet with kind = "isolated" alone.'),
     ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
@@ -309,7 +309,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 # The same for a key of the second model.
 WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
-    ({"gpus": 2}, "models[2].gpus is no key that Tidemill knows."),
+    ({"gpus": 2}, "models[2].gpus is not a known key."),
     ({"target_minutes": 0}, "models[2].target_minutes is 0; it must be 1 or more."),
     (
         {"target_minutes": 20161},
@@ -425,14 +425,14 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
 
 
 def refusal(**differing: Any) -> str:
-    """Return what is said of a configuration that is right but for these keys."""
+    """Return the error of a configuration that is valid except for these keys."""
     with pytest.raises(ConfigRefused) as refused:
         make_config({"models": [MODEL]} | differing, "mill.toml")
     return str(refused.value)
 
 
 @pytest.mark.parametrize(("differing", "sentence"), WRONG, ids=[text for _, text in WRONG])
-def test_a_wrong_value_is_told_in_a_sentence(differing: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_value_is_reported_in_a_sentence(differing: dict[str, Any], sentence: str) -> None:
     """The file, the key and what it may be; one sentence for one mistake."""
     assert refusal(**differing) == f"mill.toml: {sentence}"
 
@@ -448,7 +448,7 @@ def test_a_wrong_value_of_a_model_names_the_model(differing: dict[str, Any], sen
 
 @pytest.mark.parametrize("key", ["name", "gpu"])
 def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
-    """What no default can stand for must be given."""
+    """Keys without a default are required."""
     model = {name: value for name, value in MODEL.items() if name != key}
     assert refusal(models=[model]) == f"mill.toml: models[1].{key} must be given."
 
@@ -462,7 +462,7 @@ def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
     ],
 )
 def test_workers_that_run_elsewhere_are_not_configured_here(key: str, value: Any) -> None:
-    """Nobody would hear it; and of which GPU they are is not asked for."""
+    """Nothing would read them; their GPU is not requested either."""
     without = {"name": "small"}
     make_config({"compute": "none", "models": [without]}, "mill.toml")
     shown = "[network]" if key == "network" else key
@@ -478,18 +478,18 @@ def test_models_must_be_given() -> None:
         make_config({}, "mill.toml")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     """A file with three mistakes is mended in one go."""
     wrong = MODEL | {"gpu": "v100", "max_workers": 0}
     assert refusal(nmae="mill", models=[wrong]).splitlines() == [
         f'mill.toml: models[1].gpu is "v100"; it can be {GPU_NAMES}.',
         "mill.toml: models[1].max_workers is 0; it must be 1 or more.",
-        "mill.toml: nmae is no key that Tidemill knows.",
+        "mill.toml: nmae is not a known key.",
     ]
 
 
 def test_the_file_of_the_project_is_the_default() -> None:
-    """What infra/config.toml writes out is what a file with its models alone asks for."""
+    """All keys in infra/config.toml except the models have their default values."""
     config = read_config(DEFAULT_PATH)
     assert config == Config(models=config.models)
     (model,) = config.models
@@ -520,13 +520,13 @@ def test_whole_numbers_are_prices_too() -> None:
 
 
 def test_a_network_may_have_the_addresses_that_a_company_has_left() -> None:
-    """Those that carriers share, too."""
+    """Shared address space (RFC 6598) is allowed, too."""
     config = make_config({"models": [MODEL], "network": {"cidr": "100.64.16.0/20"}}, "mill.toml")
     assert config.network.cidr == "100.64.16.0/20"
 
 
 def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
-    """With zones of its own a network has as many as there are."""
+    """A network with its own zones may have any number of them."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
     network = {"kind": "isolated", "zones": zones, "endpoint_zones": 3}
     config = make_config({"models": [MODEL], "network": network}, "mill.toml")
@@ -555,30 +555,28 @@ def test_a_network_has_the_zones_of_its_region(
 
 
 def test_a_network_has_no_more_zones_than_room_for_subnets() -> None:
-    """A region may have more, and is no mistake of whoever deploys."""
+    """A region may have more, which is not a mistake of the user."""
     config = make_config({"models": [MODEL]}, "mill.toml")
     named = with_zones(config, [f"eu-west-1{letter}" for letter in "abcdefgh"], "zones")
     assert named.network.zones == tuple(f"eu-west-1{letter}" for letter in "abcdef")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "start"),
     [
         (None, "cannot be read: No such file or directory."),
         (b"name = mill\n", "is not TOML: "),
         (b'name = "\xff"\n', "is not TOML: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, start: str) -> None:
     """One sentence names the file, whatever is wrong with it as a whole."""
     path = tmp_path / "mill.toml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigRefused) as refused:
         read_config(path)
-    assert str(refused.value).startswith(f"{path} {said}")
+    assert str(refused.value).startswith(f"{path} {start}")
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
 
@@ -619,7 +617,7 @@ def test_the_app_ends_with_the_sentence(tmp_path: Path, content: str | None, sen
 
 
 def test_more_names_of_the_only_model_can_be_typed() -> None:
-    """Its own name among them changes nothing; of two models nobody could say which is meant."""
+    """Its own name among them changes nothing; with two models it would be ambiguous."""
     config = make_config({"models": [MODEL | {"aliases": ["gpt"]}]}, "mill.toml")
     found = with_aliases(config, ("small", "*", "gpt"), "--served-model-name")
     assert found.models[0].aliases == ("gpt", "*")

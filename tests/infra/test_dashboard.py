@@ -50,7 +50,7 @@ def test_it_has_the_deployments_name(made: Deployment) -> None:
     assert page(made)["DashboardName"] == "tidemill"
 
 
-def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) -> None:
+def test_it_shows_what_an_operator_needs(widgets: dict[str, dict[str, Any]]) -> None:
     """Work, workers, speed, failures, waiting, the API, money."""
     assert set(widgets) == {
         "Shards that wait or run",
@@ -99,7 +99,7 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
 def test_every_model_is_shown(
     widgets: dict[str, dict[str, Any]], title: str, namespace: str, metrics: set[str]
 ) -> None:
-    """Each by the metrics that there are, of its own queue, service or name."""
+    """Each has the existing metrics of its queue, service or name."""
     dimensions = {
         "AWS/SQS": lambda name: {"QueueName": f"DoorbellsWork{MODELS[name]}.QueueName"},
         REAPER: lambda name: {"service": "reaper", "model": name},
@@ -130,7 +130,7 @@ def test_the_api_is_shown(
 
 
 def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
-    """Those that workers have, and those that keep them from being started."""
+    """They include failures of workers, and of their starts."""
     shown = figures(widgets["Leases lost, engines dead, fleets braked"])
     assert {(name, tuple(dimensions.values())) for _, name, dimensions, _ in shown} == {
         (metric, (model, service))
@@ -144,7 +144,7 @@ def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
 
 
 def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
-    """Of all functions that take messages off a queue."""
+    """All functions that take messages off a queue are included."""
     assert [found[:3] for found in figures(widgets["Messages that failed"])] == [
         (NAMESPACE, Metric.MESSAGES_FAILED, {"service": service})
         for service in ("control", "intake", "dead_letters")
@@ -210,7 +210,7 @@ def test_the_cost_is_summed_over_the_time_shown(widgets: dict[str, dict[str, Any
 
 
 def test_models_without_a_price_cost_nothing(synth: Synth) -> None:
-    """The page stands without prices too."""
+    """The page works without prices too."""
     found = Deployment(synth(TWO))
     body = json.loads(page(found)["DashboardBody"])
     for widget in body["widgets"]:
@@ -221,7 +221,7 @@ def test_models_without_a_price_cost_nothing(synth: Synth) -> None:
 
 
 def test_widgets_do_not_overlap(widgets: dict[str, dict[str, Any]]) -> None:
-    """No widget lies upon another or beyond the edge."""
+    """No widget overlaps another or exceeds the edge."""
     taken: set[tuple[int, int]] = set()
     for widget in widgets.values():
         cells = {

@@ -45,10 +45,10 @@ def test_a_deployment_names_nothing_of_another_partition(
     }
     assert set(templates) == {"Data", "Api", "Compute"}
     for name, template in templates.items():
-        told = texts(template, {"AWS::Partition": partition, "AWS::URLSuffix": suffix})
+        strings = texts(template, {"AWS::Partition": partition, "AWS::URLSuffix": suffix})
         foreign = [
             text
-            for text in told
+            for text in strings
             if set(re.findall(r"\barn:([a-z-]*)", text)) - {partition}
             or (set(HOST.findall(text)) - {suffix} and not PRINCIPAL.fullmatch(text))
         ]

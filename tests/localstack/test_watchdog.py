@@ -1,4 +1,4 @@
-"""What a killed owner leaves behind is ended by its watchdog."""
+"""The watchdog ends the processes that a killed owner leaves behind."""
 
 from __future__ import annotations
 

@@ -15,20 +15,20 @@ const client = new OpenAI({
   maxRetries: 0,
 });
 const messages = [{ role: "user", content: "What is 7 plus 5?" }];
-const asked = { model, messages, max_tokens: 24, temperature: 0 };
+const request = { model, messages, max_tokens: 24, temperature: 0 };
 const Weather = z.object({ unit: z.enum(["celsius", "fahrenheit"]), is_wet: z.boolean() });
 
 test("a chat is answered", async () => {
-  const answer = await client.chat.completions.create(asked);
+  const answer = await client.chat.completions.create(request);
   assert.equal(answer.object, "chat.completion");
   assert.match(answer.choices[0].message.content, /12/);
   assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
 });
 
 test("a stream brings the same, and its usage in the end", async () => {
-  const whole = await client.chat.completions.create(asked);
+  const whole = await client.chat.completions.create(request);
   const stream = await client.chat.completions.create({
-    ...asked,
+    ...request,
     stream: true,
     stream_options: { include_usage: true },
   });
@@ -46,7 +46,7 @@ test("a stream brings the same, and its usage in the end", async () => {
 });
 
 test("a stream that is left behind leaves nothing", async () => {
-  const stream = await client.chat.completions.create({ ...asked, max_tokens: 400, ignore_eos: true, stream: true });
+  const stream = await client.chat.completions.create({ ...request, max_tokens: 400, ignore_eos: true, stream: true });
   for await (const chunk of stream) {
     assert.equal(chunk.object, "chat.completion.chunk");
     break;
@@ -56,7 +56,7 @@ test("a stream that is left behind leaves nothing", async () => {
 
 test("an answer is parsed by its schema", async () => {
   const answer = await client.chat.completions.parse({
-    ...asked,
+    ...request,
     max_tokens: 120,
     response_format: zodResponseFormat(Weather, "weather"),
   });
@@ -65,7 +65,7 @@ test("an answer is parsed by its schema", async () => {
 
 test("a tool that must be called is, and its arguments fit", async () => {
   const answer = await client.chat.completions.parse({
-    ...asked,
+    ...request,
     max_tokens: 300,
     tools: [zodFunction({ name: "weather", parameters: Weather })],
     tool_choice: "required",
@@ -78,7 +78,7 @@ test("a tool that must be called is, and its arguments fit", async () => {
 
 test("a stream of calls comes to the same calls", async () => {
   const body = {
-    ...asked,
+    ...request,
     max_tokens: 300,
     tools: [zodFunction({ name: "weather", parameters: Weather })],
     tool_choice: { type: "function", function: { name: "weather" } },
@@ -103,13 +103,13 @@ test("text completions are answered, whole and streamed", async () => {
 });
 
 test("faults come as the client's own errors", async () => {
-  await assert.rejects(client.chat.completions.create({ ...asked, temperature: -1 }), (error) => {
+  await assert.rejects(client.chat.completions.create({ ...request, temperature: -1 }), (error) => {
     assert.ok(error instanceof OpenAI.BadRequestError);
     assert.equal(error.param, "temperature");
     return true;
   });
   await assert.rejects(
-    client.chat.completions.create({ ...asked, model: "another" }),
+    client.chat.completions.create({ ...request, model: "another" }),
     OpenAI.NotFoundError,
   );
   await assert.rejects(
@@ -126,7 +126,7 @@ test("models are listed", async () => {
 
 test("a batch is uploaded, run and read", async () => {
   const lines = [1, 2, 3].map((number) =>
-    JSON.stringify({ custom_id: `line-${number}`, method: "POST", url: "/v1/chat/completions", body: asked }),
+    JSON.stringify({ custom_id: `line-${number}`, method: "POST", url: "/v1/chat/completions", body: request }),
   );
   const file = await client.files.create({
     file: await toFile(Buffer.from(lines.join("\n")), "in.jsonl"),

@@ -1,4 +1,4 @@
-"""The chart beside our own programs: flags, settings, routes, metrics and names that they know."""
+"""The chart matches our programs: flags, settings, routes, metrics and names."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_every_command_line_is_one_that_our_parser_takes(manifests: Sequence[Man
             assert options["served_model_names"]
 
 
-def test_workers_of_keda_are_told_what_those_of_ecs_are() -> None:
-    """The flags that the CDK app gives a worker of the same model, but for KEDA's own."""
+def test_keda_workers_have_the_flags_of_ecs_workers() -> None:
+    """The CDK app gives a worker of the same model these flags, except KEDA's own."""
     [worker] = containers(of_kind(manifests_of("keda and all else"), "ScaledJob"))
     model = Model(
         name=LLAMA,
@@ -149,7 +149,7 @@ def test_the_launchers_plans_say_what_the_values_say() -> None:
 
 @pytest.mark.parametrize("release", ["launcher", "launcher and all else"])
 def test_the_launcher_takes_its_plans(release: str, tmp_path: Path) -> None:
-    """And makes Jobs of them that are valid in every Kubernetes that the chart is for."""
+    """It creates Jobs that are valid in every Kubernetes version that the chart supports."""
     plans = pytest.importorskip("tidemill.handler.fleet.kubernetes.plans")
     job = importlib.import_module("tidemill.handler.fleet.kubernetes.job")
     manifests = manifests_of(release)

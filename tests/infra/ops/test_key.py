@@ -40,8 +40,8 @@ def check(
         else:
             stubber.add_response("describe_key", {"KeyMetadata": metadata | {"KeyId": "abc"}})
             # A policy of one statement may have it without a list.
-            said = statements[0] if len(statements) == 1 else statements
-            policy = json.dumps({"Statement": said})
+            statement = statements[0] if len(statements) == 1 else statements
+            policy = json.dumps({"Statement": statement})
             stubber.add_response("get_key_policy", {"Policy": policy})
         check_key(config, kms)
 
@@ -73,7 +73,7 @@ def test_a_key_must_let_services_make_data_keys() -> None:
         check(GOOD, ({"Service": SERVICES},), action=["kms:Decrypt", "kms:DescribeKey"])
 
 
-def test_a_deployment_without_a_key_asks_nothing() -> None:
+def test_a_deployment_without_a_key_makes_no_calls() -> None:
     """AWS's own keys need no check."""
     check_key(
         make_config({"models": [{"name": "m", "gpu": "l4"}]}, "test"),
@@ -93,10 +93,10 @@ def test_a_deployment_without_a_key_asks_nothing() -> None:
         (GOOD, (), KEY.replace("west", "north"), "kms_key is of eu-north-1, and the deployment"),
     ],
 )
-def test_what_a_key_lacks_is_said(
+def test_missing_permissions_of_a_key_are_reported(
     metadata: dict[str, Any] | None, principals: tuple[Any, ...], key: str, words: str
 ) -> None:
-    """In a sentence, before anything is made."""
-    with pytest.raises(NotReady) as said:
+    """The error is one sentence, before anything is created."""
+    with pytest.raises(NotReady) as caught:
         check(metadata, principals, key)
-    assert words in str(said.value)
+    assert words in str(caught.value)
