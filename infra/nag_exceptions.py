@@ -35,7 +35,7 @@ class Acknowledgement:
     finding: str = ""
 
     def covers(self, found: str, path: str) -> bool:
-        """Say whether this speaks of what was found (`rule` or `rule[finding]`) at a path."""
+        """Return whether this speaks of what was found (`rule` or `rule[finding]`) at a path."""
         rule, _, finding = found.removesuffix("]").partition("[")
         return (
             rule == self.rule

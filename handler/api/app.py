@@ -48,7 +48,7 @@ def authenticate(app: ApiGatewayResolver) -> None:
 
 
 def admitted(event: APIGatewayProxyEventV2) -> Caller:
-    """Return who calls, with the request counted; raises Unauthorized and LimitReached."""
+    """Return the caller, with the request counted; raises Unauthorized and LimitReached."""
     now, here = time.time(), deployment()
     caller = aws().run(identify(event, here, now))
     aws().run(here.limits.admit_request(caller.tenant, now))
@@ -56,11 +56,11 @@ def admitted(event: APIGatewayProxyEventV2) -> Caller:
 
 
 def as_json(answer: object) -> str:
-    """Return an answer as text, of which no character becomes six."""
+    """Return a reply as JSON text; only what must be is escaped."""
     return to_json(answer).decode()
 
 
-# An answer that is not what its route says is a fault of ours.
+# A reply that violates its route's schema is an internal error.
 app = APIGatewayHttpResolver(
     enable_validation=True, response_validation_error_http_code=500, serializer=as_json
 )

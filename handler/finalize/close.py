@@ -122,7 +122,7 @@ def close_abandoned(
 
 
 def _is_to_close(batch: Batch, shard: Shard) -> bool:
-    """Say whether a pending shard must be closed: it was ever claimed, or needs error rows."""
+    """Return whether a pending shard must be closed: it was ever claimed, or needs error rows."""
     is_pending = shard.status is ShardStatus.PENDING
     return is_pending and (shard.fence > 0 or skip_reason(batch, shard) is not None)
 

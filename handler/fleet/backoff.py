@@ -58,5 +58,5 @@ def reset_backoff(state: FleetState, workers: Iterable[Worker]) -> FleetState:
 
 
 def is_failed_start(end: WorkerEnd) -> bool:
-    """Say whether this is a failed start rather than the end of a worker."""
+    """Return whether this is a failed start rather than the end of a worker."""
     return end.kind in {EndKind.NO_CAPACITY, EndKind.NOT_STARTED}

@@ -99,7 +99,7 @@ def count_end(
 
 
 def may_have_rows(workers: Iterable[Worker], release: str) -> bool:
-    """Say whether rows may come from workers of a release: not where only others run."""
+    """Return whether rows may come from workers of a release: not where only others run."""
     running = {worker.release for worker in workers if worker.status is WorkerStatus.RUNNING}
     return not running or release in running
 

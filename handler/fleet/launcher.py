@@ -29,7 +29,7 @@ class StartRefused(NotStarted):
 
 
 class Launcher(Protocol):
-    """Makes the operations on the workers of one fleet."""
+    """Creates operations on the workers of one fleet."""
 
     def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
         """List the workers that have not ended; recent starts may be missing."""

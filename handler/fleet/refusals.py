@@ -44,12 +44,12 @@ _OUR_WORDS = re.compile(r"\b(EMPTY CAPACITY PROVIDER|ATTRIBUTE|INACTIVE|MISSING)
 
 
 def is_shortage(words: str) -> bool:
-    """Say whether a message reports a shortage, which passes with time."""
+    """Return whether a message reports a shortage, which passes with time."""
     return bool(_SHORTAGE.search(words))
 
 
 def exceeds_machines(words: str, workers: Iterable[Worker]) -> bool:
-    """Say whether a start failed because a worker is larger than a machine of its provider.
+    """Return whether a start failed because a worker is larger than a machine of its provider.
 
     ECS says `RESOURCE:…` where a machine has no room. If no other worker of the fleet uses one, the
     machine is empty, and another of its kind has no more.

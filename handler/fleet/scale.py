@@ -49,12 +49,12 @@ class Actions(NamedTuple):
 
 
 def is_start_blocked(state: FleetState, release: str, now: float) -> bool:
-    """Say whether starts of a release are blocked, by the breaker or by backoff."""
+    """Return whether starts of a release are blocked, by the breaker or by backoff."""
     return is_breaker_open(state, release, now) or now < state.not_before
 
 
 def is_breaker_open(state: FleetState, release: str, now: float) -> bool:
-    """Say whether an open circuit breaker blocks the starts of a release.
+    """Return whether an open circuit breaker blocks the starts of a release.
 
     One that a refusal opened is half-open every HALF_OPEN_SECONDS and lets a start through: a
     fixed role or quota makes no new release.
@@ -66,7 +66,7 @@ def is_breaker_open(state: FleetState, release: str, now: float) -> bool:
 
 
 def is_recent(launch: Launch, now: float) -> bool:
-    """Say whether a launch may still be missing from the launcher's list."""
+    """Return whether a launch may still be missing from the launcher's list."""
     return now < launch.at + LAUNCH_SECONDS
 
 

@@ -52,7 +52,7 @@ def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float
 
 
 def _is_last(aws: Aws, deployment: Deployment, batch: Batch) -> bool:
-    """Count a failure of a batch that is validating, and say whether it is the last one."""
+    """Count a failure of a batch that is validating, and return whether it is the last one."""
     latest = aws.run(deployment.table.get_batch(batch.id))
     if latest is None or latest.status is not Status.VALIDATING:
         return False

@@ -30,7 +30,7 @@ _DUPLICATES = TypeAdapter(Duplicates)
 
 
 class ScanStore:
-    """Makes the operations on what was found of one batch's file."""
+    """Creates operations on what was found of one batch's file."""
 
     def __init__(self, deployment: Deployment, batch_id: str) -> None:
         self._bucket = deployment.bucket

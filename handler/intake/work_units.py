@@ -128,7 +128,7 @@ class _UnitRun:
     _checked_at: float = 0.0
 
     def do(self, unit: WorkUnit) -> bool:
-        """Do a unit unless it is done, and say whether work remains after it."""
+        """Do a unit unless it is done, and return whether work remains after it."""
         deployment, batch = self.deployment, self.batch
         reading = self.aws.run(deployment.intake_progress.get_progress(batch.id))
         if reading is None:
@@ -160,7 +160,7 @@ class _UnitRun:
             return False
 
     def _counted(self, unit: WorkUnit, reading: IntakeProgress) -> bool:
-        """Do a unit, and say whether it came to its end; False once its failures end the batch."""
+        """Do a unit, and return whether it came to its end; False once its failures end the batch."""
         is_done = False
         with counting_failures(self.aws, self.deployment, self.batch, self.now()):
             self._do(unit, reading)

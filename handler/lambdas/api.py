@@ -19,7 +19,7 @@ _ANSWER: Final = ("statusCode", "headers", "body", "isBase64Encoded")
 
 
 def is_rest(event: dict[str, Any]) -> bool:
-    """Say whether an event is one of a REST API."""
+    """Return whether an event is one of a REST API."""
     return "httpMethod" in event
 
 

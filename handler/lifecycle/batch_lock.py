@@ -60,7 +60,7 @@ class BatchLock:
 
     @property
     def is_held(self) -> bool:
-        """Say whether `batch` shows this lock, which may have expired or been lost since."""
+        """Return whether `batch` shows this lock, which may have expired or been lost since."""
         return self.batch.turn == self.owner
 
     def acquire(self) -> bool:

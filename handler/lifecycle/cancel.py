@@ -42,7 +42,7 @@ def cancel(deployment: Deployment, batch_id: str, now: int) -> Operation[Batch |
 
 
 def _was_run(deployment: Deployment, batch: Batch) -> Operation[bool]:
-    """Say whether a worker may have claimed a shard of it; none can while it is validating."""
+    """Return whether a worker may have claimed a shard of it; none can while it is validating."""
     if batch.in_progress_at is None:
         return False
     if batch.num_shards > _MAX_SHARDS_LOOKED_AT:

@@ -39,7 +39,7 @@ class ApiKey:
 
 
 class KeyStore(Store):
-    """Makes the operations on the keys in a deployment's table."""
+    """Creates operations on the keys in a deployment's table."""
 
     __slots__ = ()
 
@@ -95,7 +95,7 @@ class KeyStore(Store):
 
 
 def is_key(text: str) -> bool:
-    """Say whether a text has the form of a key."""
+    """Return whether a text has the form of a key."""
     return _TOKEN.fullmatch(text) is not None
 
 

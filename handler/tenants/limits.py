@@ -112,7 +112,7 @@ class TenantLimits:
         return Pause(code, message, now, now - now % DAY_SECONDS + DAY_SECONDS)
 
     def is_budget_spent(self, now: int) -> Operation[bool]:
-        """Say whether the deployment's GPU hours of the day are used up."""
+        """Return whether the deployment's GPU hours of the day are used up."""
         return (yield from self._is_spent(EVERYBODY, self._budget_gpu_hours, now))
 
     def _is_spent(self, tenant: str, gpu_hours: int, now: int) -> Operation[bool]:

@@ -183,7 +183,7 @@ def fetch_json(url: str) -> Any:
 
 
 def is_token(text: str) -> bool:
-    """Say whether a text has the form of a token: three parts between dots, as no key has."""
+    """Return whether a text has the form of a token: three parts between dots, as no key has."""
     return text.count(".") == 2
 
 

@@ -57,7 +57,7 @@ class Tenant:
 
 
 class TenantStore(Store):
-    """Makes the operations on the tenants in a deployment's table."""
+    """Creates operations on the tenants in a deployment's table."""
 
     __slots__ = ()
 

@@ -71,11 +71,11 @@ class Feeds:
 
     @property
     def is_broken(self) -> bool:
-        """Say whether any engine, of those that have died too, has shown a fault of the machine."""
+        """Return whether any engine, of those that have died too, has shown a fault of the machine."""
         return self._is_broken or any(feed.is_broken for feed in self.live)
 
     async def check_machine(self) -> bool:
-        """Say whether rows may be kept, whatever engine they are of."""
+        """Return whether rows may be kept, whatever engine they are of."""
         for feed in tuple(self.live):
             self._is_broken |= not await feed.check_machine()
         return not self.is_broken
@@ -102,13 +102,13 @@ class Feeds:
         return min(max_inflight, max(1, -(-left // len(self.live))))
 
     def has_memory(self, feed: Feed) -> bool:
-        """Say whether there is memory for more lines of an engine: each has an equal share."""
+        """Return whether there is memory for more lines of an engine: each has an equal share."""
         left = self._max_held_bytes - sum(run.num_held_bytes for run in self.runs)
         inflight_bytes = sum(one.inflight_bytes for one in self.live)
         return inflight_bytes < left and feed.inflight_bytes * len(self.live) < left
 
     def is_least_loaded(self, feed: Feed) -> bool:
-        """Say whether no engine has fewer lines; one that is being started has none."""
+        """Return whether no engine has fewer lines; one that is being started has none."""
         is_whole = len(self.live) == self.num_engines
         return is_whole and feed is min(self.live, key=lambda one: one.num_inflight)
 

@@ -63,7 +63,7 @@ class Prefetch:
         return self._orders[batch_id]
 
     def is_due(self, now: float) -> bool:
-        """Say whether the bounds may be others by now."""
+        """Return whether the bounds may be others by now."""
         return now >= self._updated_at + self._context.config.lease_seconds / 3
 
     async def update(self) -> None:

@@ -294,12 +294,12 @@ class Worker:
                 await asyncio.sleep(delay_seconds)
 
     def _is_idle(self, limit: float | None) -> bool:
-        """Say whether the worker has been idle for its limit, if it has one."""
+        """Return whether the worker has been idle for its limit, if it has one."""
         is_due = limit is not None and self._context.clock() >= self._busy_at + limit
         return is_due and not self._runs
 
     async def _stays_ready(self) -> bool:
-        """Say whether this idle worker is one of those that stay at this hour, and for how long.
+        """Return whether this idle worker is one of those that stay at this hour, and for how long.
 
         The others are not missed: the reaper starts more where fewer than these run.
         """

@@ -227,19 +227,19 @@ class Config(Table):
 
     @property
     def starts_workers(self) -> bool:
-        """Say whether the deployment starts workers itself; others run elsewhere."""
+        """Return whether the deployment starts workers itself; others run elsewhere."""
         return self.compute != "none"
 
     @property
     def has_network(self) -> bool:
-        """Say whether workers have a network of the account's, and not SageMaker's."""
+        """Return whether workers have a network of the account's, and not SageMaker's."""
         return self.starts_workers and (
             self.compute != "sagemaker" or self.network.kind != "public"
         )
 
     @property
     def lacks_zones(self) -> bool:
-        """Say whether the workers' network is made here and the file does not name its zones."""
+        """Return whether the workers' network is made here and the file does not name its zones."""
         return self.has_network and self.network.kind != "existing" and not self.network.zones
 
     @property

@@ -39,7 +39,7 @@ from ..calls import Operation, T
 
 PACK_BYTES: Final = 16 * 2**20
 _MAX_PACKS: Final = 4096
-"""The newest packs of a scope are looked through; a month of 100 files a day has fewer."""
+"""Maximum number of a scope's newest packs searched; 100 files a day make fewer in a month."""
 
 _LOCAL_BYTES: Final = 2**32
 _REFRESH_SECONDS: Final = 30.0
@@ -109,7 +109,7 @@ class ResultStore:
             self._index.executescript(_TABLE)
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
-        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        """Return the JSON of a stored reply, with the line's digest and creation time filled in."""
         with self._lock, _raising():
             if (new := self._new.get(key)) is not None:
                 return new.reply_for(digest, created)
@@ -121,10 +121,10 @@ class ResultStore:
         return None if kept is None else kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
-        """Add the reply to a line of a digest; a pack is written when there are 16 MiB of them.
+        """Add the reply to a line of a digest; a pack is written once there are 16 MiB of them.
 
-        That is done by a thread, for which only the fifth pack waits; what fails there is raised by
-        the next call.
+        A thread writes it; the caller waits only before the fifth pack. The next call raises the
+        thread's errors.
         """
         with self._lock:
             self._new[key] = Kept(digest, created, body)
@@ -156,7 +156,7 @@ class ResultStore:
                 trim_packs(self._drive, self._bucket, self._prefix, self._max_bytes)
 
     def close(self) -> None:
-        """Write what was added, and remove what is on this machine."""
+        """Write the added replies, and delete the local files."""
         with self._held, self._lock:
             for pack in [*self._local]:
                 self._drop(pack)
@@ -164,7 +164,7 @@ class ResultStore:
             self._collect_writes(0)
 
     def _refresh(self) -> None:
-        """Read the indexes of packs that are new, and forget packs that are gone."""
+        """Read the indexes of new packs, and forget deleted packs."""
         if self._clock() < self._refreshed_at + _REFRESH_SECONDS:
             return
         self._refreshed_at = self._clock()
@@ -176,7 +176,7 @@ class ResultStore:
             self._forget(self._packs[key])
         new = [pack for key, pack in listed.items() if key not in self._packs]
         with ThreadPoolExecutor(_NUM_THREADS) as pool, self._index:
-            # Of a result in several packs the newest is read: it may replace a damaged one.
+            # The newest of several packs with a result is read: it may replace a damaged one.
             for pack, entries in zip(new, pool.map(self._read_index, new), strict=True):
                 if entries is None:
                     continue
@@ -189,7 +189,7 @@ class ResultStore:
                 )
 
     def _read_index(self, pack: Pack) -> list[Entry] | None:
-        """Return the entries of a pack, without those that are damaged; None if it is gone."""
+        """Return the valid entries of a pack; None if the pack is gone."""
         size = min(index_size(pack.name.num_results), pack.head.num_bytes)
         try:
             index = self._drive(self._bucket.get_range(pack.head.key, 0, size)) if size else b""
@@ -216,7 +216,7 @@ class ResultStore:
         return kept
 
     def _drop(self, pack: int) -> None:
-        """Remove a pack from this machine."""
+        """Delete a pack's local copy."""
         with self._local.pop(pack) as file:
             self._num_local_bytes -= file.seek(0, os.SEEK_END)
 
@@ -270,4 +270,4 @@ def _raising() -> Iterator[None]:
     try:
         yield
     except (AwsError, OSError, sqlite3.Error) as exc:
-        raise CacheError(f"kept results cannot be used: {exc}") from exc
+        raise CacheError(f"stored results are unavailable: {exc}") from exc

@@ -18,7 +18,7 @@ from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Limits of one S3 upload, and the bytes that a group of segments has where it can."""
+    """Limits of one S3 upload, and the preferred size of a group of segments."""
 
     min_part_bytes: int = MIN_COPIED_BYTES
     max_parts: int = MAX_PARTS
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class UploadPart(NamedTuple):
-    """Part `number` (from 1) holds these pieces, one behind another."""
+    """Part `number` (from 1), with its pieces in order."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -49,12 +49,12 @@ class UploadPart(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Say whether S3 can copy the part itself."""
+        """Return whether S3 can copy the part itself."""
         return len(self.pieces) == 1
 
 
 class Group(NamedTuple):
-    """The segments `first` to `end` (exclusive), whose bytes begin at `start` of the whole."""
+    """The segments `first` to `end` (exclusive), which begin at byte `start` of the whole."""
 
     first: int
     end: int
@@ -63,7 +63,7 @@ class Group(NamedTuple):
 
 
 def cut_into_parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes in parts of one size and a last shorter one; of none an empty one."""
+    """Yield the bytes in parts of one size and a shorter last one; without bytes, an empty part."""
     buffer = bytearray()
     is_first = True
     for piece in pieces:
@@ -77,7 +77,7 @@ def cut_into_parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
 
 
 def plan_upload(sizes: Iterable[int], limits: UploadLimits = S3_LIMITS) -> Iterator[UploadPart]:
-    """Yield the parts that hold segments of these sizes (bytes, none 0), in their order."""
+    """Yield the parts for segments of these sizes (bytes, none 0), in order."""
     return (
         UploadPart(number, pieces) for number, pieces in enumerate(_cut(sizes, limits), start=1)
     )

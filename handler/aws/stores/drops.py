@@ -15,14 +15,14 @@ from tidemill.batch.object_keys import results_name
 
 from .store import META
 
-# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
+# SQS keeps a message for 14 days at most: every event of an upload comes before that.
 EVENTS_END_SECONDS = 15 * 24 * 3600
 
 
 class Arrival(NamedTuple):
-    """Arrival of an upload: S3's sequencer, where its event holds one.
+    """Arrival of an upload: S3's sequencer, if its event contains one.
 
-    `modified` (Unix seconds) is S3's too: the beginning of the upload, which may have taken days.
+    `modified` (Unix seconds) is S3's too: the start of the upload, which may have taken days.
     """
 
     sequencer: str | None
@@ -30,12 +30,12 @@ class Arrival(NamedTuple):
 
 
 def drop_key(bucket: str, outputs: Outputs) -> dict[str, object]:
-    """Return the key of the item about uploads that have these results."""
+    """Return the key of the item about uploads with these results."""
     return {"pk": f"DROP#{bucket}/{results_name(outputs)}", "sk": META}
 
 
 def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
-    """Return the item about an upload that is the newest with its results."""
+    """Return the item about the newest upload with its results."""
     source = batch.source
     return drop_key(source.bucket, batch.outputs) | {
         "batch_id": batch.id,
@@ -50,7 +50,7 @@ def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
 def known_batch(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str | None:
     """Return the batch of this very upload, if the upload is the newest one.
 
-    The event of an upload that was found without it comes late, or not at all.
+    If a sweep found the upload without its event, the event comes late, or not at all.
     """
     source = batch.source
     is_same = newest["batch_id"] == batch.id or (
@@ -91,12 +91,12 @@ def is_known(newest: Mapping[str, Any], key: str, etag: str, modified: int) -> b
 
 
 def _expires(batch: Batch) -> int | None:
-    """The memory of an upload outlives every event of it, else a late one would run it again."""
+    """Return the expiry: after every possible event, else a late one would run it again."""
     if batch.expires is None:
         return None
     return max(batch.expires, batch.created_at + EVENTS_END_SECONDS)
 
 
 def _rank(sequencer: str) -> str:
-    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
+    """Return a comparable sequencer: S3's are hexadecimal and of unequal length."""
     return sequencer.upper().ljust(64, "0")

@@ -12,17 +12,17 @@ from ..calls import Call, Operation
 from ..items import dump, load, to_item
 from .store import Store, condition
 
-# No worker's name: a place that is blocked.
+# The owner of a blocked place; not a worker's name.
 _NO_OWNER: Final = "*"
 
 
 class FleetStore(Store):
-    """Makes the operations on what is remembered of the fleet of a model."""
+    """Creates operations on the stored state of a model's fleet."""
 
     __slots__ = ()
 
     def get_state(self, model: str) -> Operation[FleetState]:
-        """Return the state of a model's fleet; of one that never had a worker an empty one."""
+        """Return the state of a model's fleet; an empty one if it never had a worker."""
         state, _ = yield from self._read(model)
         return state
 
@@ -53,7 +53,7 @@ class FleetStore(Store):
             return changed
 
     def note_look(self, model: str, *, now: int, seconds: int) -> Operation[bool]:
-        """Note a look at a fleet; False if another process has looked in the last `seconds`."""
+        """Record a check of a fleet; False if another process checked it in the last `seconds`."""
         try:
             yield from self.update(
                 _look_key(model),
@@ -66,7 +66,7 @@ class FleetStore(Store):
         return True
 
     def get_rate(self, model: str) -> Operation[WorkerRate]:
-        """Return what workers of the model have measured lately, which may be nothing yet."""
+        """Return the model's latest measured rates, which may be empty."""
         fields = yield from self.get(_pace_key(model))
         return load(WorkerRate, fields) if fields else WorkerRate()
 
@@ -81,9 +81,9 @@ class FleetStore(Store):
     def keep_ready(
         self, model: str, num_workers: int, owner: str, *, now: float, until: float
     ) -> Operation[bool]:
-        """Say whether an idle worker is one of those that stay: each has a place until a time.
+        """Return whether an idle worker is one of those that stay: each has a place until a time.
 
-        It keeps its own place, or takes one whose owner has let the time pass.
+        It keeps its own place, or takes an expired one.
         """
         place = {"owner": owner, "until": int(until)}
         for number in range(num_workers):

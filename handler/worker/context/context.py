@@ -50,7 +50,7 @@ class GpuUsage:
             self._seconds[tenant] += seconds
 
     def is_due(self, now: float) -> bool:
-        """Say whether there is GPU time that is old enough to be written."""
+        """Return whether there is GPU time that is old enough to be written."""
         return bool(self._seconds) and now >= self._collected_at + REPORT_SECONDS
 
     def collect(self, now: float) -> dict[str, float]:

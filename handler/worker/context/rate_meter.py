@@ -43,7 +43,7 @@ class RateMeter:
         self._full_seconds += seconds if is_full else 0.0
 
     def is_due(self, now: float) -> bool:
-        """Say whether rows have become durable since the last report, at least a minute ago."""
+        """Return whether rows have become durable since the last report, at least a minute ago."""
         return self._has_rows and now >= self._reported_at + REPORT_SECONDS
 
     def collect(self, now: float, wall: float) -> WorkerRate:

@@ -165,7 +165,7 @@ def _emit_queue_wait(context: WorkerContext, message: ShardMessage, batch: Batch
 
 
 async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:
-    """Send a message to advance a running batch that has no shard left; say whether it has none."""
+    """Send a message to advance a running batch that has no shard left; return whether it has none."""
     batch = await context.aws.run(context.deployment.table.get_batch(batch_id))
     if batch is None or batch.status is not Status.IN_PROGRESS:
         return False

@@ -26,12 +26,12 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Say whether another worker may have the shard by now."""
+        """Return whether another worker may have the shard by now."""
         return self.clock() >= self.sent_at + self.seconds
 
     @property
     def is_due(self) -> bool:
-        """Say whether a renewal is due."""
+        """Return whether a renewal is due."""
         return self.clock() >= self.sent_at + self.seconds / 3
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ class ShardMessage:
 
     @property
     def is_held(self) -> bool:
-        """Say whether the message is held; otherwise it was deleted or resent."""
+        """Return whether the message is held; otherwise it was deleted or resent."""
         return self._message is not None
 
     async def extend_visibility(self) -> None:

@@ -57,22 +57,22 @@ class PendingLines:
 
     @property
     def is_finished(self) -> bool:
-        """Say whether every line is finished."""
+        """Return whether every line is finished."""
         return not self.num_inflight and not self.num_waiting
 
     @property
     def is_on_trial(self) -> bool:
-        """Say whether a group of suspects runs now."""
+        """Return whether a group of suspects runs now."""
         return self._suspects.is_on_trial
 
     @property
     def has_suspects(self) -> bool:
-        """Say whether suspects run next or now: nothing else may be in their engine then."""
+        """Return whether suspects run next or now: nothing else may be in their engine then."""
         return self._suspects.has_any
 
     @property
     def has_waiting_group(self) -> bool:
-        """Say whether a group of suspects may start now."""
+        """Return whether a group of suspects may start now."""
         return self._suspects.has_waiting_group
 
     @property

@@ -114,7 +114,7 @@ class ShardRun:
 
     @property
     def is_ending(self) -> bool:
-        """Say whether no line may be admitted any more."""
+        """Return whether no line may be admitted any more."""
         return self._ending is not None or self.is_over or self.lease.is_over
 
     @property

@@ -194,7 +194,7 @@ def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
 
 
 def _is_free(path: Path) -> bool:
-    """Say whether no process holds a lock on this file."""
+    """Return whether no process holds a lock on this file."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +204,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _has(path: Path, file: WeightFile) -> bool:
-    """Say whether a file is there with the size of the object."""
+    """Return whether a file is there with the size of the object."""
     try:
         return path.stat().st_size == file.num_bytes
     except FileNotFoundError:
