@@ -1,8 +1,8 @@
-"""Figures for CloudWatch, as lines of JSON that it makes metrics of: its embedded metric format.
+"""Metrics for CloudWatch, as log lines of JSON in its embedded metric format (EMF).
 
-Powertools has an emitter, and importing it costs nothing where its logger is imported. But it keeps
-figures until an invocation ends and prints them unflushed and in two writes; a worker has no such
-end and is killed now and then, and the reaper has eight threads.
+Powertools has an emitter, and importing it costs nothing if its logger is imported. But it buffers
+metrics until an invocation ends, and prints them unflushed and in two writes; a worker has no such
+end and may be killed, and the reaper has eight threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMESPACE: Final = "Tidemill"
 
 
 class Metric(StrEnum):
-    """The metrics there are; docs/reference/metrics.md says what each means."""
+    """All metrics; docs/reference/metrics.md explains them."""
 
     PROMPT_TOKENS = "PromptTokens"
     CACHED_TOKENS = "CachedTokens"
@@ -81,7 +81,7 @@ def emit(
     batch would cost more than the batch. The line is an event of the log like any other, except
     that the logger's level does not apply. A closed standard output is not an error.
     """
-    # The stacks set the variable for Lambdas and workers; a worker elsewhere has none.
+    # The stacks set this variable for Lambdas and workers; a worker elsewhere has none.
     named = service or os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")
     dimensions = {"service": named}
     if model is not None:

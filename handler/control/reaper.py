@@ -338,7 +338,7 @@ def give_up_shard(
     deployment: Deployment, batch: Batch, number: int, attempts: int
 ) -> Operation[None]:
     """Give up a shard after `attempts` claims without a new row."""
-    reason = f"The shard was given up after {attempts} attempts without a new row."
+    reason = f"The shard was given up: no new row in {attempts} attempts."
     yield from abandon(deployment, batch.id, number, reason, model=batch.model)
 
 
@@ -360,7 +360,7 @@ def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
 def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Operation[bool]:
     """Return whether a batch has not changed for long; at most once per STUCK_SECONDS.
 
-    The mark of a batch that changes all the time is written only every few minutes.
+    The mark of a batch that changes constantly is written only every few minutes.
     """
     is_new, seconds = batch.seen != mark, now - (batch.seen_at or 0)
     is_stuck = not is_new and seconds >= STUCK_SECONDS
@@ -370,5 +370,5 @@ def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Oper
 
 
 def _send_advance(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
-    logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=reason)
+    logger.info("message resent", batch_id=batch.id, status=str(batch.status), reason=reason)
     yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)

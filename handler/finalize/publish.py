@@ -28,7 +28,7 @@ _MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
 
 
 def publish(lock: BatchLock) -> None:
-    """Make the objects of a batch whose shards are closed and record them; raises Requeue."""
+    """Publish the objects of a batch whose shards are closed and record them; raises Requeue."""
     _wait_for_predecessor(lock)
     sealed = gather(lock)
     made: dict[ResultKind, Mapping[str, Any]] = {}
@@ -51,8 +51,8 @@ def publish(lock: BatchLock) -> None:
 def _wait_for_predecessor(lock: BatchLock) -> None:
     """Let older batches of the key publish first; polls with growing intervals.
 
-    One that has published had waited itself. One that ended without it (refused, or cancelled
-    before anything was run) had not, and those before it may publish still.
+    A batch that has published had itself waited. One that ended without publishing (refused, or
+    cancelled before any line ran) had not, and batches before it may still publish.
     """
     older_id = lock.batch.predecessor
     while older_id is not None:
@@ -91,13 +91,13 @@ def _make_object(lock: BatchLock, kind: ResultKind, segments: SealedSegments) ->
         _restart_upload(lock, kind, upload, exc)
     found = find_made(lock, key, num_bytes)
     if found is None:
-        raise HandlerError(f"{key} is not what was uploaded")
+        raise HandlerError(f"{key} is not the uploaded object")
     logger.info("published", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
     return found
 
 
 def _get_upload(lock: BatchLock, kind: ResultKind) -> str:
-    """Return the id of the batch's upload; of two that begin one the second gives its own up."""
+    """Return the ID of the batch's upload; if two runs start one, the second aborts its own."""
     if known := kind.field(lock.batch, "joining"):
         return str(known)
     bucket, key = lock.deployment.bucket, kind.key_of(lock.batch)
@@ -115,7 +115,7 @@ def _get_upload(lock: BatchLock, kind: ResultKind) -> str:
 def _restart_upload(
     lock: BatchLock, kind: ResultKind, upload: JoinUpload, cause: NotThere
 ) -> NoReturn:
-    """Drop an upload that was aborted from outside, for instance by a lifecycle rule."""
+    """Forget an upload that was aborted from outside, for instance by a lifecycle rule."""
     logger.warning("upload gone", batch_id=lock.batch.id, key=upload.key, reason=str(cause))
     lock.renew()
     lock.change(**kind.fields(joining=None))

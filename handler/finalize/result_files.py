@@ -1,4 +1,4 @@
-"""Result files: the objects that a batch has made, as clients find them."""
+"""Result files: the published objects of a batch, as files of the API."""
 
 from __future__ import annotations
 

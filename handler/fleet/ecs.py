@@ -71,13 +71,13 @@ class EcsLauncher:
         return (yield from _workers(config.cluster, arns, started_by(plan.model)))
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Run one task; the client token holds `number`, so that a retry runs no second one."""
+        """Run one task; the client token contains `number`, so that a retry runs no second one."""
         config = EcsConfig.model_validate(plan.means)
         arguments: dict[str, Any] = {
             "cluster": config.cluster,
             "taskDefinition": config.task_definition,
             "count": 1,
-            # Without a weight it is 0, and a provider of weight 0 places no task.
+            # The default weight is 0, and a provider of weight 0 places no task.
             "capacityProviderStrategy": [
                 {"capacityProvider": config.capacity_provider, "weight": 1}
             ],
@@ -103,7 +103,7 @@ class EcsLauncher:
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
         """Stop a task: SIGTERM, and two minutes later SIGKILL."""
         config = EcsConfig.model_validate(plan.means)
-        why = "Tidemill: this release is replaced, or its workers are to end"
+        why = "Tidemill: this release is replaced, or its workers are stopped"
         if worker.status is WorkerStatus.HUNG:
             why = f"Tidemill: {HUNG}"
         yield Call(
@@ -173,4 +173,4 @@ def family_of(task_definition: str) -> str:
 def _describe_failures(failures: Sequence[Mapping[str, str]]) -> str:
     reasons = {each.get("reason", "") for each in failures}
     message = ", ".join(sorted(filter(None, reasons))) or "no reason given"
-    return f"ECS runs no task: {message}"
+    return f"ECS started no task: {message}"

@@ -71,7 +71,7 @@ def jobs_prefix(plan: FleetPlan) -> str:
 
 
 def release_of(plan: FleetPlan, job_name: str) -> str:
-    """Return the release of a fleet's job: the plan's own, or the digest of another one."""
+    """Return the release of a fleet's job: the plan's own, or the digest of another release."""
     found = _NAME.fullmatch(job_name)
     mark = found["release"] if found else ""
     return plan.release if mark == _mark(plan.release) else mark
@@ -100,7 +100,7 @@ class SageMakerLauncher:
         return workers
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one job; its name holds `number`, so that a retry creates no second one."""
+        """Create one job; its name contains `number`, so that a retry creates no second one."""
         config = SageMakerConfig.model_validate(plan.means)
         name = f"{jobs_prefix(plan)}{_mark(plan.release)}-{number}"
         for instance_type in config.instance_types:

@@ -33,7 +33,7 @@ class _Machine(BaseModel):
 
 
 def drain_machine(event: Mapping[str, Any], plans: Mapping[str, FleetPlan]) -> Operation[bool]:
-    """Stop the workers of a draining machine; False where the event is about no such machine."""
+    """Stop the workers of a draining machine; False if the event is not about one."""
     if event.get("detail-type") != _EVENT:
         return False
     try:
@@ -48,7 +48,9 @@ def drain_machine(event: Mapping[str, Any], plans: Mapping[str, FleetPlan]) -> O
             continue
         for worker in (yield from launcher.list_workers_on(plan, machine.arn)):
             if worker.status is not WorkerStatus.STOPPING:
-                logger.info("worker leaves its machine", model=plan.model, worker=worker.id)
+                logger.info(
+                    "worker stopped on draining machine", model=plan.model, worker=worker.id
+                )
                 yield from launcher.stop(plan, worker)
     return True
 

@@ -1,8 +1,8 @@
-"""One range of a file: its lines looked at, cut into shards, their ids kept, all by local numbers.
+"""Scan of one range of a file: validates its lines, cuts shards and collects IDs.
 
-A line belongs to the range in which it begins, and its whole is read there. In the first range the
-numbers of lines are those of the file. In every other one line 1 is the line in whose middle, or
-behind whose end, the range begins: its own are numbered from 2.
+A line belongs to the range in which it begins, and is read there as a whole. All line numbers are
+local. In the first range they are those of the file. In every other range, line 1 is the line in
+whose middle, or after whose end, the range begins: its own lines are numbered from 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SKIPPED_BYTES = 2**20
 
 
 class PlannedShard(NamedTuple):
-    """One shard of a range: what is planned of it, by local line numbers and bytes of the file."""
+    """One planned shard of a range, by local line numbers and bytes of the file."""
 
     first_line: int
     num_rows: int
@@ -70,9 +70,9 @@ class Scanner:
     def scan(
         self, span: tuple[int, int], finder: DuplicateFinder, model: str | None = None
     ) -> ScanResult:
-        """Read the lines that begin in a range of bytes, and give their ids to the finder.
+        """Read the lines that begin in a range of bytes, and pass their IDs to the finder.
 
-        `model` is that of the lines before, where it is known. Raises ObjectChanged, NotThere and
+        `model` is that of the preceding lines, if known. Raises ObjectChanged, NotThere and
         AwsError.
         """
         start, end = span

@@ -11,7 +11,7 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G
 
 
 class Toleration(BaseModel):
-    """Toleration of a pod, in the words of Kubernetes."""
+    """Toleration of a pod, in Kubernetes's own format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class JobConfig(BaseModel):
 class KubernetesConfig(JobConfig):
     """Launch configuration of a fleet's Jobs, in one namespace.
 
-    `deployment` (its table) keeps deployments apart that share the namespace.
+    `deployment` (its table) distinguishes deployments that share the namespace.
     """
 
     namespace: Name

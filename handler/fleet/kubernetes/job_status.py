@@ -1,4 +1,4 @@
-"""Job status: workers, and ends of workers, in what the API server says of Jobs and their pods.
+"""Job status: workers and their ends, from the API server's state of Jobs and pods.
 
 Parsed leniently. No I/O.
 """
@@ -17,7 +17,7 @@ from .job import CONTAINER, COUNTED_LABEL, DISRUPTED, RELEASE_LABEL
 
 Manifest = Mapping[str, Any]
 _ENDED: Final = ("Complete", "Failed")
-# The Job is decided, and its pod may still run.
+# The Job's outcome is decided, but its pod may still run.
 _ENDING: Final = ("FailureTarget", "SuccessCriteriaMet")
 _JOB_NAME_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
 # A container in one of these states never starts, and holds its GPU in the meantime.
@@ -94,9 +94,9 @@ def failed_end(model: str, job: Manifest, pods: Sequence[Manifest], now: int) ->
 
 
 def broken_start(model: str, job: Manifest, pods: Sequence[Manifest], now: int) -> WorkerEnd | None:
-    """Return the end of a worker whose container can never start, such as for want of its image.
+    """Return the end of a worker whose container can never start, for example without its image.
 
-    Kubernetes would try for ever.
+    Kubernetes would retry for ever.
     """
     if not pods or worker_of(job, pods) is None or job["metadata"].get("deletionTimestamp"):
         return None
@@ -112,7 +112,7 @@ def broken_start(model: str, job: Manifest, pods: Sequence[Manifest], now: int) 
 def unscheduled(model: str, job: Manifest, pods: Sequence[Manifest], now: int) -> WorkerEnd | None:
     """Return the shortage that a Job without a running pod waits for, or None.
 
-    It goes on waiting: Kubernetes has the queue.
+    The Job stays: Kubernetes has the queue.
     """
     worker = worker_of(job, pods)
     if worker is None or worker.status is not WorkerStatus.STARTING:

@@ -37,7 +37,7 @@ class UsageMeter:
         return self._since is not None and now >= self._since + REPORT_SECONDS
 
     def collect(self) -> dict[Metric, float]:
-        """Return the metrics and reset; empty where nothing was done."""
+        """Return the metrics and reset; empty if nothing was done."""
         done, busy_seconds, kv_cache_use = self._done, self._busy_seconds, self._kv_cache_use
         self._reset()
         if not busy_seconds and done == Progress():

@@ -37,7 +37,7 @@ class PendingLines:
 
     @property
     def num_waiting(self) -> int:
-        """Lines that were not handed out yet."""
+        """Number of lines that were not handed out yet."""
         return self._suspects.num_waiting + len(self._rest)
 
     @property
@@ -52,7 +52,7 @@ class PendingLines:
 
     @property
     def num_inflight(self) -> int:
-        """Lines that were handed out and are not finished."""
+        """Number of lines that were handed out and are not finished."""
         return len(self._inflight) + self._suspects.num_running
 
     @property
@@ -67,7 +67,7 @@ class PendingLines:
 
     @property
     def has_suspects(self) -> bool:
-        """Return whether suspects run next or now: nothing else may be in their engine then."""
+        """Return whether suspects run now or next: no other line may be in their engine then."""
         return self._suspects.has_any
 
     @property
@@ -90,7 +90,7 @@ class PendingLines:
         return line
 
     def pop_suspect(self) -> RawLine | None:
-        """Hand out the next suspect; None while no other of its group waits."""
+        """Hand out the next suspect; None if no other of its group waits."""
         number = self._suspects.pop()
         if number is None:
             return None
@@ -117,7 +117,7 @@ class PendingLines:
         return tuple(self._suspected.pop(number) for number in quarantined)
 
     def _handed_out(self, numbers: Collection[int]) -> list[int]:
-        """Return those of the lines that were handed out and are not finished."""
+        """Return the lines among these that were handed out and are not finished."""
         return [one for one in numbers if one in self._inflight or self._suspects.is_running(one)]
 
     def _rank_of(self, line: RawLine) -> Rank:

@@ -42,7 +42,7 @@ def _check_key(aws: Aws, location: Location, key: str) -> None:
     except WeightsDenied:
         raise
     except WeightsRefused as exc:  # they may come yet
-        sys.stdout.write(f"not there yet: {exc}; workers end until it is\n")
+        sys.stdout.write(f"not uploaded yet: {exc}; workers exit until it is\n")
         return
     largest = max(found.files, key=lambda file: file.num_bytes)
     largest_object = {"Bucket": location.bucket, "Key": location.prefix + largest.name}

@@ -112,13 +112,13 @@ def refused(code: str) -> ClientError:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (refused("SignatureDoesNotMatch"), "(the store is http://s3: its keys or its region are"),
+        (refused("SignatureDoesNotMatch"), "(the store is http://s3: its keys or its"),
         (refused("NoSuchBucket"), "it has no such bucket)"),
-        (refused("NotImplemented"), "it lacks this operation"),
+        (refused("NotImplemented"), "it does not support this operation"),
         (refused("PathStyleDomainForbidden"), "set addressing_style = virtual"),
-        (EndpointConnectionError(endpoint_url="http://s3"), "it does not answer)"),
+        (EndpointConnectionError(endpoint_url="http://s3"), "it does not respond)"),
         (SSLError(endpoint_url="http://s3", error="x"), "AWS_CA_BUNDLE"),
-        (refused("500"), "or what answers there is not S3"),
+        (refused("500"), "or the port belongs to another server"),
     ],
 )
 def test_what_a_store_says_is_explained(

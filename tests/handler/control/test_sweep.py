@@ -272,7 +272,7 @@ def test_a_malformed_message_is_ignored(message: dict[str, object]) -> None:
     """The result contains the reason."""
     [ignored] = parse_control(to_json(message).decode())
     assert isinstance(ignored, Ignored)
-    assert "no message of ours: " in ignored.reason
+    assert "not a Tidemill message: " in ignored.reason
 
 
 def test_the_schedule_of_a_day_has_the_control_lambda_sweep(

@@ -150,7 +150,7 @@ def test_what_is_not_there_is_refused_in_words(cloud: Cloud, path: str) -> None:
     event["headers"].pop("accept-encoding")
     answer = answer_to(event)
     assert answer["statusCode"] == 404
-    assert json.loads(answer["body"])["error"]["message"].startswith("There is no ")
+    assert json.loads(answer["body"])["error"]["message"].endswith(" not found.")
 
 
 def test_long_names_are_cut_in_errors() -> None:

@@ -59,7 +59,7 @@ def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: New
     expect(page.locator("#tenant")).to_have_text("other")
     assert page.get_by_text("x.jsonl").count() == 0
     page.goto(f"/dashboard#/batches/{batch.id}")
-    alert = page.get_by_role("alert").filter(has_text=f"There is no batch {batch.id}")
+    alert = page.get_by_role("alert").filter(has_text=f"Batch {batch.id} not found")
     expect(alert).to_be_visible()
 
 
@@ -73,7 +73,7 @@ def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
     page.evaluate("location.hash = '#/batches/batch_none'")
     expect(page.get_by_role("heading", level=1)).to_have_text("This cannot be shown")
     expect(page.get_by_role("heading", level=1)).to_be_focused()
-    expect(page.get_by_role("alert").filter(has_text="There is no batch")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="Batch batch_none not found")).to_be_visible()
     assert page.get_by_text("x.jsonl").count() == 0
     assert page.get_by_role("button", name="Cancel…").count() == 0
     assert obstacles(page) == []

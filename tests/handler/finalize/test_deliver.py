@@ -90,7 +90,7 @@ def test_an_expired_url_is_reported_with_the_servers_message(mini: Cloud, tmp_pa
         drop.finish(network=receiver.network())
     assert len(receiver.received) == 1
     (message,) = errors_of(drop)
-    assert "answered 403: Request has expired … … xxx" in message
+    assert "the server returned 403: Request has expired … … xxx" in message
     assert "0123456789abcdef" not in message
     assert drop.batch.outputs.output_key in message
     assert len(message) < 700
@@ -124,7 +124,7 @@ def test_five_tries_are_all(mini: Cloud, tmp_path: Path) -> None:
     with Receiver(tmp_path, Script(503, "come later")) as receiver:
         drop.finish(network=receiver.network())
     assert len(receiver.received) == 5
-    assert "answered 503: come later" in errors_of(drop)[0]
+    assert "the server returned 503: come later" in errors_of(drop)[0]
     assert drop.batch.status is Status.COMPLETED
 
 
@@ -160,7 +160,7 @@ def test_a_redirect_leads_nowhere(mini: Cloud, tmp_path: Path) -> None:
     with Receiver(tmp_path, script) as receiver:
         drop.finish(network=receiver.network())
     assert receiver.dialled == [(PUBLIC, 443)]
-    assert "answered 302: redirects are not followed" in errors_of(drop)[0]
+    assert "the server returned 302: redirects are not followed" in errors_of(drop)[0]
 
 
 def test_an_address_inside_is_not_dialled(mini: Cloud, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_host_that_is_not_found_is_looked_up_again(mini: Cloud) -> None:
     drop = finalizing(mini)
     drop.finish(network=Network(resolve=resolve))
     assert drop.batch.output_tries == 5
-    assert "the host was not found" in errors_of(drop)[0]
+    assert "host not found" in errors_of(drop)[0]
 
 
 def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
     with Receiver(tmp_path, Script()) as receiver:
         deliver(lock, receiver.network())
     assert receiver.received == []
-    assert "did not come to its end" in lock.batch.errors[0].message
+    assert "did not finish" in lock.batch.errors[0].message
 
 
 def test_a_run_that_is_nearly_over_begins_no_try(mini: Cloud, tmp_path: Path) -> None:

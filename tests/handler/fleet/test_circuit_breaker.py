@@ -137,7 +137,7 @@ def test_an_end_that_only_we_can_fix_is_a_refused_start() -> None:
     assert breaker is not None
     assert breaker.code == "start_refused"
     assert "RESOURCE:MEMORY" in breaker.reason
-    assert "Choose a GPU whose machines are large enough" in breaker.advice
+    assert "Choose a GPU whose instance types are large enough" in breaker.advice
 
 
 @pytest.mark.parametrize("kind", [EndKind.CLEAN, EndKind.INTERRUPTED, EndKind.NO_CAPACITY])
@@ -200,12 +200,12 @@ def test_an_open_breaker_is_unchanged() -> None:
 @pytest.mark.parametrize(
     ("reason", "words", "advice"),
     [
-        ("it ended with exit status 1", "this machine cannot run a known line", "end that machine"),
+        ("it ended with exit status 1", "this machine cannot run a known line", "Terminate"),
         ("CannotPullContainerError: x", None, "registry"),
         ("ResourceInitializationError: pull secrets", None, "role"),
         ("it was killed (exit status 137): OutOfMemoryError", None, "memory"),
         ("it ended with exit status 2", "--seed: no number", "setting"),
-        ("it ended with exit status 1", "something else", "Read the log"),
+        ("it ended with exit status 1", "something else", "Read the worker's log"),
     ],
     ids=["known line", "image", "role", "memory", "setting", "any"],
 )

@@ -66,8 +66,7 @@ def test_a_tenant_waits_for_the_next_day(mini: Cloud) -> None:
     assert pause is not None
     assert (pause.code, pause.since, pause.until) == ("gpu_hours_used_up", NOW, MIDNIGHT)
     assert pause.message == (
-        "The tenant's limit of 2 GPU hours a day is used up. Lines that wait are run from 00:00 "
-        "UTC on."
+        "The tenant's limit of 2 GPU hours per day is used up. Waiting lines run from 00:00 UTC on."
     )
     assert look(cloud, batch, NOW + 1) is None
     assert cloud.batch(batch.id).pause == pause

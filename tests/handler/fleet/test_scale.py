@@ -213,7 +213,7 @@ def test_work_under_an_open_breaker_is_reported(
         (StartRefused("RunTask: AccessDeniedException"), "start_refused", 4),
         (NoCapacity("RESOURCE:GPU"), "start_refused", 4),
         (NoCapacity("NO ACTIVE INSTANCES"), "no_capacity", 7),
-        (NotStarted("ECS runs no task: SOMETHING NEW"), "not_started", 60),
+        (NotStarted("ECS started no task: SOMETHING NEW"), "not_started", 60),
     ],
 )
 def test_a_failed_start_is_handled_by_its_cause(

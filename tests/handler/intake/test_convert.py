@@ -164,7 +164,7 @@ def test_a_file_that_no_run_can_come_further_with_is_refused(
     assert (in_vain, long_file.sent) == (2, [1, 2, 3])
     batch = mini.ingest(batch, time_for(1))
     assert batch.status is Status.FAILED
-    assert batch.errors[0].message.startswith("The file is too long to be unpacked here: split it")
+    assert batch.errors[0].message.startswith("The file is too large to be decompressed here:")
     assert uploads_of(mini) == []
 
 

@@ -72,7 +72,7 @@ def test_folders_name_tenants_if_the_deployment_enables_it(mini: Cloud) -> None:
     names = [f"s3://{mini.bucket}/{key}" for key in keys]
     assert request_batch(cloud, tenant="search", input_file_id=names[1]).tenant == "search"
     for tenant, name in (("search", names[0]), ("other", names[1]), ("default", names[1])):
-        with pytest.raises(InvalidOption, match="names no file that is there"):
+        with pytest.raises(InvalidOption, match="does not name an existing file"):
             request_batch(cloud, tenant=tenant, input_file_id=name)
 
 
@@ -297,7 +297,7 @@ def test_a_request_may_name_an_object(cloud: Cloud) -> None:
     name = f"s3://{cloud.bucket}/input/a b.jsonl"
     batch = request_batch(cloud, tenant="default", input_file_id=name)
     assert batch.source.key == "input/a b.jsonl"
-    with pytest.raises(InvalidOption, match="names no file that is there"):
+    with pytest.raises(InvalidOption, match="does not name an existing file"):
         request_batch(cloud, tenant="other tenant", input_file_id=name)
 
 
@@ -393,7 +393,7 @@ def test_keys_that_s3_would_refuse_are_not_requested(
 ) -> None:
     """S3's own error for such names would look like a server error."""
     monkeypatch.setattr(mini.aws.clients["s3"], "head_object", pytest.fail)
-    with pytest.raises(InvalidOption, match="no object that is there"):
+    with pytest.raises(InvalidOption, match="does not name an existing object"):
         request_batch(mini, tenant="default", input_file_id=f"s3://{mini.bucket}/input/{name}")
 
 

@@ -230,7 +230,7 @@ def test_a_malformed_message_does_not_come_again(
         ("WARNING", "message dropped"),
         ("WARNING", "no such batch"),
         ("WARNING", "upload gone"),
-        ("WARNING", "upload left alone"),
+        ("WARNING", "upload ignored"),
     ]
 
 

@@ -82,7 +82,7 @@ def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
     cloud = limited(cloud, bytes_per_day=100)
     cloud.run(cloud.deployment.limits.admit_bytes("ads", 60, LATE))
     error = refusal(cloud, cloud.deployment.limits.admit_bytes("ads", 41, LATE))
-    assert "41 bytes would pass the limit of 100" in error.message
+    assert "41 bytes would exceed the limit of 100" in error.message
     refusal(cloud, cloud.deployment.limits.admit_bytes("new", 101, LATE))
     cloud.run(cloud.deployment.limits.admit_bytes("ads", 40, LATE))
     assert [day["bytes"] for day in used(cloud, "ads")] == [100]

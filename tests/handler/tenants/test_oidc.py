@@ -106,7 +106,7 @@ NOW = int(time.time())
         ({"exp": NOW - 120}, "it has expired"),
         ({"nbf": NOW + 86_400}, "it is not valid yet"),
         ({"aud": "another"}, "it is for another audience"),
-        ({"iss": "https://login.example.com"}, "it is of another issuer"),
+        ({"iss": "https://login.example.com"}, "it is from another issuer"),
         ({"sub": None}, "it lacks one of exp, iss, aud and sub"),
         ({"exp": None}, "it lacks one of exp, iss, aud and sub"),
         ({"department": None}, "claim `department` does not name a tenant"),

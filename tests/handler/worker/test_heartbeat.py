@@ -303,7 +303,7 @@ def test_why_a_batch_goes_no_further(rig: Rig) -> None:
     batch = rig.batch(GOOD, rings=False).batch
     assert end_reason(batch, batch.expires_at - 1) is None
     assert end_reason(batch, batch.expires_at) == "the batch has expired"
-    assert end_reason(None, 0) == "the batch is gone"
+    assert end_reason(None, 0) == "the batch no longer exists"
     cancelling = batch.moved(Status.CANCELLING, 0)
     assert end_reason(cancelling, 0) == "the batch is cancelling"
 

@@ -145,7 +145,7 @@ def test_weights_that_workers_would_refuse_are_reported(
         look()
     far = {"weights_region": "eu-west-1"}
     look(**far)
-    assert "not there yet: there is nothing under s3://" in capsys.readouterr().out
+    assert "not uploaded yet: no objects found under s3://" in capsys.readouterr().out
     key = "arn:aws:kms:eu-west-1:000000000000:key/abc"
     encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
     for name in ("config.json", "model.safetensors"):

@@ -104,7 +104,7 @@ def test_uploaded_bytes_are_counted_before_they_are_kept(cloud: Cloud, client: O
     with pytest.raises(openai.BadRequestError):
         client.files.create(file=b"12345", purpose="nonsense")  # type: ignore[arg-type]
     kept = client.files.create(file=b"123456", purpose="batch")
-    with pytest.raises(openai.RateLimitError, match="5 bytes would pass the limit of 10"):
+    with pytest.raises(openai.RateLimitError, match="5 bytes would exceed the limit of 10"):
         client.files.create(file=b"12345", purpose="batch")
     client.files.create(file=b"1234", purpose="batch")
     assert len(list(client.files.list())) == 2

@@ -48,7 +48,7 @@ def test_an_object_that_ends_early_is_refused() -> None:
     """A truncated object breaks the stream instead of shifting the rest."""
     with (
         open_joined([Slice("a", 1, 5)], lambda _: b"six"[1:5]) as stream,
-        pytest.raises(OSError, match="a has not bytes 1 to 5"),
+        pytest.raises(OSError, match="a has no bytes 1 to 5"),
     ):
         stream.read()
 

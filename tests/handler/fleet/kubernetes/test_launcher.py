@@ -94,7 +94,7 @@ def test_a_number_whose_attempts_have_all_ended_is_an_error(aws: Aws, cluster: C
         name = start(aws)
         cluster.run_pods()
         cluster.exit(cluster.jobs[name], 1)
-    with pytest.raises(NotStarted, match=f"up to {name}, have ended already"):
+    with pytest.raises(NotStarted, match=f"up to {name}, have already ended"):
         start(aws)
     assert len(cluster.jobs) == 9
 

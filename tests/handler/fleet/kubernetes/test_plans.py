@@ -99,7 +99,7 @@ def test_a_release_is_what_a_pod_is_made_of(tmp_path: Path) -> None:
     [
         ("{", "plans.json: is not JSON: "),
         ([], "plans.json: is []: Input should be an object"),
-        ({"small": {}}, "plans.json: small.means must be given"),
+        ({"small": {}}, "plans.json: small.means is required"),
         ({"small": plan_of(max_workers="2")}, "plans.json: small.max_workers is '2': "),
         ({"small": plan_of(max_workers=0)}, "plans.json: small.max_workers is 0: "),
         ({"small": plan_of(min_workers=9)}, "small has min_workers above max_workers = 3"),

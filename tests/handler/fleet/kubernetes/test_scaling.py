@@ -174,7 +174,7 @@ def test_a_denied_start_stops_the_fleet_and_says_why(rig: Rig) -> None:
     breaker = rig.state.breaker
     assert breaker is not None
     assert breaker.code == START_REFUSED
-    assert breaker.reason.startswith("Kubernetes starts no worker: ")
+    assert breaker.reason.startswith("Kubernetes refuses to start workers: ")
     assert "Role" in breaker.advice
     rig.cluster.refusal = None
     rig.step(60)
@@ -255,5 +255,5 @@ def test_a_missing_image_opens_the_breaker(rig: Rig) -> None:
     breaker = rig.state.breaker
     assert breaker is not None
     assert 'Back-off pulling image "tidemill:1"' in breaker.reason
-    assert "See that the image is there" in breaker.advice
+    assert "Check that the image exists" in breaker.advice
     assert rig.cluster.jobs == {}

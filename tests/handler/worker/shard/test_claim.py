@@ -217,7 +217,7 @@ async def test_a_shard_whose_claims_come_to_nothing_is_given_up(
     other.ring()
     assert await claim(context) is None
     shard = other.shard()
-    assert shard.abandoned == "The shard was given up: 5 runs of it ended without a new row."
+    assert shard.abandoned == "The shard was given up: no new row in 5 attempts."
     assert shard.owner is None
     assert rig.messages() == [advance(other)]
 

@@ -242,7 +242,7 @@ def test_a_location_of_a_gguf_file_is_refused_with_its_prefix(place: Place) -> N
         place.aws.run(find_weights(location))
     folder = str(place.location).removesuffix("/")
     assert str(refused.value) == (
-        f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
+        f"{location} is a file: use the prefix that contains the GGUF file ({folder})"
     )
 
 
@@ -266,13 +266,12 @@ class Refused(NamedTuple):
 @pytest.mark.parametrize(
     "case",
     [
-        Refused({}, "there is nothing under {}"),
-        Refused({"sub/config.json": b"{}"}, "there is nothing under {}"),
+        Refused({}, "no objects found under {}"),
+        Refused({"sub/config.json": b"{}"}, "no objects found under {}"),
         Refused({"model.safetensors": b"w"}, "{} is not a model: config.json not found"),
         Refused(
             {"a.gguf": b"w", "b.gguf": b"w", "c.gguf": b"w"},
-            "{} has 3 GGUF files (a.gguf, b.gguf, …): put the one to serve under a prefix of its "
-            "own",
+            "{} has 3 GGUF files (a.gguf, b.gguf, …): put the one to serve under a separate prefix",
         ),
         Refused(
             {"a-00001-of-00002.gguf": b"w", "a-00002-of-00002.gguf": b"w"},
@@ -281,16 +280,16 @@ class Refused(NamedTuple):
         ),
         Refused(
             {"config.json": b"{}", "pytorch_model.bin": b"w"},
-            f"{{}} holds neither model.safetensors nor {INDEX}: "
-            "weights of no other format are read",
+            f"{{}} has neither model.safetensors nor {INDEX}: "
+            "other weight formats are not supported",
         ),
         Refused(
             {"config.json": b"{}", INDEX: index_of(*SHARDS), SHARDS[0]: b"w"},
-            f"{{}} lacks {SHARDS[1]} (1 of the 2 that {INDEX} names)",
+            f"{{}} lacks {SHARDS[1]} (1 of 2 files in {INDEX} missing)",
         ),
         Refused(
             {"config.json": b"{}", INDEX: index_of("../secret.safetensors")},
-            f"{{}} lacks ../secret.safetensors (1 of the 1 that {INDEX} names)",
+            f"{{}} lacks ../secret.safetensors (1 of 1 files in {INDEX} missing)",
         ),
         *(
             Refused({"config.json": b"{}", INDEX: body}, f"{{}}{INDEX} is not an index of weights")
@@ -313,7 +312,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
     place.location = Location("no-such-bucket-here", "m/")
     with pytest.raises(WeightsRefused) as caught:
         place.find()
-    words = "there is no bucket no-such-bucket-here, which s3://no-such-bucket-here/m/ names"
+    words = "bucket no-such-bucket-here of s3://no-such-bucket-here/m/ does not exist"
     assert str(caught.value) == words
 
 
@@ -324,8 +323,8 @@ def test_weights_of_another_region_are_refused(ministack: Emulator, tmp_path: Pa
         Bucket=location.bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     for region, words in (
-        ("", "is in eu-west-1, not in us-east-1 as its"),
-        ("eu-west-1", "nothing"),
+        ("", "is in eu-west-1, but its workers run in us-east-1"),
+        ("eu-west-1", "no objects"),
     ):
         with (
             pytest.raises(WeightsRefused, match=words),
@@ -338,7 +337,7 @@ def test_a_forbidden_key_is_distinguished_from_a_forbidden_bucket() -> None:
     """S3 refuses both with the same code; only the message distinguishes them."""
     words = "User: u is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:…"
     refused = refusal(Location("b", "m/"), AwsError(words, aws_code="AccessDenied"))
-    assert "kms:Decrypt on it is needed (`weights_key`" in str(refused)
+    assert "grant kms:Decrypt on it (the model's `weights_key`)" in str(refused)
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "403"])
@@ -346,7 +345,9 @@ def test_a_denied_read_names_the_missing_permissions(code: str) -> None:
     """The error names both permissions; other failures keep AWS's message."""
     finding = find_weights(Location("b", "m/"))
     next(finding)
-    with pytest.raises(WeightsRefused, match="denied: s3:ListBucket on the bucket and s3:GetObj"):
+    with pytest.raises(
+        WeightsRefused, match="denied: grant s3:ListBucket on the bucket and s3:GetObj"
+    ):
         finding.throw(AwsError("s3 list_objects_v2: no", aws_code=code))
     finding = find_weights(Location("b", "m/"))
     next(finding)
@@ -445,7 +446,9 @@ def test_a_disk_that_is_too_small_is_reported_before_the_download(
     with pytest.raises(WeightsRefused) as caught:
         place.fetch()
     needed = gigabytes(place.find().num_bytes)
-    words = f"{place.location} needs {needed} in {place.cache}, where 0.001 GB are free"
+    words = (
+        f"not enough space for {place.location} in {place.cache}: {needed} needed, 0.001 GB free"
+    )
     assert str(caught.value) == words
     assert place.requests == []
 
@@ -454,7 +457,7 @@ def test_an_impossible_cache_is_reported(place: Place) -> None:
     """Its folder may be a file, for example."""
     place.put_demo()
     place.cache.write_text("a file")
-    with pytest.raises(WeightsRefused, match=r"cannot be kept in .*/cache: Not a directory"):
+    with pytest.raises(WeightsRefused, match=r"cannot be stored in .*/cache: Not a directory"):
         place.fetch()
 
 
