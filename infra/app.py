@@ -1,4 +1,4 @@
-"""`python -m infra.app`, which `cdk` calls: from the configuration to the stacks."""
+"""`python -m infra.app`, which `cdk` runs: from the configuration to the stacks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from infra.pip_target import LAMBDA_PYTHON, ROOT, python_version
 
 
 class WorkerPolicies(Construct):
-    """Managed policies that nothing has yet, and outputs of all that such workers must know.
+    """Managed policies that are attached to nothing yet, and outputs with the workers' settings.
 
-    They are for roles of another's making: of service accounts (IRSA, EKS Pod Identity), or of
-    whatever else runs workers.
+    They are for roles that the user creates: for service accounts (IRSA, EKS Pod Identity), or for
+    any other place in which workers run.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, data: DataStack) -> None:
@@ -73,7 +73,7 @@ def add_stacks(
     image: Path | None = None,
     env: Environment | None = None,
 ) -> None:
-    """Add the stacks of a deployment to the app; without a folder of an image, no machines."""
+    """Add the stacks of a deployment to the app; without an image folder, no machines."""
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
     if not config.starts_workers:
@@ -112,7 +112,7 @@ class RolePath:
         self._path = path
 
     def visit(self, node: IConstruct) -> None:
-        """Set the path of what has one."""
+        """Set the path of a resource that has one."""
         if isinstance(node, iam.CfnRole | iam.CfnManagedPolicy | iam.CfnInstanceProfile):
             node.path = self._path
 

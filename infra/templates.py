@@ -27,15 +27,14 @@ from infra.pip_target import ROOT
 
 OUTPUT: Final = ROOT / "out" / "templates"
 _ASSETS: Final = "assets"
-_NO_IMAGE = (
-    "templates name an image that is in ECR already: say which by `image` (`make image` makes one)"
-)
+_NO_IMAGE = "templates need an image that is already in ECR: set `image` (`make image` creates one)"
 
 
 def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
     """Write a template for each stack, and their assets below them; return the templates.
 
-    What was in the folder is deleted. Raises ConfigRefused for a deployment that builds its image.
+    Existing content of the folder is deleted. Raises ConfigRefused if the deployment builds its
+    image.
     """
     if config.starts_workers and not config.image:
         raise ConfigRefused(_NO_IMAGE)
@@ -87,7 +86,7 @@ def _write_assets(made: Path, stack: Stack, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the templates of a configuration and say where they are."""
+    """Write the templates of a configuration and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m infra.templates", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     parser.add_argument("--output", type=Path, default=OUTPUT)

@@ -1,7 +1,7 @@
 """Deployment for tests and benchmarks: hand-made resources, local event source mappings.
 
-Its processes can be killed and started again one by one, which no deployment of the real stacks
-allows; what people run is `localstack.local`.
+Its processes can be killed and restarted one by one, which a deployment of the real stacks does not
+allow; users run `localstack.local`.
 """
 
 from __future__ import annotations

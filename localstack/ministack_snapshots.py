@@ -2,7 +2,7 @@
 
     STATE_DIR=FOLDER PERSIST_STATE=1 python -P localstack/ministack_snapshots.py
 
-By itself it writes its state when it is stopped in order, and loses everything when it is killed.
+By itself it writes its state at an orderly shutdown, and loses everything when it is killed.
 Here each snapshot is a separate folder, `saved-N`, which is complete once it has its name; the
 newest is loaded. Nothing is written while there is a file `deploying`: a stack whose creation was
 half recorded can be neither updated nor resumed.
@@ -79,7 +79,7 @@ def main() -> None:
     def save_for_ever() -> None:
         while True:
             time.sleep(_SAVE_SECONDS)
-            loop = emulator._MAIN_LOOP  # noqa: SLF001 - the thread that changes what it holds
+            loop = emulator._MAIN_LOOP  # noqa: SLF001 - the thread that changes its state
             if loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(save)
 

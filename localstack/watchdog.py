@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.1
 
 
 class Watchdog:
-    """Context manager whose registered process groups end with this process, however it ends."""
+    """Context manager whose registered process groups end with this process, in any case."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -33,7 +33,7 @@ class Watchdog:
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-S", str(Path(__file__).resolve()), str(self._seconds)],
             stdin=subprocess.PIPE,
-            # Signals for the owner's group are not for it.
+            # Signals to the owner's group must not reach it.
             start_new_session=True,
         )
         return self
@@ -74,7 +74,7 @@ def kill_process_groups(groups: set[int], seconds: float) -> None:
 
 
 def _signal_groups(groups: set[int], number: int) -> set[int]:
-    """Send a signal to each; return those that were there to get it."""
+    """Send a signal to each group; return those that existed."""
     there = set()
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
@@ -84,7 +84,7 @@ def _signal_groups(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
-    """Read the owner's lines until the pipe ends, then end the groups that are left."""
+    """Read the owner's lines until the pipe closes, then end the remaining groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

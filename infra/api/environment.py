@@ -1,4 +1,4 @@
-"""Checks the size of Lambda environment variables at synth: AWS refuses them mid-deployment."""
+"""Checks the size of Lambda environment variables at synth: AWS rejects them mid-deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aws_cdk import Stack
 
 from infra.config import ConfigRefused
 
-# Of all variables of a function together, written as JSON.
+# The limit for all variables of a function together, as JSON.
 MAX_BYTES: Final = 4096
 # The longest value that CloudFormation substitutes for a reference: a generated name ends
 # in thirteen random characters, and a queue is referred to by its URL.
@@ -20,7 +20,7 @@ _QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
 
 
 def check_environment_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
-    """Raise ConfigRefused for more variables than Lambda takes; `stack` has what they refer to."""
+    """Raise ConfigRefused if Lambda's limit is exceeded; `stack` resolves references."""
     values = {
         name: estimate_value(value, name, stack.stack_name)
         for name, value in stack.resolve(dict(variables)).items()
@@ -35,7 +35,7 @@ def check_environment_size(stack: Stack, variables: Mapping[str, str], num_model
 
 
 def estimate_value(value: Any, variable: str, stack_name: str) -> str:
-    """Estimate a variable's value: a text as long as the resolved one once it is deployed."""
+    """Estimate a variable's deployed value by a text of the same length."""
     match value:
         case str():
             return value

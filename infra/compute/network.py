@@ -1,6 +1,6 @@
-"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS's services alone.
+"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS services only.
 
-An existing one is used as it is.
+An existing VPC is used unchanged.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from constructs import Construct
 
 from infra.config import DEFAULT_ZONES, Config
 
-# A subnet has a sixteenth of its VPC's addresses: there are six zones at most, with two each.
+# A subnet has a sixteenth of its VPC's addresses: at most six zones, with two subnets each.
 _SUBNET_BITS = 4
 _OUT_CIDR_MASK = 28
 _GROUP = "Workers"
-# S3 and DynamoDB have gateways, which cost nothing.
+# S3 and DynamoDB have gateway endpoints, which are free.
 _GATEWAYS = {
     "s3": ec2.GatewayVpcEndpointAwsService.S3,
     "dynamodb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
 }
-# What else a worker speaks to, and what ECS does on its machine.
+# Other services that a worker calls, and those that ECS calls on its machine.
 _SQS = {"Sqs": ec2.InterfaceVpcEndpointAwsService.SQS}
 _INSTANCE_ENDPOINTS = {
     "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
@@ -36,7 +36,7 @@ _INSTANCE_ENDPOINTS = {
 }
 
 
-# How names with addresses of both sorts end.
+# Suffix of dual-stack DNS names.
 _DUAL_STACK = {
     "aws": "api.aws",
     "aws-cn": "api.amazonwebservices.com.cn",
@@ -76,7 +76,7 @@ class WorkerNetwork(Construct):
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
-        """The address at which workers find SQS, where the usual one is out of reach."""
+        """The dual-stack address of SQS, if workers cannot reach the usual one."""
         if not self._is_public:
             return {}
         ends = CfnMapping(
@@ -133,7 +133,7 @@ class WorkerNetwork(Construct):
             cidr_mask=_OUT_CIDR_MASK,
             map_public_ip_on_launch=False,
         )
-        # Addresses are given in this order: those of workers stay when a zone is added.
+        # Addresses are assigned in this order: those of workers stay when a zone is added.
         return self._add_vpc(
             nat_gateways=1 if has_way_out else 0,
             subnet_configuration=[out, workers] if has_way_out else [workers],
@@ -157,7 +157,7 @@ class WorkerNetwork(Construct):
         )
 
     def _add_group(self) -> ec2.SecurityGroup:
-        """Add the group of workers: a way out where the network has one, and never a way in."""
+        """Add the workers' security group: outbound if the network allows it, never inbound."""
         workers = ec2.SecurityGroup(
             self,
             _GROUP,
@@ -165,7 +165,7 @@ class WorkerNetwork(Construct):
             description="Workers and their machines: nothing comes in",
             allow_all_outbound=False,
         )
-        # In an isolated network there is no route but to endpoints, S3 and DynamoDB.
+        # In an isolated network the only routes lead to endpoints, S3 and DynamoDB.
         workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
         if self._settings.kind != "isolated":
             workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(443), "AWS")
@@ -213,7 +213,7 @@ class WorkerNetwork(Construct):
         stack = Stack.of(self)
         yield self._allow_own_account(f"{name}:*")
         if name == "s3":
-            # ECR keeps the layers of images in a bucket of AWS's, and signs requests for them.
+            # ECR stores image layers in a bucket of AWS's, and signs requests for them.
             layers = f"prod-{stack.region}-starport-layer-bucket"
             yield iam.PolicyStatement(
                 principals=[iam.AnyPrincipal()],

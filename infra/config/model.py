@@ -21,7 +21,7 @@ _GROUP = r"arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_
 KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
 
 
-# Of machines that were reserved, alone or before others.
+# For reserved machines, exclusively or before others.
 _RESERVED = ("reserved", "reserved-first")
 
 
@@ -91,19 +91,19 @@ class Model(Table):
         if self.min_workers > self.max_workers:
             raise ValueError(f"has min_workers above max_workers = {self.max_workers}")
         if self.min_workers_hours and not self.min_workers:
-            raise ValueError("has min_workers_hours and no min_workers")
+            raise ValueError("has min_workers_hours without min_workers")
         return self
 
     @model_check(mode="after")
     def _check_count(self) -> Self:
-        if not self.gpu:  # of workers that run elsewhere
+        if not self.gpu:  # workers that run elsewhere
             return self
         counts = GPUS[self.gpu].instances
         if self.gpus_per_worker not in counts:
             shown = ", ".join(str(count) for count in counts)
             raise ValueError(
                 f"has gpus_per_worker = {self.gpus_per_worker}; "
-                f"machines with {self.gpu} have {shown} of them"
+                f"machines with {self.gpu} have {shown}"
             )
         if self.gpus_per_worker % self.gpus_per_engine:
             raise ValueError(
@@ -113,7 +113,7 @@ class Model(Table):
         if not self.machines:
             raise ValueError(f"has memory_gib = {self.memory_gib}, more than its machines have")
         if self.reservation_group and self.capacity not in _RESERVED:
-            raise ValueError('has a reservation_group, which is of capacity = "reserved"')
+            raise ValueError('has a reservation_group, which requires capacity = "reserved"')
         return self
 
     @property
@@ -123,12 +123,12 @@ class Model(Table):
 
     @property
     def worker_gib(self) -> int:
-        """Return the memory of a worker: by default, what the smallest machine leaves it."""
+        """Return the memory of a worker: by default, what the smallest machine leaves for it."""
         return self.memory_gib or GPUS[self.gpu].memory_gib * self.gpus_per_worker
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Return the instance types that a worker fits on, the cheapest first."""
+        """Return the instance types that fit a worker, the cheapest first."""
         return GPUS[self.gpu].machines(self.gpus_per_worker, self.worker_gib)
 
     @property
@@ -139,6 +139,6 @@ class Model(Table):
 
     @property
     def slug(self) -> str:
-        """Return the name as it may stand in names of AWS resources."""
+        """Return the name in a form that names of AWS resources allow."""
         letters = (char if char.isalnum() else "-" for char in self.name.lower())
         return "-".join(word for word in "".join(letters).split("-") if word)[:40].rstrip("-")

@@ -1,4 +1,4 @@
-"""`producers`: who may put files into the bucket, and do nothing else."""
+"""`producers`: principals that may only put files into the bucket."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PRINCIPAL = r"arn:aws[a-z-]*:iam::[0-9]{12}:(root|(role|user)/[A-Za-z0-9+=,.@_/
 
 
 class Producer(Table):
-    """A principal, of another account for instance, that may put files under `input/`.
+    """A principal, for instance of another account, that may put files under `input/`.
 
-    With a `tenant`, in the folder of that tenant alone.
+    With a `tenant`, only in that tenant's folder.
     """
 
     arn: Annotated[str, StringConstraints(pattern=rf"^{_PRINCIPAL}$")]

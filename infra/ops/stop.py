@@ -41,7 +41,7 @@ def stop_all(
         aws.run(deployment.fleets.change(model, partial(open_by_operator, plan=plan, now=now)))
     left = plans
     for _ in range(_MAX_POLLS):
-        # Again each time: a Lambda may have been about to start one.
+        # Repeated each time: a Lambda may have been about to start one.
         for plan in left.values():
             aws.run(stop_workers(deployment, plan))
         left = {
@@ -54,10 +54,10 @@ def stop_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask, and end the workers of the deployment that a configuration names."""
+    """Prompt, then stop the workers of the configured deployment."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.stop", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="skip the prompt")
     parsed = parser.parse_args(arguments)
     try:
         name = read_config(parsed.config).name
@@ -75,18 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "the console, then run this command again.\n"
         )
         return 1
-    sys.stdout.write("No worker runs any more.\n")
+    sys.stdout.write("All workers have ended.\n")
     return 0
 
 
 def _confirm(name: str) -> bool:
     sys.stdout.write(
-        f"To end its workers and delete its stacks, type the deployment's name ({name}): "
+        f"To stop its workers and delete its stacks, type the deployment's name ({name}): "
     )
     sys.stdout.flush()
     if sys.stdin.readline().strip() == name:
         return True
-    sys.stderr.write(f"That is not {name}: nothing was done.\n")
+    sys.stderr.write(f"The name does not match {name}: nothing was changed.\n")
     return False
 
 

@@ -263,7 +263,7 @@ def test_more_producers_than_a_policy_holds_are_refused(
     make_app({"producers": [{"arn": arn} for arn in arns]})
     long = [{"arn": f"{arn}/{'x' * 200}"} for arn in arns]
     with pytest.raises(
-        ConfigRefused, match=r"policy takes about 2\d,\d{3} bytes, and AWS takes 20,4"
+        ConfigRefused, match=r"policy needs about 2\d,\d{3} bytes, and AWS allows 20,4"
     ):
         make_app({"producers": long})
 

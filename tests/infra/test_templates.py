@@ -114,7 +114,7 @@ def test_an_image_that_is_to_be_built_is_refused(
 ) -> None:
     """No command would build it; earlier output stays."""
     (tmp_path / "kept").touch()
-    with pytest.raises(ConfigRefused, match="say which by `image`"):
+    with pytest.raises(ConfigRefused, match="set `image`"):
         write_templates(make_config(default_config, "test"), stub_bundle(), tmp_path)
     assert (tmp_path / "kept").exists()
 

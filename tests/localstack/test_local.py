@@ -134,7 +134,7 @@ def test_following_a_file_ends_when_no_worker_can_start(cloud: LocalCloud) -> No
     trip("another")
     cloud.check()
     trip(release)
-    with pytest.raises(WorkersBraked, match=f"no worker of {MODEL} is started any more: They die"):
+    with pytest.raises(WorkersBraked, match=f"no more workers of {MODEL} are started: They die"):
         cloud.check()
     cloud.aws.run(fleets.change(MODEL, close_breaker))
     cloud.check()
@@ -152,11 +152,11 @@ def test_a_late_answer_ends_no_cloud(cloud: LocalCloud, monkeypatch: pytest.Monk
     silent = replace(cloud, aws=Late(), notify=notices.append, outage=Outage(), state=None)
     silent.supervise()
     silent.supervise()
-    assert notices == ["the emulator is late with an answer: asking again"]
+    assert notices == ["the emulator is slow to reply: trying again"]
     replace(silent, aws=cloud.aws).supervise()
     assert silent.outage.since is None
     monkeypatch.setattr(local, "_MAX_SILENT_SECONDS", 0.0)
-    with pytest.raises(CloudLost, match="it has not answered for 0 seconds"):
+    with pytest.raises(CloudLost, match="it has not replied for 0 seconds"):
         silent.supervise()
 
 
@@ -395,7 +395,7 @@ def test_kept_state_stays_at_its_port(tmp_path: Path) -> None:
     options = LocalOptions(config=DEFAULT_PATH, state=tmp_path, port=4566)
     (tmp_path / "port").write_text("4567")
     with (
-        pytest.raises(StateRefused, match="was kept at port 4567"),
+        pytest.raises(StateRefused, match="was created for port 4567"),
         running_cloud(options, lambda _: None),
     ):
         pass

@@ -54,7 +54,7 @@ def test_a_half_written_state_is_reported_and_the_previous_one_is_used(tmp_path:
     whole, half = save(tmp_path, 1), save(tmp_path, 2, '{"half')
     (tmp_path / "port").write_text("4567")
     [notice] = hold(tmp_path)
-    assert notice.startswith(f"{half}/sqs.json is half written; going on with what was written at ")
+    assert notice.startswith(f"{half}/sqs.json is half written; resuming from the snapshot of ")
     assert (whole.exists(), half.exists()) == (True, False)
 
 
@@ -97,11 +97,11 @@ def test_two_clouds_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     with locked_state(tmp_path, None, notices.append):
         monkeypatch.setattr(state_module, "_LOCK_SECONDS", 0.0)
         with (
-            pytest.raises(StateRefused, match="another cloud runs with"),
+            pytest.raises(StateRefused, match="another cloud uses"),
             locked_state(tmp_path, None, notices.append),
         ):
             pass
-    assert notices == [f"another cloud has {tmp_path}; waiting for its end"]
+    assert notices == [f"another cloud uses {tmp_path}; waiting for it to end"]
 
 
 def test_what_a_killed_cloud_has_left_is_waited_for(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_what_a_killed_cloud_has_left_is_waited_for(tmp_path: Path) -> None:
         threading.Timer(0, os.close, [lock]).start()
 
     with locked_state(tmp_path, None, tell):
-        assert notices == [f"another cloud has {tmp_path}; waiting for its end"]
+        assert notices == [f"another cloud uses {tmp_path}; waiting for it to end"]

@@ -47,12 +47,12 @@ class Demand:
 
     @property
     def total(self) -> int:
-        """Return what all workers take together."""
+        """Return the demand of all workers together."""
         return sum(need * self.max_workers[name] for name, need in self.per_worker.items())
 
     @property
     def idle(self) -> list[str]:
-        """Return the models of which not one worker can start."""
+        """Return the models of which not even one worker can start."""
         return [name for name, need in self.per_worker.items() if need > self.value]
 
 
@@ -73,7 +73,7 @@ def check_gpu_quotas(config: Config, quotas: Any) -> Iterator[str]:
 
 
 def check_concurrency(lambda_: Any) -> Iterator[str]:
-    """Yield a sentence where the account runs fewer Lambdas at a time than the queues may ask for.
+    """Yield a warning if the account's Lambda concurrency is below the queues' maximum.
 
     It stops no deployment: messages wait, and come again.
     """
@@ -82,15 +82,15 @@ def check_concurrency(lambda_: Any) -> Iterator[str]:
     if runs < wanted:
         link = quota_link(lambda_.meta.region_name, "lambda", _CONCURRENCY_CODE)
         yield (
-            f"Lambda runs {limit} functions at a time in this account: the queues of this "
-            f"deployment get {runs} of them in place of {wanted}, so that files are read and "
-            "finished more slowly, and calls of the API that meet the limit get a 503. Ask for "
-            f"{_USUAL_CONCURRENCY}, and deploy again once you have them: {link}"
+            f"The Lambda concurrency limit of this account is {limit}: the queues of this "
+            f"deployment get {runs} instead of {wanted}, so files are read and finished more "
+            "slowly, and API calls above the limit get a 503. Request "
+            f"{_USUAL_CONCURRENCY}, and deploy again once it is granted: {link}"
         )
 
 
 def quota_link(region: str, service: str, code: str) -> str:
-    """Return the page of the console that shows a quota and takes a request for more."""
+    """Return the console page of a quota, on which an increase can be requested."""
     host = next(
         (host for start, host in _CONSOLES.items() if region.startswith(start)),
         "aws.amazon.com",
@@ -100,9 +100,9 @@ def quota_link(region: str, service: str, code: str) -> str:
 
 def _refusal(demand: Demand) -> str:
     return (
-        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and one worker of '
-        f"{', '.join(demand.idle)} takes {max(demand.per_worker[name] for name in demand.idle)}: "
-        f"none would start. Ask for {demand.total}: {demand.link}"
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit}, but one worker of '
+        f"{', '.join(demand.idle)} needs {max(demand.per_worker[name] for name in demand.idle)}: "
+        f"none would start. Request {demand.total}: {demand.link}"
     )
 
 
@@ -111,17 +111,17 @@ def _shortfall(demand: Demand) -> str:
         f"{demand.value // need} of {name}" for name, need in demand.per_worker.items()
     )
     return (
-        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and all workers take '
-        f"{demand.total}: {shares} will run at a time. Ask for {demand.total}: {demand.link}"
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit}, but all workers need '
+        f"{demand.total}: only {shares} can run. Request {demand.total}: {demand.link}"
     )
 
 
 def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
-    """Yield a demand for each family of machines, in vCPUs of the smallest that do."""
+    """Yield a demand per family of machines, in vCPUs of the smallest suitable ones."""
     families: dict[tuple[str, bool], list[Model]] = {}
     for model in config.models:
         capacity = config.capacity_of(model)
-        if capacity != "reserved":  # a reservation that there is has passed its quota
+        if capacity != "reserved":  # an existing reservation does not count against the quota
             letter = GPUS[model.gpu].families[0][0]
             families.setdefault((letter, capacity == "spot"), []).append(model)
     for family, models in families.items():
@@ -144,7 +144,7 @@ def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
 
 
 def _sagemaker_demands(config: Config, quotas: Any) -> Iterator[Demand]:
-    """Yield a demand for each model, in machines of all types that its jobs are tried on."""
+    """Yield a demand per model, in machines of all types that its jobs may use."""
     known = _sagemaker_quotas(quotas)
     for model in config.models:
         is_spot = config.capacity_of(model) == "spot"
@@ -181,7 +181,7 @@ def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
 
 
 def _sagemaker_quotas(quotas: Any) -> dict[str, dict[str, Any]]:
-    """Return the quotas of training jobs by their names, the account's own before defaults."""
+    """Return the quotas of training jobs by name, the account's own before AWS's defaults."""
     return {
         quota["QuotaName"]: quota
         for operation in ("list_aws_default_service_quotas", "list_service_quotas")

@@ -1,4 +1,4 @@
-"""Weights of models: their region, their key of KMS, and whether they are there yet."""
+"""Weights of models: their region, their KMS key, and whether they are uploaded yet."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def check_weights(config: Config) -> None:
 
 
 def _check_key(aws: Aws, location: Location, key: str) -> None:
-    """Raise NotReady for weights under another key of KMS than the configuration has."""
+    """Raise NotReady for weights under a KMS key other than the configured one."""
     try:
         found = aws.run(find_weights(location))
     except WeightsDenied:
         raise
-    except WeightsRefused as exc:  # they may come yet
+    except WeightsRefused as exc:  # they may be uploaded later
         sys.stdout.write(f"not uploaded yet: {exc}; workers exit until it is\n")
         return
     largest = max(found.files, key=lambda file: file.num_bytes)
@@ -50,6 +50,6 @@ def _check_key(aws: Aws, location: Location, key: str) -> None:
     used = head.get("SSEKMSKeyId", "") if head.get("ServerSideEncryption", "") != "AES256" else ""
     if used and used != key:
         raise NotReady(
-            f"{location} is encrypted by a key of KMS, which workers may use where its model names "
-            f'it: weights_key = "{used}" (docs/guides/deploy.md).'
+            f"{location} is encrypted with a KMS key that workers may not use: set its model's "
+            f'weights_key = "{used}" (docs/guides/deploy.md).'
         )

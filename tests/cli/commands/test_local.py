@@ -38,7 +38,7 @@ def test_an_emulator_that_is_not_installed_is_named(
     monkeypatch.setattr("localstack.ministack._ROOT", tmp_path)
     monkeypatch.delenv("MINISTACK", raising=False)
     assert main(["local", "up"]) == 2
-    assert "MiniStack is not installed: `make" in capsys.readouterr().err
+    assert "MiniStack is not installed: run `make" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["local", "up", "--port", str(port)]) == 2
-    assert f"port {port} cannot be listened on: " in capsys.readouterr().err
+    assert f"port {port} is not available: " in capsys.readouterr().err
 
 
 def test_the_deploying_command_that_is_not_installed_is_named(

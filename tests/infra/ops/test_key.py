@@ -69,7 +69,7 @@ def test_a_key_must_let_services_make_data_keys() -> None:
     """By its action or a pattern of it: what may only decrypt writes nothing."""
     for action in ("kms:GenerateDataKey*", ["kms:Decrypt", "kms:GenerateDataKey"], "*"):
         check(GOOD, ({"Service": SERVICES},), action=action)
-    with pytest.raises(NotReady, match="does not let s3"):
+    with pytest.raises(NotReady, match="does not allow s3"):
         check(GOOD, ({"Service": SERVICES},), action=["kms:Decrypt", "kms:DescribeKey"])
 
 
@@ -84,13 +84,13 @@ def test_a_deployment_without_a_key_makes_no_calls() -> None:
 @pytest.mark.parametrize(
     ("metadata", "principals", "key", "words"),
     [
-        (GOOD, (ROOT,), KEY, f"does not let {', '.join(SERVICES)} use it"),
-        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not let {LOGS} use it"),
-        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not let s3.amazonaws.com use it"),
-        (None, (), KEY, "There is no key arn:aws:kms:"),
+        (GOOD, (ROOT,), KEY, f"does not allow {', '.join(SERVICES)} use it"),
+        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not allow {LOGS} use it"),
+        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not allow s3.amazonaws.com use it"),
+        (None, (), KEY, "kms_key arn:aws:kms:"),
         (GOOD | {"KeyState": "Disabled"}, (), KEY, "kms_key is Disabled"),
-        (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "of the kind RSA_2048"),
-        (GOOD, (), KEY.replace("west", "north"), "kms_key is of eu-north-1, and the deployment"),
+        (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "with key spec RSA_2048"),
+        (GOOD, (), KEY.replace("west", "north"), "kms_key is in eu-north-1, but the deployment"),
     ],
 )
 def test_missing_permissions_of_a_key_are_reported(

@@ -154,8 +154,8 @@ READY: dict[str, Any] = {
 }
 NO_ROLES = ("no service-linked role of ecs.amazonaws.com, ecs-compute.amazonaws.com", "bootstrap")
 TEN_RUNS = (
-    "Lambda runs 10 functions",
-    "get 8 of them in place of 155",
+    "concurrency limit of this account is 10:",
+    "get 8 instead of 155",
     f"{QUOTAS}/lambda/quotas/L-B99A9384",
 )
 EVERYTHING = ("iam", "ec2", "service-quotas", "lambda")
@@ -168,8 +168,8 @@ CASES = {
             (
                 NAMES[G],
                 "is 0 vCPUs",
-                "one worker of a takes 4",
-                "Ask for 8",
+                "one worker of a needs 4",
+                "Request 8",
                 f"{QUOTAS}/ec2/quotas/{G}",
             ),
         ),
@@ -180,8 +180,8 @@ CASES = {
         models(L4, {"gpu": "t4", "gpus_per_worker": 4}, H100) | {"spot": True},
         refused=(
             ("ecs-compute.amazonaws.com, spot.amazonaws.com",),
-            (NAMES[G_SPOT], "one worker of a, b takes 48", "Ask for 52", G_SPOT),
-            (NAMES[P_SPOT], "one worker of c takes 16", "Ask for 16", P_SPOT),
+            (NAMES[G_SPOT], "one worker of a, b needs 48", "Request 52", G_SPOT),
+            (NAMES[P_SPOT], "one worker of c needs 16", "Request 16", P_SPOT),
         ),
         warned=(TEN_RUNS,),
     ),
@@ -194,7 +194,7 @@ CASES = {
     "a new account, SageMaker": Case(
         Account(defaults=jobs(JOB, "g6.xlarge", "g6.2xlarge")),
         {"compute": "sagemaker"},
-        refused=((f"ml.g6.xlarge {JOB}", "is 0 machines", "Ask for 2", "/sagemaker/quotas/"),),
+        refused=((f"ml.g6.xlarge {JOB}", "is 0 machines", "Request 2", "/sagemaker/quotas/"),),
         warned=(TEN_RUNS,),
     ),
     "SageMaker on Spot, part of the quota": Case(
@@ -204,16 +204,18 @@ CASES = {
             concurrency=1000,
         ),
         {"compute": "sagemaker", "spot": True},
-        warned=((SPOT_JOB, "is 1 machines", "all workers take 2: 1 of a", "Ask for 2"),),
+        warned=((SPOT_JOB, "is 1 machines", "all workers need 2: only 1 of a", "Request 2"),),
     ),
-    "all there": Case(Account(**READY)),
+    "all exist": Case(Account(**READY)),
     "SageMaker, and a type that it has no quota of": Case(
         Account(**READY), {"compute": "sagemaker"}
     ),
     "fewer GPUs than configured": Case(
         Account(**READY | {"quotas": {G: 12}}),
         models(L4 | {"max_workers": 2}, {"gpu": "l40s", "max_workers": 2}),
-        warned=((NAMES[G], "is 12 vCPUs", "all workers take 16: 3 of a or 3 of b", "Ask for 16"),),
+        warned=(
+            (NAMES[G], "is 12 vCPUs", "all workers need 16: only 3 of a or 3 of b", "Request 16"),
+        ),
     ),
     "P5's own Spot quota": Case(
         Account(**READY | {"quotas": {P_SPOT: 0, P5_SPOT: 192}}), models(H100) | {"spot": True}
@@ -221,7 +223,7 @@ CASES = {
     "reserved machines, and larger ones on Spot": Case(
         Account(**READY | {"quotas": {G_SPOT: 15, P: 0}}),
         models(L4 | {"capacity": "spot", "memory_gib": 40}, H100 | {"capacity": "reserved"}),
-        refused=((NAMES[G_SPOT], "is 15 vCPUs", "one worker of a takes 16"),),
+        refused=((NAMES[G_SPOT], "is 15 vCPUs", "one worker of a needs 16"),),
     ),
     "no such GPU in the region": Case(
         Account(**READY, zones=()),
@@ -230,17 +232,17 @@ CASES = {
     "a GPU in a zone that the network leaves out": Case(
         Account(**READY, zones=("eu-west-1c",)),
         {"network": {"zones": ["eu-west-1a"]}},
-        refused=(("in eu-west-1c alone", "covers eu-west-1a", "`zones` of [network]"),),
+        refused=(("only in eu-west-1c", "covers eu-west-1a", "`zones` of [network]"),),
     ),
     "a GPU in more zones than the network has": Case(
         Account(**READY),
         {"network": {"zones": ["eu-west-1b", "eu-west-1a"]}},
-        warned=(("l4 (g6.xlarge", "in eu-west-1c, too"),),
+        warned=(("There are also", "l4 (g6.xlarge", "in eu-west-1c"),),
     ),
     "a GPU in no subnet of an existing VPC": Case(
         Account(**READY, zones=("eu-west-1b",)),
         {"network": EXISTING},
-        refused=(("in eu-west-1b alone", "covers eu-west-1a", "`subnet_ids`"),),
+        refused=(("only in eu-west-1b", "covers eu-west-1a", "`subnet_ids`"),),
     ),
     "subnets that are not there, also of SageMaker": Case(
         Account(**READY, subnets=()),
@@ -256,7 +258,7 @@ CASES = {
     "throttled requests": Case(Account(denied=EVERYTHING, error="ThrottlingException")),
     "a question that AWS refuses": Case(
         Account(**READY, denied=("lambda",), error="InvalidParameterValueException"),
-        refused=(("AWS refuses a question", "InvalidParameterValueException"),),
+        refused=(("AWS rejects a value", "InvalidParameterValueException"),),
     ),
 }
 

@@ -65,6 +65,6 @@ def test_a_stack_that_was_rolled_back_is_named() -> None:
 def test_a_deployment_without_an_api_is_reported() -> None:
     """Commands that need one fail; the others continue."""
     stacks = Stacks(data=DATA, api={"NoApi": 'api = "none"'})
-    with pytest.raises(NotDeployed, match='mill-api has no API, which this needs: api = "none"'):
+    with pytest.raises(NotDeployed, match='mill-api has no API, which is required: api = "none"'):
         read_outputs(stacks, "mill")
     assert read_outputs(stacks, "mill", needs_api=False).api_url == ""

@@ -55,8 +55,8 @@ def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
     )
     assert (result.returncode, result.stdout) == (1, "False\n")
     region, credentials, builder = result.stderr.splitlines()
-    assert region.startswith("No AWS region is set: export AWS_REGION=")
-    assert credentials.startswith("AWS does not know you: Unable to locate credentials.")
+    assert region.startswith("No AWS region is set: export AWS_REGION")
+    assert credentials.startswith("AWS rejects your credentials: Unable to locate credentials.")
     assert "`aws sts get-caller-identity`" in credentials
     assert "there is no `docker`: install Docker" in builder
     assert "CDK_DOCKER" in builder
@@ -80,7 +80,7 @@ def test_a_wrong_configuration_is_reported_before_the_account_is_checked(
     path.write_text("name = 1\n")
     assert preflight.main(["--config", str(path), "--deploy"]) == 1
     first, *others = capsys.readouterr().err.splitlines()
-    assert first == f"{path}: name must be a text in quotes."
+    assert first == f"{path}: name must be a string in quotes."
     assert all(str(path) in line for line in others)
     assert services == []
 
@@ -89,9 +89,9 @@ def test_a_wrong_configuration_is_reported_before_the_account_is_checked(
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("AWS_PROFILE", "unknown", "AWS does not know you: The config profile (unknown)"),
+        ("AWS_PROFILE", "unknown", "AWS rejects your credentials: The config profile (unknown)"),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "AWS cannot be reached: Could not connect"),
-        ("AWS_REGION", "a b", "AWS does not know you: Provided region_name 'a b'"),
+        ("AWS_REGION", "a b", "AWS rejects your credentials: Provided region_name 'a b'"),
     ],
 )
 def test_settings_that_cannot_work_are_a_sentence(
@@ -160,7 +160,7 @@ def test_a_builder_that_is_not_started_is_reported(tmp_path: Path) -> None:
     """The error contains the last line of its output."""
     with pytest.raises(NotReady) as refused:
         check_builder(script(tmp_path, "docker", "echo 'Cannot connect to it.' >&2", "exit 1"))
-    assert str(refused.value) == "`docker info` fails: Cannot connect to it. Is it started?"
+    assert str(refused.value) == "`docker info` failed: Cannot connect to it. Is it running?"
 
 
 def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
@@ -207,4 +207,4 @@ def test_the_region_of_the_docs_is_enough(
 ) -> None:
     """`make destroy` and `make smoke` look in the region to which the CDK deploys."""
     assert main([]) == 1
-    assert "there is no stack tidemill-data here" in capsys.readouterr().err
+    assert "stack tidemill-data not found" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_nothing_is_done_without_the_name(
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
     monkeypatch.setattr(stop, "read_outputs", lambda *_, **__: None)
     assert answered(text) == 1
-    assert "nothing was done" in capsys.readouterr().err
+    assert "nothing was changed" in capsys.readouterr().err
 
 
 def test_the_name_ends_the_workers_of_the_deployment(
@@ -131,7 +131,7 @@ def test_the_name_ends_the_workers_of_the_deployment(
     sleep = partial(stop_all, sleep=lambda _: end_stopping(cloud))
     monkeypatch.setattr(stop, "stop_all", sleep)
     assert answered("tidemill\n") == 0
-    assert "No worker runs any more." in capsys.readouterr().out
+    assert "All workers have ended." in capsys.readouterr().out
     assert states(cloud) == {}
 
 
@@ -150,9 +150,9 @@ def test_a_missing_deployment_is_reported(
     """The error is one sentence."""
 
     def missing(*_: Any, **__: Any) -> Any:
-        raise NotDeployed("there is no stack tidemill-data here")
+        raise NotDeployed("stack tidemill-data not found")
 
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
     monkeypatch.setattr(stop, "read_outputs", missing)
     assert answered("tidemill\n") == 1
-    assert capsys.readouterr().err == "there is no stack tidemill-data here\n"
+    assert capsys.readouterr().err == "stack tidemill-data not found\n"

@@ -57,8 +57,8 @@ def test_the_zones_are_printed_in_their_order(
 @pytest.mark.parametrize(
     ("code", "start"),
     [
-        ("UnauthorizedOperation", "These credentials may not ask EC2 for the region's zones"),
-        ("RequestLimitExceeded", "EC2 does not say which zones the region has"),
+        ("UnauthorizedOperation", "These credentials may not list the region's zones"),
+        ("RequestLimitExceeded", "EC2 did not return the region's zones"),
     ],
 )
 def test_no_zones_are_an_error(
