@@ -53,8 +53,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         (
             {"name": name},
             (
-                f'name is "{name}": ECS keeps names of capacity providers that begin with aws, ecs '
-                "or fargate to itself."
+                f'name is "{name}": ECS reserves names of capacity providers that begin with aws, '
+                "ecs or fargate."
             ),
         )
         for name in ("awsome", "ecs-batch", "fargate")
@@ -236,8 +236,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"oidc": OIDC | {"issuer": "http://login.example.com"}},
         (
-            'oidc.issuer is "http://login.example.com", which does not look like the address of '
-            "an issuer: https://login.example.com."
+            'oidc.issuer is "http://login.example.com", which does not look like an issuer\'s URL: '
+            "https://login.example.com."
         ),
     ),
     ({"domain": {"name": "llm.example.com"}}, "domain.certificate is required."),
@@ -254,8 +254,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"tags": {"team": "m&l"}},
         (
-            'tags has "team" with a character that not every service takes: letters, digits, '
-            "spaces and _ . : / = + - @ can stand in tags."
+            'tags has "team" with a character that not every service supports: use letters, '
+            "digits, spaces and _ . : / = + - @."
         ),
     ),
     (
@@ -338,7 +338,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"weights_key": "alias/mine"},
         (
-            'models[2].weights_key is "alias/mine", which does not look like a key of KMS: '
+            'models[2].weights_key is "alias/mine", which does not look like a KMS key: '
             "arn:aws:kms:eu-west-1:111122223333:key/…."
         ),
     ),
@@ -468,7 +468,7 @@ def test_workers_that_run_elsewhere_are_not_configured_here(key: str, value: Any
     shown = "[network]" if key == "network" else key
     assert (
         refusal(compute="none", models=[without], **{key: value})
-        == f'mill.toml: compute = "none" starts no workers, for which {shown} is.'
+        == f'mill.toml: compute = "none" starts no workers, so {shown} must not be set.'
     )
 
 
@@ -625,7 +625,7 @@ def test_more_names_of_the_only_model_can_be_typed() -> None:
     assert with_aliases(config, (), "") is config
     two = make_config({"models": [MODEL, MODEL | {"name": "b"}]}, "mill.toml")
     with pytest.raises(
-        ConfigRefused, match="--served-model-name: there are 2 models; `aliases` in"
+        ConfigRefused, match="--served-model-name: there are 2 models; set `aliases` in"
     ):
         with_aliases(two, ("gpt",), "--served-model-name")
 

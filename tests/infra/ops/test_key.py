@@ -84,9 +84,9 @@ def test_a_deployment_without_a_key_makes_no_calls() -> None:
 @pytest.mark.parametrize(
     ("metadata", "principals", "key", "words"),
     [
-        (GOOD, (ROOT,), KEY, f"does not allow {', '.join(SERVICES)} use it"),
-        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not allow {LOGS} use it"),
-        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not allow s3.amazonaws.com use it"),
+        (GOOD, (ROOT,), KEY, f"does not allow {', '.join(SERVICES)} to use it"),
+        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not allow {LOGS} to use it"),
+        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not allow s3.amazonaws.com to use it"),
         (None, (), KEY, "kms_key arn:aws:kms:"),
         (GOOD | {"KeyState": "Disabled"}, (), KEY, "kms_key is Disabled"),
         (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "with key spec RSA_2048"),

@@ -78,5 +78,5 @@ def test_bootstrapping_twice_is_once(
         monkeypatch.setenv(name, value)
     assert [linked_roles.main(), linked_roles.main()] == [0, 0]
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "service-linked roles: all there"
+    assert out.splitlines()[-1] == "service-linked roles: all exist"
     assert err == ""

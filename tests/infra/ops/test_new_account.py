@@ -232,7 +232,7 @@ CASES = {
     "a GPU in a zone that the network leaves out": Case(
         Account(**READY, zones=("eu-west-1c",)),
         {"network": {"zones": ["eu-west-1a"]}},
-        refused=(("only in eu-west-1c", "covers eu-west-1a", "`zones` of [network]"),),
+        refused=(("only in eu-west-1c", "covers eu-west-1a", "`zones` in [network]"),),
     ),
     "a GPU in more zones than the network has": Case(
         Account(**READY),
