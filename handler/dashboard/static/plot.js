@@ -1,4 +1,4 @@
-// The throughput of a batch over time: a plot for the eye, a sentence and a table for the rest.
+// Throughput of a batch over time: a plot, with a sentence and a table for screen readers.
 
 import { call } from "./session.js";
 import { find, notice } from "./words.js";
@@ -8,7 +8,7 @@ const STALE_SECONDS = 15;
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 const upTo = (share) => ({ range: (self, low, high) => [0, high / share || 1] });
-/** Tokens go up with rows: on a scale of the same height one curve would hide the other. */
+/** Tokens grow with rows: on a scale of the same height one curve would hide the other. */
 export const SCALES = { y: upTo(0.9), tokens: upTo(0.5) };
 const NOTHING = { completed: 0, failed: 0, tokens: 0, input_tokens: 0, audio_seconds: 0 };
 let drawn = null;
@@ -31,8 +31,8 @@ export async function drawPlot(force = false) {
   }
 }
 
-/** Return stretches of time without gaps, with what was gained in each; the first and the last end
- * where the batch does, so that a rate is never one over time in which nothing could run. */
+/** Return contiguous periods with the progress in each; the first and the last end where the batch
+ * does, so that no rate includes time in which nothing could run. */
 export function stretches(buckets, { from, until }) {
   const begin = Number(from);
   const end = Number(until) || Date.now() / 1000;
@@ -110,7 +110,7 @@ function forget() {
 function describe(place, found, seconds) {
   const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
   const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
-  const words = `On average ${(rows / seconds).toFixed(1)} rows a second, at most ${most.toFixed(1)}.`;
+  const words = `${(rows / seconds).toFixed(1)} rows per second on average, at most ${most.toFixed(1)}.`;
   place.setAttribute("aria-label", `Plot of rows and ${flowOf(found).label} over time. ${words}`);
   find("#plot-words").textContent = words;
 }

@@ -51,7 +51,7 @@ def test_a_batch_of_embeddings_shows_its_input_tokens(
     expect(figures).to_contain_text("Tokens in42,000")
     expect(figures).not_to_contain_text("Tokens out")
     expect(page.get_by_role("img", name="tokens in/s over time")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("columnheader").last).to_have_text("Tokens in")
     expect(table.get_by_role("row").last).to_contain_text("42,000")
@@ -72,7 +72,7 @@ def test_a_batch_of_recordings_shows_its_audio_seconds(
     expect(page.locator(".figures")).to_contain_text("Audio1 h 2 min")
     expect(page.locator(".figures")).to_contain_text("Tokens out9,000")
     expect(page.get_by_role("img", name="s of audio/s over time")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("columnheader").last).to_have_text("Seconds of audio")
     assert obstacles(page) == []
@@ -88,5 +88,5 @@ def test_a_batch_with_truncated_answers_shows_their_number(
     row = page.locator(f'[data-batch="{batch_id}"]')
     expect(row.get_by_role("cell", name="truncated")).to_contain_text("1,200 truncated")
     row.get_by_role("rowheader").get_by_role("link").click()
-    expect(page.locator(".figures")).to_contain_text("of them truncated1,200")
+    expect(page.locator(".figures")).to_contain_text("of which truncated1,200")
     assert obstacles(page) == []

@@ -97,7 +97,7 @@ def test_a_plot_is_drawn_wherever_the_browser_runs(
     page.add_init_script(script)
     sign_in(page, new_key("default"), f"#/batches/{running(cloud)}")
     expect(page.locator("#plot canvas")).to_be_visible()
-    expect(page.locator("#plot-words")).to_contain_text("rows a second")
+    expect(page.locator("#plot-words")).to_contain_text("rows per second")
 
 
 def test_rows_a_second_agree_with_the_time_that_it_took(
@@ -121,8 +121,8 @@ def test_a_file_that_was_refused_was_not_run(page: Page, cloud: Cloud, new_key: 
     batch = make_batch(cloud.deployment, status=Status.FAILED, errors=(BatchError("x", "No."),))
     cloud.run(cloud.deployment.table.create_batch(batch))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
-    expect(page.locator("#plot-empty")).to_have_text("Nothing of it was run.")
-    expect(page.locator(".pace")).to_have_text("was not run")
+    expect(page.locator("#plot-empty")).to_have_text("No lines were run.")
+    expect(page.locator(".pace")).to_have_text("not run")
 
 
 def test_no_curve_hides_another(page: Page, cloud: Cloud, new_key: NewKey) -> None:

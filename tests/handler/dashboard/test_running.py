@@ -49,7 +49,7 @@ def test_a_batch_is_watched_to_its_end(
     errors = page.locator("#errors table")
     expect(errors.get_by_role("rowheader")).to_have_text(["row-21", "row-22"])
     expect(page.get_by_role("img", name="Plot of rows")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("row").last).to_contain_text("20")
     assert obstacles(page) == []

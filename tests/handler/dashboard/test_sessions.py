@@ -13,7 +13,7 @@ from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 NewKey = Callable[[str], str]
-GONE = "Your key is not accepted any more. Sign in to go on where you were."
+GONE = "Your key is no longer accepted. Sign in to continue."
 
 
 @pytest.mark.parametrize("key", ["wrong", f"tm_{'0' * 16}_{'a' * 43}", "Schlüssel", "two words"])
@@ -71,7 +71,7 @@ def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
     page.evaluate("location.hash = '#/batches/batch_none'")
-    expect(page.get_by_role("heading", level=1)).to_have_text("This cannot be shown")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Page not available")
     expect(page.get_by_role("heading", level=1)).to_be_focused()
     expect(page.get_by_role("alert").filter(has_text="Batch batch_none not found")).to_be_visible()
     assert page.get_by_text("x.jsonl").count() == 0

@@ -35,8 +35,8 @@ def test_a_file_is_uploaded_and_run(
     with control_running(cloud), worker_running(cloud, tmp_path):
         sign_in(page, new_key("lab"), "#/new")
         page.get_by_label("A JSONL file").set_input_files(file)
-        page.get_by_label("To be done within").select_option("an hour")
-        page.get_by_label("A parameter that is unknown").select_option("refuses the file")
+        page.get_by_label("Complete within").select_option("an hour")
+        page.get_by_label("Unknown parameters").select_option("refuse the file")
         page.get_by_role("button", name="Upload and start").click()
         expect(page.get_by_role("heading", name="questions.jsonl")).to_be_visible(timeout=SECONDS)
         expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
@@ -132,7 +132,7 @@ def test_a_storage_that_cannot_be_reached(
     page.clock.install()
     sign_in(page, new_key("lab"), "#/new")
     choose(page, large)
-    alert = page.get_by_role("alert").filter(has_text="cannot be sent: the connection broke")
+    alert = page.get_by_role("alert").filter(has_text="the connection was interrupted")
     for _ in range(300):
         page.clock.fast_forward(20_000)
         page.wait_for_timeout(100)  # in which the parts are sent and break
@@ -153,7 +153,7 @@ def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large:
     with page.expect_request(re.compile("partNumber=")):
         choose(page, large)
     with page.expect_response("**/cancel") as cancelled:
-        page.get_by_role("button", name="Give up").click()
+        page.get_by_role("button", name="Cancel upload").click()
     assert cancelled.value.ok
     expect(page.get_by_role("progressbar", name="Upload")).to_be_hidden()
     left = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.bucket)
@@ -172,7 +172,7 @@ def test_a_key_revoked_in_the_middle_of_an_upload(
     page.get_by_label("A JSONL file").set_input_files(large)
     cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(key), int(time.time())))
     page.get_by_role("button", name="Upload and start").click()
-    expect(page.locator("#sign-in-error")).to_contain_text("not accepted any more")
+    expect(page.locator("#sign-in-error")).to_contain_text("no longer accepted")
     page.get_by_label("API key").fill(new_key("lab"))
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
