@@ -69,7 +69,7 @@ def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
 
 
 def test_nothing_is_fetched_by_its_address() -> None:
-    """Neither by ADD nor by a tool; what pip installs has an exact version."""
+    """There is no ADD and no download tool; pip installs exact versions."""
     assert [it for it in INSTRUCTIONS if it.name == "ADD"] == []
     commands = [it.words for it in INSTRUCTIONS if it.name == "RUN"]
     assert [words for words in commands if re.search(r"://|\bcurl\b|\bwget\b|\bgit\b", words)] == []
@@ -84,7 +84,7 @@ def test_nothing_is_fetched_by_its_address() -> None:
 
 
 def test_no_secret_is_set() -> None:
-    """Neither in the environment nor as an argument, which would stay in the image's history."""
+    """There is none in the environment, nor in an argument, which the image's history keeps."""
     named = [it.words for it in INSTRUCTIONS if it.name in {"ARG", "ENV", "LABEL"}]
     assert named
     assert [it for it in named if re.search(r"(?i)token|secret|passw|credential|key", it)] == []
@@ -123,7 +123,7 @@ def test_all_that_is_written_goes_to_the_volumes() -> None:
 
 
 def test_kernels_are_compiled_when_it_is_built() -> None:
-    """After our code is there and into a folder that the last stage takes, and finds again."""
+    """The build compiles them after our code is copied, into a folder of the last stage."""
     settings = only("", "ENV").pairs
     copied = [it.words.split()[1:] for it in of_stage("", "COPY")]
     folder = settings["TIDEMILL_KERNELS"]

@@ -119,7 +119,7 @@ def outside_volumes(image: Image) -> dict[str, tuple[int, int]]:
 
 
 def test_the_libraries_are_those_of_the_lock(image: Image) -> None:
-    """In its versions; nothing else, and no pip to get any more."""
+    """The versions are the lock's; nothing else is installed, not even pip."""
     [site] = image.path("/opt/libraries").glob("lib/python*/site-packages")
     installed = {
         re.sub(r"[-_.]+", "-", it.name).lower(): it.version.partition("+")[0]  # 2.13.0+cpu
@@ -140,7 +140,7 @@ def test_the_libraries_are_those_of_the_lock(image: Image) -> None:
 def test_a_dropped_file_becomes_rows(
     image: Image, ministack: Emulator, weights: Location, cloud: Cloud, tmp_path: Path
 ) -> None:
-    """By weights from S3; the worker is healthy meanwhile, and writes to its volumes only."""
+    """Its weights come from S3; the worker stays healthy, and writes to its volumes only."""
     before = outside_volumes(image)
     container = Container(
         image,
@@ -174,7 +174,7 @@ def test_a_dropped_file_becomes_rows(
 
 
 def test_a_kernel_is_launched_without_a_compiler(image: Image, tmp_path: Path) -> None:
-    """By what the image brings, and by a driver that does nothing; nothing is written anywhere."""
+    """It needs only the image and a stub driver; nothing is written anywhere."""
     made = make_stub_library(tmp_path, BODY)
     before = outside_volumes(image)
     container = Container(image, {"LD_LIBRARY_PATH": str(made.parent)}, tmp_path / "log")
@@ -194,7 +194,7 @@ def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:
 
 
 def test_with_the_word_of_sagemaker_it_is_a_server(image: Image, tmp_path: Path) -> None:
-    """At the port that the image names, for everybody; healthy meanwhile, and ended by a signal."""
+    """It listens on the image's port at every address, is healthy, and a signal ends it."""
     before = outside_volumes(image)
     port = free_port()
     container = Container(image, {"TIDEMILL_SERVER_PORT": str(port)}, tmp_path / "log")

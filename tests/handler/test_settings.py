@@ -88,7 +88,7 @@ def test_a_missing_name_is_reported(name: str) -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
-    """With the name of the setting, not taken for a default."""
+    """The error names the setting, and no default is used instead."""
     with pytest.raises(ValidationError, match=name.lower()):
         read_settings(NAMES | {f"TIDEMILL_{name}": value})
 

@@ -321,7 +321,7 @@ def test_the_gateway_lets_in_what_the_api_answers() -> None:
 
 
 def test_only_an_api_that_takes_keys_reads_them(deployment: Deployment, signed: Deployment) -> None:
-    """With IAM there is no right to."""
+    """With IAM there is no permission to read them."""
 
     def reads_keys(found: Deployment) -> bool:
         return any("KEY#*" in grant.condition for grant in found.grants("ApiRole"))

@@ -1,4 +1,4 @@
-"""How callers reach the API: by a name of one's own, inside a VPC alone, or not at all."""
+"""Access to the API: by a custom domain, inside a VPC only, or not at all."""
 
 from __future__ import annotations
 

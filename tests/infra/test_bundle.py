@@ -286,7 +286,7 @@ def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None
 
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_cold_import_does_little(native: Path, name: str) -> None:
-    """By the calls that it makes, which are as many on every machine and in every run."""
+    """It is measured in calls, whose number is the same on every machine."""
     assert int(run(COUNTED, native, f"tidemill.handler.lambdas.{name}")) <= MAX_IMPORT_CALLS
 
 

@@ -546,7 +546,7 @@ def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
 def test_a_network_has_the_zones_of_its_region(
     differing: dict[str, Any], zones: tuple[str, ...]
 ) -> None:
-    """Unless the configuration names some, or the network is not the deployment's to make."""
+    """The configuration may name others, or the network may exist already."""
     config = make_config({"models": [MODEL]} | differing, "mill.toml")
     named = with_zones(config, [f"eu-west-1{letter}" for letter in "abc"], "zones")
     assert named.network.zones == zones

@@ -130,7 +130,7 @@ def test_a_deleted_file_lasts_as_long_as_a_batch_that_reads_it(bucket: dict[str,
 
 
 def test_files_that_clients_let_expire_go(bucket: dict[str, Any]) -> None:
-    """When the longest time has passed that `expires_after` can say, by the tag that they have."""
+    """Their tag's rule deletes them after the maximum of `expires_after`."""
     rule = rules(bucket)["short-lived-files"]
     (tag,) = rule["TagFilters"]
     assert f"{tag['Key']}={tag['Value']}" == SHORT_LIVED
@@ -172,7 +172,7 @@ def test_retention_is_configured(synth: Synth) -> None:
 
 
 def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:
-    """By the prefix of drops; the version that a batch reads stays as long as one may run."""
+    """The rule is for drops; the version that a batch reads stays while it may run."""
     found = Deployment(synth({"retention": {"input_days": 3}}))
     rule = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])["replaced-input"]
     assert (rule["Prefix"], rule["ExpirationInDays"]) == ("input/", 3)

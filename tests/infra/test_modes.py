@@ -39,7 +39,7 @@ def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
 
 @pytest.mark.long
 def test_templates_pass_the_rules_of_the_cdk() -> None:
-    """In a process that has them on, as a deployment has."""
+    """A separate process has the rules enabled, as a deployment does."""
     wanted = f"{test_templates_of_a_mode_pass_the_checks.__name__}[as it is]"
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", f"{__file__}::{wanted}"]
     environment = {**os.environ, "CDK_VALIDATION": "true"}
@@ -51,7 +51,7 @@ def test_templates_pass_the_rules_of_the_cdk() -> None:
 def test_no_acknowledgement_is_idle(
     synth: Synth, acknowledged: dict[str, set[Acknowledgement]]
 ) -> None:
-    """Some mode needs every line of the table."""
+    """Every line of the table is needed in some mode."""
     used = set()
     for overrides in modes().values():
         synth(overrides)

@@ -35,7 +35,7 @@ HOST = re.compile(r"amazonaws\.com(?:\.cn)?")
 def test_a_deployment_names_nothing_of_another_partition(
     make_app: Callable[..., App], mode: str, region: str
 ) -> None:
-    """Neither an ARN nor a host, and no resource that the region does not know."""
+    """There is no foreign ARN or host, and no resource that the region lacks."""
     partition, suffix = REGIONS[region]
     app = make_app(MODES[mode], Environment(account="111122223333", region=region))
     templates = {

@@ -250,7 +250,7 @@ def test_a_role_may_do_what_its_code_does(role: str) -> None:
 def test_only_a_deployment_that_erases_has_the_rights_for_it(
     deployment: Deployment, synth: Synth
 ) -> None:
-    """To list versions and to delete them for good, of objects alone, and in one role."""
+    """One role may list and permanently delete versions, of objects only."""
     found = Deployment(synth({"retention": {"erase_batches": True}}))
     for role in FUNCTION_ROLES:
         more = {
@@ -374,7 +374,7 @@ def test_every_role_is_for_one_service(any_deployment: Deployment) -> None:
 
 
 def test_a_service_takes_a_role_for_this_account_alone(any_deployment: Deployment) -> None:
-    """All but those that machines start with: EC2 and ECS name no account when they take them."""
+    """Machine roles are the exception: EC2 and ECS name no account when they assume them."""
     unbound = {
         name
         for name, role in any_deployment.properties("AWS::IAM::Role").items()

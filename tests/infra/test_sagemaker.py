@@ -99,7 +99,7 @@ def test_a_job_has_the_tags_of_its_deployment(synth: Synth) -> None:
 
 
 def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
-    """With rights for its subnets and groups."""
+    """Their role has permissions for its subnets and groups."""
     network = EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}
     made = Compute(synth(KINDS["jobs"] | {"network": network}))
     means = means_of(made, SMALL)
@@ -120,7 +120,7 @@ def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
 
 
 def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:
-    """On the cheapest machine that there is a quota for."""
+    """It runs on the cheapest machine with a quota."""
     assert means_of(jobs, BIG).instance_types == ("ml.g6.12xlarge", "ml.g6.24xlarge")
     assert means_of(jobs, SMALL).instance_types[0] == "ml.g4dn.xlarge"
 
@@ -177,7 +177,7 @@ def test_ends_of_jobs_are_sent(made: Compute) -> None:
 
 
 def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
-    """By the names that they have, as the roles of this deployment's models."""
+    """Their names, and the roles of this deployment's models, restrict the permission."""
     passed = json.dumps({"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})
     policy = made.of("AWS::IAM::ManagedPolicy")["LaunchingPolicy"]
     assert made.granted(policy) == {
@@ -214,7 +214,7 @@ def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
 
 
 def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
-    """By interfaces in its subnets, and none elsewhere is changed."""
+    """It creates interfaces in its subnets, and changes none elsewhere."""
     made = Compute(synth(KINDS["jobs, isolated"]))
     found = {
         grant

@@ -60,7 +60,7 @@ def test_they_need_no_bootstrap(written: Path) -> None:
 
 
 def test_the_code_of_each_lambda_is_among_the_assets(written: Path) -> None:
-    """Under the key that its template has, with rights that Lambda can read."""
+    """It has the key that its template names, and permissions with which Lambda can read it."""
     found = json.loads((written / "api.template.json").read_text(encoding="utf-8"))["Resources"]
     codes = [
         resource["Properties"]["Code"]
@@ -122,7 +122,7 @@ def test_an_image_that_is_to_be_built_is_refused(
 def test_the_command_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the words of the configuration, with its path."""
+    """The error is the configuration's own, with its path."""
     monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: None)
     path = tmp_path / "config.toml"
     for text, words in (

@@ -343,7 +343,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
 
 @pytest.mark.parametrize("form", ["json", "jsonl.gz", "json.gz", "JSONL"])
 def test_a_file_in_another_form_gets_the_same_rows(form: str, cloud: Cloud) -> None:
-    """Through shards, a worker and the end: those of the lines, in their order."""
+    """The rows come through shards, a worker and finalize, in line order."""
     body = lines(100)
     data = json.dumps([json.loads(line) for line in body.splitlines()], indent=1).encode()
     data = data if "json" in form.split(".") else body

@@ -56,7 +56,7 @@ def cut_off(sqs: Any) -> None:
 
 
 def test_a_killed_emulator_comes_back_with_what_it_held(tmp_path: Path, watchdog: Watchdog) -> None:
-    """At the same address; what was begun while a deployment went on is not half there."""
+    """It has the same address; a half finished deployment leaves nothing."""
     kept = tmp_path / "state"
 
     @contextmanager

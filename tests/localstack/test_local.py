@@ -258,7 +258,7 @@ def test_the_api_requires_a_key(cloud: LocalCloud, authorization: str | None) ->
 
 
 def test_the_openai_sdk_knows_a_wrong_key(cloud: LocalCloud) -> None:
-    """By the exception that it raises for one of OpenAI's."""
+    """It raises the exception that it raises for OpenAI's own."""
     import openai
 
     with (
@@ -329,7 +329,7 @@ def test_a_table_that_is_dropped_comes_back_as_one(cloud: LocalCloud, tmp_path: 
 def test_a_table_is_run_with_the_recipe_next_to_it(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `tidemill local run`, with its flags before the recipe; -o says the format."""
+    """`tidemill local run` has its flags before the recipe; -o sets the format."""
     monkeypatch.setattr("tidemill.cli.commands.local._local_cloud", lambda _: nullcontext(cloud))
     monkeypatch.setattr("tidemill.cli.commands.local._LAST_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
@@ -347,7 +347,7 @@ def test_a_table_is_run_with_the_recipe_next_to_it(
 
 
 def test_a_browser_is_shown_the_dashboard(cloud: LocalCloud) -> None:
-    """At the address that `local up` prints, of a host that browsers take for this machine."""
+    """`local up` prints an address whose host browsers resolve to this machine."""
     page = httpx.URL(cloud.page_url)
     assert page.host.endswith(".localhost")
     here = page.copy_with(host="127.0.0.1")

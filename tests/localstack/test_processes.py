@@ -1,4 +1,4 @@
-"""Why a process has ended, in a few words."""
+"""Reasons of process exits, in a few words."""
 
 from __future__ import annotations
 

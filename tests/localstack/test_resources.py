@@ -64,7 +64,7 @@ def test_their_environment_is_what_handlers_read(resources: Resources) -> None:
 def test_uploads_of_input_files_ring_and_others_do_not(
     emulator: Emulator, resources: Resources
 ) -> None:
-    """By the prefix, whatever the name, also when the upload has many parts."""
+    """The prefix decides, whatever the name, also for multipart uploads."""
     s3, sqs = emulator.client("s3"), emulator.client("sqs")
     drain(sqs, resources.drops)
     for key in ("other/a.jsonl", "input/A.CSV", "input/a b+é.jsonl"):

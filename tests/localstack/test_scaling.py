@@ -118,7 +118,7 @@ def lines(count: int) -> bytes:
 
 
 def test_workers_come_with_work_and_go_without(mill: Mill) -> None:
-    """From none to three and back; one that is killed is replaced, and no row is lost."""
+    """They grow to three and shrink to none; a killed one is replaced, and no row is lost."""
     count = 300
     mill.put_rate()
     mill.release("r:1")

@@ -39,7 +39,7 @@ def manifests(request: pytest.FixtureRequest) -> Sequence[Manifest]:
 def test_every_manifest_is_valid_in_the_oldest_and_the_newest_kubernetes(
     manifests: Sequence[Manifest],
 ) -> None:
-    """By their strict schemas, in which unknown fields are mistakes."""
+    """The strict schemas are used, in which unknown fields are errors."""
     assert f'">={VERSIONS[0]}.0-0"' in (CHART / "Chart.yaml").read_text(encoding="utf-8")
     errors = [
         f"{version} {each['kind']} {words}"

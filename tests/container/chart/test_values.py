@@ -111,7 +111,7 @@ def test_the_schema_is_one_and_takes_defaults_and_examples() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(path: str, value: object) -> None:
-    """At its place, or at that of the object which has no such key."""
+    """The error names its place, or that of the object without such a key."""
     values = nested(path, value)
     if path.startswith("models.m."):
         values = laid_over({"models": {"m": MODEL}}, values)
@@ -122,7 +122,7 @@ def test_a_wrong_value_is_refused_by_its_name(path: str, value: object) -> None:
 
 
 def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
-    """All of them at once, before anything is rendered."""
+    """All are reported at once, before anything is rendered."""
     wrong = {
         "scaling": "karpenter",
         "models": {"llama": {"gpu": 1}, "bge": {"cpu": "three"}},

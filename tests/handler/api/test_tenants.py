@@ -193,7 +193,7 @@ def test_another_tenants_id_outside_the_path_is_unknown(
 
 
 def test_parts_of_theirs_are_none_of_ours(tenants: tuple[Tenant, Tenant]) -> None:
-    """In an upload of ours that could be completed, theirs is refused as one that never was."""
+    """Our completable upload refuses another tenant's part like an unknown one."""
     us, them = tenants
     route = "POST /v1/uploads/<upload_id>/complete"
     wanted = {"upload_id": us.ids["upload_id"]}

@@ -58,7 +58,7 @@ def test_an_object_that_was_overwritten_is_read_by_its_version(
 def test_an_object_that_has_gone_is_not_there(
     run: Run, deployment: Deployment, emulator: Emulator
 ) -> None:
-    """Neither its version nor its key; reading and asking for it say so."""
+    """Its version and its key are both gone, which reads and HEAD requests report."""
     source = pinned(run, deployment, b"0123456789", versioned=True)
     emulator.client("s3").delete_object(
         Bucket=source.bucket, Key=source.key, VersionId=source.version_id
@@ -71,7 +71,7 @@ def test_an_object_that_has_gone_is_not_there(
 
 
 def test_keys_are_listed_in_order(run: Run, deployment: Deployment) -> None:
-    """Whatever order they were written in; a deleted one is not among them."""
+    """The order of writing does not matter; a deleted key is not listed."""
     prefix = f"list/{uuid4().hex}/"
     keys = [f"{prefix}{number:04}" for number in range(12)]
     for key in reversed(keys):

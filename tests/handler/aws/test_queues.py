@@ -83,7 +83,7 @@ def test_a_message_that_has_gone_is_not_kept() -> None:
 
 
 def test_what_is_refused_of_ten_is_sent_again() -> None:
-    """Only that, and once; refused twice it is an error."""
+    """Only the refused one is sent again, once; a second refusal is an error."""
     sending = Queue("url").send_all([{"n": 0}, {"n": 1}], group="search")
     first = next(sending)
     assert len(first.arguments["Entries"]) == 2

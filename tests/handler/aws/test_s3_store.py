@@ -124,7 +124,7 @@ def refused(code: str) -> ClientError:
 def test_what_a_store_says_is_explained(
     error: ClientError | BotoCoreError, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For S3 alone, and not for AWS's own."""
+    """Only errors of S3 are explained, and not those of AWS's own S3."""
     call = Call("s3", "put_object", {})
     assert words not in str(translate(error, call))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")

@@ -54,7 +54,7 @@ def check(cloud: Cloud, batch: Batch) -> OpenWork | None:
 
 
 def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
-    """In one go, where there is time."""
+    """One run does everything if it has time."""
     batch = go_on(files, files.create(lines_of(25)))
     assert batch.status is Status.IN_PROGRESS
     assert batch.shards_rung == 3
@@ -79,7 +79,7 @@ def test_a_file_that_may_take_long_is_left_to_others(
 
 
 def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time a run rings for some shards, notes how many, and rings for the next run."""
+    """Near its deadline a run sends some messages, records how many, and requests another run."""
     monkeypatch.setattr(shards, "_RING_AT_ONCE", 20)
     batch = files.ingest(files.create(lines_of(450)))
     batch = go_on(files, batch, time_for(0))

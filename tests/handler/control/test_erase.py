@@ -76,7 +76,7 @@ def everything(cloud: Cloud) -> tuple[set[str], list[dict[str, Any]]]:
 
 
 def test_a_tombstone_remains(cloud: Cloud) -> None:
-    """With id, times and counts: no name of a file, no word of the client's, no byte of a row."""
+    """It has ID, times and counts, but no file name, no text of the client, and no row."""
     drop = ended(cloud)
     before = drop.batch
     assert len(everything(cloud)[0]) > 4
@@ -115,7 +115,7 @@ def test_what_later_batches_would_reuse_goes_too(mini: Cloud) -> None:
 
 
 def test_what_is_written_after_the_end_goes_too(cloud: Cloud) -> None:
-    """All is looked through again when no run is left that may write; not before is it erased."""
+    """Everything is checked again when no run may still write; only then is the batch erased."""
     drop = ended(cloud)
     request(cloud, drop)
     cloud.messages()
@@ -168,7 +168,7 @@ def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
 
 
 def test_the_parts_of_an_input_go_with_it(cloud: Cloud) -> None:
-    """With the name that the client gave it; but no others, whatever a dropped file names."""
+    """They are deleted with the client's file name, but no others, whatever a drop names."""
     drop = ended(cloud)
     kept, gone = "upload_1", "upload_2"
     bucket, s3 = cloud.deployment.bucket, cloud.aws.clients["s3"]

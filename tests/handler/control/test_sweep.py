@@ -75,7 +75,7 @@ def take(cloud: Cloud, drop: Drop | Sweep) -> Batch | None:
 
 
 def test_an_upload_without_an_event_is_found_and_run_once(cloud: Cloud) -> None:
-    """By one sweep or more; its event, which comes after all, finds the batch that is there."""
+    """One or more sweeps find it; a late event finds the existing batch."""
     known = cloud.create(lines_of(1), "input/known.jsonl")
     event = cloud.put(lines_of(2), "input/a ü+.csv", {"completion-window": "2h"})
     cloud.put(b"", "input/folder/")
@@ -209,7 +209,7 @@ def test_two_names_with_the_same_results_are_one(mini: Cloud) -> None:
 
 
 def test_a_sweep_goes_on_where_its_time_ended(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Page by page, and a message for the rest."""
+    """It reads page by page, and a message continues it."""
     for number in range(5):
         mini.put(lines_of(1), f"input/{number}")
     listing = Bucket.list_page

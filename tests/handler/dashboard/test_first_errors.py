@@ -94,7 +94,7 @@ def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.M
 
 
 def test_errors_of_a_sealed_shard_are_those_of_its_commit(ministack: Emulator) -> None:
-    """While the batch runs: a worker that has lost its lease may have written others."""
+    """A worker that has lost its lease may have written others while the batch runs."""
     cloud = FinalizeCloud.on(ministack)
     drop = cloud.drop(4).begin()
     older = drop.claim(0)

@@ -29,7 +29,7 @@ HOSTILE = (
 def test_hostile_texts_are_shown_and_do_nothing(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """In the list, in a batch, in its errors, in a refusal and in an upload's name."""
+    """They are in the list, in a batch, in its errors, in a refusal and in an upload's name."""
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
     key = f"input/{HOSTILE.replace('/', '')}.jsonl"
@@ -103,7 +103,7 @@ def test_why_a_file_was_refused_is_escaped(page: Page, cloud: Cloud, new_key: Ne
 
 @pytest.mark.parametrize("template", ["batches.html", "errors.html"])
 def test_every_template_escapes(template: str) -> None:
-    """Whatever is put into one comes out as text."""
+    """Every inserted value is rendered as text."""
     row = json.dumps({"custom_id": HOSTILE, "error": {"message": HOSTILE, "code": HOSTILE}})
     failure = read_row(row.encode())
     assert failure is not None

@@ -73,7 +73,7 @@ def with_errors(cloud: Cloud, num_rows: int) -> str:
 def test_errors_of_one_kind_are_one_row_of_the_table(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """With a count, however many there are; nothing of them is clipped on a phone."""
+    """The row has a count of any size; nothing is clipped on a phone."""
     sign_in(page, new_key("default"), f"#/batches/{with_errors(cloud, 30)}")
     table = page.locator("#errors table")
     expect(table.get_by_role("rowheader")).to_have_text(["row-2", "last"])
@@ -117,7 +117,7 @@ def test_rows_a_second_agree_with_the_time_that_it_took(
 
 
 def test_a_file_that_was_refused_was_not_run(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """So nothing is to come, and it took no time."""
+    """It has no pending rows, and no duration."""
     batch = make_batch(cloud.deployment, status=Status.FAILED, errors=(BatchError("x", "No."),))
     cloud.run(cloud.deployment.table.create_batch(batch))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")

@@ -1,4 +1,4 @@
-"""How numbers and times read."""
+"""Formatting of numbers and times."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: New
 def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """Under its address nothing of another's is shown, and there is a way back."""
+    """Its address shows nothing of another batch, and there is a way back."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
@@ -82,7 +82,7 @@ def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
 
 
 def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Neither the key nor a text of the tenant is in the tab."""
+    """The tab contains neither the key nor a text of the tenant."""
     cloud.create(lines_of(2))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()

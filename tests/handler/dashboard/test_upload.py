@@ -102,7 +102,7 @@ def test_parts_are_sent_again(page: Page, cloud: Cloud, new_key: NewKey, large: 
 
 
 def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
-    """When the same file is chosen again, what S3 has of it is not sent again."""
+    """If the same file is chosen again, parts that S3 has are not sent again."""
     storage = Storage(cloud, held_from=3)
     storage.watch(page)
     sign_in(page, new_key("lab"), "#/new")

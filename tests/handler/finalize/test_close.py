@@ -18,7 +18,7 @@ from tidemill.handler.finalize.close import close_abandoned, skip_reason
 
 
 def test_a_lease_is_respected_for_a_while(mini: Cloud) -> None:
-    """While the worker may not have noticed yet, its shard waits; all others are closed already."""
+    """A shard whose worker may not have noticed yet waits; all others are already closed."""
     drop = mini.drop(12).begin()
     drop.claim(0, lease_seconds=60)
     drop.claim(1)
@@ -47,7 +47,7 @@ def test_a_worker_that_hands_its_rows_in_is_waited_for(mini: Cloud) -> None:
 
 
 def test_a_worker_that_never_lets_go_loses_its_shard(cloud: Cloud) -> None:
-    """After some seconds the lease counts for nothing: what the worker does then has no effect."""
+    """After some seconds its lease is ignored: later writes of the worker have no effect."""
     drop = cloud.drop(4).begin()
     zombie = drop.claim(0, lease_seconds=3600)
     drop.put_rows(zombie, [1])

@@ -206,7 +206,7 @@ def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_nearly_over_begins_no_try(mini: Cloud, tmp_path: Path) -> None:
-    """Without time the try is left to the next run, and none is used up."""
+    """Near the deadline the try is left to the next run, and none is used up."""
     lock = published(mini, time_left=lambda: 1.0)
     with Receiver(tmp_path, Script()) as receiver, pytest.raises(Requeue):
         deliver(lock, receiver.network())

@@ -102,7 +102,7 @@ def test_a_batch_whose_rows_all_failed_is_completed(mini: Cloud) -> None:
 
 @pytest.mark.parametrize("num_done", [0, 3, 5])
 def test_a_cancelled_batch_keeps_what_is_finished(cloud: Cloud, num_done: int) -> None:
-    """At 0 %, in the middle and at 99 %: durable rows are there, other lines have none."""
+    """Durable rows exist at 0 %, in the middle and at 99 %; other lines have none."""
     drop = cloud.drop(20).begin()
     for number in range(min(num_done, 4)):
         drop.run_shard(number)

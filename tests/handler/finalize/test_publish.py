@@ -91,7 +91,7 @@ def test_large_segments_are_copied_and_small_ones_joined(cloud: Cloud) -> None:
 
 
 def test_another_run_goes_on_with_the_parts_that_are_there(mini: Cloud) -> None:
-    """However often the time ends in between, every part is sent once."""
+    """Every part is sent once, however many runs it takes."""
     drop = large(mini, 12, 3 * MIB)
     counts = spy(mini)
     num_runs = 0
@@ -222,7 +222,7 @@ def joined_keys(drop: Drop) -> list[str]:
 def test_more_segments_than_an_upload_has_parts_are_joined_twice(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By copies alone where a small segment ends a group, by sizes that S3 takes."""
+    """Parts are copied only, of allowed sizes, if a small segment ends a group."""
     limits = UploadLimits(max_parts=5)
     monkeypatch.setattr("tidemill.handler.aws.objects.join.S3_LIMITS", limits)
     sizes = (4 * MIB, 10)

@@ -199,7 +199,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_every_format_goes_in_and_out(mini: Cloud, form: Form) -> None:
-    """By its first bytes, whatever its name says; the results' names never meet."""
+    """The first bytes decide the format, whatever the name; names of results never collide."""
     data = form.written(REVIEWS)
     packed = gzip.compress(data) if form.name.endswith(".gz") else data
     batch = drop(mini, packed, f"input/{form.name}", form.recipe + RECIPE)

@@ -91,7 +91,7 @@ def test_a_signature_holds_for_its_own_bytes_only(
 
 
 def test_a_new_secret_and_the_old_one_both_sign(cloud: Cloud, secret: str, hook: Receiver) -> None:
-    """For a day: a receiver that knows either understands."""
+    """Both sign for a day, so that a receiver with either secret accepts the event."""
     new = secret_of(cloud)
     batch = ended(cloud)
     batch.send_webhook(hook.network())
@@ -382,7 +382,7 @@ def test_the_message_makes_the_control_lambda_tell(
 def test_the_reaper_rings_for_a_try_that_is_overdue(
     cloud: Cloud, secret: str, tmp_path: Path
 ) -> None:
-    """For the first one if its message was lost, and for those that no queue can wait for."""
+    """It sends lost first messages, and those that are due later than a queue can wait."""
     del secret
     batch = ended(cloud)
     cloud.run(announce(cloud.deployment, batch.batch))

@@ -62,6 +62,6 @@ def test_a_worker_that_runs_since_then_ends_a_shortage(
 
 
 def test_without_a_shortage_nothing_changes() -> None:
-    """However many run."""
+    """The number of running workers does not matter."""
     state = FleetState(ends=(BAD,))
     assert reset_backoff(state, [Worker("w", "r:1", WorkerStatus.RUNNING, 101)]) is state

@@ -105,7 +105,7 @@ def test_a_row_since_the_first_end_keeps_the_breaker_closed(rows_at: int, is_set
     ids=["none", "its own", "others", "both", "its own only start", "others have gone"],
 )
 def test_whose_rows_there_are(workers: list[tuple[str, WorkerStatus]], may: bool) -> None:  # noqa: FBT001
-    """While old workers go on, what they do says nothing of a release that dies of its start."""
+    """Rows of old workers prove nothing about a release that dies at its start."""
     there = [Worker(f"w{n}", *worker) for n, worker in enumerate(workers)]
     assert may_have_rows(there, "r1") is may
 

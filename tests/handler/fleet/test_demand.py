@@ -1,4 +1,4 @@
-"""How many workers open work wants."""
+"""Demand for workers from open work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_dead_workers_shards_want_one() -> None:
 
 
 def test_an_unknown_rate_wants_one_worker_that_measures_it() -> None:
-    """However much is open: a guess would pay for ten cold starts."""
+    """The amount of open work does not matter: a guess might pay for ten cold starts."""
     for pace in (WorkerRate(), WorkerRate(NOW)):
         found = estimate_demand([work_of(DAY)], pace, PLAN, ready_at=(), now=NOW)
         assert found.count == 1
@@ -100,7 +100,7 @@ def test_a_window_that_ends_soon_is_worth_more_starts() -> None:
 
 
 def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
-    """At least one, never more than allowed or of use, and for more work never fewer."""
+    """It is at least one, never above the maximum or the useful number, and grows with the work."""
     for seed in range(300):
         random = Random(seed)
         batches = [

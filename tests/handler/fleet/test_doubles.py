@@ -44,7 +44,7 @@ class World:
 
     @property
     def num_workers(self) -> int:
-        """How many were ever started, and none has ended."""
+        """Number of workers that were ever started; none has ended."""
         return len(self.services.tasks) + len(self.services.jobs)
 
     def look(self, after: int = 0, aside: Callable[[int], None] = lambda _: None) -> int:

@@ -95,7 +95,7 @@ def test_a_number_runs_one_task() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 100, 101, 250])
 def test_tasks_are_listed_and_described_by_the_hundred(count: int) -> None:
-    """None is left out, and none of another model is among them."""
+    """All tasks of the model are listed, and no others."""
     services = Services()
     for number in range(count):
         services.run(ECS.start(PLAN, number))

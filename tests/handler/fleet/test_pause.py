@@ -135,7 +135,7 @@ def test_a_pause_is_written_before_any_shard_is_rung_for(
 
 
 def test_a_batch_that_expires_while_it_waits_says_why(mini: Cloud) -> None:
-    """Among its errors, like one for which there was no machine."""
+    """Its errors have the reason, as for a batch without a machine."""
     cloud = mini.having(gpu_hours_per_day=1)
     batch = cloud.ingest(cloud.create(lines_of(5), metadata={"completion-window": "30m"}))
     spend(cloud, 1)

@@ -86,7 +86,7 @@ def test_a_job_may_be_on_demand_and_in_a_network() -> None:
 
 @pytest.mark.parametrize("model", ["m", "x" * 300, "Qwen/Qwen3.5-122B_It", "模型(*)", "-"])
 def test_any_model_has_a_name_that_sagemaker_takes(model: str) -> None:
-    """At most 63 letters, digits and hyphens, with the largest number of the next two centuries."""
+    """It has at most 63 letters, digits and hyphens, for numbers of the next two centuries."""
     plan = replace(PLAN, model=model)
     services = having(l4=2)
     name = services.run(JOBS.start(plan, 9_999_999_999))

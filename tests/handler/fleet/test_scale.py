@@ -309,7 +309,7 @@ def test_the_reaper_starts_what_was_lost(local: Cloud) -> None:
 def test_many_drops_look_at_a_fleet_once(
     local: Cloud, launcher: ListLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In ten seconds, in whichever process; the plans are read again after a minute."""
+    """One check in ten seconds counts for all processes; plans are read again after a minute."""
     calls: Counter[str] = Counter()
 
     def list_workers(_: FleetPlan) -> Operation[list[Worker]]:

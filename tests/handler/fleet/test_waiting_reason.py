@@ -1,4 +1,4 @@
-"""Why a batch waits, wherever people look: its object, the dashboard, its end."""
+"""Waiting reason of a batch: in its object, on the dashboard, and at its end."""
 
 from __future__ import annotations
 

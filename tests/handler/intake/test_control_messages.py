@@ -99,7 +99,7 @@ def test_a_delete_marker_is_not_a_drop(name: str) -> None:
     ],
 )
 def test_events_of_emulators(source: str, event: str, key: str) -> None:
-    """However they encode the key, it is the one that was uploaded."""
+    """The key is that of the upload, whatever the emulator's encoding."""
     [request] = parse_control(recorded(f"{source}_{event}"))
     assert isinstance(request, UploadEvent)
     assert (request.drop.bucket, request.drop.key) == (BUCKET, key)

@@ -171,7 +171,7 @@ def test_a_file_that_no_run_can_come_further_with_is_refused(
 def test_a_run_without_the_turn_refuses_nothing(
     mini: Cloud, long_file: LongFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However hopeless it looks to a run that was held up: another one goes on."""
+    """A run that was held up does not decide: another one continues."""
     monkeypatch.setattr(convert, "_MAX_VAIN", 1)
     batch = mini.ingest(long_file.batch, time_for(3))
     table, seconds = mini.deployment.table, iter([600.0])
@@ -188,7 +188,7 @@ def test_a_run_without_the_turn_refuses_nothing(
 
 
 def test_parts_that_were_sent_end_a_time_of_failures(mini: Cloud, long_file: LongFile) -> None:
-    """Only a file that comes no further for hours fails."""
+    """A file fails only after hours without progress."""
     table = mini.deployment.table
     mini.run(table.set_once(long_file.batch.id, "failing_since", 1))
     batch = mini.ingest(long_file.batch, time_for(1))

@@ -1,4 +1,4 @@
-"""From an object to shards, in one run or in many."""
+"""Intake from an object to shards, in one run or in many."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_lock_of_a_creation_holds_for_its_run_alone(mini: Cloud) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 10, 30])
 def test_a_run_that_was_late_with_its_lock_acquires_it_again(mini: Cloud, seconds: int) -> None:
-    """Unless another one has acquired it since."""
+    """It fails only if another run has acquired it since."""
     batch, table = locked(mini, "a"), mini.deployment.table
     late = int(time.time()) + seconds
     if seconds > 20:
@@ -295,7 +295,7 @@ def test_a_line_without_an_end_is_given_up(mini: Cloud, monkeypatch: pytest.Monk
 
 
 def test_an_endpoint_is_strict_only_where_a_request_named_one(mini: Cloud) -> None:
-    """With the setting, lines of an API batch must be for it; an upload names none."""
+    """If enabled, lines of an API batch must match its endpoint; an upload names none."""
     strict = mini.having(strict_endpoint=True)
     drop = strict.create(lines_of(1) + line_of("t", url="/v1/completions"))
     assert strict.ingest(drop).status is Status.IN_PROGRESS

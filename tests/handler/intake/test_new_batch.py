@@ -198,7 +198,7 @@ def test_a_batch_that_has_ended_is_not_disturbed(cloud: Cloud) -> None:
 def test_a_run_that_dies_before_it_cancels_is_done_again(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if a third upload has come between: no batch is left over."""
+    """No batch is left over, even if a third upload has come in between."""
     first = cloud.create(lines_of(1))
     drop = cloud.put(lines_of(2))
 
@@ -380,7 +380,7 @@ def test_a_wrong_parameter_is_named(mini: Cloud, changes: dict[str, Any], param:
 
 @pytest.mark.parametrize("key", ["files/file-1", "work/x", "output/x.jsonl", "input/none.jsonl"])
 def test_a_request_cannot_name_other_objects(mini: Cloud, key: str) -> None:
-    """Neither another tenant's files, nor work in flight, nor what is not there."""
+    """Another tenant's files, work in flight and missing objects are all refused."""
     put_file(mini, tenant="other tenant")
     for name in (f"s3://{mini.bucket}/{key}", "file-1"):
         with pytest.raises(InvalidOption, match="input_file_id"):

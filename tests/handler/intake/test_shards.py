@@ -16,7 +16,7 @@ def shard(number: int) -> Shard:
 
 
 def test_every_shard_is_recorded_before_drain_returns() -> None:
-    """In any order, each once."""
+    """Shards are recorded in any order, each once."""
     recorded: list[int] = []
     with ShardWriter(lambda each: recorded.append(each.number)) as writer:
         for number in range(500):

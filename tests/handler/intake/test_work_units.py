@@ -85,7 +85,7 @@ def test_a_long_file_is_taken_in_by_many_runs(cloud: Cloud) -> None:
 
 
 def test_a_bad_long_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
-    """By the numbers that they have in the file, and nothing of it is recorded."""
+    """The numbers are those of the file, and no shard is recorded."""
     data = lines_of(30) + b"{\n" + line_of(3) + b"\n" + line_of("z", body={"model": "no"})
     batch = read_whole(cloud, cloud.create(data), lambda _: None)
     assert batch.status is Status.FAILED
@@ -111,7 +111,7 @@ def test_a_range_that_began_with_another_model_is_scanned_again(ministack: Emula
 
 @pytest.mark.parametrize("range_bytes", [3000, 100_000], ids=["ranges", "one range"])
 def test_a_range_of_very_many_lines_is_scanned_in_parts(mini: Cloud, range_bytes: int) -> None:
-    """However short they are: no run has more than it can do. A model is that of the first line."""
+    """A run is limited even for very short lines; the first line's model applies to all."""
     good, other = lines_of(30), line_of("b", body={"model": "other"}) + b"\n"
     short = mini.having(
         range_bytes=range_bytes, model_aliases={}, work_queues={MODEL: "q", "other": "q"}
@@ -243,7 +243,7 @@ def test_a_unit_that_comes_behind_the_window_lets_the_batch_expire(mini: Cloud) 
 
 
 def test_an_input_that_goes_in_the_middle_fails_the_batch(cloud: Cloud) -> None:
-    """By whichever run finds it gone."""
+    """Any run that finds it missing may fail the batch."""
     batch = cloud.create(lines_of(60))
     run_unit(cloud.aws, cloud.deployment, IntakeStep(batch.id), plenty)
     cloud.aws.clients["s3"].delete_object(

@@ -14,7 +14,7 @@ from tests.handler.lambdas.logs import log_of
 
 
 def test_a_request_of_the_sdk_is_answered(ministack: Emulator) -> None:
-    """In the form that API Gateway wants, under the request's id, with what its time went on."""
+    """The reply has API Gateway's format, the request's ID, and the times spent."""
     event = event_of("aws_http_request")
     with serving(Cloud.on(ministack)):
         answer = answer_to(event)

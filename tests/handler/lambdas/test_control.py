@@ -185,7 +185,7 @@ def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(cloud
 def test_a_drop_is_cancelled_between_its_creation_and_its_reading(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a newer one of its name here: none of its shards is rung for, and its lock is released."""
+    """A newer upload of its name cancels it: no shard gets a message, and its lock is released."""
     older, newer = (cloud.put(lines_of(25), "input/x.jsonl") for _ in range(2))
     advance_batch = control.advance_batch
 
@@ -238,7 +238,7 @@ def test_a_malformed_message_does_not_come_again(
 def test_a_message_that_fails_comes_again_and_the_others_do_not(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever went wrong with one, the rest of the event is dealt with."""
+    """The rest of the event is processed, whatever the failure."""
 
     def fail_for_bad(aws: Aws, deployment: Deployment, batch_id: str, time_left: Any) -> None:
         if batch_id == "batch_bad":
@@ -303,7 +303,7 @@ def test_each_failure_hides_a_message_for_longer(
 def test_failures_are_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For Lambda such a run is a success: an alarm has nothing else to go by."""
+    """Lambda counts such a run as a success: an alarm needs the metric."""
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "control")
     good, bad = (json.dumps(advance_message(name)) for name in ("batch_good", "batch_bad"))
     handle(good)

@@ -101,7 +101,7 @@ def test_a_unit_of_a_file_is_tried_again_until_it_has_failed_for_hours(mini: Clo
 
 
 def test_an_outage_fails_no_file(mini: Cloud) -> None:
-    """However many messages die of it: the time counts, from the first one on."""
+    """The number of messages does not count, but the time since the first failure does."""
     drop = mini.drop(4)
     for later in (0, 80 * 60, PATIENCE_SECONDS - 600):
         dead(mini, advance_message(drop.id), later=later)

@@ -73,7 +73,7 @@ def test_messages_that_are_about_no_file_do_not_come_again(cloud: Cloud) -> None
 def test_a_message_that_fails_is_seen_again_in_seconds(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the queue that it came from."""
+    """It is hidden for seconds on its own queue."""
     queue: Queue = cloud.deployment.intake
     cloud.run(queue.send(intake_message("batch_any"), group="default"))
 

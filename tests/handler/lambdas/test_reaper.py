@@ -93,7 +93,7 @@ def test_a_busy_queue_hides_lost_doorbells_for_a_while_only(mini: Cloud) -> None
 
 
 def test_shards_that_fail_again_and_again_are_given_up(mini: Cloud) -> None:
-    """After as many fruitless claims as are allowed the shard's lines get rows that say so."""
+    """After the maximum of fruitless claims the shard's lines get rows with the reason."""
     drop = mini.drop(4).begin()
     for _ in range(mini.deployment.settings.max_attempts):
         assert look(mini) == []

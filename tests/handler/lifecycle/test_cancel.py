@@ -86,7 +86,7 @@ def test_a_batch_that_does_not_exist(files: Cloud) -> None:
 def test_a_very_large_batch_winds_up_as_if_it_had_run(
     files: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look at all its shards takes longer than a request may."""
+    """Checking all its shards would take longer than a request may."""
     monkeypatch.setattr("tidemill.handler.lifecycle.cancel._MAX_SHARDS_LOOKED_AT", 2)
     batch = files.ingest(files.create(lines_of(30)))
     done = cancelled(files, batch.id)

@@ -47,7 +47,7 @@ def test_a_part_that_is_put_again_counts_once() -> None:
 
 @pytest.mark.parametrize("num_lines", [0, 500])
 def test_one_part_is_always_remembered(num_lines: int) -> None:
-    """However large it is: the answer that has read it needs it."""
+    """Its size does not matter: the reply that has read it needs it."""
     cache = PartCache(max_rows=1)
     cache.put_part("a", part_of(*range(num_lines)))
     cache.put_part("b", part_of(*range(num_lines)))
@@ -56,6 +56,6 @@ def test_one_part_is_always_remembered(num_lines: int) -> None:
 
 
 def test_rows_of_a_segment_stand_one_after_another() -> None:
-    """From its first byte on."""
+    """They begin at its first byte."""
     assert list(PartRows.from_segment([(3, 10), (7, 5)])) == [(3, 0, 10), (7, 10, 15)]
     assert list(PartRows.from_segment([])) == []

@@ -58,7 +58,7 @@ def calls_to(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 def test_rows_are_there_as_soon_as_they_are_durable(cloud: Cloud) -> None:
-    """Before the table has learned of them, in the order of lines, over parts and shards."""
+    """They come in line order, over parts and shards, before the table records them."""
     drop = cloud.drop(10).begin()
     first, last = drop.claim(0, lease_seconds=60), drop.claim(2, lease_seconds=60)
     assert lines_in(results_of(drop)) == []
@@ -112,7 +112,7 @@ def test_pages_follow_each_other_to_the_end(mini: Cloud, limit: int) -> None:
 def test_of_many_shards_those_are_read_that_an_answer_needs(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any line on the rows are the same, and the shards before and far behind are not read."""
+    """Any start gives the same rows, and neither earlier nor much later shards are read."""
     drop = mini.drop(78).begin()
     for number in range(0, 20, 2):
         drop.run_shard(number)
@@ -186,7 +186,7 @@ def test_a_cancelled_batch_gives_what_was_finished(cloud: Cloud) -> None:
 
 
 def test_a_batch_without_shards_has_no_rows(mini: Cloud) -> None:
-    """While it is read, and when it was refused."""
+    """It has none while it is validated, nor after a refusal."""
     drop = mini.drop(4)
     assert results_of(drop, 3) == Results([], 3, has_more=False)
     end_batch(mini.aws, mini.deployment, drop.id, Status.FAILED, 9)
@@ -213,7 +213,7 @@ def test_deleted_work_is_reported(cloud: Cloud, spoil: str) -> None:
 def test_heads_and_wanted_rows_are_all_that_is_read(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ranges; a process reads the head of a part once, and of a seal what rows it has."""
+    """Ranges are read; each part's header, and each seal's index, is read once per process."""
     drop, cache = cloud.drop(8).begin(), PartCache()
     drop.run_shard(0, size=100_000)
     shard = drop.claim(1, lease_seconds=60)

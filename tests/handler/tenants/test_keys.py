@@ -179,7 +179,7 @@ def test_revoking_a_key_that_is_not_there_makes_none(files: Cloud) -> None:
 
 
 def test_keys_are_listed_oldest_first_and_revoked_ones_too(files: Cloud) -> None:
-    """All of them, or one tenant's."""
+    """The list has all keys, or one tenant's."""
     tokens = [create(files, tenant, NOW - age) for age, tenant in enumerate("aba")]
     files.run(keys_of(files).revoke(key_id_of(tokens[0]), NOW))
     ids = [key_id_of(token) for token in reversed(tokens)]

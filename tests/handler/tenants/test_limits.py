@@ -188,7 +188,7 @@ def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
 
 
 def test_a_limit_that_is_set_before_a_drop_holds_for_it(mini: Cloud) -> None:
-    """Whatever the process knew of the tenant: a drop's creation reads it."""
+    """A drop's creation reads the tenant again, whatever the process has cached."""
     mini.run(mini.deployment.limits.admit_batch("default", time.time()))
     mini.run(mini.deployment.tenants.change("default", queued_lines=2))
     batch = mini.ingest(mini.create(lines_of(3)))

@@ -90,7 +90,7 @@ def verify(issuer: Issuer) -> Callable[..., Person]:
 
 
 def test_a_token_names_its_tenant(issuer: Issuer, verify: Callable[..., Person]) -> None:
-    """By a key of either kind, and for one audience among others; keys are fetched once."""
+    """Keys of both kinds work, for one audience among others; keys are fetched once."""
     issuer.keys["two"] = RSA_KEY
     assert verify(token()) == Person("search", "u-1")
     assert verify(token(RSA_KEY, "two", "RS256", aud=["x", "tidemill"])).tenant == "search"
@@ -123,7 +123,7 @@ NOW = int(time.time())
     ],
 )
 def test_a_token_is_refused(verify: Callable[..., Person], changes: Changes, words: str) -> None:
-    """With the reason, and nothing of the token."""
+    """The error has the reason, and no part of the token."""
     given = token(**changes)
     with pytest.raises(TokenRefused) as refused:
         verify(given)
@@ -246,7 +246,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def test_keys_are_fetched_by_tls_alone(site: str) -> None:
-    """From where the issuer says, and never too much; what fails is an error that is caught."""
+    """They come only from the issuer's URL, within a size limit; failures raise known errors."""
     assert fetch_json(f"{site}/keys") == {"keys": []}
     with pytest.raises(ValueError, match="https"):
         fetch_json(f"{site}/keys".replace("https", "http"))

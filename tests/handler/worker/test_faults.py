@@ -128,7 +128,7 @@ async def test_renewals_that_fail_are_made_good_before_the_lease_ends(rig: Rig) 
 async def test_a_shard_that_cannot_be_written_is_given_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while, with an attempt counted; its message is left to come again."""
+    """It is given back after a while, with an attempt counted; its message comes again."""
     monkeypatch.setattr(site_module, "PATIENCE_SECONDS", 0.3)
     work = rig.batch(GOOD)
     async with failing(rig, times(1_000, is_part), visibility_seconds=30):

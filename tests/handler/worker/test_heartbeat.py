@@ -74,7 +74,7 @@ async def done(heartbeat: Heartbeat) -> None:
 async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """After a third of it, unless there is progress to tell."""
+    """It is renewed after a third of its time, or earlier to report progress."""
     work = rig.batch(GOOD)
     run = await claimed(context)
     heartbeat = beats(context, [run])

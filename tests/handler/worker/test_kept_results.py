@@ -103,7 +103,7 @@ async def test_lines_with_and_without_the_model_share_results(rig: Rig) -> None:
 
 
 async def test_equal_sampled_lines_keep_their_own_results(rig: Rig) -> None:
-    """Across shards and batches, wherever their shards begin."""
+    """They do so across shards and batches, wherever their shards begin."""
     line = greedy("a", temperature=1)
     first = rig.batch(*[line] * 6, shard_lines=2)
     assert await finished(rig, first, reuse_sampled=True) == 6
@@ -139,7 +139,7 @@ async def test_a_pack_that_is_not_as_it_was_costs_its_results(rig: Rig, spoiled:
 
 @pytest.mark.parametrize("method", ["list_objects_v2", "get_object", "put_object"])
 async def test_a_store_that_cannot_be_used_costs_no_line(rig: Rig, method: str) -> None:
-    """Neither when results are looked up, nor when they are kept."""
+    """No line fails, neither by a lookup nor by a write."""
     await finished(rig, rig.batch(greedy("a")))
 
     def refuses(call: Call) -> Exception | None:

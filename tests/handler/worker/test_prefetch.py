@@ -1,4 +1,4 @@
-"""Which shards a worker claims before it needs them, and whose line comes next."""
+"""Prefetched shards of a worker, and the order of their lines."""
 
 from __future__ import annotations
 

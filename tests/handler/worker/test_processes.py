@@ -103,7 +103,7 @@ def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
 
 
 def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None:
-    """When it wakes, the other one has the shard: no part, no commit, no message of its follows."""
+    """The other worker has the shard by then: it writes no part, commits nothing, sends nothing."""
     work = rig.batch(GOOD, {"wait": 6}, {"wait": 6})
     zombie = rig.start("--lease-seconds", 2, "--flush-seconds", NEVER)
     wait_for(lambda: zombie.requests("finished") == ["c1"], lambda: zombie.log)
@@ -151,7 +151,7 @@ def test_a_second_signal_ends_it_at_once(rig: Rig) -> None:
 
 
 def test_a_cancel_stops_what_runs(rig: Rig) -> None:
-    """With what was finished; the worker goes on with other batches."""
+    """Finished rows are committed; the worker continues with other batches."""
     work = rig.batch(GOOD, *[{"wait": NEVER}] * 5)
     process = rig.start("--max-inflight", 3)
     wait_for(lambda: len(process.requests()) == 4, lambda: process.log)
@@ -196,7 +196,7 @@ def test_an_engine_that_hangs_is_killed(rig: Rig, how: str) -> None:
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
-    """With 1 and its words, before it has taken anything."""
+    """The exit status is 1, with the engine's message, before any message is received."""
     work = rig.batch(GOOD)
     process = rig.start(engine=["--refuse", "no such model"])
     assert process.wait() == 1
@@ -206,7 +206,7 @@ def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
 
 
 def test_an_input_that_is_deleted_fails_the_batch(rig: Rig) -> None:
-    """While it runs: what was read goes on to its end, the next shard cannot."""
+    """A shard in progress is finished, but the next one cannot be read."""
     work = rig.batch({"wait": 2}, GOOD, shard_lines=1, rings=False)
     process = rig.start("--max-inflight", 1, "--lease-seconds", 30)
     work.ring(0)

@@ -81,7 +81,7 @@ async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
 
 
 async def test_the_last_death_gives_the_shards_back(rig: Rig) -> None:
-    """With the suspects of both, which are quarantined once they have run alone."""
+    """The suspects of both engines are stored, and quarantined once they have run alone."""
     async with rig.worker(engine=FakeEngine(), beside=[FakeEngine()]):
         work = rig.batch(*[{"die": 1, "wait": 0.1}] * 2, GOOD)
         await until(lambda: work.is_done)
@@ -112,7 +112,7 @@ async def test_suspects_run_alone_while_another_engine_goes_on(rig: Rig) -> None
 
 
 async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) -> None:
-    """Only its own lines are suspects for the next worker."""
+    """The next worker suspects only its own lines."""
     one, other = engines = [FakeEngine(endpoints=KNOWN, refuses_after=n) for n in (1, 9)]
     async with rig.worker(engine=one, beside=[other]) as running:
         await loaded(*engines)

@@ -33,7 +33,7 @@ def advance(work: Work) -> dict[str, Any]:
 
 
 async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
-    """However they finish; failures stand apart, blank lines have none, nonsense has one."""
+    """The order of finishing does not matter; failures are separate, blank lines have no row."""
     bodies: list[Any] = [{"wait": n % 7 / 100, "status": 400 if n == 3 else 200} for n in range(20)]
     bodies[5:5] = [b"\n", b"  \r\n", b"{\n"]
     work = rig.batch(*bodies, shard_lines=6)
@@ -90,7 +90,7 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
 
 
 async def test_audio_that_was_heard_is_recorded(rig: Rig) -> None:
-    """In seconds, also of a recording that is not a whole number of them long."""
+    """It is recorded in seconds, also of a recording with a fraction of a second."""
     work = rig.batch({"hear": 12.5}, {"hear": 0.25}, GOOD, {"status": 500, "hear": 9.0})
     async with rig.worker():
         await until(lambda: work.is_done)
@@ -296,7 +296,7 @@ async def test_a_batch_that_expires_is_run_no_further(rig: Rig) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 async def test_an_input_that_is_gone_fails_the_batch(rig: Rig, how: str) -> None:
-    """With the reason; what is rung for is the batch, not the shard."""
+    """The batch has the reason, and gets a message instead of its shard."""
     work = rig.batch(GOOD, GOOD)
     client = rig.aws.clients["s3"]
     source = work.batch.source
@@ -363,7 +363,7 @@ async def test_the_first_death_of_one_line_makes_it_a_suspect_only(rig: Rig) -> 
 
 
 async def test_a_death_keeps_what_was_finished(rig: Rig) -> None:
-    """Before the flush was due; of two shards each keeps its own suspects."""
+    """Rows are stored before their flush was due; each of two shards keeps its own suspects."""
     works = [rig.batch(GOOD, {"wait": NEVER}, GOOD), rig.batch(GOOD, {"die": 1, "wait": 0.5})]
     async with rig.worker(engine=FakeEngine(refuses_after=1), flush_seconds=NEVER) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -534,7 +534,7 @@ async def test_an_engine_that_dies_while_it_starts_is_started_again(rig: Rig) ->
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
-    """After as many deaths as the documentation says, and before it has taken a message."""
+    """It is given up after the documented number of deaths, before a message is received."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -543,14 +543,14 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
 
 
 async def test_a_worker_is_stopped_while_its_engine_waits_to_start_again(rig: Rig) -> None:
-    """With 0, and at once."""
+    """It ends at once, with 0."""
     async with rig.worker(engine=FakeEngine(stillborn={1})) as running:
         await until(lambda: running.engine.num_lives == 1)
     assert (running.status, running.engine.num_lives) == (0, 1)
 
 
 async def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
-    """With 1, before it has taken a message."""
+    """The exit status is 1, before a message is received."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1

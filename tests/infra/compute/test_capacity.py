@@ -35,7 +35,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
-    """With a tenth of the memory, and a processor, left for the system and for ECS."""
+    """A tenth of the memory, and a vCPU, are left for the system and for ECS."""
     gpu = GPUS[name]
     for count, machines in gpu.instances.items():
         processors, gibibytes, gpus = MACHINES[machines[0]]
@@ -50,7 +50,7 @@ def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
-    """By the names that their own clients check."""
+    """botocore's own enums contain their names."""
     session = botocore.session.get_session()
     ec2 = session.get_service_model("ec2").shape_for("InstanceType").enum
     jobs = session.get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
@@ -60,7 +60,7 @@ def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
 
 
 def test_managed_machines_have_the_gpus_of_one_worker(compute: dict[str, Compute]) -> None:
-    """Neither fewer nor more, of the right kind, with room for the task and for the system."""
+    """They have exactly those GPUs, with room for the task and the system."""
     wanted = {"orgbig": ("g6.*", 4, 192), "small": ("g4dn.*", 1, 16)}
     for kind in ("managed", "managed, Spot"):
         made = compute[kind]
@@ -99,7 +99,7 @@ def test_managed_machines_are_spot_if_configured(
 
 
 def test_a_group_has_a_machine_for_each_worker_or_none(compute: dict[str, Compute]) -> None:
-    """From none to `max_workers`, each with the GPUs of one; ECS says how many."""
+    """It has up to `max_workers` machines, each with one worker's GPUs; ECS sets the number."""
     made = compute["groups"]
     assert {
         name: (group["MinSize"], group["MaxSize"], group.get("DesiredCapacity"))

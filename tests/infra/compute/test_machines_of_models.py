@@ -68,7 +68,7 @@ def test_a_machine_has_the_memory_that_a_worker_is_to_get(
 
 
 def test_larger_machines_are_taken_up_to_a_price(managed: dict[str, dict[str, Any]]) -> None:
-    """By default up to twice the cheapest's; EC2's own limit would leave every larger one out."""
+    """The default limit is twice the cheapest; EC2's own would exclude every larger type."""
     limits = {
         name: {key: value for key, value in needs.items() if "Price" in key}
         for name, provider in managed.items()

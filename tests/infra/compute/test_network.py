@@ -94,7 +94,7 @@ def test_a_public_network_costs_nothing_while_nothing_runs(public: Compute) -> N
 
 
 def test_machines_have_an_address_of_each_sort(public: Compute) -> None:
-    """By the one ECS's agent pulls images and ships logs, by the other tasks reach SQS."""
+    """The ECS agent pulls images and ships logs by IPv4, and tasks reach SQS by IPv6."""
     subnets = public.of("AWS::EC2::Subnet").values()
     assert len(subnets) == DEFAULT_ZONES
     for subnet in subnets:

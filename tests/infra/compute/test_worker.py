@@ -231,7 +231,7 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
 
 @pytest.mark.parametrize("named", [":v1.2", f"@sha256:{'0' * 64}"])
 def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
-    """By its tag or its digest; the role that pulls may pull that repository's alone."""
+    """It is named by tag or digest; the role may pull only from its repository."""
     registry = "444455556666.dkr.ecr.eu-west-1.amazonaws.com"
     made = Compute(synth({"image": f"{registry}/team/tidemill{named}"}))
     image = made.container("tidemilldemo")["Image"]
@@ -332,7 +332,7 @@ def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute
 
 
 def test_a_worker_serves_the_adapters_of_its_model(synth: Synth) -> None:
-    """By the prefix of each; a flag among `args` adds to them."""
+    """Each has its prefix; a flag in `args` adds to them."""
     adapters = [{"name": name, "weights": f"s3://tuned/{name}"} for name in ("sql", "lab/tone")]
     more = ["--lora-modules", "more=/models/more"]
     made = Compute(synth({"models": [SMALL | {"adapters": adapters, "args": more}]}))

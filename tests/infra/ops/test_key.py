@@ -61,12 +61,12 @@ ROOT = {"AWS": "arn:aws:iam::111122223333:root"}
     ],
 )
 def test_a_key_that_lets_services_in_is_good(principals: tuple[Any, ...]) -> None:
-    """In one statement or in several, by either name of CloudWatch Logs."""
+    """Its policy may have one statement or several, with either name of CloudWatch Logs."""
     check(GOOD, principals)
 
 
 def test_a_key_must_let_services_make_data_keys() -> None:
-    """By its action or a pattern of it: what may only decrypt writes nothing."""
+    """The action may be a pattern; a service that may only decrypt cannot write."""
     for action in ("kms:GenerateDataKey*", ["kms:Decrypt", "kms:GenerateDataKey"], "*"):
         check(GOOD, ({"Service": SERVICES},), action=action)
     with pytest.raises(NotReady, match="does not allow s3"):

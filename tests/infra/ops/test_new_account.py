@@ -297,7 +297,7 @@ def test_links_are_of_the_partition(region: str, host: str) -> None:
 
 
 def test_vcpus_are_those_of_the_types() -> None:
-    """By the size in a type's name, as EC2's pages have them."""
+    """The size in a type's name determines them, as on EC2's pages."""
     known = {
         "g6.xlarge": 4,
         "g4dn.12xlarge": 48,

@@ -70,7 +70,7 @@ def test_events_of_workers_become_fixtures(client: Callable[[str], Any], tmp_pat
 
 
 def test_starts_of_workers_are_recorded(client: Callable[[str], Any]) -> None:
-    """From the logs of the Compute stack, or of all jobs where it has none."""
+    """They come from the Compute stack's logs, or from all jobs' if it has none."""
     logs, group = client("logs"), {"Type": "AWS::Logs::LogGroup"}
     client("cloudformation").create_stack(
         StackName="dusty-compute", TemplateBody=json.dumps({"Resources": {"Worker": group}})

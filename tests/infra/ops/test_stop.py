@@ -1,4 +1,4 @@
-"""Before its stacks are deleted a deployment's workers end, and no others are started."""
+"""Before its stacks are deleted, a deployment's workers end, and no others are started."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_workers_end_and_no_others_are_started(cloud: Cloud) -> None:
 
 
 def test_who_does_not_end_is_named(cloud: Cloud) -> None:
-    """After the time that AWS gives it, which is looked at again and again."""
+    """It is named after AWS's own timeout, which is polled."""
     looks: list[float] = []
     assert run(cloud, looks.append) == ["one"]
     assert 120 < sum(looks) < 300

@@ -92,7 +92,7 @@ def test_a_header_is_found_however_it_is_written(token: str) -> None:
 
 
 def test_a_key_is_refused_that_is_unknown_or_wrong_or_revoked(cloud: Cloud, token: str) -> None:
-    """From the next request on, and the answer does not tell which."""
+    """The refusal starts with the next request, and does not reveal the cause."""
     assert answer_to(request_with(f"Bearer {token}"))["statusCode"] == 200
     cloud.run(keys_of(cloud).revoke(key_id_of(token), now=2))
     other = cloud.run(keys_of(cloud).create(tenant="search", name="x", now=1))
@@ -131,7 +131,7 @@ def test_a_very_long_header_is_refused_at_once() -> None:
 
 @pytest.mark.usefixtures("no_table")
 def test_of_strangers_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a body nor a parameter: the answer to nonsense is that there is no key."""
+    """No body or parameter is read: the reply to nonsense is that the key is missing."""
     monkeypatch.setattr(app.BodyReader, "_get_body", lambda *_: pytest.fail("the body was read"))
     event = request_of("/v1/batches", "POST", "limit=none") | {"body": "{" * 100}
     del event["headers"]["authorization"]

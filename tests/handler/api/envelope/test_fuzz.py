@@ -105,7 +105,7 @@ def test_whatever_is_sent_is_answered(kept: Kept, body: bytes, content_type: str
 def test_forms_of_any_fields_are_answered(
     kept: Kept, boundary: str, parts: list[tuple[str, str | None, bytes]]
 ) -> None:
-    """Whatever their names, order and number."""
+    """Names, order and number of the fields are arbitrary."""
     kept.bodies.clear()
     status, _ = posted(assembled(boundary, parts), f'multipart/form-data; boundary="{boundary}"')
     assert status in {200, 400}

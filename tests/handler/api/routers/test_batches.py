@@ -252,7 +252,7 @@ def test_nothing_in_a_request_makes_it_another_tenants(cloud: Cloud, client: Ope
 
 
 def test_signed_requests_are_of_the_tenant_of_drops(cloud: Cloud, client: OpenAI) -> None:
-    """With IAM there are no keys, and what is dropped is what can be seen."""
+    """IAM needs no keys; the caller sees the batches of drops."""
     del client
     add(cloud, "others")
     ours = cloud.create(lines_of(1))

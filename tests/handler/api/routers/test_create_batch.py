@@ -171,7 +171,7 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
 def test_a_wrong_parameter_is_named(
     cloud: Cloud, client: OpenAI, changes: dict[str, Any], param: str | None
 ) -> None:
-    """At once, and no batch is made."""
+    """It is named at once, and no batch is created."""
     del client
     status, error = refusal_of(json.dumps(GOOD | changes))
     assert status == 400
@@ -222,7 +222,7 @@ BODIES: list[str | bytes] = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: ascii(body)[:20])
 def test_a_body_that_is_none_is_refused(cloud: Cloud, client: OpenAI, body: str | bytes) -> None:
-    """Whatever comes: a small answer in OpenAI's form."""
+    """Any malformed body gets a small reply in OpenAI's format."""
     del client
     answer = answer_to(event_of_body(body))
     assert refusal_in(answer)[0] == 400
@@ -241,7 +241,7 @@ def test_a_body_that_is_missing_is_called_so(client: OpenAI) -> None:
     "kind", ["text/plain", "application/xml", "application/x-www-form-urlencoded", "multipart/x"]
 )
 def test_a_body_of_another_kind_is_refused(cloud: Cloud, client: OpenAI, kind: str) -> None:
-    """Even where it would be JSON."""
+    """Another content type is refused even if the body is JSON."""
     del cloud, client
     assert refusal_of(json.dumps(GOOD), **{"content-type": kind})[0] == 400
 
@@ -275,7 +275,7 @@ def test_a_replaced_output_is_read_as_it_was(cloud: Cloud, client: OpenAI) -> No
 
 
 def test_a_drop_may_be_run_again(cloud: Cloud, client: OpenAI) -> None:
-    """With other options, by its name."""
+    """A request may name it as input, with other options."""
     cloud.put(lines_of(3), "input/a b.jsonl")
     name = f"s3://{cloud.bucket}/input/a b.jsonl"
     batch = client.batches.create(**GOOD | {"input_file_id": name})  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_a_repeated_request_does_not_make_what_was_erased(client: OpenAI) -> Non
 def test_what_cannot_be_erased_is_refused(
     erasing: Cloud, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it runs, where it is another's, or where the deployment erases nothing."""
+    """A running or foreign batch is refused, and any if the deployment does not allow erasure."""
     running = erasing.ingest(erasing.create(lines_of(3)))
     status, error = refusal_in(reply_to(running.id, "DELETE"))
     assert (status, error["code"]) == (400, "batch_not_ended")

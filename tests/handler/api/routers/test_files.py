@@ -78,7 +78,7 @@ def test_a_head_request_returns_the_size_of_a_file(lab: OpenAI) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_page_of_somebodys_is_never_shown_as_one(lab: OpenAI, *, is_chunked: bool) -> None:
-    """Whatever it is called and holds: it comes from the bucket, to be kept, and as no HTML."""
+    """Whatever its name and content, it comes from the bucket as a download, and not as HTML."""
     page = b"<script>alert(1)</script>"
     if is_chunked:
         upload = lab.uploads.upload_file_chunked(
@@ -213,7 +213,7 @@ def form(*fields: str) -> bytes:
 def test_a_wrong_body_is_refused_in_words(
     event: dict[str, Any], status: int, code: str, param: str | None
 ) -> None:
-    """In OpenAI's form, with what is wrong named; nothing is kept."""
+    """The error has OpenAI's format and names the fault; nothing is stored."""
     found, error = refusal_in(answer_to(event))
     assert (found, error["code"], error["param"]) == (status, code, param)
     assert error["type"] == "invalid_request_error"
@@ -304,7 +304,7 @@ def test_batches_and_files_do_not_show_in_each_others_lists(lab: OpenAI, any_clo
 
 
 def test_a_batch_goes_on_when_its_file_is_deleted(lab: OpenAI, any_cloud: Cloud) -> None:
-    """Before its lines are looked at, and before they are run: both read the version they know."""
+    """It may be deleted before validation or before the run: both read the pinned version."""
     lines = lines_of(7)
     file_id = lab.files.create(file=lines, purpose="batch").id
     batch_id = lab.batches.create(

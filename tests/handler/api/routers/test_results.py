@@ -117,7 +117,7 @@ def test_a_batch_whose_work_is_gone_names_its_files(cloud: Cloud, client: OpenAI
 
 
 def test_the_largest_answer_is_one_that_lambda_takes(cloud: Cloud, client: OpenAI) -> None:
-    """Though its rows are nothing but quotes, of which Lambda makes two characters each."""
+    """Its rows contain only quotes, each of which Lambda doubles."""
     del client
     row = print_reply(GOOD, 200, {"text": '"' * 6000})
     batch = running(cloud, *((line, row) for line in range(1, 1001)))

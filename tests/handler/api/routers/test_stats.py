@@ -123,7 +123,7 @@ def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_prometheus_reads_the_same(cloud: Cloud, client: OpenAI) -> None:
-    """In its own format and content type."""
+    """The format and the content type are Prometheus's own."""
     del client
     running(cloud, "a")
     ended(cloud, "default", Status.COMPLETED, Progress(5, 2, 50, 10, 20, 900.0))
@@ -154,7 +154,7 @@ def test_without_prices_costs_are_absent(cloud: Cloud, client: OpenAI) -> None:
 def test_more_batches_than_are_looked_into_still_wait(
     cloud: Cloud, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All their lines and shards, as what they have done is not known."""
+    """All their lines and shards count as waiting, because their progress is not read."""
     del client
     monkeypatch.setattr("tidemill.handler.queries.stats.MAX_SURVEYED", 1)
     running(cloud, "a")

@@ -77,7 +77,7 @@ def refused(act: Callable[[], object]) -> tuple[int, str | None]:
 
 
 def test_the_sdk_uploads_a_file_in_chunks(lab: OpenAI, any_cloud: Cloud) -> None:
-    """Through the API, joined to one file with its bytes in order; nothing is left of the parts."""
+    """Parts come through the API and become one file in order; nothing is left of the parts."""
     data = data_of(14 * MIB + 7)
     upload = lab.uploads.upload_file_chunked(
         file=data,
@@ -97,7 +97,7 @@ def test_the_sdk_uploads_a_file_in_chunks(lab: OpenAI, any_cloud: Cloud) -> None
 
 
 def test_parts_count_in_the_order_of_complete(lab: OpenAI) -> None:
-    """Whatever the order in which they came; one that is not named is left out."""
+    """The order of arrival does not matter; a part that is not named is left out."""
     upload_id = begin(lab, 6)
     parts = [lab.uploads.parts.create(upload_id, data=text) for text in (b"two", b"no", b"one")]
     ids = [parts[2].id, parts[0].id]
@@ -180,7 +180,7 @@ def test_an_upload_that_is_cancelled_takes_nothing(lab: OpenAI, any_cloud: Cloud
 
 
 def test_an_upload_expires(lab: OpenAI, any_cloud: Cloud) -> None:
-    """After an hour, or a day where parts go to urls."""
+    """It expires after an hour, or after a day if parts go to URLs."""
     upload_id, large = begin(lab, 3), begin(lab, 3)
     urls_of(lab, large, 1)
     uploads = any_cloud.deployment.uploads
@@ -308,7 +308,7 @@ def reply_to_complete(client: OpenAI, upload_id: str, ids: list[str]) -> dict[st
     ],
 )
 def test_an_upload_that_cannot_be_is_refused(client: OpenAI, fields: dict[str, Any]) -> None:
-    """Before anything is kept of it, with the parameter named."""
+    """It is refused before anything is stored, and the parameter is named."""
     good = {"bytes": 3, "filename": "x", "mime_type": "text/plain", "purpose": "batch"}
     with pytest.raises(openai.BadRequestError) as caught:
         client.uploads.create(**(good | fields))

@@ -84,7 +84,7 @@ def test_a_webhook_without_a_secret_is_refused(cloud: Cloud, client: OpenAI) -> 
 
 @pytest.mark.parametrize("url", ["http://example.com", "https://", "https://u:p@example.com", 3])
 def test_a_url_that_cannot_be_is_refused_at_once(cloud: Cloud, client: OpenAI, url: object) -> None:
-    """By the rules of `output_url`, and without repeating it."""
+    """The rules are those of `output_url`, and the error does not repeat the URL."""
     secret_of(cloud)
     with pytest.raises(openai.BadRequestError) as caught:
         made(client, webhook_url=url)

@@ -123,7 +123,7 @@ def put(emulator: Emulator, bucket: str, data: bytes) -> Source:
 
 
 def test_an_object_of_a_bucket_is_read_from_anywhere(emulator: Emulator) -> None:
-    """From the beginning and from the middle, in pieces."""
+    """It is read from the beginning and from the middle, in pieces."""
     aws, bucket = Aws(emulator.client), emulator.create().bucket
     data = bytes(range(256)) * 1000
     source = put(emulator, bucket, data)

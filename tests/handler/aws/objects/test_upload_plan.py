@@ -120,7 +120,7 @@ def check_groups(sizes: Sequence[int], limits: UploadLimits = S3_LIMITS) -> list
 
 @given(st.lists(st.integers(1, 30), max_size=35))
 def test_groups_are_the_segments_in_order_and_few_enough(sizes: list[int]) -> None:
-    """With limits that small ones meet: every group is a part, and none has too many."""
+    """Small limits are used: every group is a part, and none has too many."""
     groups = list(plan_groups(sizes, SMALL))
     assert sum(group.num_bytes for group in groups) == (sum(sizes) if groups else 0)
     assert len(groups) <= SMALL.max_parts

@@ -75,7 +75,7 @@ def test_shards_expire(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_file_expires(run: Run, deployment: Deployment) -> None:
-    """With the batch that made it."""
+    """It expires with the batch that created it."""
     for name, expires in (("young", FUTURE), ("old", PAST)):
         file = File(f"file-{name}", "t", "k", 5, NOW, "n", "batch_output", expires)
         run(deployment.files.put_file(file))

@@ -88,7 +88,7 @@ def test_a_standing_counts_waiting_and_running_shards(run: Run, deployment: Depl
 
 
 def test_totals_add_up(run: Run, deployment: Deployment) -> None:
-    """By tenant and status; of one that nothing of has ended they are nothing."""
+    """They are by tenant and status; a tenant without ended batches has none."""
     ledger, tenant = deployment.ledger, new_tenant()
     for status, owner, cost in (
         (Status.COMPLETED, tenant, 0.1),

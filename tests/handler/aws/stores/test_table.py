@@ -84,7 +84,7 @@ def test_an_unknown_batch_is_none(run: Run, deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("source", Status)
 def test_only_allowed_moves_happen(source: Status, run: Run, deployment: Deployment) -> None:
-    """From each status to each other one: the table does what `MOVES` says, and no more."""
+    """Every pair of statuses is tried: the table allows exactly what `MOVES` allows."""
     for target in Status:
         if target is Status.VALIDATING:
             continue
@@ -368,7 +368,7 @@ def test_a_field_is_set_once(run: Run, deployment: Deployment) -> None:
 
 
 def test_fields_change_only_under_the_expected_status(run: Run, deployment: Deployment) -> None:
-    """Under another status nothing is changed; None takes a field away."""
+    """A batch with another status is unchanged; None removes a field."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
     change = deployment.table.change_batch
     changed = run(change(batch.id, Status.VALIDATING, output_joining="here", num_rows=3))
@@ -392,7 +392,7 @@ def test_a_status_is_marked_as_announced_once(run: Run, deployment: Deployment) 
 
 
 def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
-    """Until its time is over or it gives the turn back; only its owner can."""
+    """It holds the lock until it expires or is released; only the owner can release it."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
 
     def take(owner: str, now: float) -> bool:
@@ -414,7 +414,7 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Deployment) -> None:
-    """Even if it is free again: what the other did is done."""
+    """It is lost even if it is free again, because another run has used it."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
     assert run(table.acquire_lock(batch.id, "held up", now=NOW, until=NOW + 10)).is_acquired
@@ -472,7 +472,7 @@ def test_an_end_is_chosen_once(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:
-    """Once or twice, and others stay on it."""
+    """A repeated call changes nothing, and others stay on the list."""
     gone, stays = (run(deployment.table.create_batch(make_batch(deployment))) for _ in range(2))
     run(deployment.table.forget_active(active_name(gone)))
     run(deployment.table.forget_active(active_name(gone)))

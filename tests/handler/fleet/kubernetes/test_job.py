@@ -95,7 +95,7 @@ def test_deployments_of_one_namespace_have_different_jobs() -> None:
 def test_the_manifest_is_valid_by_the_schema_of_kubernetes(
     means: dict[str, Any], version: str
 ) -> None:
-    """With no field that this version does not know."""
+    """It has no field that this version does not know."""
     manifest = manifest_of(**means)
     assert complaints(manifest, version) == []
     manifest["spec"]["template"]["spec"]["tolerationz"] = []

@@ -185,7 +185,7 @@ def test_a_token_that_rotates_is_read_again(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    """After a few tries."""
+    """The error follows a few tries."""
     client = KubernetesClient("http://127.0.0.1:9", retry_delays_seconds=(0.0,))
     with pytest.raises(AwsError, match=r"http://127\.0\.0\.1:9 cannot be reached"):
         listed(Aws(lambda _service, **_: client))

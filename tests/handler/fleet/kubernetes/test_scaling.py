@@ -113,7 +113,7 @@ def test_a_crash_loop_opens_the_breaker_once(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_a_loop_that_gets_rows_done_is_none(rig: Rig) -> None:
-    """Between two crashes of it rows became durable."""
+    """Rows became durable between two of its crashes."""
     rig.open()
     for _ in range(CRASHES_TO_TRIP):
         rig.step(15)
@@ -166,7 +166,7 @@ def test_a_used_up_quota_is_a_shortage_that_passes(rig: Rig) -> None:
 
 
 def test_a_denied_start_stops_the_fleet_and_says_why(rig: Rig) -> None:
-    """Until the cluster lets Jobs in again, which is tried now and then."""
+    """Starts are retried now and then until the cluster allows Jobs again."""
     rig.open()
     user = 'User "system:serviceaccount:llm:x" cannot create resource "jobs" in API group "batch"'
     rig.cluster.refusal = Refusal(403, "Forbidden", f"jobs.batch is forbidden: {user}")
@@ -209,7 +209,7 @@ def test_a_lost_answer_starts_no_double(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_pods_that_no_node_has_room_for_hold_further_starts_back(rig: Rig) -> None:
-    """After some patience with clusters that add nodes; the scheduler's words are shown."""
+    """Clusters that add nodes get some time first; the scheduler's message is shown."""
     rig.open()
     rig.write(max_workers=1)
     rig.step()

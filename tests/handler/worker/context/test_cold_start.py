@@ -39,7 +39,7 @@ def test_a_step_is_reached_once() -> None:
 
 
 def test_a_process_knows_how_old_it_is(tmp_path: Path) -> None:
-    """By when the kernel started it; whatever its name is made of."""
+    """The kernel's start time decides, whatever characters the process name has."""
     ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "self").mkdir()
     (tmp_path / "uptime").write_text("1000.5 77.0\n")

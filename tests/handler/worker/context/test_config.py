@@ -30,7 +30,7 @@ def test_variables_are_the_names_of_fields() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(name: str, value: str) -> None:
-    """By name, before anything starts."""
+    """The error names the setting, before anything starts."""
     with pytest.raises(ValidationError) as refused:
         read_config({"TIDEMILL_QUEUE": "q"}, {name: value})
     assert [error["loc"] for error in refused.value.errors()] == [(name,)]
@@ -43,7 +43,7 @@ def test_what_cannot_be_is_refused(name: str, value: str) -> None:
 def test_a_lease_has_many_ticks(
     lease_seconds: float, visibility_seconds: int, tick_seconds: float
 ) -> None:
-    """So has a message; an end of a batch is seen within two seconds, however long they are."""
+    """A message has many, too; the end of a batch is noticed within two seconds in any case."""
     config = WorkerConfig(
         queue="q", lease_seconds=lease_seconds, visibility_seconds=visibility_seconds
     )

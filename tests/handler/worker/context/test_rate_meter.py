@@ -1,4 +1,4 @@
-"""How fast a worker says it goes."""
+"""Throughput that a worker reports."""
 
 from __future__ import annotations
 

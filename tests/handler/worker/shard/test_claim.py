@@ -76,7 +76,7 @@ async def num_hidden(context: WorkerContext) -> int:
     ],
 )
 def test_nonsense_rings_for_nothing(body: str) -> None:
-    """Whatever it is."""
+    """No malformed message leads to a claim."""
     assert parse_target(body) is None
 
 
@@ -86,7 +86,7 @@ def test_a_message_rings_for_one_shard() -> None:
 
 
 async def test_a_free_shard_is_claimed(rig: Rig, context: WorkerContext) -> None:
-    """With a new fence; the message stays hidden."""
+    """It gets a new fencing token; the message stays hidden."""
     work = rig.batch(GOOD)
     before = time.time()
     claimed = await claim(context)
@@ -127,7 +127,7 @@ async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, context: WorkerCo
 async def test_a_shard_that_another_has_is_looked_at_when_its_lease_ends(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """By a fresh message, so that no failure is counted."""
+    """A fresh message comes then, so that no failure is counted."""
     work = rig.batch(GOOD)
     other = work.claim(lease_seconds=1)
     assert await claim(context) is None
@@ -340,7 +340,7 @@ async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
 async def test_messages_of_a_paused_batch_are_put_off(
     rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch, left: int, delay: int
 ) -> None:
-    """To its end, if that is near; all but the first cost no claim, and no try is used up."""
+    """They wait for a nearby end of the pause; only the first costs a claim, and no try is used."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     now = int(time.time())
     pause = {"code": "budget_used_up", "message": "m", "since": now, "until": now + left}

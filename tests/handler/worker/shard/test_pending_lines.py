@@ -1,4 +1,4 @@
-"""Which lines run next, and how the one that kills the engine is found."""
+"""Order of lines, and the search for lines that kill the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judged(pending: PendingLines) -> Verdict:
 
 
 def test_without_suspects_all_lines_may_run_at_once() -> None:
-    """In their order, each once."""
+    """Each is handed out once, in order."""
     pending = PendingLines(raws(1, 2, 3))
     assert pending.num_waiting == 3
     assert not pending.has_suspects
@@ -168,7 +168,7 @@ def test_halves_are_a_partition(lines: list[int]) -> None:
 def test_exactly_the_deadly_lines_end_in_quarantine(
     num_lines: int, deadly: set[int], max_inflight: int, random: object
 ) -> None:
-    """Whatever is in flight together and in whatever order lines finish, each line ends once."""
+    """Each line ends once, whatever is in flight together and in whatever order lines finish."""
     shuffle = random.shuffle  # type: ignore[attr-defined]
     deadly = {line for line in deadly if line <= num_lines}
     rows: set[int] = set()

@@ -135,7 +135,7 @@ def test_a_location_is_read_with_and_without_a_slash(url: str, bucket: str, pref
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///m", "https://b/m", "m"])
 def test_a_location_without_a_bucket_is_refused(url: str) -> None:
-    """In words that show the form."""
+    """The error shows the format."""
     with pytest.raises(WeightsRefused, match="s3://bucket/prefix"):
         Location.parse(url)
 
@@ -163,7 +163,7 @@ def test_what_is_there_is_not_fetched_again(place: Place) -> None:
 
 
 def test_only_an_object_that_changed_is_fetched_again(place: Place) -> None:
-    """Under a new revision; the others are the very same files."""
+    """They have a new revision; the other files are the same."""
     place.put_demo()
     with ExitStack() as held:
         old = place.fetch(held)
@@ -308,7 +308,7 @@ def test_a_prefix_without_a_model_is_refused(place: Place, case: Refused) -> Non
 
 
 def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
-    """With the place that names it."""
+    """The error contains the location."""
     place.location = Location("no-such-bucket-here", "m/")
     with pytest.raises(WeightsRefused) as caught:
         place.find()
@@ -317,7 +317,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
 
 
 def test_weights_of_another_region_are_refused(ministack: Emulator, tmp_path: Path) -> None:
-    """Unless that region is named; before anything is listed or fetched."""
+    """They are refused unless their region is configured, before anything is listed or fetched."""
     aws, location = Aws(ministack.client), Location(f"far-{uuid4().hex[:10]}", "m/")
     aws.clients["s3"].create_bucket(
         Bucket=location.bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
@@ -356,7 +356,7 @@ def test_a_denied_read_names_the_missing_permissions(code: str) -> None:
 
 
 def test_a_long_listing_is_read_to_its_end() -> None:
-    """Page by page."""
+    """All pages are read."""
     finding = find_weights(Location("b", "m/"))
     first = next(finding)
     assert "ContinuationToken" not in first.arguments
@@ -480,7 +480,7 @@ def test_what_a_kill_left_behind_is_removed_and_what_came_whole_is_kept(place: P
 
 
 def test_a_file_of_the_wrong_size_is_replaced(place: Place) -> None:
-    """In the snapshot too, which has another name for it."""
+    """It is also replaced in the snapshot, which has another name for it."""
     place.put_demo()
     weights = place.fetch() / "model.safetensors"
     with weights.open("r+b") as file:
