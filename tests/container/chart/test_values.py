@@ -174,12 +174,12 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
         (
             "keda",
             {"models": {"llama": {"workers": {"minHours": "Mon-Fri 07:00-18:00"}}}},
-            "models.llama.workers.minHours needs scaling: launcher",
+            "models.llama.workers.minHours requires scaling: launcher",
         ),
         (
             "serve",
             {"models": {"llama": {"serve": {"data": {"volume": {"hostPath": {}}}}}}},
-            "models.llama.serve.data.volume is one server's folder",
+            "models.llama.serve.data.volume belongs to one server",
         ),
         (
             "serve",
