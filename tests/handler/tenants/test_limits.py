@@ -57,7 +57,7 @@ def test_requests_are_admitted_up_to_the_limit_of_a_day(cloud: Cloud) -> None:
         cloud.run(cloud.deployment.limits.admit_request("ads", LATE))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE))
     assert error.retry_after_seconds == 10
-    assert "limit of 2 requests a day" in error.message
+    assert "2 requests per day" in error.message
     cloud.run(cloud.deployment.limits.admit_request("search", LATE))
     cloud.run(cloud.deployment.limits.admit_request("ads", LATE + 10))
     assert [day["requests"] for day in used(cloud, "ads")] == [2, 1]
@@ -70,11 +70,11 @@ def test_requests_are_admitted_up_to_the_limit_of_a_minute(cloud: Cloud) -> None
         cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 15))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 15))
     assert error.retry_after_seconds == 25
-    assert "limit of 2 requests a minute" in error.message
+    assert "2 requests per minute" in error.message
     cloud.run(cloud.deployment.limits.admit_request("search", LATE - 15))
     cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 75))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 75))
-    assert "limit of 3 requests a day" in error.message
+    assert "3 requests per day" in error.message
 
 
 def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:

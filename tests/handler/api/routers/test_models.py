@@ -41,7 +41,7 @@ def test_a_model_that_is_not_served_is_not_found(client: OpenAI, name: str) -> N
 
 def test_the_sdk_knows_that_error(client: OpenAI) -> None:
     """The SDK raises the same error as for any unknown model."""
-    with pytest.raises(openai.NotFoundError, match="no model none"):
+    with pytest.raises(openai.NotFoundError, match="Model none not found"):
         client.models.retrieve("none")
 
 
