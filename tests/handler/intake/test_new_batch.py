@@ -62,13 +62,9 @@ def test_folders_name_tenants_if_the_deployment_enables_it(mini: Cloud) -> None:
     assert [batch and batch.tenant for batch in made] == ["default", "search", "search", "default"]
     assert [bool(batch and batch.errors) for batch in made] == [False, False, False, True]
     assert made[3] is not None
-    assert (
-        made[3]
-        .errors[0]
-        .message.startswith(
-            "The first folder below input/ is the tenant, and '$' can be none's name."
-        )
-    )
+    message = made[3].errors[0].message
+    assert message.startswith("The first folder ")
+    assert "and '$'" in message
     names = [f"s3://{mini.bucket}/{key}" for key in keys]
     assert request_batch(cloud, tenant="search", input_file_id=names[1]).tenant == "search"
     for tenant, name in (("search", names[0]), ("other", names[1]), ("default", names[1])):

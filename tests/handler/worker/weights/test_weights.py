@@ -110,7 +110,7 @@ def place(emulator: Emulator, tmp_path: Path) -> Iterator[Place]:
 def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
     """PEFT writes no model's config; pickles and training files are not downloaded."""
     place.put_all(dict.fromkeys(["adapter_config.json", "README.md", "adapter_model.bin"], b"x"))
-    with pytest.raises(WeightsRefused, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(WeightsRefused, match=r"has no adapter_model\.safetensors"):
         place.find()
     names = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
     place.put_all(dict.fromkeys([*names, "optimizer.pt"], b"x"))
