@@ -124,7 +124,7 @@ async def test_unreported_rows_of_a_dead_worker_are_reported(rig: Rig, counted: 
     work.ring()
     async with rig.worker() as running:
         await until(lambda: work.is_done)
-    assert "c1" not in running.engine.asked
+    assert "c1" not in running.engine.requests
     assert row_sums(counted()) == done(work) == (3, 0, 30, 12, 9)
 
 
@@ -151,7 +151,7 @@ async def test_a_line_that_kills_the_engine_counts_its_neighbours_once(
     async with rig.worker() as running:
         await until(lambda: work.is_done)
     lines = counted()
-    assert len(running.engine.asked) > 8
+    assert len(running.engine.requests) > 8
     assert row_sums(lines) == done(work) == (7, 1, 70, 28, 21)
     deaths = with_figure(lines, "EngineDeaths")
     assert len(deaths) == running.engine.num_lives - 1 > 1
