@@ -53,7 +53,7 @@ async def loaded(*engines: FakeEngine) -> None:
 async def test_the_lines_of_one_shard_are_shared(rig: Rig) -> None:
     """Half each, though one engine had room for all; the rows are in the order of the lines."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]):
+    async with rig.worker(engine=one, other_engines=[other]):
         await loaded(*engines)
         work = rig.batch(*[{"wait": n % 3 / 50} for n in range(40)])
         await until(lambda: work.is_done)
@@ -66,7 +66,7 @@ async def test_the_lines_of_one_shard_are_shared(rig: Rig) -> None:
 async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
     """The shard is not given back, and what the other engine has goes on."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+    async with rig.worker(engine=one, other_engines=[other], flush_seconds=NEVER) as running:
         await loaded(*engines)
         work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": 0.2}] * 9, *[{"wait": 1}] * 10)
         await until(lambda: work.is_done)
@@ -98,7 +98,7 @@ async def test_suspects_run_alone_while_another_engine_goes_on(rig: Rig) -> None
         )
     )
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]):
+    async with rig.worker(engine=one, other_engines=[other]):
         await loaded(*engines)
         work.ring()
         await until(lambda: work.is_done)
@@ -114,7 +114,7 @@ async def test_suspects_run_alone_while_another_engine_goes_on(rig: Rig) -> None
 async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) -> None:
     """The next worker suspects only its own lines."""
     one, other = engines = [FakeEngine(endpoints=KNOWN, refuses_after=n) for n in (1, 9)]
-    async with rig.worker(engine=one, beside=[other]) as running:
+    async with rig.worker(engine=one, other_engines=[other]) as running:
         await loaded(*engines)
         work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": NEVER}] * 3)
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -125,7 +125,7 @@ async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) 
 async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
     """Its engine dies of a line of ours: the machine is left, with what others have finished."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]) as running:
+    async with rig.worker(engine=one, other_engines=[other]) as running:
         await loaded(*engines)
         other.is_broken = True
         work = rig.batch(*[{"wait": NEVER}] * 2, GOOD, {"wait": 0.2})
@@ -146,7 +146,7 @@ async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str)
         )
     )
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+    async with rig.worker(engine=one, other_engines=[other], flush_seconds=NEVER) as running:
         await loaded(*engines)
         work.ring()
         await until(lambda: one.inside and other.inside)
@@ -166,7 +166,7 @@ async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str)
 async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
     """Within the time of grace, and the shard is committed."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], grace_seconds=30) as running:
+    async with rig.worker(engine=one, other_engines=[other], grace_seconds=30) as running:
         await loaded(*engines)
         work = rig.batch(*[{"wait": 0.3}] * 4)
         await until(lambda: one.inside and other.inside)
