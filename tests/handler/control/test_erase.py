@@ -297,7 +297,9 @@ def test_an_end_is_announced_and_counted_once(mini: Cloud) -> None:
 def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
     """An input that another batch reads stays, as does everything if erasure is not enabled."""
     drop = mini.drop(4).begin()
-    with pytest.raises(NotErasable, match="in_progress: only an ended batch can be erased") as refused:
+    with pytest.raises(
+        NotErasable, match="in_progress: only an ended batch can be erased"
+    ) as refused:
         request(mini, drop)
     assert refused.value.code == "batch_not_ended"
     drop.move(Status.CANCELLING).move(Status.CANCELLED)

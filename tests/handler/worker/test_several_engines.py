@@ -82,7 +82,7 @@ async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
 
 async def test_the_last_death_gives_the_shards_back(rig: Rig) -> None:
     """The suspects of both engines are stored, and quarantined once they have run alone."""
-    async with rig.worker(engine=FakeEngine(), beside=[FakeEngine()]):
+    async with rig.worker(engine=FakeEngine(), other_engines=[FakeEngine()]):
         work = rig.batch(*[{"die": 1, "wait": 0.1}] * 2, GOOD)
         await until(lambda: work.is_done)
     assert (work.ids(), work.ids("errors")) == (names(3), names(1, 2))
