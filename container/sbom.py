@@ -1,7 +1,8 @@
 """Bill of materials of the image, in CycloneDX: `python sbom.py SITE-PACKAGES DPKG-STATUS FOLDER`.
 
-Writes `sbom.json` with the packages of Python and of Debian, and `requirements.txt` with those of
-Python alone, which pip-audit reads. Needs nothing but Python: it runs in the image's build.
+Writes `sbom.json` with the Python and Debian packages, and `requirements.txt` with the Python
+packages only, for pip-audit. It uses the standard library only, because it runs in the image's
+build.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DISTRIBUTION = "debian-12"
 
 
 def python_packages(site: Path) -> Iterator[dict[str, Any]]:
-    """Yield a component for each distribution that is installed in a folder."""
+    """Yield a component for each distribution installed in a folder."""
     for found in metadata.distributions(path=[str(site)]):
         name = re.sub(r"[-_.]+", "-", found.name).lower()
         component = _component(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}")
@@ -38,7 +39,8 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
         )
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields["Package"], fields["Version"]
-            # Of a source of another name, by which Debian lists faults.
+            # Packages whose source package has another name, under which Debian lists
+            # vulnerabilities.
             source = fields.get("Source", name).partition(" ")[0]
             purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}"
             query = f"arch={fields['Architecture']}&distro={_DISTRIBUTION}&upstream={quote(source)}"
@@ -46,7 +48,7 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
 
 
 def bill(components: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a document of CycloneDX 1.6; the same packages give the same one."""
+    """Return a CycloneDX 1.6 document; the same packages give the same document."""
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

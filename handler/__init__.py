@@ -1,17 +1,15 @@
-"""Events in, batches out: everything that runs beside the engine in the cloud.
+"""Cloud service: takes in uploads, runs batches and delivers results; everything but the engine.
 
-Rooms by floor, the top first; each imports what stands below it, which pyproject.toml holds.
+Packages, top layer first; each imports only lower layers, which pyproject.toml enforces.
 
-    lambdas     where each Lambda begins
-    dashboard   the page for people            api        the routes for programs
-    control     what comes next: a message, the schedule, a dead letter
-    finalize    rows of all shards into results
-    intake      a file checked and cut         worker     a shard claimed, run, committed
-    outbound    hosts of clients: webhooks, presigned urls
-    moves       one step of a batch            reading    what people see of it
-    deployment  the resources that one deployment has
-    objects     bytes in S3                    weights    a model's, from S3 to a disk
-    tenants     keys, limits, secrets
-    aws         the only place that speaks to AWS
-    batch       values and pure functions      settings, metrics, errors, log
+    lambdas      entry point of each Lambda
+        dashboard    web page for people          api        HTTP routes for programs
+        control      next step of a batch, reaper, sweep, dead letters
+        finalize     rows of all shards joined to results, webhooks
+        fleet        starts and stops workers
+        intake       checks a file and cuts it    worker     claims, runs and commits shards
+        lifecycle    one step of a batch          queries    what clients read of a batch
+        tenants      keys, limits, secrets
+        aws          the only package that calls AWS
+        deployment, settings, observability, errors
 """

@@ -27,9 +27,9 @@ from .tenants.tenants import KnownTenants, TenantStore
 
 
 class Deployment:
-    """Resources of one deployment, as makers of operations.
+    """Resources of one deployment, through objects that create operations.
 
-    `service` names this process in the metrics of fleets; None: its environment names it.
+    `service` names this process in the metrics of fleets; None uses the environment's name.
     """
 
     def __init__(self, settings: Settings, *, service: str | None = None) -> None:
@@ -57,7 +57,7 @@ class Deployment:
         self.processes = ProcessStore(settings.table)
         self.fleet_plans = FleetPlans(settings.fleets)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
-        # Maps the names that lines may use to the model whose workers run them.
+        # Maps the model names that requests may use to the model whose workers run them.
         self.models = {
             **settings.model_aliases,
             **settings.model_adapters,

@@ -1,4 +1,4 @@
-"""The exception tree of this package; each `code` is what the API, a Batch or a log line shows."""
+"""Exceptions of this package; the API, a Batch or a log line shows their `code`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.batch.errors import HandlerError
 
 
 class AwsError(HandlerError):
-    """A service refused or could not be reached, after the client's own retries."""
+    """A service refused a call or was unreachable, after the client's own retries."""
 
     code = "aws_error"
 
@@ -19,7 +19,7 @@ class AwsError(HandlerError):
 
 
 class ConditionFailed(AwsError):
-    """A conditional write found another state; `item` is what is there, where it was told."""
+    """A conditional write found another state; `item` is the stored item, if it was returned."""
 
     code = "condition_failed"
 
@@ -29,18 +29,18 @@ class ConditionFailed(AwsError):
 
 
 class NotThere(AwsError):
-    """An object, upload, message or queue that does not exist, or no longer."""
+    """An object, upload, message or queue that does not exist (any more)."""
 
     code = "not_there"
 
 
 class ObjectChanged(AwsError):
-    """An object is no longer the one that was pinned."""
+    """The pinned object was replaced."""
 
     code = "input_changed"
 
 
 class LeaseLost(HandlerError):
-    """Another owner has the shard: nothing may be written for it any more."""
+    """Another owner has the shard's lease: nothing may be written for it any more."""
 
     code = "lease_lost"

@@ -1,8 +1,8 @@
-"""Figures for CloudWatch, as lines of JSON that it makes metrics of: its embedded metric format.
+"""Metrics for CloudWatch, as log lines of JSON in its embedded metric format (EMF).
 
-Powertools has an emitter, and importing it costs nothing where its logger is imported. But it keeps
-figures until an invocation ends and prints them unflushed and in two writes; a worker has no such
-end and is killed now and then, and the reaper has eight threads.
+Powertools has an emitter, and importing it costs nothing if its logger is imported. But it buffers
+metrics until an invocation ends, and prints them unflushed and in two writes; a worker has no such
+end and may be killed, and the reaper has eight threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMESPACE: Final = "Tidemill"
 
 
 class Metric(StrEnum):
-    """The metrics there are; docs/reference/metrics.md says what each means."""
+    """All metrics; docs/reference/metrics.md explains them."""
 
     PROMPT_TOKENS = "PromptTokens"
     CACHED_TOKENS = "CachedTokens"
@@ -56,7 +56,7 @@ class Metric(StrEnum):
 
 Figures = Mapping[Metric, float]
 
-# Of those that are no counts.
+# Units of the metrics that are not counts.
 _UNITS: Final[Mapping[Metric, str]] = {
     Metric.TOKENS_PER_SECOND: "Count/Second",
     Metric.QUEUE_WAIT_SECONDS: "Seconds",
@@ -73,15 +73,15 @@ _UNITS: Final[Mapping[Metric, str]] = {
 def emit(
     figures: Figures, service: str | None = None, /, *, model: str | None, **labels: str | int
 ) -> None:
-    """Tell figures of this process, and of a model where one is known.
+    """Emit metrics of this process, and of a model if one is known.
 
     `service` names the process; without it the environment does.
 
-    `labels` stand in the line, where queries find them, and are no dimensions: a metric for each
-    batch would cost more than the batch. The line is an event of the log like any other, but for
-    the logger's level. A standard output that is gone is no error.
+    `labels` are in the line, where queries find them, but are not dimensions: a metric for each
+    batch would cost more than the batch. The line is an event of the log like any other, except
+    that the logger's level does not apply. A closed standard output is not an error.
     """
-    # The stacks set the variable for Lambdas and workers; a worker elsewhere has none.
+    # The stacks set this variable for Lambdas and workers; a worker elsewhere has none.
     named = service or os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")
     dimensions = {"service": named}
     if model is not None:
@@ -102,11 +102,11 @@ def emit(
 
 
 def figures_of(done: Progress) -> dict[Metric, float]:
-    """Return what durable rows count as: `done` is what the table has learned, and from one alone.
+    """Return the metrics of durable rows: `done` is the progress that the table has recorded.
 
-    A shard's progress in the table is set under its fence, and whoever has set it tells the
-    difference to what it was: rows that are run again, and calls that are repeated, add nothing.
-    Seconds of audio, reused and truncated rows are emitted where there are some: each metric costs.
+    A shard's progress in the table is set under its fencing token, and the writer emits the
+    difference to the previous value: rows that run again, and calls that are repeated, add nothing.
+    Seconds of audio, reused and truncated rows are emitted if there are any: each metric costs.
     """
     some: dict[Metric, float] = {}
     if done.audio_seconds:

@@ -31,7 +31,7 @@ _DAY_SECONDS = 24 * 3600
 class Limits:
     """Limits of a tenant: API calls per minute and day, uploaded bytes per day (UTC), lines.
 
-    Lines are those of active batches. GPU hours are those of its requests, a day. 0 means no limit.
+    Lines are those of active batches. GPU hours are per day. 0 means no limit.
     """
 
     requests_per_day: NonNegativeInt = 0
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Oidc:
-    """Who issues people's tokens, for which audience, and the claim that names their tenant."""
+    """Issuer of users' tokens, their audience, and the claim that names their tenant."""
 
     issuer: str
     audience: str
@@ -53,21 +53,21 @@ class Oidc:
 class Settings(BaseModel):
     """Names of a deployment's resources, and its limits.
 
-    `work_queues` maps the name of each served model to the url of its queue, `model_aliases` other
-    names that lines may use to those (`*` stands for all others), `model_adapters` the names of
-    their adapters, `gpu_hour_prices` to the price of a GPU-hour, where reports show
-    prices. `default_window` is the completion window of an upload that names none. The table
-    forgets a batch `keep_days` after that window. `limits` are those of tenants that have none of
-    their own, `gpu_hours_per_day` that of all of them together; 0 means no limit.
-    Files are deleted `file_days` after their creation, never where that is 0.
+    `work_queues` maps the name of each served model to the URL of its queue, `model_aliases` other
+    names that requests may use to those (`*` matches all others), `model_adapters` the names of
+    their adapters, `gpu_hour_prices` to the price of a GPU-hour, which makes reports show
+    costs. `default_window` is the completion window of an upload that names none. The table
+    forgets a batch `keep_days` after that window. `limits` apply to tenants without their own
+    limits, `gpu_hours_per_day` to all tenants together; 0 means no limit.
+    Files are deleted `file_days` after their creation, never if that is 0.
     `intake_queue` gets the messages of files to be read, `drops_queue` those of uploads to the
     bucket; without one the control queue does.
-    With `drop_tenants` the first folder below `input/` names the tenant of an upload, with
-    `erase_batches` clients may erase what has ended.
-    One run reads `range_bytes` of a file, or little more.
+    With `drop_tenants` the first folder below `input/` names the tenant of an upload; with
+    `erase_batches` clients may erase ended batches.
+    One run reads about `range_bytes` of a file.
     `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
     `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials;
-    with `oidc` tokens of its issuer are taken beside keys.
+    with `oidc` tokens of its issuer are accepted in addition to keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -96,7 +96,7 @@ class Settings(BaseModel):
     gpu_hours_per_day: NonNegativeInt = 0
     max_attempts: PositiveInt = 5
     default_window: str = DEFAULT_WINDOW
-    # A batch that does not end is given up a day late: it must still be in the table then.
+    # A batch that does not end is given up a day late: the table must still contain it then.
     keep_days: Annotated[int, Field(ge=2)] = 90
     file_days: Annotated[int, Field(ge=0)] = 0
 
@@ -118,11 +118,11 @@ class Settings(BaseModel):
         return created_at + self.file_days * _DAY_SECONDS if self.file_days else None
 
     def gpu_hour_price(self, model: str | None) -> float | None:
-        """Return the price of a GPU-hour of a model's workers; None where unknown."""
+        """Return the price of a GPU-hour of a model's workers; None if unknown."""
         return None if model is None else self.gpu_hour_prices.get(model)
 
     def tenant_of_drop(self, key: str) -> str:
-        """Return the tenant of what is uploaded to the bucket under a key."""
+        """Return the tenant of an upload to the bucket, from its key."""
         return tenant_of_drop(key) if self.drop_tenants else DROP_TENANT
 
     @property

@@ -1,4 +1,4 @@
-"""`python -m infra.app`, which `cdk` calls: from the configuration to the stacks."""
+"""`python -m infra.app`, which `cdk` runs: from the configuration to the stacks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from infra.pip_target import LAMBDA_PYTHON, ROOT, python_version
 
 
 class WorkerPolicies(Construct):
-    """Managed policies that nothing has yet, and outputs of all that such workers must know.
+    """Managed policies that are attached to nothing yet, and outputs with the workers' settings.
 
-    They are for roles of another's making: of service accounts (IRSA, EKS Pod Identity), or of
-    whatever else runs workers.
+    They are for roles that the user creates: for service accounts (IRSA, EKS Pod Identity), or for
+    any other place in which workers run.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, data: DataStack) -> None:
@@ -73,7 +73,7 @@ def add_stacks(
     image: Path | None = None,
     env: Environment | None = None,
 ) -> None:
-    """Add the stacks of a deployment to the app; without a folder of an image, no machines."""
+    """Add the stacks of a deployment to the app; without an image folder, no machines."""
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
     if not config.starts_workers:
@@ -90,7 +90,7 @@ def add_stacks(
             env=env,
         )
     if image is not None:
-        # Beside the API: a stack that imports the gateway's id keeps it from ever being another.
+        # Next to the API: if another stack imports the gateway's ID, it can never change.
         Dashboard(api, "Page", data=data, api=api)
     Tags.of(app).add("tidemill", config.name)
     for key, value in config.tags.items():
@@ -112,13 +112,13 @@ class RolePath:
         self._path = path
 
     def visit(self, node: IConstruct) -> None:
-        """Set the path of what has one."""
+        """Set the path of a resource that has one."""
         if isinstance(node, iam.CfnRole | iam.CfnManagedPolicy | iam.CfnInstanceProfile):
             node.path = self._path
 
 
 def main() -> int:
-    """Synthesise what the context asks for; a wrong configuration ends with a sentence."""
+    """Synthesise the stacks of the context; report a wrong configuration in one sentence."""
     app = App()
     path = Path(app.node.try_get_context("config") or DEFAULT_PATH)
     try:

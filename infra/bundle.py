@@ -1,6 +1,6 @@
-"""The Lambdas' code: our packages and what they import, as pip resolves it, without Docker.
+"""The Lambdas' code: our packages and their dependencies, as pip resolves them, without Docker.
 
-A bundle is built once for each state of what goes into it and found again under `out/bundles`.
+A bundle is built once per state of its sources, and reused from `out/bundles`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
-# Workers and the launcher of a cluster run these.
+# Packages that only workers and a cluster's launcher run.
 _IGNORED = shutil.ignore_patterns(
     "__pycache__", "worker", "aio.py", "otlp_tracing.py", "api_server.py"
 )
-# botocore describes every service of AWS; Lambdas speak to these.
+# botocore describes every AWS service; Lambdas call only these.
 _SERVICES = {*SERVICES, "sts"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Code for Lambda, what can run it, and the layer of what reads and writes tables."""
+    """Code for Lambda, its processor and Python, and the layer of the libraries for tables."""
 
     code: lambda_.Code
     tables: lambda_.Code
@@ -47,9 +47,9 @@ class Bundle:
 def make_bundle(
     processor: Processor, *, python: str = LAMBDA_PYTHON, has_oidc: bool = False
 ) -> Bundle:
-    """Return the bundle for a processor and a version of Python, built unless it exists.
+    """Return the bundle for a processor and a version of Python, built if it does not exist.
 
-    What verifies tokens makes it larger by half and is in it for `[oidc]` alone.
+    The libraries that verify tokens increase it by half, and are included only for `[oidc]`.
     """
     return Bundle(
         lambda_.Code.from_asset(str(build(processor, python=python, has_oidc=has_oidc))),
@@ -60,7 +60,7 @@ def make_bundle(
 
 
 def host_processor() -> Processor:
-    """Return the kind of processor of this machine."""
+    """Return this machine's kind of processor."""
     return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
 
 
@@ -71,13 +71,13 @@ def build(
     python: str = LAMBDA_PYTHON,
     has_oidc: bool = False,
 ) -> Path:
-    """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
+    """Return the folder of the bundle; raises CalledProcessError if pip cannot fill it.
 
-    It contains byte code, since Lambda would compile every module at each cold start: by a Python
-    of the bundle's version, if this machine has one.
+    It contains byte code, because Lambda would otherwise compile every module at each cold start;
+    a Python of the bundle's version compiles it, if this machine has one.
 
-    A folder that is there is whole: it grows elsewhere. One builds at a time, and who comes
-    meanwhile waits and finds what it wants.
+    An existing folder is complete: it is built elsewhere and renamed. One process builds at a
+    time; a concurrent one waits and reuses the result.
     """
     compiler = find_python(python)
     folder = bundles / f"{processor}-{_digest(processor, python, compiler, has_oidc=has_oidc)}"
@@ -121,25 +121,25 @@ def _compile(folder: Path, python: str, compiler: str | None) -> None:
 
 
 def _copy_vendor(folder: Path) -> None:
-    """Lay what the dashboard has of npm beside it, with the words under which it may be given."""
+    """Copy the dashboard's npm packages next to it, with their licences."""
     folder.mkdir()
     for name, path in {**VENDOR, **LICENCES}.items():
         shutil.copy(INSTALLED / path, folder / name)
 
 
 def requirements(*, has_oidc: bool = False) -> list[str]:
-    """Return what the bundle holds of other people, as pyproject.toml names it."""
+    """Return the bundle's third-party requirements, as pyproject.toml names them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     return extras["lambda"] + (extras["oidc"] if has_oidc else [])
 
 
 def _prune(folder: Path) -> None:
-    """Take away what no Lambda reads: nine tenths of it all."""
+    """Delete the files that no Lambda reads: nine tenths of the folder."""
     for service in (folder / "botocore" / "data").iterdir():
         if service.is_dir() and service.name not in _SERVICES:
             shutil.rmtree(service)
-    for name in ("bin", "boto3/examples", "multipart"):  # the last is an old name of another
+    for name in ("bin", "boto3/examples", "multipart"):  # the last is an alias of another package
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -158,7 +158,7 @@ def _sources() -> Iterator[Path]:
     yield ROOT / "pyproject.toml"
     yield Path(__file__)
     yield ROOT / "infra" / "pip_target.py"
-    # What the dashboard has of npm is what stands there.
+    # The npm packages of the dashboard are the ones installed there.
     yield ROOT / "infra" / "package-lock.json"
     for name in _OWN_PACKAGES:
         source = ROOT / name

@@ -1,4 +1,4 @@
-"""The dashboard: a deployment on one page."""
+"""The CloudWatch dashboard: a deployment on one page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TROUBLES = (Metric.LEASES_LOST, Metric.ENGINE_DEATHS)
 
 
 class Dashboard(Construct):
-    """Shows work, workers, speed, failures, the API and the cost of GPUs, a line each model."""
+    """Shows work, workers, speed, failures, the API and the cost of GPUs, with a line per model."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Dashboard(Construct):
             default_interval=Duration.hours(12),
             widgets=[
                 [
-                    self._graph("Shards that wait or run", [self._backlog(m) for m in models]),
+                    self._graph("Shards waiting or running", [self._backlog(m) for m in models]),
                     self._graph(
-                        "Workers, and those that are wanted",
+                        "Workers, running and wanted",
                         [_workers(m) for m in models]
                         + [
                             model_metric(
@@ -60,24 +60,24 @@ class Dashboard(Construct):
                 ],
                 [
                     self._graph(
-                        "Tokens and audio a second",
+                        "Tokens and audio per second",
                         [_rate(m, Metric.COMPLETION_TOKENS, "out") for m in models]
                         + [_rate(m, Metric.PROMPT_TOKENS, "in") for m in models]
                         + [_rate(m, Metric.AUDIO_SECONDS, "audio") for m in models],
                     ),
                     self._graph(
-                        "Rows a minute",
+                        "Rows per minute",
                         [_sum(m, Metric.ROWS_COMPLETED, "good") for m in models]
                         + [_sum(m, Metric.ROWS_FAILED, "failed") for m in models]
                         + [_sum(m, Metric.ROWS_REUSED, "reused") for m in models]
                         + [_sum(m, Metric.ROWS_TRUNCATED, "truncated") for m in models],
                     ),
                     self._graph(
-                        "Leases lost, engines dead, fleets braked",
+                        "Lost leases, dead engines, open circuit breakers",
                         [_sum(m, name, name) for m in models for name in _TROUBLES]
                         + [
                             model_metric(
-                                m, Metric.FLEET_BRAKED, "reaper", label=f"{m.name}, braked"
+                                m, Metric.FLEET_BRAKED, "reaper", label=f"{m.name}, breaker open"
                             )
                             for m in models
                         ],
@@ -85,12 +85,12 @@ class Dashboard(Construct):
                 ],
                 [
                     *self._api_graphs(),
-                    self._graph("GPUs, price an hour", [self._price(m) for m in models]),
+                    self._graph("GPUs, price per hour", [self._price(m) for m in models]),
                 ],
                 [
                     self._cost(models),
                     self._graph(
-                        "Messages that failed",
+                        "Failed messages",
                         [
                             function.metric(Metric.MESSAGES_FAILED, _MINUTE)
                             for function in (api.control, api.intake, api.dead_letters)
@@ -110,7 +110,7 @@ class Dashboard(Construct):
         )
 
     def _backlog(self, model: Model) -> cloudwatch.IMetric:
-        """Return the shards that wait and those that run, which are in flight and not visible."""
+        """Return the waiting and the running shards, whose messages are visible and in flight."""
         queue = self._data.queues.work[model.name]
         waiting, running = f"{_id_of(model)}waiting", f"{_id_of(model)}running"
         return cloudwatch.MathExpression(
@@ -147,11 +147,11 @@ class Dashboard(Construct):
         ]
         return [
             self._graph("API, milliseconds", latencies),
-            self._graph("API, answers and errors", answers),
+            self._graph("API, responses and errors", answers),
         ]
 
     def _price(self, model: Model) -> cloudwatch.IMetric:
-        """Return what the workers that run now cost an hour, at the configuration's price."""
+        """Return the hourly cost of the running workers, at the configured price."""
         name = f"{_id_of(model)}workers"
         return cloudwatch.MathExpression(
             expression=f"FILL({name}, 0) * {model.gpus_per_worker * model.gpu_hour_price:g}",
@@ -161,7 +161,7 @@ class Dashboard(Construct):
         )
 
     def _cost(self, models: Sequence[Model]) -> cloudwatch.SingleValueWidget:
-        """Return the cost of the GPUs over what the page shows: those that run, busy or not."""
+        """Return the cost of running GPUs over the shown period, busy or idle."""
         terms = {f"{_id_of(model)}workers": model for model in models}
         hourly = " + ".join(
             f"FILL({name}, 0) * {model.gpus_per_worker * model.gpu_hour_price:g}"
@@ -172,7 +172,7 @@ class Dashboard(Construct):
             metrics=[
                 cloudwatch.MathExpression(
                     expression=f"RUNNING_SUM(({hourly}) / 60)",
-                    label="in the time shown",
+                    label="in the shown period",
                     period=_MINUTE,
                     using_metrics={name: _workers(model) for name, model in terms.items()},
                 )
@@ -191,7 +191,7 @@ def _sum(model: Model, name: Metric, label: str) -> cloudwatch.Metric:
 
 
 def _rate(model: Model, name: Metric, label: str) -> cloudwatch.MathExpression:
-    """Return a sum of one-minute periods by the second, over all workers of a model."""
+    """Return the per-second rate of a sum over one-minute periods, over all workers of a model."""
     tokens = f"{_id_of(model)}{name.lower()}"
     return cloudwatch.MathExpression(
         expression=f"{tokens} / 60",
@@ -202,5 +202,5 @@ def _rate(model: Model, name: Metric, label: str) -> cloudwatch.MathExpression:
 
 
 def _id_of(model: Model) -> str:
-    """Return the model's name as metric math takes it: small letters, digits, no dash."""
+    """Return the model's name as a metric math ID: lower-case letters, digits, no dashes."""
     return f"m_{model.slug.replace('-', '_')}_"

@@ -19,16 +19,16 @@ from tidemill.batch.batch_request import window_seconds
 from tidemill.batch.fleet import FleetPlan, LauncherKind
 from tidemill.handler.observability import NAMESPACE, Metric
 
-# From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
+# From a machine's start to the first row: image, weights, parity check. An estimate.
 _START_SECONDS = 300
 _MINUTE = Duration.minutes(1)
 _MAX_PARAMETER = 4096
-# An ARN, with the longest name of a role in it.
+# An ARN with a role name of maximum length.
 _REFERENCE = 100
-# AWS takes 6,144 characters of a policy, and a model's ARNs may be 500 of them.
+# AWS limits a policy to 6,144 characters, and a model's ARNs may need 500 of them.
 _MODELS_OF_POLICY = 6
-# Longer than a machine takes to come, its image and its weights. A look may come late, so that a
-# minute has none, which is no good news.
+# Longer than a machine, its image and its weights take. Metrics may arrive late, so a minute
+# without data does not mean that all is well.
 _METRIC_PERIOD = Duration.minutes(5)
 _NO_WORKER_PERIODS = 6
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Fleet(Construct):
     """The plan of one model's workers, at `Config.fleets_path`; a new release of it is new workers.
 
-    Whoever reads it needs no deployment to hear of another one: old workers are then replaced.
+    Readers notice a new plan without a deployment of theirs: old workers are then replaced.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Fleet(Construct):
         length = _length(Stack.of(self).resolve(text))
         if length > _MAX_PARAMETER:
             raise ConfigRefused(
-                f"{model.name} has more {_words(means)} than fit into the parameter that says how "
-                f"its workers are started: it takes about {length:,} characters, and AWS takes "
-                f"{_MAX_PARAMETER:,}. Give it fewer or shorter ones."
+                f"{model.name} has more {_words(means)} than fit into its plan's SSM parameter: "
+                f"the plan has about {length:,} characters, and AWS allows "
+                f"{_MAX_PARAMETER:,}. Use fewer or shorter ones."
             )
         ssm.StringParameter(
             self,
@@ -81,12 +81,12 @@ class Fleet(Construct):
 
 
 def _words(means: Mapping[str, Any]) -> str:
-    """Return what of a configuration takes room in a plan: tags, where no template has them."""
+    """Return the configuration keys that enlarge a plan; tags only if no template has them."""
     return "args, aliases, adapters or tags" if "tags" in means else "args, aliases or adapters"
 
 
 def _length(value: Any) -> int:
-    """Return how long a resolved text will be, at most, once it is deployed."""
+    """Return the maximum length of a resolved text once it is deployed."""
     match value:
         case str():
             return len(value)
@@ -96,10 +96,10 @@ def _length(value: Any) -> int:
 
 
 class LaunchPolicies(Construct):
-    """Managed policies with the rights to start, list and stop workers, in the workers' stack.
+    """Managed policies with the permissions to start, list and stop workers, in the workers' stack.
 
-    They are attached to `roles` of another stack, which knows nothing of how workers run. Inline
-    policies of a role are short in all, so these are managed. `policies` has the
+    They are attached to `roles` of another stack, which does not depend on how workers run. Inline
+    policies of a role have a small total size, so these are managed. `policies` contains the
     statements of each.
     """
 
@@ -156,7 +156,7 @@ class FleetAlarms(Construct):
             ),
             above=0,
             periods=_NO_WORKER_PERIODS,
-            words=f"{name} has open work, or min_workers, and no worker runs.",
+            words=f"{name} has open work, or min_workers, but no worker is running.",
         )
         self._add(
             "OldestMessage",
@@ -165,14 +165,14 @@ class FleetAlarms(Construct):
             ),
             above=window_seconds(data.config.windows.default, param="default") / 4,
             periods=15,
-            words=f"A shard of {name} has waited for a quarter of a window.",
+            words=f"A shard of {name} has waited for a quarter of its window.",
         )
         self._add(
             "LeasesLost",
             model_metric(model, Metric.LEASES_LOST, period=Duration.minutes(5)),
             above=5,
             periods=3,
-            words=f"Workers of {name} lose their leases again and again.",
+            words=f"Workers of {name} lose their leases repeatedly.",
         )
 
     def _add(

@@ -1,4 +1,4 @@
-"""The GPUs that a model can ask for, and the instances of AWS that carry them."""
+"""The supported kinds of GPUs, and the EC2 instance types that have them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Gpu:
     """A kind of GPU on EC2.
 
     `families` are patterns of the instance types that have it, `instances` maps numbers of GPUs to
-    the types with so many, the cheapest first. `vcpus` and `memory_gib` are what a worker gets for
-    each GPU: what the smallest such instance has, less a share for the system and for ECS.
+    the types with that number, the cheapest first. `vcpus` and `memory_gib` are a worker's share
+    per GPU: that of the smallest such instance, less a share for the system and for ECS.
     """
 
     families: tuple[str, ...]
@@ -22,7 +22,7 @@ class Gpu:
     memory_gib: int
 
     def machines(self, num_gpus: int, worker_gib: int) -> tuple[str, ...]:
-        """Return the types with so many GPUs on which a worker of `worker_gib` has room."""
+        """Return the types with that many GPUs on which a worker of `worker_gib` has room."""
         return tuple(
             name
             for name in self.instances[num_gpus]
@@ -30,9 +30,9 @@ class Gpu:
         )
 
 
-# Of a machine's memory; the rest is the system's and ECS's.
+# A worker's share of a machine's memory; the rest is for the system and ECS.
 _WORKER_SHARE = 0.9
-# GiB of a machine for each `xlarge` of its size, or in all.
+# GiB per `xlarge` of a machine's size, or in total.
 _GIB_OF_XLARGE = {"g4dn": 16, "g5": 16, "g6": 16, "g6e": 32, "p4d": 48, "p4de": 48}
 _GIB = {"p5.4xlarge": 256, "p5.48xlarge": 2048, "p5e.48xlarge": 2048, "p5en.48xlarge": 2048}
 
@@ -47,7 +47,7 @@ def _sizes(family: str, *sizes: int) -> tuple[str, ...]:
     return tuple(f"{family}.{size}xlarge" if size else f"{family}.xlarge" for size in sizes)
 
 
-# Source: the pages of EC2's instance types.
+# Source: AWS's pages on EC2 instance types.
 GPUS: Final[Mapping[str, Gpu]] = {
     "t4": Gpu(("g4dn.*",), {1: _sizes("g4dn", 0, 2, 4, 8, 16), 4: _sizes("g4dn", 12)}, 3, 13),
     "a10g": Gpu(
@@ -75,6 +75,6 @@ GPUS: Final[Mapping[str, Gpu]] = {
 
 
 def num_vcpus(instance_type: str) -> int:
-    """Return the vCPUs of a type of these families: four for each `x` of its size."""
+    """Return the vCPUs of a type of these families: four per `x` of its size."""
     size = instance_type.partition(".")[2].removesuffix("xlarge")
     return 4 * int(size or 1)

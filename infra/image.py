@@ -45,11 +45,11 @@ class WorkerImage(Construct):
             self.uri = built.image_uri
 
     def for_ecs(self) -> ecs.ContainerImage:
-        """Return the image as a task definition takes it, which gets the right to pull it."""
+        """Return the image for a task definition, which gets the permission to pull it."""
         return ecs.ContainerImage.from_ecr_repository(self._repository, self._tag)
 
     def grant_pull(self, role: iam.IGrantable) -> None:
-        """Give a role the right to pull the image."""
+        """Grant a role the permission to pull the image."""
         self._repository.grant_pull(role)
 
     def _parse(self, url: str) -> tuple[ecr.IRepository, str]:

@@ -1,4 +1,4 @@
-"""Alarms: each says in its description what it means and where docs/guides/operate.md goes on."""
+"""Alarms: each description has the meaning and refers to docs/guides/operate.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_alarm(
 ) -> cloudwatch.Alarm:
     """Add an alarm on the topic for a metric above a value for `periods` in a row.
 
-    No data is good news: most of these metrics exist only while something happens.
+    Missing data is fine: most of these metrics exist only while something happens.
     """
     alarm = cloudwatch.Alarm(
         scope,

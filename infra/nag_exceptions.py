@@ -23,10 +23,10 @@ from cdk_nag import AwsSolutionsChecks
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """A rule that does not hold for the constructs at some paths, and the reason.
+    """A rule that does not apply to the constructs at some paths, and the reason.
 
-    `path` and `finding` are patterns (`*` stands for anything). `finding` is what the rule has
-    found of several things, in brackets behind the rule's name; a `[*]` in it is a real asterisk.
+    `path` and `finding` are patterns (`*` matches anything). `finding` is the suffix in brackets
+    after the rule's name, if the rule has several findings; a `[*]` in it is a literal asterisk.
     """
 
     rule: str
@@ -35,7 +35,7 @@ class Acknowledgement:
     finding: str = ""
 
     def covers(self, found: str, path: str) -> bool:
-        """Say whether this speaks of what was found (`rule` or `rule[finding]`) at a path."""
+        """Return whether this acknowledges a finding (`rule` or `rule[finding]`) at a path."""
         rule, _, finding = found.removesuffix("]").partition("[")
         return (
             rule == self.rule
@@ -49,8 +49,8 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-S1",
         "Data/Drops/Bucket",
-        "Only this deployment's roles come to the bucket, and the table says what they did with "
-        "it; a log line for each part would cost more than the parts.",
+        "Only this deployment's roles access the bucket, and the table records their work; "
+        "a log line per part would cost more than the parts.",
     ),
     *(
         Acknowledgement(
@@ -74,30 +74,30 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Api/*/Role/DefaultPolicy",
-        "X-Ray knows no resources for the segments that a function sends.",
+        "X-Ray does not support resources for the segments that a function sends.",
         finding="Resource::[*]",
     ),
     Acknowledgement(
         "AwsSolutions-L1",
         "Api/*/Function",
-        "Functions run on one version of Python, for which every library of theirs has wheels.",
+        "Functions run on the one version of Python for which all their libraries have wheels.",
     ),
     Acknowledgement(
         "AwsSolutions-APIG4",
         "Api/Http/Api/*--health",
-        "A health check has no key; the answer says that the API is up and nothing else.",
+        "A health check has no key; the reply says only that the API is up.",
     ),
     Acknowledgement(
         "AwsSolutions-APIG4",
         "Api/Http/Api/*--openapi.json",
-        "What the API can do is the same for everybody, and no secret.",
+        "The API's capabilities are the same for every caller, and not secret.",
     ),
     *(
         Acknowledgement(
             "AwsSolutions-APIG4",
             f"Api/Http/Api/{method}--{route}",
-            "The dashboard's page and its files are the same for everybody; what it shows of a "
-            "tenant it asks for with a key.",
+            "The dashboard's page and its files are the same for every caller; it requests a "
+            "tenant's data with a key.",
         )
         for route in ("", "dashboard", "dashboard--assets--{proxy+}")
         for method in ("GET", "HEAD")
@@ -105,15 +105,15 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-APIG4",
         "Api/Http/Api/ANY--{proxy+}",
-        "The function looks at keys itself, before anything else: the gateway's refusals have a "
-        "form that OpenAI's clients do not read.",
+        "The function itself checks keys, before anything else: the gateway's error responses "
+        "do not have OpenAI's format.",
     ),
     *(
         Acknowledgement(
             rule,
             "Api/Private/*",
-            "A REST API writes logs by one role of the whole account, which is not this "
-            "deployment's to set; the function logs every request.",
+            "A REST API writes logs with one role of the whole account, which this deployment must "
+            "not set; the function logs every request.",
         )
         for rule in ("AwsSolutions-APIG1", "AwsSolutions-APIG6")
     ),
@@ -121,26 +121,26 @@ ACKNOWLEDGED: Final = (
         Acknowledgement(
             rule,
             "Api/Private/Method*",
-            "The function looks at keys and tokens itself, before anything else; where requests "
-            "are signed, only pages are not, which are the same for everybody.",
+            "The function itself checks keys and tokens, before anything else; if requests are "
+            "signed, only pages are not, which are the same for every caller.",
         )
         for rule in ("AwsSolutions-APIG4", "AwsSolutions-COG4")
     ),
     Acknowledgement(
         "AwsSolutions-APIG2",
         "Api/Private/Api",
-        "The function checks what it is sent, and says what is wrong in the form of OpenAI's API.",
+        "The function validates requests, and reports errors in the format of OpenAI's API.",
     ),
     Acknowledgement(
         "AwsSolutions-APIG3",
         "Api/Private/*",
-        "Only what comes through endpoints of the organisation's own VPCs gets to a private API.",
+        "Only requests through endpoints of the organisation's own VPCs reach a private API.",
     ),
     *(
         Acknowledgement(
             "AwsSolutions-IAM5",
             policy,
-            "Who drops weights under the prefix of a model names the files; no others are read.",
+            "The owner of a model's weights chooses the file names; no other objects are read.",
             finding="Resource::arn:*:s3:::*/[*]",
         )
         for policy in ("Compute/Worker-*/Role/DefaultPolicy", "Data/Policies/Worker-*")
@@ -148,34 +148,34 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Worker-*/ExecutionRole/DefaultPolicy",
-        "ecr:GetAuthorizationToken, which a pull of the image begins with, knows no resources.",
+        "ecr:GetAuthorizationToken, which starts a pull of the image, does not support resources.",
         finding="Resource::[*]",
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Machines/Role/DefaultPolicy",
-        "A machine gets its id when it joins the cluster, which is the only one that it may join.",
+        "A machine gets its ID when it joins the cluster, the only one that it may join.",
         finding="Resource::arn:*:ecs:*:container-instance/*/[*]",
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Machines/Role/DefaultPolicy",
-        "ecs:DiscoverPollEndpoint, which asks for an address, knows no resources.",
+        "ecs:DiscoverPollEndpoint, which requests an address, does not support resources.",
         finding="Resource::[*]",
     ),
     Acknowledgement(
         "AwsSolutions-IAM4",
         "Compute/Machines/Starter",
-        "What ECS needs to make and end machines is its own affair, and grows with it; this role "
-        "is for ECS alone.",
+        "AWS maintains the permissions that ECS needs to start and end machines; this role "
+        "is for ECS only.",
         finding="Policy::*/AmazonECSInfrastructureRolePolicyForManagedInstances",
     ),
     *(
         Acknowledgement(
             "AwsSolutions-IAM5",
             "Compute/Launching/Policy*",
-            "Tasks and revisions of their definitions get their names when they come to be: those "
-            "of this cluster, and of its models, are reached.",
+            "Tasks and revisions of their definitions get their names at run time: only those "
+            "of this cluster, and of its models, are included.",
             finding=f"Resource::arn:*:{finding}",
         )
         for finding in (
@@ -188,8 +188,8 @@ ACKNOWLEDGED: Final = (
         Acknowledgement(
             "AwsSolutions-IAM5",
             "Compute/Worker-*/Role/DefaultPolicy",
-            "What SageMaker does for a job (its image, its log, its interfaces) has names that "
-            "come to be with it, or knows no resources.",
+            "SageMaker's resources for a job (its image, its log, its interfaces) have names that "
+            "are created with it, or do not support resources.",
             finding=f"Resource::{finding}",
         )
         for finding in ("[*]", "arn:*:logs:*:log-stream:[*]", "arn:*:ec2:*:network-interface/[*]")
@@ -198,7 +198,7 @@ ACKNOWLEDGED: Final = (
         Acknowledgement(
             "AwsSolutions-IAM5",
             "Compute/Worker-*/Role/DefaultPolicy",
-            "An existing VPC may be another account's, which shares it: its ids say which one.",
+            "An existing VPC may belong to another account, which shares it: its IDs identify it.",
             finding=f"Resource::arn:*:ec2:*:[*]:{kind}/*",
         )
         for kind in ("subnet", "security-group")
@@ -206,26 +206,26 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Launching/Policy*",
-        "A job gets its name when it is started; those of others begin otherwise.",
+        "A job gets its name when it is started; other jobs have other prefixes.",
         finding="Resource::arn:*:sagemaker:*:training-job/tidemill-[*]",
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Launching/Policy*",
-        "Lists of tasks and of jobs know no resources; a condition on the first names the cluster.",
+        "Lists of tasks and jobs do not support resources; a condition names the cluster.",
         finding="Resource::[*]",
     ),
     Acknowledgement(
         "AwsSolutions-ECS4",
         "Compute/Cluster",
-        "Container Insights costs by the metric and tells nothing while no task runs; workers and "
-        "the reaper tell what is needed.",
+        "Container Insights charges per metric and reports nothing while no task runs; workers "
+        "and the reaper emit the metrics that are needed.",
     ),
     Acknowledgement(
         "AwsSolutions-VPC7",
         "Compute/Network/Vpc",
-        "Nothing comes in, and what workers reach is AWS, or hosts that lines name: a log of flows "
-        "would tell less than the logs of what they reach.",
+        "There is no ingress, and workers reach AWS, or hosts in requests' URLs: a flow log would "
+        "contain less than the logs of those services.",
     ),
     Acknowledgement(
         "AwsSolutions-ECS2",
@@ -235,20 +235,20 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-AS3",
         "Compute/Worker-*/Group/ASG",
-        "Machines come and go with every batch; an alarm tells when a model that has work has no "
+        "Machines come and go with every batch; an alarm reports a model that has work but no "
         "worker.",
     ),
     Acknowledgement(
         "AwsSolutions-EC26",
         "Compute/Worker-*/Group/ASG",
-        "The launch template encrypts its disk; the rule does not look where a group of mixed "
-        "instances names its template.",
+        "The launch template encrypts its disk; the rule does not check the template of a group "
+        "with mixed instances.",
     ),
 )
 
 
 class Checks(AwsSolutionsChecks):
-    """The rules of cdk-nag less what a table acknowledges; `used` are the lines that did so."""
+    """The rules of cdk-nag, less the acknowledged findings; `used` are the lines that matched."""
 
     def __init__(self, app: App, acknowledged: Iterable[Acknowledgement]) -> None:
         super().__init__(app)
@@ -256,7 +256,7 @@ class Checks(AwsSolutionsChecks):
         self.used: set[Acknowledgement] = set()
 
     def validate(self, context: IPolicyValidationContext) -> PolicyValidationPluginReport:
-        """Return the findings that nothing acknowledges."""
+        """Return the findings that are not acknowledged."""
         left = list(self._left(super().validate(context).violations))
         return PolicyValidationPluginReport(success=not left, violations=left)
 
@@ -284,7 +284,7 @@ class Checks(AwsSolutionsChecks):
 
 
 def add_checks(app: App, acknowledged: Iterable[Acknowledgement] = ACKNOWLEDGED) -> Checks:
-    """Have synth fail for every finding that the table does not acknowledge."""
+    """Make synth fail for every finding that the table does not acknowledge."""
     checks = Checks(app, acknowledged)
     Validations.of(app).add_plugins(checks)
     return checks

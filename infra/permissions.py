@@ -1,7 +1,7 @@
-"""IAM statements of each role, written by hand, with no wildcard among their actions.
+"""IAM statements of each role, written by hand, without wildcards in their actions.
 
-Lambdas and workers are made of the same few abilities; `infra/api` and `infra/compute` put together
-what each needs.
+Lambdas and workers share a few building blocks; `infra/api` and `infra/compute` combine them for
+each role.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from infra.data.table import TENANT_INDEX
 
 TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
 
-# What a tenant's later batches reuse.
+# Prefix of the results that a tenant's later batches reuse.
 KEPT_RESULTS: Final = "results/"
-# S3 answers "not found" only to those who may list; to others a missing object is forbidden.
+# S3 returns "not found" only to callers that may list; for others a missing object is forbidden.
 _FIND = "s3:ListBucket"
-# What a key is used for by a service in the name of who does this. Parts of an upload and messages
-# are encrypted by a key that the service has KMS make, and decrypt when it meets it again.
+# Key operations that a service performs for the caller. Parts of an upload and messages are
+# encrypted with a data key that KMS generates for the service, and decrypts when it is used again.
 _READ, _WRITE = ("Decrypt",), ("Decrypt", "GenerateDataKey")
-# AWS lists these for whoever uses a table, and not by what is done.
+# AWS lists these for each principal that uses a table, not by operation.
 _TABLE = ("Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey", "ReEncryptFrom", "ReEncryptTo")
 _KEY_RIGHTS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "s3": {"s3:GetObject": _READ, "s3:PutObject": _WRITE},
@@ -35,7 +35,7 @@ _KEY_RIGHTS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 
 
 def service_principal(stack: Stack, service: str) -> iam.ServicePrincipal:
-    """Return the principal of an AWS service that may assume a role for this account alone."""
+    """Return the principal of an AWS service that may assume a role for this account only."""
     return iam.ServicePrincipal(
         f"{service}.amazonaws.com",
         conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
@@ -43,10 +43,10 @@ def service_principal(stack: Stack, service: str) -> iam.ServicePrincipal:
 
 
 def table_items(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
-    """Allow these actions on every item but the API's keys and its tenants."""
+    """Allow these actions on every item except API keys and tenants."""
     statement = allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
-    # A role that could write a key could let itself in; one that reads keys has `read_api_keys`.
-    # Tenants have secrets that sign; a role that needs those has `read_tenants`.
+    # A role that could write a key could authenticate itself; `read_api_keys` allows reading keys.
+    # Tenants have signing secrets; `read_tenants` allows reading those.
     others = {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}
     statement.add_condition("ForAllValues:StringNotLike", others)
     return statement
@@ -86,12 +86,12 @@ def find_objects(data: DataStack) -> iam.PolicyStatement:
 
 
 def read_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
-    """Return the right to read under the prefixes, older versions too."""
+    """Return the permission to read under the prefixes, older versions included."""
     return allow(["s3:GetObject", "s3:GetObjectVersion"], _objects(data, prefixes))
 
 
 def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
-    """Return the right to write under the prefixes, in one piece or in parts."""
+    """Return the permission to write under the prefixes, in one piece or in parts."""
     return allow(["s3:PutObject"], _objects(data, prefixes))
 
 
@@ -108,12 +108,12 @@ def resume_uploads(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
 
 
 def delete_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
-    """Return the right to delete under the prefixes; the bucket keeps the versions for a while."""
+    """Return the permission to delete under the prefixes; the bucket keeps versions for a while."""
     return allow(["s3:DeleteObject"], _objects(data, prefixes))
 
 
 def erase_objects(data: DataStack, *prefixes: str) -> list[iam.PolicyStatement]:
-    """Return the rights to find all versions of objects and to delete them for good."""
+    """Return the permissions to list all versions of objects and to delete them permanently."""
     return [
         allow(["s3:ListBucketVersions"], [data.bucket.bucket_arn]),
         allow(["s3:DeleteObject", "s3:DeleteObjectVersion"], _objects(data, prefixes)),
@@ -147,7 +147,7 @@ def send_to_drops(data: DataStack) -> iam.PolicyStatement:
 
 
 def read_fleets(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to read how workers of each model are started."""
+    """Return the permission to read the fleet plans."""
     arn = Stack.of(data).format_arn(
         service="ssm", resource="parameter", resource_name=data.config.fleets_path.strip("/")
     )
@@ -177,7 +177,7 @@ def _work_queues(data: DataStack) -> list[str]:
 
 
 def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
-    """Return all that a worker of one model may do, wherever it runs."""
+    """Return all permissions of a worker of one model, wherever it runs."""
     statements = [
         consume_work(data, model.name),
         send_to_control(data),
@@ -200,7 +200,7 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
 
 
 def launcher_statements(data: DataStack) -> list[iam.PolicyStatement]:
-    """Return all that a launcher outside of the deployment may do: read, and keep its fleets."""
+    """Return all permissions of an external launcher: to read, and to update its fleets."""
     fleets = allow(["dynamodb:PutItem", "dynamodb:UpdateItem"], [data.table.table_arn])
     fleets.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["FLEET#*"]})
     statements = [table_items(data, "BatchGetItem", "GetItem", "Query"), fleets]
@@ -210,7 +210,7 @@ def launcher_statements(data: DataStack) -> list[iam.PolicyStatement]:
 def use_key(
     data: DataStack, statements: Sequence[iam.PolicyStatement]
 ) -> list[iam.PolicyStatement]:
-    """Return the rights to have services use the deployment's key for what the statements allow."""
+    """Return the permissions for services to use the deployment's key for these statements."""
     if data.key is None:
         return []
     allowed = {action for statement in statements for action in statement.actions}
@@ -222,7 +222,7 @@ def use_key(
 
 
 def _decrypt(data: DataStack, model: Model) -> iam.PolicyStatement:
-    """Return the right to have S3 decrypt a model's weights, and nothing else, by their key."""
+    """Return the permission for S3 to decrypt a model's weights with their key, nothing else."""
     region = model.weights_region or Stack.of(data).region
     return _by_service(data, "s3", model.weights_key, ["Decrypt"], region)
 
@@ -230,7 +230,7 @@ def _decrypt(data: DataStack, model: Model) -> iam.PolicyStatement:
 def _by_service(
     data: DataStack, service: str, key_arn: str, rights: Sequence[str], region: str = ""
 ) -> iam.PolicyStatement:
-    """Return the right to have one service of a region use a key, and nothing else."""
+    """Return the permission for one service of a region to use a key, and nothing else."""
     stack = Stack.of(data)
     statement = allow([f"kms:{right}" for right in rights], [key_arn])
     statement.add_condition(
@@ -241,7 +241,7 @@ def _by_service(
 
 
 def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:
-    """Return the right to find and read what lies under the prefix of a model's weights."""
+    """Return the permission to list and read the objects under a prefix of model weights."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     arn, prefix = f"arn:{Stack.of(data).partition}:s3:::{bucket}", f"{prefix.strip('/')}/"
     listing = allow([_FIND], [arn])
@@ -258,7 +258,7 @@ def allow(
     resources: Sequence[str],
     conditions: Mapping[str, Mapping[str, str]] | None = None,
 ) -> iam.PolicyStatement:
-    """Return the right to do these things with these resources."""
+    """Return a statement that allows these actions on these resources."""
     return iam.PolicyStatement(
         actions=list(actions), resources=list(resources), conditions=conditions
     )

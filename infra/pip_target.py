@@ -1,4 +1,4 @@
-"""Packages for Lambda: installed by pip into a folder, for its system and without Docker."""
+"""Packages for Lambda: installed by pip into a folder, for Lambda's platform, without Docker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final, Literal
 ROOT: Final = Path(__file__).parent.parent
 BUNDLES: Final = ROOT / "out" / "bundles"
 
-# Of every function in AWS, whichever Python builds the bundle: Amazon Linux 2023 with glibc 2.34.
+# The functions' runtime in AWS, whichever Python builds the bundle: Amazon Linux 2023, glibc 2.34.
 # python3.11 and older are Amazon Linux 2 with 2.26, and pyarrow's wheels need 2.28.
 LAMBDA_PYTHON: Final = "3.13"
 
@@ -24,13 +24,13 @@ Processor = Literal["arm64", "x86_64"]
 
 @contextmanager
 def locked(bundles: Path) -> Iterator[None]:
-    """Wait until no other process or thread builds in a folder, and keep the others waiting."""
+    """Lock a folder against other processes and threads that build in it; waits for them."""
     place = os.open(bundles, os.O_RDONLY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(place)  # which ends the lock
+        os.close(place)  # which releases the lock
 
 
 def install(
@@ -43,7 +43,7 @@ def install(
             *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
             *("--target", str(folder), "--no-compile", "--only-binary", ":all:"),
             *("--implementation", "cp", "--python-version", python),
-            # Both tags are tried; glibc of LAMBDA_PYTHON is newer than both.
+            # Both platform tags are tried; glibc of LAMBDA_PYTHON is newer than both.
             *("--platform", f"manylinux2014_{architecture}"),
             *("--platform", f"manylinux_2_28_{architecture}"),
             *("--constraint", str(ROOT / "constraints.txt")),
@@ -56,12 +56,12 @@ def install(
 
 
 def python_version() -> str:
-    """Return the version of the Python that runs this, as `3.11`."""
+    """Return the version of the running Python, as `3.11`."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def find_python(version: str) -> str | None:
-    """Return the path of a Python of a version: this one, one on the PATH, one of pyenv's."""
+    """Return the path of a Python of a version: this one, one on the PATH, or one of pyenv's."""
     if version == python_version():
         return sys.executable
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")

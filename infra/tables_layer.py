@@ -1,7 +1,7 @@
-"""Layer of the Lambda that reads and writes tables: pyarrow, without what no Lambda of ours loads.
+"""Layer of the Lambda that reads and writes tables: pyarrow without unneeded parts.
 
-It is built once for each version of pyarrow and found again under `out/bundles`, as an archive that
-is the same wherever it was made.
+It is built once per version of pyarrow and reused from `out/bundles`, as a reproducible
+archive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from infra.archive import zip_folder
 from infra.pip_target import BUNDLES, ROOT, Processor, install, locked
 
 _FOLDER: Final = Path("python")
-# Remote file systems, Flight, and what is for who compiles against it: half of it all.
+# Remote file systems, Flight, and files for compiling against it: half of the package.
 _LEFT_OUT: Final = (
     *("*flight*", "*_s3*", "*gcs*", "*azure*", "*hdfs*", "*orc*", "*cuda*", "*jvm*", "*gandiva*"),
     *("include", "tests", "src", "*.pyx", "*.pxd", "*.pxi", "*.h", "*.cc"),

@@ -1,7 +1,7 @@
 """`python -m infra.templates`: plain CloudFormation templates and their assets, for other tools.
 
-They are those of `cdk deploy` but for where assets lie, which the parameters `AssetsBucket` and
-`AssetsPrefix` of the Api stack say: the CDK's bootstrap is not needed.
+They are those of `cdk deploy`, except that the parameters `AssetsBucket` and `AssetsPrefix` of the
+Api stack locate the assets: the CDK's bootstrap is not needed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from infra.pip_target import ROOT
 
 OUTPUT: Final = ROOT / "out" / "templates"
 _ASSETS: Final = "assets"
-_NO_IMAGE = (
-    "templates name an image that is in ECR already: say which by `image` (`make image` makes one)"
-)
+_NO_IMAGE = "templates need an image that is already in ECR: set `image` (`make image` creates one)"
 
 
 def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
     """Write a template for each stack, and their assets below them; return the templates.
 
-    What was in the folder is deleted. Raises ConfigRefused for a deployment that builds its image.
+    Existing content of the folder is deleted. Raises ConfigRefused if the deployment builds its
+    image.
     """
     if config.starts_workers and not config.image:
         raise ConfigRefused(_NO_IMAGE)
@@ -57,7 +56,7 @@ def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
 
 
 def _app(outdir: str) -> App:
-    """Return an app with the settings of cdk.json, whose assets lie where a parameter says."""
+    """Return an app with the settings of cdk.json, whose assets are located by parameters."""
     context: dict[str, Any] = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
     synthesizer = DefaultStackSynthesizer(
         generate_bootstrap_version_rule=False,
@@ -68,8 +67,8 @@ def _app(outdir: str) -> App:
 
 
 def _add_parameters(stack: Stack) -> None:
-    """Have the stack of the Lambdas, the only one with assets, be told where these lie."""
-    bucket, prefix = "The bucket that assets lie in", "The start of their keys"
+    """Give the stack of the Lambdas, the only one with assets, the parameters that locate them."""
+    bucket, prefix = "The bucket that contains the assets", "The prefix of their keys"
     CfnParameter(stack, "AssetsBucket", description=bucket)
     CfnParameter(stack, "AssetsPrefix", description=prefix, default=f"{_ASSETS}/")
 
@@ -87,7 +86,7 @@ def _write_assets(made: Path, stack: Stack, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the templates of a configuration and say where they are."""
+    """Write the templates of a configuration and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m infra.templates", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     parser.add_argument("--output", type=Path, default=OUTPUT)

@@ -6,8 +6,8 @@ from infra.config import Model
 
 
 def worker_flags(model: Model) -> list[str]:
-    """Return the flags of `tidemill worker` that serve a model as the configuration says."""
-    # Without its GPU a worker must end: on the processor it would only hold shards up.
+    """Return the flags of `tidemill worker` that serve a model as configured."""
+    # Without its GPU a worker must end: on the CPU it would only delay shards.
     flags = [
         "--served-model-name",
         model.name,

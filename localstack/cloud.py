@@ -1,7 +1,7 @@
 """Deployment for tests and benchmarks: hand-made resources, local event source mappings.
 
-Its processes can be killed and started again one by one, which no deployment of the real stacks
-allows; what people run is `localstack.local`.
+Its processes can be killed and restarted one by one, which a deployment of the real stacks does not
+allow; users run `localstack.local`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tidemill.handler.settings import read_settings
 class Cloud(Processes, Drops):
     """The processes of one deployment and its bucket; a context manager that ends them all.
 
-    `environment` is what every process gets beside the names of the resources. Workers are those
-    that are started by hand, or those of the `fleet`, which come and go by themselves.
+    `environment` is passed to every process, in addition to the names of the resources. Workers are
+    started by hand, or by the `fleet`, which starts and stops them on demand.
     """
 
     def __init__(self, resources: Resources, environment: Mapping[str, str], folder: Path) -> None:

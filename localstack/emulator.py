@@ -52,23 +52,23 @@ class RestartBackoff:
 
 @dataclass(slots=True)
 class Outage:
-    """The time since a running emulator last failed to answer for the first time."""
+    """The time since a running emulator first failed to reply."""
 
     since: float | None = None
 
     def record_failure(self, now: float) -> float:
-        """Record a missing answer; return the seconds since the first one."""
+        """Record a missing reply; return the seconds since the first one."""
         if self.since is None:
             self.since = now
         return now - self.since
 
     def end(self) -> None:
-        """Record an answer."""
+        """Record a reply."""
         self.since = None
 
 
 class LocalEmulator:
-    """MiniStack as a context manager; what is in it is gone when it ends, unless it has `state`."""
+    """MiniStack as a context manager; its content is lost when it ends, unless it has `state`."""
 
     def __init__(
         self, folder: Path, watchdog: Watchdog, port: int | None, state: StateFolder | None
@@ -98,7 +98,7 @@ class LocalEmulator:
 
     @property
     def endpoint_url(self) -> str:
-        """Return its address, which stays."""
+        """Return its address, which does not change."""
         return f"http://127.0.0.1:{self._port}"
 
     def restart(self) -> None:
@@ -124,7 +124,7 @@ class LocalEmulator:
                 "S3_PERSIST": "1",
                 "S3_DATA_DIR": str(kept / "s3"),
             }
-            # -P: its own folder has another `ministack`.
+            # -P: its own folder contains another `ministack`.
             python = find_ministack().resolve().with_name("python")
             command = [str(python), "-P", str(_MINISTACK_SNAPSHOTS)]
             stop_seconds, lock = _KEEP_STATE_SECONDS, self._state.lock

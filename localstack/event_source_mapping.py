@@ -2,8 +2,8 @@
 
     python -m localstack.event_source_mapping --dead-letters URL
 
-What AWS's event source mappings do: a message is handed to the handler with the attributes that
-SQS gives it, is deleted when the handler is content with it, and comes again otherwise.
+It does what AWS's event source mappings do: a message is passed to the handler with SQS's
+attributes, is deleted if the handler succeeds, and comes again otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Handler = Callable[[dict[str, Any], "LocalLambdaContext"], Any]
 
 @dataclass(frozen=True, slots=True)
 class LocalLambdaContext:
-    """Lambda context of one run: its name, request id and remaining time."""
+    """Lambda context of one run: its name, request ID and remaining time."""
 
     function_name: str
     seconds: float
@@ -41,11 +41,11 @@ class LocalLambdaContext:
 
     @property
     def invoked_function_arn(self) -> str:
-        """Return the name that logs show."""
+        """Return the name in the logs."""
         return f"arn:aws:lambda:us-east-1:000000000000:function:{self.function_name}"
 
     def get_remaining_time_in_millis(self) -> int:
-        """Return what is left of the run's time."""
+        """Return the remaining time of the run."""
         return max(0, round((self.started + self.seconds - time.monotonic()) * 1000))
 
 
@@ -66,7 +66,7 @@ class EventSourceMapping:
                 for message in self._receive():
                     self._invoke(message)
             except (BotoCoreError, ClientError) as exc:
-                logger.warning("queue not read", function=self._name, reason=str(exc))
+                logger.warning("queue could not be read", function=self._name, reason=str(exc))
                 stop.wait(0.5)
 
     def _receive(self) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def _record(message: dict[str, Any], queue_url: str) -> dict[str, Any]:
 
 
 def run_schedule(seconds: float, lambda_seconds: float, stop: threading.Event) -> None:
-    """Call the reaper every few seconds, as a schedule of EventBridge does every few minutes."""
+    """Call the reaper every few seconds, as an EventBridge schedule does every few minutes."""
     handler = _load_handler("reaper")
     while not stop.wait(seconds):
         try:
@@ -132,14 +132,12 @@ def _load_handler(name: str) -> Handler:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Poll until SIGTERM or SIGINT; runs in progress are finished."""
-    parser = argparse.ArgumentParser(description="Calls the Lambda handlers on one machine.")
-    parser.add_argument("--dead-letters", help="url of the dead-letter queue")
-    parser.add_argument("--control-runs", type=int, default=2, help="control runs at once")
-    parser.add_argument("--intake-runs", type=int, default=2, help="intake runs at once")
+    parser = argparse.ArgumentParser(description="Run the Lambda handlers on one machine.")
+    parser.add_argument("--dead-letters", help="URL of the dead-letter queue")
+    parser.add_argument("--control-runs", type=int, default=2, help="concurrent control runs")
+    parser.add_argument("--intake-runs", type=int, default=2, help="concurrent intake runs")
     parser.add_argument("--reaper-seconds", type=float, default=10)
-    parser.add_argument(
-        "--lambda-seconds", type=float, default=900, help="the time that each run has"
-    )
+    parser.add_argument("--lambda-seconds", type=float, default=900, help="timeout of each run")
     parsed = parser.parse_args(arguments)
     stop = threading.Event()
 

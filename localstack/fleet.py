@@ -1,8 +1,8 @@
 """Local fleet: starts and stops the worker processes that the launcher of processes requests.
 
-It does for an item of the table what ECS does for a task: a requested one gets a process, one that
-is to stop gets SIGTERM, and the exit of a process is sent to the control queue as EventBridge sends
-that of a task.
+It does for an item of the table what ECS does for a task: a requested one gets a process, a
+stopping one gets SIGTERM, and the exit of a process is sent to the control queue, as EventBridge
+sends that of a task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemill.handler.fleet.last_error import last_error
 
 StopCode = Literal["ProcessExited", "UserInitiated", "MachineLost", "NoCapacity"]
 _POLL_SECONDS = 0.3
-# As ECS: SIGKILL comes so long after SIGTERM.
+# As ECS: SIGKILL comes this many seconds after SIGTERM.
 _STOP_SECONDS = 120.0
 
 
@@ -46,8 +46,8 @@ class LocalFleet:
     """Runs the workers of all models as processes; call `reconcile`, or enter `reconciling`.
 
     `notify` gets a line for each worker that starts or ends; `plans` are the newest, by model. At
-    most `max_processes` run at once, of all models together; one too many ends for want of a
-    machine.
+    most `max_processes` run at once, over all models; further ones end for lack of
+    capacity.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class LocalFleet:
         self._kill_at: dict[str, float] = {}
 
     def release(self, plan: FleetPlan, *command: str, **environment: str) -> None:
-        """Let workers be started as this plan says, from now on: those of before are replaced.
+        """Start workers with this plan from now on: existing ones are replaced.
 
-        Each knows its id by `TIDEMILL_WORKER`.
+        Each gets its ID in `TIDEMILL_WORKER`.
         """
         self.plans[plan.model] = plan
         self._releases[plan.model, plan.release] = Release(command, environment)
@@ -102,7 +102,7 @@ class LocalFleet:
 
     def _reconcile_until(self, stop: threading.Event) -> None:
         while not stop.wait(_POLL_SECONDS):
-            with suppress(AwsError):  # whoever has the emulator looks after that
+            with suppress(AwsError):  # the emulator's supervisor handles that
                 self.reconcile()
 
     def reconcile(self) -> None:
@@ -118,10 +118,10 @@ class LocalFleet:
                 self._stop_worker(name, process)
 
     def _start_worker(self, model: str, worker: Process) -> None:
-        """Start a requested worker; one without a process ends, as with its machine."""
+        """Start a requested worker; a running one without a process counts as lost."""
         release = self._releases.get((model, worker.release))
         if worker.state == "stopping":
-            self._report_end(model, worker, "UserInitiated", "was asked to end before it had begun")
+            self._report_end(model, worker, "UserInitiated", "it was stopped before it had begun")
         elif worker.state != "asked" or release is None:
             self._report_end(model, worker, "MachineLost", "the local cloud that ran it has ended")
         elif self.max_processes is not None and self._num_running() >= self.max_processes:
@@ -148,14 +148,14 @@ class LocalFleet:
     def _report_exit(self, model: str, worker: Process, status: int) -> None:
         name = process_name(model, worker)
         log = self._processes.read_log(name)
-        is_asked = self._kill_at.pop(name, None) is not None
-        good = "was asked to end" if is_asked else "there was no more work"
+        is_requested = self._kill_at.pop(name, None) is not None
+        good = "it was stopped" if is_requested else "there was no more work"
         self._report_end(
             model,
             worker,
-            "UserInitiated" if is_asked else "ProcessExited",
+            "UserInitiated" if is_requested else "ProcessExited",
             exit_reason(status, log) if status else good,
-            # As of a container: a signal comes as 128 and its number.
+            # As for a container: a signal is reported as 128 plus its number.
             exit_code=status if status >= 0 else 128 - status,
             words=last_error(log.splitlines()) if status else None,
         )

@@ -39,34 +39,34 @@ from tidemill.handler.errors import AwsError
 from tidemill.handler.settings import read_settings
 from tidemill.handler.tenants.keys import KeyStore
 
-# Nobody pays for a machine by the hour here: as many as there may be, unless all is done sooner.
+# Machines are free here: start as many as allowed, unless all work is done sooner.
 _TARGET_SECONDS = 60
 _START_SECONDS = 15
-# A worker needs a minute at most to end, the emulator half of one to write its state.
+# A worker needs at most a minute to end, the emulator half of that to write its state.
 _WATCHDOG_SECONDS = 70.0
 _POLL_SECONDS = 0.1
-# On this machine an answer takes milliseconds; what is late is asked for again a second later.
+# On this machine a reply takes milliseconds; a late one is requested again a second later.
 _READ_SECONDS = 10
 _MAX_SILENT_SECONDS = 60.0
 
 
 class WorkersBraked(Exception):
-    """No worker of a model is started any more; the message says why."""
+    """The circuit breaker prevents starts of a model's workers; the message has the reason."""
 
 
 class CloudLost(Exception):
-    """The emulator ended, and what was in it is gone."""
+    """The emulator ended, and its content is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
     """Options of a local cloud.
 
-    `workers` is how many each model has at most; they end when there was no work for
-    `idle_seconds`. `engine_flags` go to all of them. `model_name` replaces the name of the only
-    model, `aliases` are further ones, `adapters` those of adapters that the flags give it.
-    `variables` are environment variables of the workers. What the emulator holds is gone at the end
-    unless `state` names a folder for it.
+    `workers` is the maximum per model; workers end after `idle_seconds` without work.
+    `engine_flags` go to all of them. `model_name` replaces the name of the only model, `aliases`
+    are additional ones, `adapters` are the names of adapters in the flags. `variables` are
+    environment variables of the workers. The emulator's content is lost at the end unless `state`
+    names a folder for it.
     """
 
     config: Path
@@ -105,20 +105,20 @@ class LocalCloud:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
 
     def api(self) -> AbstractContextManager[Api]:
-        """Return a client of its API, to be closed by leaving it."""
+        """Return a client of its API, as a context manager."""
         return closing(Api(self.api_url, self.key))
 
     def run_file(
         self, name: str, body: bytes, *, seconds: float, show: Callable[[dict[str, Any]], None]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Drop a file; return its Batch, and its rows, good and bad, in the order of its lines."""
+        """Drop a file; return its Batch, and its rows, successful and failed, in line order."""
         batch = self.follow(self.drop(name, body), seconds=seconds, show=show)
         return batch, self.rows(name, body)
 
     def drop(self, name: str, body: bytes, recipe: str | None = None) -> str:
-        """Put a file into the bucket, or a table behind its recipe; return its url.
+        """Put a file, or a table with its recipe, into the bucket; return its URL.
 
-        The name of a table has the suffix of its format, that of a file gets it.
+        A table's name has the suffix of its format; a file gets one.
         """
         if recipe is None:
             name += _form_of(body).suffix
@@ -139,11 +139,11 @@ class LocalCloud:
             try:
                 return api.follow(url, seconds=seconds, until=has_ended, show=show)
             except ApiFailed:
-                self.check()  # which may know why
+                self.check()  # it may know the reason
                 raise
 
     def rows(self, name: str, body: bytes) -> list[dict[str, Any]]:
-        """Return the rows of a dropped file, good and bad, in the order of its lines."""
+        """Return the rows of a dropped file, successful and failed, in line order."""
         rows = self.drops.rows(name) + self.drops.rows(name, ".errors")
         if not rows:
             return []
@@ -152,7 +152,7 @@ class LocalCloud:
         return sorted(rows, key=lambda row: place[row["custom_id"]])
 
     def table(self, batch: Mapping[str, Any]) -> bytes | None:
-        """Return the table of an ended batch, or None where it has none."""
+        """Return the table of an ended batch, or None if it has none."""
         url: str | None = batch["tidemill"]["table_url"]
         if url is None:
             return None
@@ -161,8 +161,8 @@ class LocalCloud:
     def supervise(self) -> None:
         """Restart an emulator that has ended and report circuit breakers; called every second.
 
-        A late answer is asked for again; an emulator silent for a minute has ended. Raises
-        CloudLost when the emulator has ended for good, or has kept nothing.
+        A late reply is requested again; an emulator that is silent for a minute has ended. Raises
+        CloudLost if the emulator has ended for good, or has saved no state.
         """
         if (status := self.emulator.process.poll()) is not None:
             self._restart_emulator(exit_reason(status, ""))
@@ -171,9 +171,9 @@ class LocalCloud:
         except AwsError:
             seconds = self.outage.record_failure(time.monotonic())
             if seconds >= _MAX_SILENT_SECONDS:
-                self._restart_emulator(f"it has not answered for {seconds:.0f} seconds")
+                self._restart_emulator(f"it has not replied for {seconds:.0f} seconds")
             elif not seconds:
-                self.notify("the emulator is late with an answer: asking again")
+                self.notify("the emulator is slow to reply: trying again")
         else:
             self.outage.end()
 
@@ -185,17 +185,17 @@ class LocalCloud:
             elif breaker != self.breakers.get(model):
                 self.breakers[model] = breaker
                 self.notify(
-                    f"no worker of {model} is started any more: {breaker.reason} {breaker.advice}"
+                    f"no more workers of {model} are started: {breaker.reason} {breaker.advice}"
                 )
 
     def check(self) -> None:
-        """Supervise once; raises WorkersBraked when a model's circuit breaker is open."""
+        """Supervise once; raises WorkersBraked if a model's circuit breaker is open."""
         self.supervise()
         for model, breaker in self.breakers.items():
-            raise WorkersBraked(f"no worker of {model} is started any more: {breaker.reason}")
+            raise WorkersBraked(f"no more workers of {model} are started: {breaker.reason}")
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Return whether the last worker has ended before so many seconds are over."""
+        """Return whether the last worker has ended within that many seconds."""
         deadline = time.monotonic() + seconds
         while self.fleet.workers():
             if time.monotonic() >= deadline:
@@ -204,7 +204,7 @@ class LocalCloud:
         return True
 
     def release(self, *flags: str, **environment: str) -> None:
-        """Let the workers of all models be started with these flags too, in the place of others."""
+        """Start all models' workers with these additional flags; existing ones are replaced."""
         for model in self.config.models:
             plan = FleetPlan(
                 model=model.name,
@@ -227,11 +227,11 @@ class LocalCloud:
         """Restart the emulator if its state was persisted; raises CloudLost otherwise."""
         self.outage.end()
         if self.state is None:
-            raise CloudLost(f"the emulator ended ({reason}), and all that was in it is lost")
+            raise CloudLost(f"the emulator ended ({reason}), and its content is lost")
         while (seconds := self.backoff.next_delay(time.monotonic())) is not None:
             self.notify(
-                f"the emulator ended ({reason}); starting it again in {seconds:g} s with what "
-                f"{self.state.folder} holds, which may lack the last seconds"
+                f"the emulator ended ({reason}); restarting it in {seconds:g} s from "
+                f"{self.state.folder}, which may lack the last seconds"
             )
             time.sleep(seconds)
             self.backoff.record_start(time.monotonic())
@@ -240,14 +240,14 @@ class LocalCloud:
             except (PortTaken, ServerEnded, ServerSilent) as exc:
                 reason = str(exc)
             else:
-                self.notify("the emulator is back")
+                self.notify("the emulator is running again")
                 return
         raise CloudLost(f"the emulator ended {MAX_RESTARTS + 1} times in a row: {reason}")
 
 
 @contextmanager
 def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Iterator[LocalCloud]:
-    """Run a whole cloud until the block is left, and end all of it then, or when we are killed."""
+    """Run a whole cloud until the block is left or this process is killed."""
     config = with_name(read_config(options.config), options.model_name, "--served-model-name")
     config = with_aliases(config, options.aliases, "--served-model-name")
     with ExitStack() as stack:
@@ -271,7 +271,7 @@ def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Itera
                 aliases=(*options.aliases, *options.adapters),
             )
             key = create_key(clients, outputs, name="local")
-        # A worker that looks at its queue for a second only is stopped as quickly.
+        # A worker that polls its queue for a second only is also stopped that quickly.
         variables = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
         variables |= options.variables
         processes = stack.enter_context(Processes(variables, folder, watchdog))
@@ -307,7 +307,7 @@ def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Itera
 def create_key(
     clients: Mapping[str, Any], outputs: Outputs, *, name: str, tenant: str = DROP_TENANT
 ) -> str:
-    """Return the token of a new key of the API, for the tenant of what is dropped in no folder."""
+    """Return the token of a new API key, for the tenant of drops outside any folder."""
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
     making = KeyStore(outputs.table).create(tenant=tenant, name=name, now=int(time.time()))
     return aws.run(making)
@@ -316,7 +316,7 @@ def create_key(
 def worker_flags(model: Model, options: LocalOptions) -> tuple[str, ...]:
     """Return the flags of a model's workers; the demo model answers in its name by default.
 
-    A model's own `args` come before what is asked of all.
+    A model's own `args` come before the flags of all models.
     """
     names = ("--served-model-name", model.name, *model.aliases)
     idle = ("--exit-when-idle", f"{options.idle_seconds:g}")

@@ -22,7 +22,7 @@ from localstack.watchdog import Watchdog
 
 _ROOT = Path(__file__).parent.parent
 _START_SECONDS = 60
-# A server that keeps nothing has nothing to end in order: it would wait for its clients' idle
+# A server without state needs no orderly shutdown: it would wait for its clients' idle
 # connections.
 STOP_SECONDS = 1
 _PORT_TRIES = 3
@@ -31,36 +31,36 @@ _Entered = TypeVar("_Entered")
 
 
 class EmulatorMissing(Exception):
-    """MiniStack is not installed; the message says how to mend that."""
+    """MiniStack is not installed; the message has the remedy."""
 
 
 class PortTaken(Exception):
-    """The emulator's port is in use; the message says how to mend that."""
+    """The emulator's port is in use; the message has the remedy."""
 
 
 class ServerEnded(Exception):
-    """A server was no more before it answered."""
+    """A server ended before it replied."""
 
 
 class ServerSilent(Exception):
-    """A server runs and does not answer."""
+    """A running server does not reply."""
 
 
 def find_ministack() -> Path:
-    """Return the executable: `MINISTACK` names it, or the checkout's own environment has it."""
+    """Return the executable: from `MINISTACK`, or from the checkout's own environment."""
     found = os.environ.get("MINISTACK") or shutil.which(
         "ministack", path=str(_ROOT / ".venv-ministack/bin")
     )
     if found is None:
         raise EmulatorMissing(
-            "MiniStack is not installed: `make test` installs it into .venv-ministack, "
-            "or name its executable in MINISTACK"
+            "MiniStack is not installed: run `make test`, which installs it into .venv-ministack, "
+            "or set MINISTACK to its executable"
         )
     return Path(found)
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
+    """Return an unused port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -68,23 +68,23 @@ def free_port() -> int:
 
 
 def check_free(port: int) -> None:
-    """Raise PortTaken unless a server can listen there: who does would answer in its place."""
+    """Raise PortTaken unless a server can listen there: another server would reply instead."""
     with socket.socket() as probe:
-        # As servers do: what is left of connections that have ended is in nobody's way.
+        # As servers do: connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as exc:
             raise PortTaken(
-                f"port {port} cannot be listened on: {exc}; --port names another one"
+                f"port {port} is not available: {exc}; choose another one with --port"
             ) from exc
 
 
 @dataclass(frozen=True, slots=True)
 class IamEnforcement:
-    """Makes an emulator check every request against IAM's policies, as AWS does.
+    """Makes an emulator check every request against IAM policies, as AWS does.
 
-    Our policies refuse what is not encrypted: it serves TLS then, with this certificate and key,
+    Our policies deny unencrypted requests, so it serves TLS, with this certificate and key,
     which clients trust by their `authority` (all PEM).
     """
 
@@ -94,7 +94,7 @@ class IamEnforcement:
 
 
 def environment_for(endpoint_url: str, authority: Path | None = None) -> dict[str, str]:
-    """Return the variables that send every AWS client of a process to an emulator."""
+    """Return the variables that direct every AWS client of a process to an emulator."""
     names = ("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE")
     trust = dict.fromkeys(names, str(authority)) if authority else {}
     return trust | {
@@ -119,10 +119,10 @@ def running_server(
     watchdog: Watchdog | None = None,
     lock: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
+    """Run a server until the block is left; it is killed `stop_seconds` after its stop signal.
 
-    It ends with us if a `watchdog` is given, and holds the open file `lock` while it lives.
-    Raises ServerEnded when it ends before it answers, ServerSilent when it does not answer.
+    It ends with this process if a `watchdog` is given, and inherits the open file `lock`.
+    Raises ServerEnded if it ends before it replies, ServerSilent if it does not reply.
     """
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -132,7 +132,7 @@ def running_server(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C is for the one who started us; those who use the server end first.
+            # Ctrl-C is for the user's process; users of the server end first.
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),
         )
@@ -156,7 +156,7 @@ def running_server(
 
 @contextmanager
 def with_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> Iterator[_Entered]:
-    """Enter `start` with a free port; one taken meanwhile is retried with another."""
+    """Enter `start` with a free port; if it is taken in the meantime, another one is tried."""
     with ExitStack() as stack:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
@@ -173,7 +173,7 @@ def running_ministack(
 ) -> AbstractContextManager[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
-    What is in it is gone when it ends.
+    Its content is lost when it ends.
     """
     return with_free_port(lambda port: _ministack_at(port, folder, enforcement))
 
@@ -199,8 +199,8 @@ def _ministack_at(port: int, folder: Path, enforcement: IamEnforcement | None) -
 def ministack_environment(
     endpoint_url: str, folder: Path, authority: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables of a MiniStack that is to answer at `endpoint_url`."""
-    # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
+    """Return the variables of a MiniStack that will listen at `endpoint_url`."""
+    # Its Lambdas inherit its environment: the user may have another cloud in theirs.
     return environment_for(endpoint_url, authority) | {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(urlsplit(endpoint_url).port),
@@ -211,7 +211,7 @@ def ministack_environment(
 
 
 def running_moto(folder: Path) -> AbstractContextManager[str]:
-    """Run moto's server, which checks other things than MiniStack does, and yield its endpoint."""
+    """Run moto's server, whose checks differ from MiniStack's, and yield its endpoint."""
     return with_free_port(lambda port: _moto_at(port, folder))
 
 
@@ -227,15 +227,17 @@ def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes], log: Path) ->
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            raise ServerEnded(f"the emulator ended with status {process.returncode}: {said}")
+            last_line = (
+                log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            )
+            raise ServerEnded(f"the emulator ended with status {process.returncode}: {last_line}")
         try:
             with urlopen(endpoint_url, timeout=2):  # noqa: S310 - our own loopback address
                 return
         except URLError as exc:
             if not isinstance(exc.reason, (ConnectionError, TimeoutError)):
-                return  # it answers, if only with an error
+                return  # it replies, if only with an error
         except (ConnectionError, TimeoutError):
             pass
         time.sleep(0.05)
-    raise ServerSilent(f"the emulator did not answer within {_START_SECONDS} s")
+    raise ServerSilent(f"the emulator did not reply within {_START_SECONDS} s")

@@ -2,10 +2,10 @@
 
     STATE_DIR=FOLDER PERSIST_STATE=1 python -P localstack/ministack_snapshots.py
 
-By itself it writes its state when it is stopped in order, and loses everything when it is killed.
-Here each writing makes a folder of its own, `saved-N`, which is complete when it has its name; the
-newest is loaded. Nothing is written while there is a file `deploying`: a stack whose making was
-recorded by half can neither be updated nor gone on with.
+By itself it writes its state at an orderly shutdown, and loses everything when it is killed.
+Here each snapshot is a separate folder, `saved-N`, which is complete once it has its name; the
+newest is loaded. Nothing is written while there is a file `deploying`: a stack whose creation was
+half recorded can be neither updated nor resumed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class SnapshotWriter:
             shutil.rmtree(old)
 
     def _differs(self, saving: Path, before: Path) -> bool:
-        """Complete the new folder by what was not written anew; say whether anything changed."""
+        """Complete the new folder by the unchanged files; return whether anything changed."""
         written = {path.name for path in saving.iterdir()}
         for path in before.iterdir():
-            if path.name not in written:  # that of a service that nobody has asked since the start
+            if path.name not in written:  # of a service without a call since the start
                 os.link(path, saving / path.name)
         return not all(
             (before / name).exists() and filecmp.cmp(saving / name, before / name, shallow=False)
@@ -68,7 +68,7 @@ def main() -> None:
     """Run MiniStack until it is stopped."""
     persistence = importlib.import_module("ministack.core.persistence")
     emulator: Any = importlib.import_module("ministack.app")
-    # It asks for the folder once, when it is loaded, and keeps the code of functions there.
+    # It reads the folder's name once, when it is loaded, and stores the code of functions there.
     importlib.import_module("ministack.services.lambda_svc")
     snapshots = SnapshotWriter(Path(os.environ["STATE_DIR"]), persistence)
     emulator.save_all = snapshots.save
@@ -79,7 +79,7 @@ def main() -> None:
     def save_for_ever() -> None:
         while True:
             time.sleep(_SAVE_SECONDS)
-            loop = emulator._MAIN_LOOP  # noqa: SLF001 - the thread that changes what it holds
+            loop = emulator._MAIN_LOOP  # noqa: SLF001 - the thread that changes its state
             if loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(save)
 

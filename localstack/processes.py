@@ -1,4 +1,4 @@
-"""Child processes that end together, each with a log file of its own."""
+"""Child processes that end together, each with a separate log file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STOP_SECONDS = 70
 class Processes:
     """A context manager that ends every process it has started.
 
-    `environment` is what each gets beside our own; each logs to `folder/<name>.log`. With a
-    `watchdog` they end also when this process is killed.
+    `environment` is added to our own for each; each logs to `folder/<name>.log`. With a
+    `watchdog` they also end when this process is killed.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a process of this name, or start it again; its log goes on."""
+        """Start or restart a process of this name; its log is continued."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 command,
@@ -55,7 +55,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is for the one who started us; we end our processes ourselves.
+                # Ctrl-C is for the user's process, which ends its own processes.
                 start_new_session=True,
             )
         if self._watchdog is not None:
@@ -68,13 +68,13 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def forget(self, name: str) -> None:
-        """Leave one that has ended alone from now on; its log stays."""
+        """Stop tracking a process that has ended; its log stays."""
         process = self.processes.pop(name)
         if self._watchdog is not None:
             self._watchdog.unregister(process.pid)
 
     def stop(self) -> None:
-        """End every process: politely, and by force when that takes long or is interrupted."""
+        """End every process: politely, and by force if that takes long or is interrupted."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()

@@ -1,6 +1,6 @@
 """Creates a deployment's resources on an emulator: bucket, table, queues, notifications.
 
-The same names and shapes as the CDK app will give them; for tests and for the local cloud.
+It uses the same names and shapes as the CDK app; for tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import boto3
 from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
 
 _MAX_WORK_RECEIVES = 5
-# Browsers send files by presigned urls.
+# Browsers upload files by presigned URLs.
 BROWSERS = {"AllowedMethods": ["PUT"], "AllowedOrigins": ["*"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """One deployment on an emulator; queue fields are urls, `work` maps models to them."""
+    """One deployment on an emulator; queue fields are URLs, `work` maps models to them."""
 
     bucket: str
     table: str
@@ -53,7 +53,7 @@ def create_resources(
     control_visibility_seconds: int = 60,
     work_visibility_seconds: int = 60,
 ) -> Resources:
-    """Make the resources, or find those that are there under the same prefix."""
+    """Create the resources, or find existing ones under the same prefix."""
     sqs, s3, dynamodb = (_client(endpoint_url, name) for name in ("sqs", "s3", "dynamodb"))
     dead_letters = _create_queue(sqs, f"{prefix}-dead-letters", {"VisibilityTimeout": "60"})
     dead_letters_arn = _arn(sqs, dead_letters)
@@ -84,7 +84,7 @@ def create_resources(
     return Resources(prefix, prefix, control, intake, drops, dead_letters, work)
 
 
-# Tests make a thousand deployments, and a client takes longer than what it is asked for.
+# Tests create a thousand deployments, and creating a client takes longer than its calls.
 @cache
 def _client(endpoint_url: str, service: str) -> Any:
     return boto3.client(

@@ -20,17 +20,17 @@ from infra.ops.outputs import Outputs, read_outputs
 from localstack.processes import ROOT
 
 _NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
-# The emulator has no GPUs to scale: workers are processes beside it.
+# The emulator has no GPUs to scale: workers are separate processes.
 _STACKS = ("Data", "Api")
 _ACCOUNT = "aws://000000000000/us-east-1"
 
 
 class DeploymentFailed(Exception):
-    """The stacks could not be deployed; the message shows what the command said."""
+    """The stacks could not be deployed; the message contains the command's output."""
 
 
 def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
-    """Write the templates that `config` asks for, for Lambdas on this machine, below `folder`."""
+    """Write the templates of `config`, for Lambdas on this machine, below `folder`."""
     out = folder / "cdk"
     pairs = {"local": "true", "config": str(config.absolute()), **context}
     words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
@@ -47,12 +47,12 @@ def deploy(
     model_name: str = "",
     aliases: Sequence[str] = (),
 ) -> Outputs:
-    """Deploy Data and Api to an emulator, again or for the first time; return what they are.
+    """Deploy Data and Api to an emulator, again or for the first time; return their outputs.
 
     `environment` is `environment_for` the emulator, `name` the configuration's, `model_name`
     another name of its only model, `aliases` further ones. Raises DeploymentFailed.
     """
-    # Named, and away from cdk.json, the account is set up without a synthesis.
+    # With a named account, outside cdk.json's folder, bootstrapping needs no synthesis.
     bootstrapping = _start(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
     try:
         out = synthesise(folder, config=config, model_name=model_name, aliases=json.dumps(aliases))
@@ -70,12 +70,12 @@ def deploy(
 
 
 def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
-    """Return an address of the API that every resolver knows; the stack's own needs a wildcard."""
+    """Return an API address that every resolver supports; the stack's own needs a wildcard."""
     return f"{endpoint_url}/_aws/execute-api/{_api_id(outputs)}/$default"
 
 
 def local_page_url(endpoint_url: str, outputs: Outputs) -> str:
-    """Return an address of the dashboard: of a host of its own, which browsers know without DNS."""
+    """Return an address of the dashboard with a separate host, which browsers know without DNS."""
     address = urlsplit(endpoint_url)
     host = f"{_api_id(outputs)}.execute-api.localhost:{address.port}"
     return f"{address.scheme}://{host}/dashboard"
@@ -86,7 +86,7 @@ def _api_id(outputs: Outputs) -> str:
 
 
 def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a boto3 client is made with that an environment leads to an emulator."""
+    """Return the options of a boto3 client for the emulator of an environment."""
     return {
         "endpoint_url": environment["AWS_ENDPOINT_URL"],
         "region_name": environment["AWS_REGION"],
@@ -102,12 +102,12 @@ def _start(
     found = shutil.which(command[0], path=str(_NODE_BIN))
     if found is None:
         raise DeploymentFailed(
-            f"{command[0]} is not installed: `make demo` installs it (it needs Node.js)"
+            f"{command[0]} is not installed: run `make demo`, which installs it (it needs Node.js)"
         )
     quiet = {
         "CI": "true",
         "CDK_DISABLE_CLI_TELEMETRY": "true",  # also where cdk.json is not read
-        "CDK_VALIDATION": "false",  # seconds of a synthesis, for rules of AWS that no emulator has
+        "CDK_VALIDATION": "false",  # saves seconds per synthesis, for rules that no emulator has
     }
     return subprocess.Popen(  # noqa: S603 - our own command
         [found, *command[1:]],
@@ -118,7 +118,7 @@ def _start(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Ctrl-C is for the one who started us; we end it, and what it has started, ourselves.
+        # Ctrl-C is for the user's process, which ends this one and its children.
         start_new_session=True,
     )
 
@@ -131,15 +131,15 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _wait_for(process: subprocess.Popen[str]) -> None:
     try:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     except BaseException:
         _kill(process)
         raise
     if process.returncode:
         command = " ".join(str(word) for word in process.args)  # type: ignore[union-attr]
-        raise DeploymentFailed(f"{command} failed:\n{said[-4000:]}")
+        raise DeploymentFailed(f"{command} failed:\n{output[-4000:]}")
 
 
 def _path() -> str:
-    """Return a PATH on which `python` is this one: cdk.json names it so."""
+    """Return a PATH on which `python` is the running one, as cdk.json requires."""
     return os.pathsep.join((str(Path(sys.executable).parent), str(_NODE_BIN), os.environ["PATH"]))

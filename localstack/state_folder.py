@@ -21,14 +21,14 @@ _POLL_SECONDS = 0.1
 
 
 class StateRefused(Exception):
-    """A state folder that cannot be resumed from; the message says why."""
+    """A state folder that cannot be resumed from; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """A folder that is held, the port that its cloud stands at, and the lock to be inherited.
+    """A locked folder, the port of its cloud, and the lock to be inherited.
 
-    Addresses in it, such as those of queues, name the port.
+    Addresses in it, such as those of queues, contain the port.
     """
 
     folder: Path
@@ -39,8 +39,8 @@ class StateFolder:
     def deploying(self) -> Iterator[None]:
         """Suspend snapshots inside the block, and wait for a new one after it.
 
-        Killed in between, the next one goes on from what was there before. Raises StateRefused when
-        nothing can be written.
+        If it is killed in between, the next start resumes from the earlier state. Raises
+        StateRefused if nothing can be written.
         """
         mark, before = self.folder / "deploying", _snapshots(self.folder)
         mark.touch()
@@ -50,7 +50,7 @@ class StateFolder:
         while _snapshots(self.folder) == before:
             if time.monotonic() > deadline:
                 raise StateRefused(
-                    f"nothing is written to {self.folder}: is there room on its disk?"
+                    f"no snapshot was written to {self.folder}: is there space on its disk?"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -61,7 +61,7 @@ def locked_state(
 ) -> Iterator[StateFolder]:
     """Lock a folder until the block is left, and recover it if a kill left it half written.
 
-    Raises StateRefused when another cloud has it, or it cannot be mended.
+    Raises StateRefused if another cloud uses it, or it cannot be recovered.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -75,17 +75,17 @@ def locked_state(
 
 
 def _acquire_lock(lock: int, folder: Path, notify: Callable[[str], None]) -> None:
-    """Take the lock, which an emulator has as long as it writes; wait for one that ends."""
+    """Take the lock, which an emulator holds while it writes; wait for one that is ending."""
     deadline, is_notified = time.monotonic() + _LOCK_SECONDS, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not is_notified:
-                notify(f"another cloud has {folder}; waiting for its end")
+                notify(f"another cloud uses {folder}; waiting for it to end")
                 is_notified = True
             if time.monotonic() >= deadline:
-                raise StateRefused(f"another cloud runs with {folder}: end it first") from None
+                raise StateRefused(f"another cloud uses {folder}: stop it first") from None
             time.sleep(_POLL_SECONDS)
         else:
             return
@@ -99,15 +99,15 @@ def _read_port(folder: Path, wanted: int | None) -> int:
     if kept is None:
         if _snapshots(folder):
             raise StateRefused(
-                f"{path} does not say at which port this cloud stood: write the port into it, or "
-                f"remove {folder} to start anew"
+                f"{path} does not contain the port of this cloud: write the port into it, or "
+                f"remove {folder} to start from scratch"
             )
         kept = wanted or free_port()
         new = path.with_suffix(".new")
         new.write_text(str(kept), encoding="utf-8")
         new.replace(path)
     if wanted not in (None, kept):
-        raise StateRefused(f"{folder} was kept at port {kept}; it cannot move to {wanted}")
+        raise StateRefused(f"{folder} was created for port {kept}; it cannot be used with {wanted}")
     return kept
 
 
@@ -116,21 +116,21 @@ def _recover(folder: Path, notify: Callable[[str], None]) -> None:
     (folder / "deploying").unlink(missing_ok=True)
     shutil.rmtree(folder / "saving", ignore_errors=True)
     saved = _snapshots(folder)
-    # An older Tidemill wrote right into the folder.
+    # An older Tidemill wrote directly into the folder.
     candidates = saved[::-1] or ([folder] if any(folder.glob("*.json")) else [])
     mistakes = [(path, _find_corruption(path)) for path in candidates]
     whole = next((path for path, mistake in mistakes if mistake is None), None)
     if mistakes and whole is None:
         raise StateRefused(
-            f"{mistakes[0][1]}, and nothing older is whole: remove {folder} to start anew; the "
-            f"objects of its bucket lie in {folder / 's3'}"
+            f"{mistakes[0][1]}, and no older snapshot is intact: remove {folder} to start from "
+            f"scratch; the objects of its bucket are in {folder / 's3'}"
         )
     if whole is not None and (mistake := mistakes[0][1]) is not None:
-        notify(f"{mistake}; going on with what was written at {_written_at(whole)}")
+        notify(f"{mistake}; resuming from the snapshot of {_written_at(whole)}")
         for path in saved[saved.index(whole) + 1 :]:
             shutil.rmtree(path)
     if whole is None and (folder / "s3").exists():
-        notify(f"the cloud in {folder} was ended before it was ready: starting anew")
+        notify(f"the cloud in {folder} ended before it was ready: starting from scratch")
         shutil.rmtree(folder / "s3")
 
 

@@ -3,8 +3,9 @@
     python localstack/watchdog.py SECONDS < PIPE
 
 The owner writes a line for each process group: `+PID` when it has started one and `-PID` when that
-has ended. When the pipe ends, so has the owner: what is left is told to end, and is killed when
-that takes longer than SECONDS. Standard library only, so that it starts at once and stays small.
+has ended. When the pipe closes, the owner has ended: the remaining processes are terminated, and
+killed if that takes longer than SECONDS. It uses the standard library only, to start fast and
+stay small.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.1
 
 
 class Watchdog:
-    """Context manager whose registered process groups end with this process, however it ends."""
+    """Context manager whose registered process groups end with this process, in any case."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -32,7 +33,7 @@ class Watchdog:
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-S", str(Path(__file__).resolve()), str(self._seconds)],
             stdin=subprocess.PIPE,
-            # Signals for the owner's group are not for it.
+            # Signals to the owner's group must not reach it.
             start_new_session=True,
         )
         return self
@@ -57,7 +58,7 @@ class Watchdog:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed the watchdog
+        with suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
@@ -73,7 +74,7 @@ def kill_process_groups(groups: set[int], seconds: float) -> None:
 
 
 def _signal_groups(groups: set[int], number: int) -> set[int]:
-    """Send a signal to each; return those that were there to get it."""
+    """Send a signal to each group; return those that existed."""
     there = set()
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
@@ -83,7 +84,7 @@ def _signal_groups(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
-    """Read the owner's lines until the pipe ends, then end the groups that are left."""
+    """Read the owner's lines until the pipe closes, then end the remaining groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

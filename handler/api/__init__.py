@@ -1,1 +1,1 @@
-"""The HTTP API, as OpenAI's clients know it: one router a kind of object."""
+"""The HTTP API, compatible with OpenAI's clients: one router per kind of object."""

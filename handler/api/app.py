@@ -1,6 +1,6 @@
-"""All routes of the API, and what becomes of errors; needs no Lambda to be called.
+"""API application: all routes and the error handlers; can be called without Lambda.
 
-Those of the dashboard are the Lambda's to add: what people look at stands above what programs ask.
+The Lambda adds the dashboard's routes, because the dashboard is a layer above the API.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def authenticate(app: ApiGatewayResolver) -> None:
 
 
 def admitted(event: APIGatewayProxyEventV2) -> Caller:
-    """Return who calls, with the request counted; raises Unauthorized and LimitReached."""
+    """Return the caller, with the request counted; raises Unauthorized and LimitReached."""
     now, here = time.time(), deployment()
     caller = aws().run(identify(event, here, now))
     aws().run(here.limits.admit_request(caller.tenant, now))
@@ -56,11 +56,11 @@ def admitted(event: APIGatewayProxyEventV2) -> Caller:
 
 
 def as_json(answer: object) -> str:
-    """Return an answer as text, of which no character becomes six."""
+    """Return a reply as JSON text; only what must be is escaped."""
     return to_json(answer).decode()
 
 
-# An answer that is not what its route says is a fault of ours.
+# A reply that violates its route's schema is an internal error.
 app = APIGatewayHttpResolver(
     enable_validation=True, response_validation_error_http_code=500, serializer=as_json
 )
@@ -75,21 +75,21 @@ app.include_router(uploads.router)
 
 
 class HealthObject(BaseModel):
-    """That the API answers."""
+    """Liveness reply of the API."""
 
     status: Literal["ok"] = "ok"
 
 
 @app.get(HEALTH)
 def health() -> HealthObject:
-    """Say that the API answers; needs no key and asks nothing of AWS."""
+    """Confirm that the API is up; needs no key and calls no AWS service."""
     return HealthObject()
 
 
 @app.get(DOCUMENT, compress=True, include_in_schema=False)
 def show_document() -> Response[str]:
-    """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
-    # Not at the top: every cold start would pay for what hardly any request asks.
+    """Return the OpenAPI document of this API; needs no key and calls no AWS service."""
+    # Imported late: hardly any request needs it, and every cold start would pay for it.
     from .document import text
 
     return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text(app))

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what powertools reads off the routes, and what it cannot know.
+"""OpenAPI document: derived from the routes by Powertools and completed here.
 
-Powertools tells of errors in a form of its own, which no route of ours answers with.
+Powertools describes errors in its own format, which no route of this API returns.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from .open_paths import is_open
 
 _TITLE: Final = "Tidemill"
 _ABOUT: Final = (
-    "Batches of LLM requests, as OpenAI's clients know them; what is ours besides is described at "
-    "its place. A request that is refused is answered with OpenAI's form of errors."
+    "OpenAI-compatible batch API; extensions are described where they occur. "
+    "Errors have OpenAI's format."
 )
 _ERRORS: Final = {
-    HTTPStatus.BAD_REQUEST: "What was sent cannot be; `param` names what is wrong.",
-    HTTPStatus.UNAUTHORIZED: "There is no key or token, or it is wrong, expired or was revoked.",
-    HTTPStatus.NOT_FOUND: "There is no such thing for this tenant.",
-    HTTPStatus.GONE: "It was there and is no longer kept.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large; larger files come by uploads.",
-    HTTPStatus.TOO_MANY_REQUESTS: "The tenant's limit is reached; `Retry-After` says how long.",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "A fault of ours, logged under the answer's `x-request-id`.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "Not yet; ask again after `Retry-After` seconds.",
+    HTTPStatus.BAD_REQUEST: "Invalid request; `param` names the invalid parameter.",
+    HTTPStatus.UNAUTHORIZED: "The API key or token is missing, wrong, expired or revoked.",
+    HTTPStatus.NOT_FOUND: "Not found for this tenant.",
+    HTTPStatus.GONE: "The object existed but has been deleted.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large; upload larger files in parts.",
+    HTTPStatus.TOO_MANY_REQUESTS: "Rate limit reached; retry after `Retry-After` seconds.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "Internal error, logged under the `x-request-id` header.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Not ready yet; retry after `Retry-After` seconds.",
 }
 _ALWAYS: Final = {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}
 _WAITS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-# What only some routes answer, by the names of their functions.
+# Additional statuses of some routes, by the names of their functions.
 _ALSO: Final = {
     "list_results": {HTTPStatus.GONE},
     "list_history": {HTTPStatus.GONE},
 }
 _REDIRECTS: Final = {
     "file_content": {
-        "description": "Where the bytes lie, for an hour; the key must not go there.",
+        "description": "Redirect to a URL valid for one hour; do not send the API key to it.",
         "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
     }
 }
 _TEXTS: Final = {"show_metrics": "text/plain"}
-# A name may hold slashes, so that its route is a pattern.
+# A name may contain slashes, so its route is a pattern.
 _MODEL: Final = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
 _PATTERNS: Final = {"/v1/models/.+": ("/v1/models/{model}", [_MODEL])}
 
 
 @cache
 def text(app: APIGatewayHttpResolver) -> str:
-    """Return the document as it is served and kept."""
+    """Return the document as JSON text, as it is served and checked in."""
     return json.dumps(document(app), indent=2, sort_keys=True) + "\n"
 
 
 def document(app: APIGatewayHttpResolver) -> dict[str, Any]:
-    """Return the document of all routes that it shall tell of."""
+    """Return the document of all public routes."""
     found = app.get_openapi_schema(title=_TITLE, version="1", description=_ABOUT)
     made: dict[str, Any] = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
     for route in (*app._static_routes, *app._dynamic_routes):  # noqa: SLF001 - as it does itself
@@ -80,7 +80,7 @@ def document(app: APIGatewayHttpResolver) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
-    """Give an operation its name, its words and all of its answers."""
+    """Add an operation's ID, summary and all of its responses."""
     head, *words = function.__name__.split("_")
     summary, _, description = (inspect.getdoc(function) or "").partition("\n\n")
     operation["operationId"] = head + "".join(word.capitalize() for word in words)
@@ -94,7 +94,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
     if function.__name__ in _REDIRECTS:
         operation["responses"] = {"307": _REDIRECTS[function.__name__]}
     else:
-        operation["responses"]["200"]["description"] = "As asked."
+        operation["responses"]["200"]["description"] = "Success."
     if function.__name__ in _TEXTS:
         text = {_TEXTS[function.__name__]: {"schema": {"type": "string"}}}
         operation["responses"]["200"]["content"] = text
@@ -103,7 +103,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
         operation["security"] = []
     else:
         statuses |= {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED}
-        # Such as a token whose issuer cannot be reached.
+        # For example when a token's issuer cannot be reached.
         statuses |= {HTTPStatus.SERVICE_UNAVAILABLE}
     if "requestBody" in operation:
         statuses |= {HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
@@ -114,7 +114,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
 
 
 def _link(paths: dict[str, Any]) -> None:
-    """Say of what is made where its id leads: to all paths under it, and a file to a batch."""
+    """Link each creating operation to the paths that take the new ID, and a file to a batch."""
     for path, item in paths.items():
         under = [name for name in paths if re.match(rf"{re.escape(path)}/{{\w+}}", name)]
         if "post" not in item or not under:
@@ -151,7 +151,7 @@ def _name_of(status: HTTPStatus) -> str:
 
 
 def _with_plain_names(made: str) -> str:
-    """Return the document with schemas named as people would: BatchPage, CreateFileForm."""
+    """Return the document with readable schema names: BatchPage, CreateFileForm."""
 
     def form(match: re.Match[str]) -> str:
         return "".join(word.capitalize() for word in match[1].split("_")) + "Form"
@@ -164,7 +164,7 @@ _SECURITY: Final = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A key from `tidemill keys create`, or a person's token.",
+        "description": "A key from `tidemill keys create`, or a user's OIDC token.",
     }
 }
 _TEXT_OR_NULL: Final = {"type": ["string", "null"]}

@@ -11,7 +11,7 @@ PUBLIC: Final = ("/", HEALTH, DOCUMENT, "/dashboard", "/dashboard/assets/")
 
 
 def is_open(path: str) -> bool:
-    """Say whether a path needs no key."""
+    """Return whether a path needs no key."""
     return path in PUBLIC or path.startswith(
         tuple(name for name in PUBLIC if name != "/" and name.endswith("/"))
     )

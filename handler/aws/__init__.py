@@ -1,1 +1,1 @@
-"""Table, bucket, queues and events: the only place that speaks to AWS."""
+"""Table, bucket, queues and events: the only package that calls AWS."""

@@ -1,4 +1,4 @@
-"""Drives operations with aiobotocore: what the worker uses."""
+"""Runs operations with aiobotocore, for the worker."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AioAws:
         await self._stack.aclose()
 
     async def run(self, operation: Operation[T]) -> T:
-        """Return the operation's result; raises AwsError for what it does not handle itself."""
+        """Return the operation's result; raises an AwsError that it does not handle itself."""
         try:
             call = next(operation)
             while True:
@@ -70,7 +70,7 @@ class AioAws:
                 except (ClientError, BotoCoreError) as exc:
                     call = operation.throw(translate(exc, call))
                 except (HttpError, TimeoutError, OSError) as exc:
-                    # A body that broke off: botocore does not see it, so it is not retried there.
+                    # botocore does not see a body that breaks off, so it does not retry it.
                     call = operation.throw(AwsError(f"{call.service} {call.method}: {exc!r}"))
                 else:
                     call = operation.send(response)

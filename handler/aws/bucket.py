@@ -1,4 +1,4 @@
-"""The bucket's operations. Streams of whole objects are `sync.Aws.open`; all else is here."""
+"""Operations on the bucket, except streams of whole objects, which are in `sync.Aws.open`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tidemill.batch.parts import (
 from ..errors import AwsError, NotThere, ObjectChanged
 from .calls import Call, Operation
 
-# Of a part of some hundred rows; the heads of larger ones take a second look.
+# The header of a part with some hundred rows; larger ones need a second read.
 _HEAD_BYTES = 2**14
 
-# A lifecycle rule takes away what has it: infra/data/bucket.py.
+# A lifecycle rule deletes objects with this tag: infra/data/bucket.py.
 SHORT_LIVED = "tidemill-short-lived=yes"
 _LINES_TYPE = "application/x-ndjson"
-# What S3 deletes at once.
+# S3's maximum per call.
 _MAX_DELETED = 1000
 
 
-def _tags(is_short_lived: bool) -> dict[str, str]:  # noqa: FBT001 - named where it is asked for
+def _tags(is_short_lived: bool) -> dict[str, str]:  # noqa: FBT001 - every call names it
     return {"Tagging": SHORT_LIVED} if is_short_lived else {}
 
 
 def pinned(source: Source) -> dict[str, str]:
-    """Return what `get_object` takes to read this very object and no later one."""
+    """Return `get_object` arguments that read exactly this object and no later one."""
     pin = {"Bucket": source.bucket, "Key": source.key, "IfMatch": source.etag}
     return pin if source.version_id is None else pin | {"VersionId": source.version_id}
 
@@ -53,7 +53,7 @@ def read_range(source: Source, start: int, end: int) -> Operation[bytes]:
         return b""
     wanted = {"Range": f"bytes={start}-{end - 1}"}
     try:
-        # Without the version, while that is the newest: MiniStack knows no ranges of versions.
+        # Without the version while it is the newest: MiniStack lacks ranges of versions.
         newest = pinned(replace(source, version_id=None))
         response = yield Call("s3", "get_object", newest | wanted)
     except (ObjectChanged, NotThere):
@@ -61,7 +61,7 @@ def read_range(source: Source, start: int, end: int) -> Operation[bytes]:
             raise
         response = yield Call("s3", "get_object", pinned(source) | wanted)
     body: bytes = response["Body"]
-    # A server may answer with the whole object.
+    # A server may reply with the whole object.
     return body if "ContentRange" in response else body[start:end]
 
 
@@ -90,7 +90,7 @@ class ObjectVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Makes the operations on the bucket that a deployment owns."""
+    """Creates operations on the deployment's bucket."""
 
     name: str
 
@@ -105,7 +105,7 @@ class Bucket:
         return response
 
     def get(self, key: str, version_id: str | None = None) -> Operation[bytes]:
-        """Return an object whole; raises NotThere."""
+        """Return a whole object; raises NotThere."""
         response = yield Call("s3", "get_object", self._version(key, version_id))
         body: bytes = response["Body"]
         return body
@@ -117,18 +117,18 @@ class Bucket:
         wanted = {"Range": f"bytes={start}-{end - 1}"}
         response = yield Call("s3", "get_object", self._version(key, version_id) | wanted)
         body: bytes = response["Body"]
-        # A server may answer with the whole object.
+        # A server may reply with the whole object.
         return body if "ContentRange" in response else body[start:end]
 
     def download(self, key: str, version_id: str | None, *, disposition: str) -> Call:
-        """Return the call that gives an object to a browser, for a url; `disposition` names it."""
+        """Return the call to presign for a download in a browser; `disposition` names the file."""
         wanted = {"ResponseContentDisposition": disposition}
         return Call("s3", "get_object", self._version(key, version_id) | wanted)
 
     def put(
         self, key: str, body: bytes | IO[bytes], content_type: str = _LINES_TYPE
     ) -> Operation[None]:
-        """Write an object whole, over one that is there."""
+        """Write a whole object, replacing an existing one."""
         yield Call("s3", "put_object", self._new(key, content_type) | {"Body": body})
 
     def put_file(self, key: str, body: bytes, *, is_short_lived: bool) -> Operation[str | None]:
@@ -139,17 +139,17 @@ class Bucket:
         return version_id
 
     def list_keys(self, prefix: str) -> Operation[list[str]]:
-        """Return all keys that begin with `prefix`, in their order."""
+        """Return all keys that begin with `prefix`, in order."""
         found = yield from self._list(prefix)
         return [each["Key"] for each in found]
 
     def list_sizes(self, prefix: str) -> Operation[dict[str, int]]:
-        """Return the bytes of every object whose key begins with `prefix`, by its key."""
+        """Return the size of every object whose key begins with `prefix`, by key."""
         found = yield from self._list(prefix)
         return {each["Key"]: each["Size"] for each in found}
 
     def list_page(self, prefix: str, after: str) -> Operation[tuple[list[ObjectHead], bool]]:
-        """Return the next objects behind a key, a thousand at most, and whether more follow."""
+        """Return the objects after a key, at most a thousand, and whether more follow."""
         arguments = {"Bucket": self.name, "Prefix": prefix, "StartAfter": after}
         response = yield Call("s3", "list_objects_v2", arguments)
         listed = [
@@ -161,7 +161,7 @@ class Bucket:
         return listed, bool(response.get("IsTruncated"))
 
     def delete_all(self, keys: Sequence[str]) -> Operation[None]:
-        """Take objects away, a thousand with one call; one by one where a store cannot."""
+        """Delete objects, a thousand per call; one by one if the store does not support that."""
         for start in range(0, len(keys), _MAX_DELETED):
             some = keys[start : start + _MAX_DELETED]
             gone = [{"Key": key} for key in some]
@@ -179,7 +179,7 @@ class Bucket:
         yield Call("s3", "delete_object", {"Bucket": self.name, "Key": key})
 
     def delete_found(self, key: str, found: Mapping[str, Any]) -> Operation[None]:
-        """Take an object away as `delete` does, if it is still the one that `head` has `found`."""
+        """Delete an object if it is still the one that `head` has `found`."""
         where = {"Bucket": self.name, "Key": key, "IfMatch": found["ETag"]}
         try:
             yield Call("s3", "delete_object", where)
@@ -187,7 +187,7 @@ class Bucket:
             return
 
     def delete_version(self, key: str, version_id: str | None) -> Operation[None]:
-        """Take an object away as `delete` does, unless another version has come in its place."""
+        """Delete an object unless another version has replaced it."""
         found = yield from self.head(key)
         if found is not None and version_id in {None, found.get("VersionId")}:
             yield from self.delete_found(key, found)
@@ -195,9 +195,9 @@ class Bucket:
     def list_versions(
         self, prefix: str, after: Mapping[str, str] | None = None
     ) -> Operation[tuple[list[ObjectVersion], Mapping[str, str] | None]]:
-        """Return versions and markers of keys with a prefix, a thousand at most.
+        """Return versions and delete markers of keys with a prefix, at most 1,000.
 
-        Beside them what the next page follows, None behind the last.
+        The second item is the position of the next page, None after the last page.
         """
         where = {"Bucket": self.name, "Prefix": prefix, **(after or {})}
         response = yield Call("s3", "list_object_versions", where)
@@ -220,7 +220,7 @@ class Bucket:
         return found, following
 
     def erase(self, versions: Sequence[ObjectVersion]) -> Operation[None]:
-        """Delete at most a thousand versions for good; AwsError where S3 refuses one."""
+        """Permanently delete at most a thousand versions; AwsError if S3 refuses one."""
         gone = [{"Key": each.key, "VersionId": each.id} for each in versions]
         where = {"Bucket": self.name, "Delete": {"Objects": gone, "Quiet": True}}
         response = yield Call("s3", "delete_objects", where)
@@ -237,7 +237,7 @@ class Bucket:
     def create_upload(
         self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool = False
     ) -> Operation[str]:
-        """Begin an object of many parts; return the id of the upload."""
+        """Start a multipart upload; return its ID."""
         about = _tags(is_short_lived) | {"Metadata": dict(metadata)}
         return (yield from self._create_upload(self._new(key) | about))
 
@@ -251,7 +251,7 @@ class Bucket:
         return upload_id
 
     def list_uploaded(self, key: str, upload_id: str) -> Operation[dict[int, tuple[str, int]]]:
-        """Return ETag and bytes of each part that is there; raises NotThere after the end."""
+        """Return ETag and size of each stored part; raises NotThere if the upload has ended."""
         arguments = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
         found: dict[int, tuple[str, int]] = {}
         while True:
@@ -263,7 +263,7 @@ class Bucket:
             arguments["PartNumberMarker"] = response["NextPartNumberMarker"]
 
     def upload_part(self, key: str, upload_id: str, number: int, body: IO[bytes]) -> Operation[str]:
-        """Write one part from a stream that can be sought; return its ETag."""
+        """Write one part from a seekable stream; return its ETag."""
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
         response = yield Call("s3", "upload_part", where | {"Body": body})
         etag: str = response["ETag"]
@@ -279,7 +279,7 @@ class Bucket:
     ) -> Operation[str]:
         """Copy an object of this bucket as one part; return the part's ETag.
 
-        It is copied whole, or its bytes from the first of `span` to before the second.
+        The whole object is copied, or its bytes from the first of `span` to before the second.
         """
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
         source: dict[str, Any] = {"CopySource": {"Bucket": self.name, "Key": source_key}}
@@ -292,13 +292,13 @@ class Bucket:
     def complete_upload(
         self, key: str, upload_id: str, etags: Mapping[int, str]
     ) -> Operation[None]:
-        """Make the parts the object; raises NotThere when that is done, or the upload gone."""
+        """Complete a multipart upload; raises NotThere if it has ended or is gone."""
         parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
         yield Call("s3", "complete_multipart_upload", where | {"MultipartUpload": {"Parts": parts}})
 
     def abort_upload(self, key: str, upload_id: str) -> Operation[None]:
-        """Give an upload up; one that is gone is no error."""
+        """Abort an upload; an upload that is already gone is not an error."""
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
         try:
             yield Call("s3", "abort_multipart_upload", where)
@@ -308,7 +308,7 @@ class Bucket:
     # Parts of a shard
 
     def put_part(self, shard: Shard, number: int, data: bytes) -> Operation[str]:
-        """Make rows durable as the `number`th part of the shard's owner; return its key."""
+        """Store rows as the `number`th part of the shard's owner; return its key."""
         key = part_key(shard.batch_id, shard.number, shard.fence, number)
         yield from self.put(key, data)
         return key
@@ -316,9 +316,9 @@ class Bucket:
     def index_parts(
         self, batch_id: str, shard: int, *, left_out: Callable[[str, str], None]
     ) -> Operation[PartIndex]:
-        """Read the head of every part of a shard and return which lines have a row.
+        """Read the header of every part of a shard and return which lines have a row.
 
-        A part that cannot be read counts as not there; `left_out` is told its key and the reason.
+        An unreadable part counts as missing; `left_out` is called with its key and the reason.
         """
         index = PartIndex()
         keys = yield from self.list_keys(part_prefix(batch_id, shard))
@@ -330,7 +330,7 @@ class Bucket:
         return index
 
     def put_segments(self, shard: Shard, seal: Seal) -> Operation[None]:
-        """Write the segments of a seal under the shard's fence, and which rows they have."""
+        """Write the segments of a seal and their row index, under the shard's fencing token."""
         for kind, segments in (("output", seal.output), ("errors", seal.errors)):
             for number, segment in enumerate(segments):
                 body = yield from self._assemble(segment)
@@ -340,14 +340,14 @@ class Bucket:
         yield from self.put(key, encode_seal(seal), "application/json")
 
     def read_seal(self, shard: Shard) -> Operation[SealIndex]:
-        """Return which rows the segments of a committed shard have; BadPart and NotThere."""
+        """Return the row index of a committed shard's segments; raises BadPart and NotThere."""
         key = seal_key(shard.batch_id, shard.number, shard.fence)
         return decode_seal((yield from self.get(key)))
 
     def _assemble(self, segment: Segment) -> Operation[bytes]:
-        """Return the rows of a segment; a part is read once for it, from its first row to its last.
+        """Return the rows of a segment; each part is read once, from its first row to its last.
 
-        Parts hold rows in the order of lines, so between those there is little that is not wanted.
+        Parts are in line order, so few unwanted bytes are in between.
         """
         of_part: dict[str, list[int]] = defaultdict(list)
         for index, piece in enumerate(segment.slices):
@@ -374,8 +374,8 @@ class Bucket:
             try:
                 response = yield Call("s3", "get_object", where)
             except AwsError as exc:
-                if exc.aws_code == "InvalidRange":  # it has ended before its first line has
-                    raise BadPart("this is no part: it has no rows") from exc
+                if exc.aws_code == "InvalidRange":  # the object ends before its first line does
+                    raise BadPart("not a part: it has no rows") from exc
                 raise
             whole = response.get("ContentRange")
             head = head + response["Body"] if whole else response["Body"]

@@ -1,7 +1,7 @@
-"""Operations without I/O: written once, driven by boto3 in a Lambda and by aiobotocore in a worker.
+"""Operations without I/O: written once, run by boto3 in a Lambda and by aiobotocore in a worker.
 
-An operation is a generator. It yields a `Call`, is sent the response, and returns its result; what
-AWS refuses is thrown into it as one of this package's exceptions.
+An operation is a generator. It yields a `Call`, receives the response, and returns its result;
+AWS errors are raised inside it as this package's exceptions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .items import from_item
 from .s3_store import explain
 
 AwsService = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
-# `fleet.kubernetes.api_server` has the client of Kubernetes, for who is given it.
+# The Kubernetes client is in `fleet.kubernetes.api_server`.
 Service = Literal[AwsService, "kubernetes"]
 SERVICES: tuple[AwsService, ...] = get_args(AwsService)
-# Of a worker, which starts no others.
+# Services of a worker, which does not start other workers.
 WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")
 T = TypeVar("T")
 
@@ -41,18 +41,19 @@ _NOT_THERE = frozenset(
     }
 )
 _CHANGED = frozenset({"412", "PreconditionFailed"})
-# What SQS says, under one code for all that it refuses, of a message that cannot be hidden longer.
+# The message of SQS's error for a message whose visibility timeout cannot be extended; its code
+# is the same for all errors.
 _INVALID_VALUE = "InvalidParameterValue"
 _MESSAGE_GONE = ("ReceiptHandle", "Total VisibilityTimeout")
-# Why a transaction was not done although nothing is wrong with it.
+# Reasons for a cancelled transaction that may succeed later.
 _PASSING = frozenset({"ProvisionedThroughputExceeded", "ThrottlingError", "TransactionConflict"})
 
 
 def region() -> str | None:
     """Return the region of clients made here; None leaves it to AWS_DEFAULT_REGION or the profile.
 
-    AWS_REGION comes first, as with the CDK, AWS's command line and all other SDKs: Python's alone
-    does not read it, and would look for what the CDK has deployed in another region, or in none.
+    AWS_REGION takes precedence, as in the CDK, the AWS CLI and all other SDKs. boto3 alone ignores
+    it, and would use another region than the CDK's, or none.
     """
     return os.environ.get("AWS_REGION") or None
 
@@ -74,16 +75,16 @@ Operation = Generator[Call, Any, T]
 
 
 class OperationDriver(Protocol):
-    """Drives operations; `aio.AioAws` does."""
+    """Runs operations; `aio.AioAws` is one."""
 
     async def run(self, operation: Operation[T]) -> T:
-        """Return the operation's result; raises AwsError that the operation does not handle."""
+        """Return the operation's result; raises an AwsError that the operation does not handle."""
 
 
-# Of both kinds of clients. What is still refused after these tries is the operation's to handle.
+# For both kinds of clients. The operation handles errors that remain after these tries.
 _CLIENT_OPTIONS: Mapping[str, Any] = {
     "connect_timeout": 5,
-    "read_timeout": 25,  # a wait for messages takes up to 20
+    "read_timeout": 25,  # long polling takes up to 20
     "retries": {"mode": "standard", "total_max_attempts": 6},
     "max_pool_connections": 32,
 }
@@ -92,14 +93,14 @@ _BRIEF: Mapping[str, Any] = {
     "read_timeout": 10,
     "retries": {"mode": "standard", "total_max_attempts": 3},
 }
-# Overrides for single services. A worker that is not started now is started in a minute, so that
-# calls which start workers do not wait.
+# Overrides for single services. If a worker cannot be started now, it is started in a minute, so
+# calls that start workers do not retry.
 _OPTIONS_OF_SERVICE: Mapping[str, Mapping[str, Any]] = {
-    # Urls that are signed name the region's own host, by a signature that every region knows.
+    # Presigned URLs use the regional host, with a signature that every region accepts.
     "s3": {
         "signature_version": "s3v4",
         "s3": {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"},
-        # As many as finalize copies at once.
+        # Finalize copies that many parts at once.
         "max_pool_connections": 64,
     },
     "ecs": _BRIEF,
@@ -107,19 +108,19 @@ _OPTIONS_OF_SERVICE: Mapping[str, Mapping[str, Any]] = {
     "ssm": _BRIEF,
     "logs": _BRIEF,
 }
-# Before each new try of a write that met a transaction on its item, and of a transaction that was
-# throttled or met another: nothing was done, and clients do not try those again themselves. Nor do
-# they ask again for what a read of many items has left out.
+# Delays before retries of writes that conflicted with a transaction, and of transactions that were
+# throttled or conflicted: nothing was written, and clients do not retry these themselves. Nor do
+# they request the unprocessed keys of a batch read again.
 RETRY_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def client_options(service: str) -> dict[str, Any]:
-    """Return the options of a service's client, made anew: botocore writes into them."""
+    """Return the options of a service's client, a new dict each time: botocore modifies it."""
     return deepcopy({**_CLIENT_OPTIONS, **_OPTIONS_OF_SERVICE.get(service, {})})
 
 
 def is_retryable(error: ClientError | BotoCoreError) -> bool:
-    """Say whether a write was refused for what others do at this moment, and nothing was done."""
+    """Return whether a write failed because of concurrent calls, and nothing was written."""
     if not isinstance(error, ClientError):
         return False
     if error.response.get("Error", {}).get("Code") == "TransactionConflictException":
@@ -129,7 +130,7 @@ def is_retryable(error: ClientError | BotoCoreError) -> bool:
 
 
 def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
-    """Return what a client's exception means to an operation."""
+    """Convert a client's exception to the AwsError for an operation."""
     message = f"{call.service} {call.method}: {error}"
     if call.service == "s3":
         message += explain(error)

@@ -1,4 +1,4 @@
-"""Status changes on EventBridge, so that others need not poll."""
+"""Status changes on EventBridge, so that clients need not poll."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DETAIL_TYPE = "Batch Status Change"
 
 @dataclass(frozen=True, slots=True)
 class EventBus:
-    """Makes the operations on one event bus."""
+    """Creates operations on one event bus."""
 
     name: str
 
     def publish(self, detail: dict[str, Any]) -> Operation[None]:
-        """Publish one status change; raises AwsError when the bus refuses it."""
+        """Publish one status change; raises AwsError if the bus refuses it."""
         entry = {
             "Source": SOURCE,
             "DetailType": DETAIL_TYPE,

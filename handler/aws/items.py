@@ -1,4 +1,4 @@
-"""Values to DynamoDB items and back: numbers as Decimal, nulls left out."""
+"""Converts values to DynamoDB items and back: numbers as Decimal, nulls left out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _deserialize = TypeDeserializer().deserialize
 
 
 def to_value(value: object) -> dict[str, Any]:
-    """Return one attribute value as DynamoDB's client takes it."""
+    """Return one attribute value in the DynamoDB client's format."""
     typed: dict[str, Any] = _serialize(_storable(value))
     return typed
 
 
 def to_item(fields: Mapping[str, object]) -> dict[str, Any]:
-    """Return an item; what is None has no attribute."""
+    """Return an item; fields that are None are left out."""
     return {name: to_value(value) for name, value in fields.items() if value is not None}
 
 
@@ -38,7 +38,7 @@ def dump(value: object) -> dict[str, Any]:
 
 
 def load(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """Return the dataclass that `dump` was given."""
+    """Return the dataclass from the result of `dump`."""
     value: T = _adapter(kind).validate_python(dict(fields))
     return value
 

@@ -13,25 +13,25 @@ from tidemill.batch.fleet import FleetPlan
 from .calls import Call, Operation
 
 _PLAN = TypeAdapter(FleetPlan)
-# SSM answers some 40 reads of a path a second, and files may come faster.
+# SSM serves about 40 reads of a path per second, and files may come faster.
 RECENT_SECONDS: Final = 60
 
 
 class FleetPlans:
-    """Makes the operations on the parameters below one path, each the plan of one model's fleet."""
+    """Creates operations on the parameters below one path, each with one fleet's plan."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._recent: tuple[float, Mapping[str, FleetPlan]] = (-math.inf, {})
 
     def read_recent(self, now: float) -> Operation[Mapping[str, FleetPlan]]:
-        """Return the plans as this process has read them within the last RECENT_SECONDS."""
+        """Return the plans, at most RECENT_SECONDS old in this process."""
         if now - self._recent[0] >= RECENT_SECONDS:
             self._recent = now, (yield from self.read())
         return self._recent[1]
 
     def read(self) -> Operation[dict[str, FleetPlan]]:
-        """Return the plans by model as they are now; none if the deployment starts no workers."""
+        """Return the current plans by model; empty if the deployment starts no workers."""
         if not self.path:
             return {}
         arguments: dict[str, Any] = {"Path": self.path}

@@ -1,4 +1,4 @@
-"""The queues' operations. Messages are doorbells: losing or repeating one changes no result."""
+"""Operations on the queues. A message only announces work: a lost or repeated one is harmless."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .calls import Call, Operation
 
 _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
-# Backoff of a failed message, by how often it was received; the last is for all later ones.
+# Backoff of a failed message, by its number of receives; the last value applies from then on.
 _RETRY_SECONDS = (1, 2, 5, 15, 60, 120, 300)
 # The longest run of a Lambda function that reads a queue.
 LAMBDA_SECONDS = 900
-# Of a message to the control Lambda before it is a dead letter: three quarters of an hour of
-# reported failures, four hours of runs that die.
+# Receives of a message to the control Lambda before it is a dead letter: three quarters of an
+# hour of reported failures, or four hours of crashing runs.
 MAX_CONTROL_RECEIVES = 15
 _SENT, _GROUP = "SentTimestamp", "MessageGroupId"
 _COUNTS = [
@@ -46,7 +46,7 @@ _MAX_ID_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Makes the operations on one SQS queue."""
+    """Creates operations on one SQS queue."""
 
     url: str
 
@@ -58,10 +58,10 @@ class Queue:
     def send(
         self, body: dict[str, object], *, group: str | None, delay_seconds: float = 0
     ) -> Operation[None]:
-        """Send one message, to be seen after a delay of at most 15 minutes.
+        """Send one message, visible after a delay of at most 15 minutes.
 
-        `group` is the tenant for whom it is, None where it is nobody's: no tenant's messages keep
-        those of others waiting.
+        `group` is the message's tenant, or None: messages of one tenant do not delay those of
+        others (fair queues).
         """
         arguments: dict[str, Any] = {
             "QueueUrl": self.url,
@@ -75,7 +75,7 @@ class Queue:
     def send_all(
         self, bodies: Sequence[dict[str, object]], *, group: str | None
     ) -> Operation[None]:
-        """Send at most ten messages of a group at once; AwsError when one is refused twice."""
+        """Send at most ten messages of a group at once; AwsError if one is refused twice."""
         entries = [
             {"Id": str(number), "MessageBody": _text(body), **_of_group(group)}
             for number, body in enumerate(bodies)
@@ -94,7 +94,7 @@ class Queue:
     def receive(
         self, *, max_messages: int = 1, wait_seconds: int = 20, visibility_seconds: int
     ) -> Operation[list[Message]]:
-        """Return at most `max_messages`, hidden from others for a while."""
+        """Return at most `max_messages`, hidden from other receivers for a while."""
         response = yield Call(
             "sqs",
             "receive_message",
@@ -117,14 +117,14 @@ class Queue:
         ]
 
     def count(self) -> Operation[int]:
-        """Return about how many messages there are: waiting, delayed or in flight."""
+        """Return the approximate number of messages: waiting, delayed or in flight."""
         response = yield Call(
             "sqs", "get_queue_attributes", {"QueueUrl": self.url, "AttributeNames": _COUNTS}
         )
         return sum(int(response["Attributes"].get(name, 0)) for name in _COUNTS)
 
     def hide(self, message: Message, seconds: int) -> Operation[bool]:
-        """Keep a message hidden for so long from now; False when it is no longer ours."""
+        """Hide a message for that many seconds from now; False if it is no longer ours."""
         try:
             yield Call(
                 "sqs",
@@ -140,7 +140,7 @@ class Queue:
         return True
 
     def delete(self, message: Message) -> Operation[None]:
-        """Take a message off the queue; one that is gone already is no error."""
+        """Delete a message from the queue; a message that is already gone is not an error."""
         try:
             yield Call(
                 "sqs",
@@ -154,7 +154,7 @@ class Queue:
 def retry_seconds(num_receives: int) -> int:
     """Return the backoff of a failed message, by its number of receives.
 
-    What failed for moments is done moments later, and an outage of hours costs few tries.
+    A short failure is retried within moments, and an outage of hours costs few tries.
     """
     return _RETRY_SECONDS[max(1, min(num_receives, len(_RETRY_SECONDS))) - 1]
 
@@ -169,29 +169,29 @@ def _sent_at(message: Mapping[str, Any]) -> float | None:
 
 
 def shard_message(batch_id: str, shard: int) -> dict[str, object]:
-    """Return the message that rings for a shard."""
+    """Return the message that announces a shard."""
     return {"batch_id": batch_id, "shard": shard}
 
 
 def advance_message(batch_id: str) -> dict[str, object]:
-    """Return the message that rings for a batch: look at it and do what comes next."""
+    """Return the message that requests a batch's next step."""
     return {"kind": "advance", "batch_id": batch_id}
 
 
 def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
-    """Return the message that rings for a unit of a batch's intake, or to see what comes next."""
+    """Return the message for a unit of a batch's intake, or for the next phase."""
     return {"kind": "intake", "batch_id": batch_id, "unit": unit}
 
 
 def table_message(batch_id: str) -> dict[str, object]:
-    """Return the message that asks for the table of a batch's rows."""
+    """Return the message that requests the table of a batch's rows."""
     return {"kind": "table", "batch_id": batch_id}
 
 
 def parse_message(body: str) -> dict[str, Any] | None:
     """Return a message's fields, or None if it is not a JSON object.
 
-    Neither is one whose batch could be none of ours: the table takes no key of any length.
+    A message with an impossible batch ID is rejected too: the table's keys have a maximum length.
     """
     try:
         fields = from_json(body)
@@ -205,12 +205,12 @@ def parse_message(body: str) -> dict[str, Any] | None:
 
 
 def _text(body: dict[str, object]) -> str:
-    """Return a message as JSON in ASCII: a key may hold characters that SQS refuses."""
+    """Return a message as ASCII JSON: a key may contain characters that SQS refuses."""
     return to_json(body, ensure_ascii=True).decode()
 
 
 def message_batches(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:
-    """Yield the messages ten at a time, as many as SQS takes at once."""
+    """Yield the messages ten at a time, which is SQS's maximum."""
     batch: list[dict[str, object]] = []
     for body in bodies:
         batch.append(body)

@@ -1,6 +1,6 @@
-"""S3-compatible store: where S3 clients lead that are not for AWS's own S3, and their options.
+"""S3-compatible store: the endpoint and the options of S3 clients that do not use AWS's own S3.
 
-AWS's own settings name it, by variable or profile; only a profile that is for S3 alone is ours.
+AWS's own variables and profiles configure it; only a profile for S3 alone is an addition.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from urllib.parse import urlsplit
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    ConnectionError,  # noqa: A004 - botocore's, which is not an OSError
     HTTPClientError,
     SSLError,
 )
 from botocore.session import Session
 
 PROFILE_VARIABLE: Final = "TIDEMILL_STORE_PROFILE"
-"""The AWS profile of S3 clients alone: endpoint, region and keys of a store beside AWS."""
+"""The AWS profile of S3 clients alone: endpoint, region and keys of an S3-compatible store."""
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _AWS_DOMAINS = ("amazonaws.com", "amazonaws.com.cn", "api.aws", "amazonaws.eu")
-# Stores refuse checksums in headers and trailers that AWS's clients have sent since 2025. Bodies
-# are still signed by their SHA-256. Without a style that is named, clients write the bucket in the
-# path when an endpoint is given.
+# Stores reject checksums in headers and trailers that AWS's clients have sent since 2025. Bodies
+# are still signed by their SHA-256. Without an addressing style, clients put the bucket into the
+# path if an endpoint is set.
 _FOREIGN_OPTIONS: Final[Mapping[str, Any]] = {
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
 _DELETES = "before-sign.s3.DeleteObjects"
-_KEYS = "its keys or its region are others than those named here"
+_KEYS = "its keys or its region differ from those configured here"
 _HOST_NAMES = (
-    "it wants the bucket in the host's name: set addressing_style = virtual in the s3 section of "
+    "it requires the bucket in the host name: set addressing_style = virtual in the s3 section of "
     "the AWS profile"
 )
 _REASONS: Final[Mapping[str, str]] = {
     "403": _KEYS,
-    "500": "it has failed, or what answers there is not S3, as a console or another port",
+    "500": "it has failed, or the port belongs to another server, such as a console",
     "AuthorizationHeaderMalformed": _KEYS,
     "InvalidAccessKeyId": _KEYS,
     "NoSuchBucket": "it has no such bucket",
-    "NotImplemented": "it lacks this operation, or an option of it",
+    "NotImplemented": "it does not support this operation or one of its options",
     "PathStyleDomainForbidden": _HOST_NAMES,
     "SecondLevelDomainForbidden": _HOST_NAMES,
     "SignatureDoesNotMatch": _KEYS,
     "VirtualHostDomainRequired": _HOST_NAMES,
 }
 _PATHS = (
-    "; with addressing_style = virtual the bucket is in the host's name, which many stores do not "
-    "know: path is the other style"
+    "; addressing_style = virtual puts the bucket into the host name, which many stores do not "
+    "support: try addressing_style = path"
 )
 
 
 class BadEndpoint(BotoCoreError):  # type: ignore[misc]
-    """An endpoint that is no URL of a host."""
+    """An endpoint that is not a URL with a host."""
 
-    fmt = "Invalid endpoint: {endpoint_url} (write http(s)://host, with :port where it has one)"
+    fmt = "Invalid endpoint: {endpoint_url} (write http(s)://host or http(s)://host:port)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class S3Store:
 
     @property
     def is_aws(self) -> bool:
-        """Say whether this is S3 of AWS, by whatever endpoint."""
+        """Return whether this is AWS's own S3, whatever the endpoint."""
         if self.endpoint_url is None:
             return True
         host = urlsplit(self.endpoint_url).hostname or ""
@@ -83,13 +83,13 @@ class S3Store:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """What options of a client at AWS are replaced by, made anew: botocore writes into them."""
+        """Options that replace those of a client at AWS, in a new dict that botocore may modify."""
         if self.is_aws:
             return {}
         return {**_FOREIGN_OPTIONS, "s3": {"addressing_style": self.addressing_style}}
 
     def prepare(self, client: Any) -> None:
-        """Let a client delete many objects with the older checksum, which all stores know."""
+        """Let a client delete many objects with the older checksum, which all stores support."""
         if not self.is_aws:
             client.meta.events.register(_DELETES, _use_md5)
 
@@ -98,9 +98,9 @@ class S3Store:
 
 
 def find_store(environment: Mapping[str, str] = os.environ) -> S3Store:
-    """Return the store that variables and profile name; BotoCoreError without the profile.
+    """Return the configured store; raises BotoCoreError if the profile is missing.
 
-    Variables come before the profile, that of one service before that of all, as in AWS's clients.
+    Variables take precedence over the profile, a service's over the general, as in AWS's clients.
     """
     profile = environment.get(PROFILE_VARIABLE) or None
     session = Session(profile=profile)
@@ -124,7 +124,7 @@ def find_store(environment: Mapping[str, str] = os.environ) -> S3Store:
 
 
 def explain(error: ClientError | BotoCoreError) -> str:
-    """Return what an error of a store may mean, in parentheses; empty for AWS's own S3."""
+    """Return a hint on an error of a store, in parentheses; empty for AWS's own S3."""
     if (reason := _reason(error)) is None:
         return ""
     try:
@@ -141,14 +141,14 @@ def _reason(error: ClientError | BotoCoreError) -> str | None:
     if isinstance(error, ClientError):
         return _REASONS.get(str(error.response.get("Error", {}).get("Code")))
     if isinstance(error, SSLError):
-        return "its certificate is not trusted here: AWS_CA_BUNDLE names who may sign one"
+        return "its certificate is not trusted: set AWS_CA_BUNDLE to the CA's certificates"
     if isinstance(error, ConnectionError | HTTPClientError):
-        return "it does not answer"
+        return "it does not respond"
     return None
 
 
 def _check_endpoint(url: str) -> None:
-    """Raise BadEndpoint for what is no URL of a host."""
+    """Raise BadEndpoint for a string that is not a URL with a host."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

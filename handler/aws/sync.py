@@ -1,4 +1,4 @@
-"""Drives operations with boto3: what Lambdas use."""
+"""Runs operations with boto3, for Lambdas."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NUM_THREADS = 16
 
 
 def aws_client(service: str, *, config: Config | None = None, **options: Any) -> Any:
-    """Return a client with the caller's own AWS settings, in the region given there.
+    """Return a client with the caller's AWS settings, in the configured region.
 
-    That of S3 is for the store that they name, which may not be AWS's.
+    The S3 client is for the configured store, which may not be AWS's.
     """
     if service != "s3":
         return boto3.client(  # noqa: TID251 - here
@@ -52,7 +52,7 @@ def aws_client(service: str, *, config: Config | None = None, **options: Any) ->
 
 
 class Clients(Mapping[Service, Any]):
-    """The client of each service, made when it is first asked for: no start pays for the others."""
+    """The client of each service, created on first use: no start pays for the others."""
 
     def __init__(self, make_client: Callable[..., Any]) -> None:
         self._make_client = make_client
@@ -76,7 +76,7 @@ class Clients(Mapping[Service, Any]):
 class WaitClock:
     """Time spent waiting; concurrent waits of several threads count once.
 
-    To be entered by whoever waits; `seconds` grows when the last one leaves.
+    Each waiting thread enters it; `seconds` grows when the last one leaves.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class WaitClock:
 class Aws:
     """Runs operations, one call after the other; thread-safe.
 
-    `waiting` tells for how long at least one call has been under way.
+    `waiting` measures for how long at least one call has been under way.
     """
 
     def __init__(self, make_client: Callable[..., Any] = aws_client) -> None:
@@ -109,7 +109,7 @@ class Aws:
         self.waiting = WaitClock()
 
     def run(self, operation: Operation[T]) -> T:
-        """Return the operation's result; raises AwsError for what it does not handle itself."""
+        """Return the operation's result; raises an AwsError that it does not handle itself."""
         try:
             call = next(operation)
             while True:
@@ -118,7 +118,7 @@ class Aws:
                         response = self._send(call)
                 except (ClientError, BotoCoreError) as exc:
                     call = operation.throw(translate(exc, call))
-                except AwsError as exc:  # of a client that is not boto's
+                except AwsError as exc:  # of a client that is not boto3's
                     call = operation.throw(exc)
                 else:
                     call = operation.send(response)
@@ -127,7 +127,7 @@ class Aws:
             return result
 
     def run_all(self, operations: Iterable[Operation[T]]) -> list[T]:
-        """Return the results in order; several run at once, and the first that fails is raised."""
+        """Run operations concurrently; return the results in order, or raise the first failure."""
         waiting = list(operations)
         if len(waiting) < 2:
             return [self.run(operation) for operation in waiting]
@@ -137,7 +137,7 @@ class Aws:
     def open(self, **pin: Any) -> IO[bytes]:
         """Return the body of an object as a stream; `pin` are arguments of `get_object`.
 
-        Raises AwsError; errors in the middle of the stream are botocore's own.
+        Raises AwsError; errors within the stream are botocore's own.
         """
         call = Call("s3", "get_object", pin)
         try:
@@ -147,9 +147,9 @@ class Aws:
         return body
 
     def presign(self, call: Call, expires_seconds: int) -> str:
-        """Return a url by which anybody may do a call to S3 for a while, an hour at most.
+        """Return a presigned URL for a call to S3, valid for an hour at most.
 
-        It dies with the credentials that sign it: it is made for an answer, and never kept.
+        It expires with the credentials that sign it, so it is created per reply and never stored.
         """
         assert call.service == "s3"
         assert 0 < expires_seconds <= MAX_PRESIGNED_SECONDS

@@ -40,8 +40,8 @@ def advance(
 ) -> None:
     """Advance a batch as far as possible now.
 
-    `time_left` returns the seconds until this run's deadline; the rest is left to another run, and
-    a message for that is sent. An unknown id is logged and dropped.
+    `time_left` returns the seconds until this run's deadline; a message leaves the rest to another
+    run. An unknown ID is logged and dropped.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
     if batch is None:
@@ -61,11 +61,11 @@ def advance_batch(
 ) -> None:
     """Advance a batch that was just read or created as far as possible now.
 
-    Each step is a conditional write that returns the batch: the next step uses that instead of
-    reading it again. `owner` is that of the lock with which this run has created the batch.
+    Each step is a conditional write that returns the batch, so it is not read again. `owner` is the
+    owner of the lock with which this run has created the batch.
     """
     batch: Batch | None = found
-    # Intake announces `validating`, unless its first run gets through.
+    # Intake announces `validating`, unless its first run finishes it.
     if found.status is Status.VALIDATING:
         batch = _validate(aws, deployment, found, time_left, now, owner=owner)
     else:
@@ -103,7 +103,7 @@ def _progress(
     time_left: Callable[[], float],
     now: Callable[[], float],
 ) -> Batch | None:
-    """Return the batch, finalizing if all its shards are done, or its window or money has ended."""
+    """Return the batch, finalizing if its shards, its window or its `max_cost` have ended."""
     is_rung = batch.shards_rung >= batch.num_shards
     if is_rung and aws.run(deployment.table.count_left(batch)) == 0:
         return _wind_up(aws, deployment, batch, Status.COMPLETED, int(now()))
@@ -121,14 +121,14 @@ def _progress(
 
 
 def _cost_error(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> BatchError | None:
-    """Return what to say of a batch that has come to its `max_cost`; None before."""
+    """Return the error of a batch that has reached its `max_cost`; None before."""
     if batch.options.max_cost is None:
         return None
     progress = aws.run(deployment.table.get_shard_progress(batch)).progress(now)
     if not is_over_cost(batch, progress, deployment.settings.gpu_hour_price(batch.model)):
         return None
-    words = f"The GPU time of the batch has come to its `max_cost`, {batch.options.max_cost:,g}."
-    return BatchError(MAX_COST_REACHED, f"{words} The rows that were done are there.", "max_cost")
+    words = f"The GPU time of the batch has reached its `max_cost` of {batch.options.max_cost:,g}."
+    return BatchError(MAX_COST_REACHED, f"{words} Finished rows are in the output.", "max_cost")
 
 
 def _wind_up(
@@ -146,6 +146,6 @@ def _wind_up(
     move = deployment.table.move_batch(batch.id, Status.FINALIZING, now, **changes)
     moved = aws.run(move).batch
     if moved is not None:
-        logger.info("batch winds up", batch_id=batch.id, status=str(moved.status))
+        logger.info("batch is finishing", batch_id=batch.id, status=str(moved.status))
         aws.run(announce(deployment, moved))
     return moved

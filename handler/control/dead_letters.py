@@ -35,7 +35,7 @@ from ..observability import logger
 from .reaper import give_up_shard, is_hopeless
 from .sweep import EVERY_SECONDS, WINDOW_SECONDS
 
-# Longer than an outage, which is not the file's fault: only then does a batch fail.
+# Longer than an outage, which is not the file's fault: a batch fails only after that.
 PATIENCE_SECONDS = 6 * 3600
 # An upload without a batch cannot fail: its event is resent for as long as the sweep would find
 # it. An upload that a sweep has found is found again by the next one.
@@ -44,7 +44,7 @@ FOUND_PATIENCE_SECONDS = EVERY_SECONDS
 
 
 def handle_dead_letter(deployment: Deployment, body: str, now: int) -> Operation[None]:
-    """Handle one dead letter: resend its message where that may help, fail what cannot go on."""
+    """Handle one dead letter: resend its message if that may help, else fail its shard or batch."""
     match parse_message(body):
         case {"batch_id": str(batch_id), "shard": int(number)}:
             yield from _handle_shard(deployment, batch_id, number, now)
@@ -59,20 +59,20 @@ def handle_dead_letter(deployment: Deployment, body: str, now: int) -> Operation
                 else:
                     yield from _handle_batch(deployment, drop.batch_id, now)
             case Sweep():
-                logger.error("sweep not done", after=request.after)
+                logger.error("sweep failed", after=request.after)
             case IntakeStep(batch_id, unit):
                 yield from _handle_batch(deployment, batch_id, now, unit)
             case WorkerEvent():
                 logger.error("end of a worker not counted")
             case Ignored():
-                logger.warning("dead message dropped", reason=request.reason)
+                logger.warning("dead letter dropped", reason=request.reason)
 
 
 def _resend_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[None]:
     """Resend the message of an upload that has no batch yet."""
     since = drop.failing_since or now
     patience = FOUND_PATIENCE_SECONDS if drop.sequencer is None else DROP_PATIENCE_SECONDS
-    logger.error("upload not taken in", batch_id=drop.batch_id, key=drop.key, since=since)
+    logger.error("upload not processed", batch_id=drop.batch_id, key=drop.key, since=since)
     if now - since < patience:
         message = drop_message(replace(drop, failing_since=since))
         group = deployment.settings.tenant_of_drop(drop.key)
@@ -90,7 +90,7 @@ def _handle_shard(deployment: Deployment, batch_id: str, number: int, now: int) 
         or shard.status is ShardStatus.DONE
         or shard.is_leased(now)
     ):
-        logger.info("dead message dropped", batch_id=batch_id, shard=number)
+        logger.info("dead letter dropped", batch_id=batch_id, shard=number)
         return
     queue = deployment.work.get(batch.model or "")
     if is_hopeless(deployment, shard):
@@ -108,7 +108,7 @@ def _handle_batch(
     """Resend the message of a batch; an intake without progress for hours fails it."""
     batch = yield from deployment.table.get_batch(batch_id)
     if batch is None or (batch.is_terminal and (batch.erasing_at is None or batch.erased_at)):
-        logger.info("dead message dropped", batch_id=batch_id)
+        logger.info("dead letter dropped", batch_id=batch_id)
     elif batch.status is Status.VALIDATING and (yield from _fails_for_long(deployment, batch, now)):
         yield from _fail(deployment, batch, now)
     else:
@@ -121,7 +121,7 @@ def _handle_batch(
 
 
 def _fails_for_long(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
-    """Say whether messages have been dying for hours without any progress."""
+    """Return whether messages have failed for hours without any progress."""
     since = yield from deployment.table.set_once(batch.id, "failing_since", now)
     return since is not None and now - since >= PATIENCE_SECONDS
 
@@ -130,8 +130,8 @@ def _fail(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
     hours = PATIENCE_SECONDS // 3600
     error = BatchError(
         "internal_error",
-        f"The file could not be read to its end: every run of {hours} hours failed. "
-        "Please upload it again.",
+        f"The file could not be read to its end: every attempt failed for {hours} hours. "
+        "Upload it again.",
     )
     logger.error("intake failed", batch_id=batch.id)
     yield from end(deployment, batch.id, Status.FAILED, now, errors=(*batch.errors, error))

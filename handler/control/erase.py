@@ -1,11 +1,11 @@
-"""Erases a batch: every version of its objects and its items in the table, but for a tombstone.
+"""Erases a batch: every version of its objects and its items in the table, except a tombstone.
 
-Only what is the batch's own goes: the version that it has read, and of results those that it has
-written, as newer and older uploads of the same name have theirs under the same keys. Where such a
-version is the newest a marker takes its place first, else the one before it would show again.
+Only the batch's own versions are deleted: the input version that it read and the result versions
+that it wrote, because older and newer uploads of the same name use the same keys. If such a
+version is the newest, a delete marker is written first, else the version before it would show.
 
-A run of intake, finalize or a worker may still write when its batch has ended. So all is looked
-through once more when the last such run is over, and only then does the tombstone say so.
+A run of intake, finalize or a worker may still write after its batch has ended. So everything is
+checked once more when the last such run is over, and only then does the tombstone confirm it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def erase(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Erase a batch as far as the time allows; the rest is left to a message, or to the reaper.
+    """Erase a batch until the deadline; a message, or the reaper, continues.
 
     Any run may do it, any number of times.
     """
@@ -63,12 +63,12 @@ def erase(
         message, seconds = advance_message(batch.id), rest.delay_seconds
         aws.run(deployment.control.send(message, group=batch.tenant, delay_seconds=seconds))
         return
-    # As it is now: its end may have been announced, or its lines released, since it was read.
+    # Read again: its end may have been announced, or its lines released, since then.
     latest = aws.run(deployment.table.get_batch(batch.id))
     if not is_all or latest is None or latest.erased_at is not None:
         return
     if latest.announced is not latest.status or latest.queued_lines is not None:
-        logger.info("batch not erased before its end is announced", batch_id=batch.id)
+        logger.info("batch not erased: its end is not announced yet", batch_id=batch.id)
         return
     aws.run(deployment.table.bury(replace(latest, erased_at=int(now()))))
     logger.info("batch erased", batch_id=batch.id)
@@ -76,7 +76,7 @@ def erase(
 
 @dataclass(frozen=True, slots=True)
 class _Erasure:
-    """One run through all that is a batch's own; each step raises Requeue near the deadline.
+    """One run through a batch's own objects and items; each step raises Requeue near the deadline.
 
     Nothing is written for the batch from `quiet_at` on (Unix seconds).
     """
@@ -88,7 +88,7 @@ class _Erasure:
     quiet_at: float
 
     def run(self) -> bool:
-        """Delete all but the batch's item, and say whether that is all of it.
+        """Delete everything but the batch's item, and return whether that is complete.
 
         An input stays while another batch reads it.
         """
@@ -103,7 +103,7 @@ class _Erasure:
                 self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
-        # Asked again: another may have begun to read it since the client was told that none does.
+        # Checked again: another batch may have begun to read it since the request was accepted.
         reader = aws.run(find_reader(deployment, batch))
         if reader is not None:
             logger.info("input still read", batch_id=batch.id, reader=reader.id)
@@ -124,7 +124,7 @@ class _Erasure:
             self._check()
 
     def _erase_kept_results(self) -> None:
-        """Delete the packs of what the batch has computed: no later one reuses it."""
+        """Delete the packs of the batch's stored results, so that no later batch reuses them."""
         bucket, after = self.deployment.bucket, None
         while True:
             versions, after = self.aws.run(
@@ -138,9 +138,9 @@ class _Erasure:
                 return
 
     def _erase_upload(self) -> None:
-        """Delete the parts that an input was uploaded in, and the upload's item with its name."""
+        """Delete the parts in which an input was uploaded, and the upload's item."""
         source = self.batch.input
-        if source.key.startswith(INPUT_PREFIX):  # there whoever uploads chooses what it names
+        if source.key.startswith(INPUT_PREFIX):  # uploaders choose the names below it
             return
         found = self.aws.run(self.deployment.bucket.head(source.key, source.version_id))
         upload_id = found["Metadata"].get(UPLOAD_ID) if found else None
@@ -149,9 +149,9 @@ class _Erasure:
             self.aws.run(self.deployment.uploads.forget_upload(upload_id))
 
     def _while_it_ran(self, is_own: _IsOwn) -> _IsOwn:
-        """Return the same question, asked of none but versions of the time that the batch ran.
+        """Return the same query, restricted to versions from the time that the batch ran.
 
-        Uploads of one name have a version of its results each, and the answer costs a call.
+        Each upload of the name adds a version of the results, and each check costs a call.
         """
         since, until = self.batch.created_at - _CLOCK_SECONDS, self.quiet_at + _CLOCK_SECONDS
 
@@ -161,7 +161,7 @@ class _Erasure:
         return is_own_then
 
     def _erase_own(self, key: str, is_own: _IsOwn) -> None:
-        """Delete the versions of an object that are the batch's own."""
+        """Delete the batch's own versions of an object."""
         bucket, after = self.deployment.bucket, None
         while True:
             versions, after = self.aws.run(bucket.list_versions(key, after))

@@ -1,13 +1,13 @@
-"""Reaper: checks every active batch each minute, repairs what is stuck, and scales the fleets.
+"""Reaper: checks every active batch each minute, repairs stuck batches, and scales the fleets.
 
-Every batch ends because a non-terminal batch is in the list of active ones, and all of those are
-checked. `validating` and `in_progress` end at the latest with their window. Lost messages are sent
-again: for a run without progress, and for unclaimed shards while the queue is empty or nothing has
-changed for long. A shard is given up after `max_attempts` claims without a new row. Winding up
-waits seconds for workers, for older batches (the first of them waits for none), and for five tries
-of a delivery. A batch that is not over a day after all that is ended here, with the reason among
-its errors. An ended batch stays in the list until its webhook was delivered or has failed nine
-times: a message is sent when a try is due. One that is erased is in it until nothing is left.
+Every batch ends, because each non-terminal batch is in the list of active ones, and all of those
+are checked. `validating` and `in_progress` end with their window at the latest. Lost messages are
+sent again: for a run without progress, and for unclaimed shards if the queue is empty or nothing
+has changed for long. A shard is given up after `max_attempts` claims without a new row. Finishing
+waits seconds for workers, for older batches (the first of them waits for none), and for five
+delivery attempts. A batch that is not over a day after all that is ended here, with the reason in
+its errors. An ended batch stays in the list until its webhook is delivered or has failed nine
+times: a message is sent when a try is due. An erased batch stays in it until nothing is left.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from ..lifecycle.announce import announce
 from ..lifecycle.finish import abandon, end
 from ..observability import Metric, emit, logger
 
-# Longer than a Lambda run: nobody works on what has not changed for so long.
+# Longer than a Lambda run: an item unchanged for that long has no run working on it.
 STUCK_SECONDS = 20 * 60
-# Runs that wind a batch up happen at least once a minute while the queue works.
+# Runs that finish a batch happen at least once a minute while the queue works.
 SILENT_SECONDS = 3 * 60
 OVERDUE_SECONDS = 24 * 3600
-# The queue delays the first tries itself; only the reaper triggers those that are hours later.
+# The queue delays the first tries itself; the reaper triggers those that are hours later.
 WEBHOOK_OVERDUE_SECONDS = 30
 
 _MAX_RESENT, _MAX_RESENT_TO_EMPTY = 10, 5000
 _NOTE_SECONDS = 5 * 60
 _NUM_THREADS = 8
-# Runs begin every minute, and one ends before the next begins. Fleets are scaled after the reading.
+# Runs begin every minute, and one ends before the next begins. Fleets are scaled after the reads.
 _READ_SECONDS, _RUN_SECONDS = 35, 50
-# Names of one read of the list, and batches repaired between two looks at the clock.
+# Names per read of the list, and batches repaired between two checks of the deadline.
 _PAGE, _CHUNK = 1000, 64
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
@@ -68,10 +68,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one run of the reaper reads once for all batches.
+    """State that one run of the reaper reads once for all batches.
 
     `pauses` has the reason why a tenant's batches wait, None while they may run, and `depths` the
-    number of messages in each model's queue. One that could not be read is in neither.
+    number of messages in each model's queue. An unreadable value is absent from its dict.
     """
 
     now: int
@@ -84,8 +84,8 @@ def reap(
 ) -> None:
     """Read the active batches, scale the fleets of models that have work, then repair batches.
 
-    A batch that cannot be read or repaired does not block the others. A run that does not get
-    through in its time leaves a cursor, where the next one begins.
+    A batch that cannot be read or repaired does not block the others. A run that reaches its
+    deadline stores a cursor, at which the next one begins.
     """
     started = clock()
     first = aws.run(deployment.overview.get_reaper_cursor())
@@ -117,9 +117,9 @@ def reap(
 def _read_pages(
     aws: Aws, deployment: Deployment, first: str | None, now: int
 ) -> Iterator[tuple[list[OpenBatch], str | None]]:
-    """Yield the active batches in pages, with the name that the next one follows.
+    """Yield the active batches in pages, with the name that the next page follows.
 
-    They begin behind the name `first` and end there, unless it is None. The last page has None.
+    They begin after the name `first` and wrap around to it. The last page has None.
     """
     after, has_wrapped = first, first is None
     while True:
@@ -152,7 +152,7 @@ def read_round(aws: Aws, deployment: Deployment, seen: Sequence[OpenBatch], now:
 
 
 def _model_that_waits(found: OpenBatch, now: int) -> str:
-    """Return the model of a batch that has shards which no worker holds, else an empty text."""
+    """Return the model of a batch with shards that no worker holds, else an empty string."""
     batch, shards = found.batch, found.shards
     if batch is None or shards is None:
         return ""
@@ -185,7 +185,7 @@ def _scale_workers(
     try:
         plans = yield from deployment.fleet_plans.read()
     except Exception:  # noqa: BLE001 - the next run is in a minute
-        logger.exception("plans of fleets not read")
+        logger.exception("fleet plans could not be read")
         return
     yield from scale_fleets(deployment, plans, found, now, keeps_ready=not is_spent)
 
@@ -194,11 +194,11 @@ def _check(aws: Aws, deployment: Deployment, this: Round, found: OpenBatch) -> N
     try:
         aws.run(check_batch(deployment, found, this))
     except Exception:  # noqa: BLE001 - an error with one must not stop the others
-        logger.exception("batch not repaired", batch_id=id_of_active(found.name))
+        logger.exception("batch could not be repaired", batch_id=id_of_active(found.name))
 
 
 def check_batch(deployment: Deployment, found: OpenBatch, this: Round) -> Operation[None]:
-    """Repair an active batch; a healthy one takes no call."""
+    """Repair an active batch; a healthy one costs no call."""
     table, batch, name = deployment.table, found.batch, found.name
     if batch is not None and not batch.is_terminal:
         has_ended = yield from _mend(deployment, found, this)
@@ -223,7 +223,7 @@ def check_batch(deployment: Deployment, found: OpenBatch, this: Round) -> Operat
 
 
 def _mend(deployment: Deployment, found: OpenBatch, this: Round) -> Operation[bool]:
-    """Do the missing step, and say whether that may have ended the batch."""
+    """Do the missing step, and return whether that may have ended the batch."""
     batch, now = found.batch, this.now
     assert batch is not None
     winds_up_since = batch.winds_up_since
@@ -246,7 +246,7 @@ def _mend(deployment: Deployment, found: OpenBatch, this: Round) -> Operation[bo
 
 
 def _mend_erasure(deployment: Deployment, batch: Batch, name: str, now: int) -> Operation[None]:
-    """Resend the message of an erasure that is not done for long: lost, or its input was in use."""
+    """Resend the message of an erasure that is overdue: it was lost, or the input was in use."""
     if batch.erased_at is not None:
         yield from deployment.table.forget_active(name)
     elif (yield from _is_stuck(deployment, batch, "erasing", now)):
@@ -260,7 +260,7 @@ def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[No
     mark = f"{reading.phase}: {len(reading.left)} left" if reading else f"{batch.turn_until:.0f}"
     if (yield from _is_stuck(deployment, batch, f"intake {mark}", now)):
         is_empty = (yield from deployment.intake.count()) == 0
-        logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=mark)
+        logger.info("message resent", batch_id=batch.id, status=str(batch.status), reason=mark)
         yield from enqueue_again(deployment, batch, reading, None if is_empty else _MAX_RESENT)
 
 
@@ -286,7 +286,7 @@ def _mend_running(
 def _give_up_failing(
     deployment: Deployment, batch: Batch, standing: ShardProgress, now: int
 ) -> Operation[set[int]]:
-    """Give up shards that fail repeatedly; return all that are given up and not closed."""
+    """Give up shards that fail repeatedly; return all abandoned ones that are not closed."""
     failing = standing.failing(now, deployment.settings.max_attempts)
     for live in failing:
         if not live.is_given_up:
@@ -303,7 +303,7 @@ def _resend_lost(
     given_up: AbstractSet[int],
     this: Round,
 ) -> Operation[None]:
-    """Resend the messages of waiting shards where they seem to be lost."""
+    """Resend the messages of waiting shards that seem to be lost."""
     now = this.now
     others = {shard.number for shard in standing.leased(now)} | given_up
     num_left = batch.shards_left - standing.num_done
@@ -316,12 +316,12 @@ def _resend_lost(
     if num_waiting <= 0:
         return
     if queue is None:
-        logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
+        logger.error("model has no queue", batch_id=batch.id, model=batch.model)
         return
     is_empty = this.depths.get(batch.model or "") == 0
     if not (is_empty or is_stuck):
         return
-    # Behind a long queue a batch looks stuck for hours: few are sent, or copies pile up.
+    # In a long queue a batch looks stuck for hours: few messages are sent, or copies pile up.
     limit = min(num_waiting, _MAX_RESENT_TO_EMPTY if is_empty else _MAX_RESENT)
     numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
     for messages in message_batches(shard_message(batch.id, number) for number in numbers):
@@ -330,7 +330,7 @@ def _resend_lost(
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:
-    """Say whether an unclaimed shard has used up its claims without a new row."""
+    """Return whether an unclaimed shard has used up its claims without a new row."""
     return not shard.abandoned and shard.attempts >= deployment.settings.max_attempts
 
 
@@ -338,29 +338,29 @@ def give_up_shard(
     deployment: Deployment, batch: Batch, number: int, attempts: int
 ) -> Operation[None]:
     """Give up a shard after `attempts` claims without a new row."""
-    reason = f"The shard was given up: {attempts} runs of it ended without a new row."
+    reason = f"The shard was given up: no new row in {attempts} attempts."
     yield from abandon(deployment, batch.id, number, reason, model=batch.model)
 
 
 def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
     status = _LAST[batch.status]
     message = (
-        f"The batch was still {batch.status} a day after it should have ended and was given up. "
-        "Please report it; rows that were finished and not yet published are kept for a while."
+        f"The batch was still {batch.status} a day after its deadline and was given up. "
+        "Please report this; rows that were not published yet are stored for a while."
     )
     errors = (*batch.errors, BatchError("internal_error", message))
     logger.error("batch given up", batch_id=batch.id, status=str(batch.status))
     try:
         yield from end(deployment, batch.id, status, now, errors=errors)
     except AwsError:
-        logger.exception("no report of the batch", batch_id=batch.id)
+        logger.exception("report of the batch could not be written", batch_id=batch.id)
         yield from deployment.table.move_batch(batch.id, status, now)
 
 
 def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Operation[bool]:
-    """Say whether a batch has not changed for long; at most once per STUCK_SECONDS.
+    """Return whether a batch has not changed for long; at most once per STUCK_SECONDS.
 
-    The mark of a batch that changes all the time is written only every few minutes.
+    The mark of a batch that changes constantly is written only every few minutes.
     """
     is_new, seconds = batch.seen != mark, now - (batch.seen_at or 0)
     is_stuck = not is_new and seconds >= STUCK_SECONDS
@@ -370,5 +370,5 @@ def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Oper
 
 
 def _send_advance(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
-    logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=reason)
+    logger.info("message resent", batch_id=batch.id, status=str(batch.status), reason=reason)
     yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)

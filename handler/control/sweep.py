@@ -1,8 +1,8 @@
 """Sweep: finds uploads without a batch, whose S3 events were lost.
 
-Once a day, page by page. A found upload may have a batch after all, or its event may arrive later:
-the table deduplicates. Objects older than the window are skipped, as the table may have forgotten
-their batch.
+It runs once a day, page by page. An upload that it finds may have a batch after all, or its event
+may arrive later: the table deduplicates. Objects older than the window are skipped, because the
+table may have forgotten their batch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def sweep(
 ) -> Operation[None]:
     """Send a message for every recent upload after a key that has no batch.
 
-    Near the deadline the rest is left to a message. A repetition sends for the same uploads again,
-    until they have a batch.
+    Near the deadline a message continues the sweep. A repeated sweep sends messages for the same
+    uploads again, until they have a batch.
     """
     num_found = 0
     while True:
@@ -48,7 +48,7 @@ def sweep(
         unknown = yield from _unknown(deployment, page, now)
         num_found += len(unknown)
         for drop in unknown:
-            logger.warning("upload found that nobody knew", key=drop.key)
+            logger.warning("unknown upload found", key=drop.key)
         of_tenant: dict[str, list[Drop]] = defaultdict(list)
         for drop in unknown:
             of_tenant[deployment.settings.tenant_of_drop(drop.key)].append(drop)
@@ -65,7 +65,7 @@ def sweep(
 
 
 def _unknown(deployment: Deployment, page: Sequence[ObjectHead], now: int) -> Operation[list[Drop]]:
-    """Return those of the objects that are recent and have no batch."""
+    """Return the recent objects without a batch."""
     bucket = deployment.bucket.name
     results = {
         found: outputs

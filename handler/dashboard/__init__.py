@@ -1,4 +1,4 @@
-"""The dashboard: one page, what it loads, and the pieces of HTML that it is filled with.
+"""The dashboard: one page, its assets, and HTML fragments that fill it.
 
-Nothing here but `routes` is imported by a request that is not for the dashboard.
+Requests that are not for the dashboard import only `routes` from this package.
 """

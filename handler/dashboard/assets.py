@@ -1,6 +1,6 @@
-"""The files that the page loads: ours, and those of three packages of npm's.
+"""The page's files: our own, and those of three npm packages.
 
-They are all named under a digest of them all, so that a browser may keep each for ever.
+Their URLs contain a digest of all of them, so browsers may cache them for ever.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-# In a bundle the packages' files lie beside ours, in a checkout where npm has put them.
+# In a bundle the packages' files are next to ours; in a checkout, in npm's folder.
 _BUNDLED: Final = HERE / "vendor"
 INSTALLED: Final = HERE.parents[2] / "infra" / "node_modules"
-# By the name that the page knows: the path inside npm's folder of packages.
+# By the file's name in the page: its path in node_modules.
 VENDOR: Final[Mapping[str, str]] = {
     "htmx.min.js": "htmx.org/dist/htmx.min.js",
     "pico.min.css": "@picocss/pico/css/pico.min.css",
@@ -47,7 +47,7 @@ def assets() -> Mapping[str, str]:
 
 @cache
 def version() -> str:
-    """Return the digest of all the files."""
+    """Return the digest of all files."""
     digest = sha256()
     for name, text in assets().items():
         digest.update(f"{name}\0{text}\0".encode())
@@ -55,7 +55,7 @@ def version() -> str:
 
 
 def url_of(name: str) -> str:
-    """Return where the page finds a file; raises KeyError when there is none of this name."""
+    """Return the URL of a file of the page; raises KeyError for an unknown name."""
     assets()[name]
     return f"/dashboard/assets/{version()}/{name}"
 

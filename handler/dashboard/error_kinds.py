@@ -13,7 +13,7 @@ _MAX_PLACES = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure as it is displayed; `place` is a line or the id of a request.
+    """One failure as it is displayed; `place` is a line number or a request's ID.
 
     `status` is None for a line that was never run.
     """
@@ -26,7 +26,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """Row of the table: `count` failures that differ in values only, and their first places."""
+    """Row of the table: `count` failures that differ only in values, and their first places."""
 
     count: int
     first: Failure
@@ -35,7 +35,7 @@ class FailureKind:
 
 
 def group_errors(failures: Iterable[Failure]) -> list[FailureKind]:
-    """Return the most frequent kinds of failures, ten at most."""
+    """Return the most frequent kinds of failures, at most ten."""
     counter = ErrorCounter[Failure]()
     for failure in failures:
         counter.add(failure.message, failure, (failure.status, failure.code))

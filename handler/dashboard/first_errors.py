@@ -1,4 +1,4 @@
-"""The first rows of a batch that went wrong, as people read them."""
+"""First failed rows of a batch, for display."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..deployment import Deployment
 from ..errors import NotThere
 from .error_kinds import Failure
 
-# Each row of a part is a request to S3; those of an error file come with one.
+# Each row of a part needs a request to S3; those of an error file share one.
 _MAX_READ: Final = 10
 _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 600
@@ -24,9 +24,9 @@ _MAX_SHARDS, _MAX_PARTS, _MAX_PAGES = 3, 10, 8
 
 
 def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure] | None]:
-    """Return the first rows that went wrong, of a batch that runs some of them.
+    """Return some of the first failed rows of a batch.
 
-    None when they cannot be had (any more).
+    None if they are not available (any more).
     """
     try:
         if batch.error_file_id is None and not batch.is_terminal:
@@ -37,7 +37,7 @@ def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure
 
 
 def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
-    """Look into a few shards that are known to have such rows."""
+    """Read failed rows of a few shards that are known to have some."""
     found: list[Failure] = []
     for shard in (yield from _failing(deployment, batch)):
         if shard.error_sizes:
@@ -51,7 +51,7 @@ def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]
 
 
 def _failing(deployment: Deployment, batch: Batch) -> Operation[list[Shard]]:
-    """Return a few shards that have such rows, of those that are done the first ones."""
+    """Return a few shards with failed rows, finished ones in order."""
     table = deployment.table
     standing = yield from table.get_shard_progress(batch)
     found: list[Shard] = []
@@ -69,7 +69,7 @@ def _failing(deployment: Deployment, batch: Batch) -> Operation[list[Shard]]:
 
 
 def _of_parts(deployment: Deployment, shard: Shard, limit: int) -> Operation[list[Failure]]:
-    """Look into a few parts of a shard that runs."""
+    """Read failed rows in a few parts of a running shard."""
     found: list[Failure] = []
     prefix = part_prefix(shard.batch_id, shard.number)
     keys = yield from deployment.bucket.list_keys(prefix)
@@ -104,29 +104,29 @@ def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Fail
 def _of_object(
     deployment: Deployment, key: str, version_id: str | None = None
 ) -> Operation[list[Failure]]:
-    """Return the first rows of an object that has such rows alone; raises NotThere."""
+    """Return the first rows of an object that contains only failed rows; raises NotThere."""
     head = yield from deployment.bucket.get_range(key, 0, _MAX_BYTES, version_id)
-    # What lies behind the last newline may be the beginning of a row.
+    # The bytes after the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows) if row is not None]
 
 
 def read_row(data: bytes) -> Failure | None:
-    """Return what a row tells of its failure, None of one that is none."""
+    """Return the failure that a row reports, None for a row without one."""
     try:
         row = from_json(data)
     except ValueError:
         return None
     response = _fields(row, "response")
-    told = _fields(row, "error") or _fields(response.get("body"), "error")
-    # In vLLM's form of rows the error has an error in it.
-    told = _fields(told, "error") or told
+    error = _fields(row, "error") or _fields(response.get("body"), "error")
+    # vLLM's rows have an error within the error.
+    error = _fields(error, "error") or error
     status = response.get("status_code")
     return Failure(
         place=_text(_fields({"row": row}, "row").get("custom_id")),
         status=status if isinstance(status, int) else None,
-        code=_text(told.get("code") or told.get("type")),
-        message=_text(told.get("message")),
+        code=_text(error.get("code") or error.get("type")),
+        message=_text(error.get("message")),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page and its files, and the headers that all answers of the dashboard have."""
+"""The page and its files, and the headers of all dashboard responses."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def show() -> Response[str]:
 
 
 def asset(wanted: str, name: str) -> Response[str]:
-    """Return a file of the page, to be kept for ever; one of another version is not there."""
+    """Return a file of the page, cacheable for ever; another version's is not found."""
     if wanted != version() or name not in assets():
-        raise NotFound("There is no such file; load the page again.", code="unknown_asset")
+        raise NotFound("File not found: reload the page.", code="unknown_asset")
     return serve_text(assets()[name], type_of(name), cache=_FOR_EVER)
 
 
 def html(template: str, **values: Any) -> Response[str]:
-    """Return a template with its values."""
+    """Return a rendered template."""
     return serve_text(render(template, **values), "text/html; charset=utf-8")
 
 
 def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
-    """Return a text with the headers that keep the page to itself."""
+    """Return a text with the headers that isolate the page."""
     return Response(
         int(HTTPStatus.OK),
         content_type,
@@ -56,21 +56,21 @@ def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Resp
 
 @cache
 def _origin_of(bucket: str) -> str:
-    """Return where presigned urls of a bucket lead."""
+    """Return the origin of a bucket's presigned URLs."""
     some_put = Call("s3", "put_object", {"Bucket": bucket, "Key": "files/"})
     url = urlsplit(aws().presign(some_put, 60))
     return f"{url.scheme}://{url.netloc}"
 
 
 def _policy() -> str:
-    """Return what the page may load and talk to: us and nobody else."""
+    """Return the content security policy's sources: this origin and no other."""
     rules = {
         "default-src": "'none'",
         "script-src": "'self'",
         "style-src": "'self'",
-        # The style sheet of Pico brings its icons as data.
+        # Pico's style sheet contains its icons as data URLs.
         "img-src": "'self' data:",
-        # Files go straight to the bucket.
+        # Browsers upload files directly to the bucket.
         "connect-src": f"'self' {_origin_of(deployment().bucket.name)}",
         "form-action": "'none'",
         "base-uri": "'none'",

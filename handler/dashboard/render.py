@@ -1,4 +1,4 @@
-"""Templates, in which every text is escaped, and how numbers and times read."""
+"""Templates with automatic escaping, and filters for numbers and times."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NONE: Final = "–"
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a template with its values; a value that is missing is an error."""
+    """Return a rendered template; a missing value is an error."""
     return _templates().get_template(template).render(**values)
 
 
 def count(number: float) -> str:
-    """Return a whole number with its thousands apart."""
+    """Return a whole number with thousands separators."""
     return f"{number:,.0f}"
 
 
@@ -45,12 +45,12 @@ def short(number: float) -> str:
 
 
 def rate(number: float) -> str:
-    """Return a rate, with a digit behind the point while it is small."""
+    """Return a rate, with one decimal while it is small."""
     return f"{number:.1f}" if number < 100 else count(number)
 
 
 def money(cost: float | None) -> str:
-    """Return a cost as a number, or a dash where there is none or no price."""
+    """Return a cost as a number, or a dash without a cost or a price."""
     if not cost:
         return _NONE
     if cost < 0.0001:
@@ -59,20 +59,20 @@ def money(cost: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span in its two greatest units: `2 d 3 h`, `4 min 5 s`."""
+    """Return a time span in its two largest units: `2 d 3 h`, `4 min 5 s`."""
     left = max(0, round(seconds))
-    said: list[str] = []
+    parts: list[str] = []
     for size, unit in _UNITS:
         number, left = divmod(left, size)
-        if number or (unit == "s" and not said):
-            said.append(f"{number} {unit}")
-        elif said:
+        if number or (unit == "s" and not parts):
+            parts.append(f"{number} {unit}")
+        elif parts:
             break
-    return " ".join(said[:2])
+    return " ".join(parts[:2])
 
 
 def moment(at: int | None) -> Markup | str:
-    """Return a time as an element that the page's script puts into the reader's own zone."""
+    """Return a time as an element that the page's script converts to the local time zone."""
     if at is None:
         return _NONE
     then = datetime.fromtimestamp(at, UTC)
@@ -82,7 +82,7 @@ def moment(at: int | None) -> Markup | str:
 
 
 def status_words(status: str) -> str:
-    """Return what people call a status."""
+    """Return the label of a status."""
     return _WORDS.get(status, status)
 
 

@@ -1,6 +1,6 @@
-"""The dashboard's routes. What answers them is imported when a person looks, by no other request.
+"""The dashboard's routes. Their implementations are imported on first use, not by API requests.
 
-The page and its assets hold nothing of any tenant and need no key; every view does.
+The page and its assets contain no tenant's data and need no key; every view needs one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 @router.get("/", include_in_schema=False)
 def go_to_page() -> Response[Any]:
-    """Send whoever opens the API's address in a browser to the dashboard."""
+    """Redirect a browser that opens the API's address to the dashboard."""
     return redirect("/dashboard", "The dashboard is at /dashboard, the API under /v1.")
 
 
 @router.get("/dashboard", compress=True, include_in_schema=False)
 def show_page() -> Response[Any]:
-    """Return the page, which is the same for everybody."""
+    """Return the page, which is the same for every caller."""
     from .page import show
 
     return show()
@@ -40,7 +40,7 @@ def show_asset(version: str, name: str) -> Response[Any]:
 
 @router.get("/dashboard/view/session", include_in_schema=False)
 def show_session() -> Response[Any]:
-    """Say whose key this is: what a person who signs in is asked of."""
+    """Return the owner of this key; the sign-in form calls it."""
     from .views import session
 
     return session()
@@ -64,7 +64,7 @@ def show_batch(batch_id: str) -> Response[Any]:
 
 @router.get("/dashboard/view/batches/<batch_id>/errors", compress=True, include_in_schema=False)
 def show_errors(batch_id: str) -> Response[Any]:
-    """Return the first rows of a batch that went wrong."""
+    """Return the first failed rows of a batch."""
     from .views import errors
 
     return errors(batch_id)
@@ -80,7 +80,7 @@ def show_form() -> Response[Any]:
 
 @router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)
 def show_link(file_id: str) -> Response[Any]:
-    """Return where a file can be had now; the browser goes there without its key."""
+    """Return a presigned URL of a file; the browser opens it without the key."""
     from .views import link
 
     return link(file_id)

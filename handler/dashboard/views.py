@@ -1,4 +1,4 @@
-"""Views of the page: pieces of HTML about the caller's own batches."""
+"""Views of the page: HTML fragments about the caller's own batches."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _WINDOWS = (
     ("7d", "a week"),
     ("14d", "two weeks"),
 )
-# They give numbers, not tokens.
+# These produce numbers, not tokens.
 _WITHOUT_TOKENS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch as people see it: the API's object, a name for it, and what follows from both."""
+    """A batch for display: the API's object, a name for it, and derived values."""
 
     wire: BatchObject
     name: str
@@ -48,7 +48,7 @@ class BatchRow:
 
     @property
     def has_ended(self) -> bool:
-        """True when nothing changes any more."""
+        """True once nothing changes any more."""
         return self.wire.status in TERMINAL
 
     @property
@@ -58,12 +58,12 @@ class BatchRow:
 
     @property
     def num_done(self) -> int:
-        """Rows that are finished, good or bad."""
+        """Number of finished rows, successful or failed."""
         return self.wire.request_counts.completed + self.wire.request_counts.failed
 
     @property
     def percent(self) -> int:
-        """Percentage done; 100 only when all of it is."""
+        """Percentage of finished rows; 100 only when all are."""
         total = self.wire.request_counts.total
         return self.num_done * 100 // total if total else 0
 
@@ -88,15 +88,15 @@ class BatchRow:
 
     @property
     def left_seconds(self) -> float | None:
-        """Seconds left at its present rate."""
+        """Seconds left at the present rate."""
         eta_at = self.wire.tidemill.eta_at
         return None if eta_at is None else max(0.0, eta_at - self.now)
 
 
 def session() -> Response[str]:
-    """Return whose key the request carries."""
-    said = to_json({"tenant": tenant_of(router.context)}).decode()
-    return serve_text(said, "application/json")
+    """Return the tenant of the request's key."""
+    body = to_json({"tenant": tenant_of(router.context)}).decode()
+    return serve_text(body, "application/json")
 
 
 def batches(after: str | None) -> Response[str]:
@@ -137,7 +137,7 @@ def batch(batch_id: str) -> Response[str]:
 
 
 def errors(batch_id: str) -> Response[str]:
-    """Return the first rows of a batch that went wrong."""
+    """Return the first failed rows of a batch."""
     found = kept_batch(router.context, batch_id)
     progress = aws().run(progress_of(deployment(), found, time.time()))
     failures = aws().run(first_errors(deployment(), found)) or []
@@ -161,19 +161,19 @@ def form() -> Response[str]:
 
 
 def link(file_id: str) -> Response[str]:
-    """Return a url for a file, made at this moment: a redirect would take the key along."""
-    said = to_json({"url": file_content(file_id).headers["Location"]}).decode()
-    return serve_text(said, "application/json")
+    """Return a fresh URL of a file: a redirect would send the key along."""
+    body = to_json({"url": file_content(file_id).headers["Location"]}).decode()
+    return serve_text(body, "application/json")
 
 
 def _currency() -> str:
-    """Return what costs are in, nothing where the deployment has no price."""
+    """Return the currency of costs; empty if the deployment has no price."""
     settings = deployment().settings
     return settings.currency if settings.gpu_hour_prices else ""
 
 
 def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
-    """Return batches under the names of their files; one whose file is gone goes by its id."""
+    """Return batches with their files' names, or their IDs if the file is gone."""
     tenant, now = tenant_of(router.context), time.time()
     files = deployment().files
     uploaded = [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
@@ -187,7 +187,7 @@ def _is_drop(wire: BatchObject) -> bool:
 
 
 def _key_of(wire: BatchObject) -> str:
-    """Return a drop's key without what all have in common, and the id of any other file."""
+    """Return a drop's key without the common prefix, or any other file's ID."""
     if not _is_drop(wire):
         return wire.input_file_id or "erased"
     return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)

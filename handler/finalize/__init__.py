@@ -1,1 +1,1 @@
-"""From sealed shards to output objects and a terminal batch."""
+"""Turns sealed shards into output objects and a terminal batch."""

@@ -1,9 +1,9 @@
-"""Sealing the shards that no worker will finish, so that every line has its row.
+"""Seals the shards that no worker will finish, so that every line gets a row.
 
-A shard is claimed like a worker claims it, so a worker that still runs it can commit no more. Rows
-that are durable are kept. What the others get depends on why they were not run: `batch_expired`
-when the window has ended or `max_cost` is reached, `shard_failed` when the shard was given up;
-nothing when the batch was cancelled or has failed.
+A shard is claimed as by a worker, so a worker that still runs it can no longer commit. Durable rows
+are retained. The other lines' rows depend on the reason: `batch_expired` if the window has ended
+or `max_cost` is reached, `shard_failed` if the shard was given up; none if the batch was
+cancelled or has failed.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from ..lifecycle.finish import abandon
 from ..observability import emit, figures_of, logger
 from .sealed import each_shard
 
-# How long workers may take to notice that the batch winds up; then their leases count for nothing.
+# Time for workers to notice that the batch is finishing; after that their leases are ignored.
 PATIENCE_SECONDS = 8.0
 _WAIT_SECONDS = 1.0
 _LEASE_SECONDS = 60.0
-# Each holds the parts of one shard.
+# Each thread holds the parts of one shard.
 _NUM_THREADS = 4
 _NUM_AT_ONCE = 4 * _NUM_THREADS
-# A line of 36 MiB takes a gigabyte while it is parsed: one at a time.
+# A line of 36 MiB takes a gigabyte while it is parsed, so only one is parsed at a time.
 _parsing = Lock()
 
 _UNREADABLE = "The input can no longer be read, so lines that were not run have no row"
 
 
 def skip_reason(batch: Batch, shard: Shard) -> NotRun | None:
-    """Return what the shard's lines without a row get; None when they get nothing."""
+    """Return the error for lines of a shard without a row; None if they get no row."""
     if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
         return None
     if batch.outcome is Status.EXPIRED and shard.abandoned is None:
         return OVER_COST if batch.has_cost_all else EXPIRED
-    return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
+    return NotRun("shard_failed", shard.abandoned or "The shard was given up.", is_failure=True)
 
 
 def close_shards(lock: BatchLock) -> None:
-    """Seal the shards of a batch that winds up: after that each is sealed or has no row.
+    """Seal the shards of a batch that is finishing: afterwards each is sealed or has no row.
 
-    Raises Requeue while workers may still hand in rows, and when the time is over.
+    Raises Requeue while workers may still commit rows, and at the deadline.
     """
     if lock.aws.run(lock.deployment.table.count_left(lock.batch)) == 0:
         return
@@ -93,9 +93,9 @@ def close_abandoned(
     time_left: Callable[[], float],
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Seal the shards of a running batch that were given up, and ring for the batch if there were.
+    """Seal the abandoned shards of a running batch, and notify the batch if there were any.
 
-    One that somebody still holds is looked at again when its lease has ended.
+    A shard that a worker still holds is checked again when its lease has ended.
     """
     table = deployment.table
     given_up = [
@@ -116,13 +116,13 @@ def close_abandoned(
             leased = [shard.lease_until for shard in closing if shard.is_leased(now())]
             delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
     except Requeue:
-        logger.info("closing goes on in another run", batch_id=batch.id)
+        logger.info("another run continues closing", batch_id=batch.id)
     message, tenant = advance_message(batch.id), batch.tenant
     aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
 def _is_to_close(batch: Batch, shard: Shard) -> bool:
-    """Say whether a pending shard must be closed: it was ever claimed, or needs error rows."""
+    """Return whether a pending shard must be closed: it was ever claimed, or needs error rows."""
     is_pending = shard.status is ShardStatus.PENDING
     return is_pending and (shard.fence > 0 or skip_reason(batch, shard) is not None)
 
@@ -137,7 +137,7 @@ def _close_all(
     steal: bool,
     check: Callable[[], None],
 ) -> bool:
-    """Close them a few at once, with a check before each few; False when one is still held."""
+    """Close shards a few at a time, with a check before each few; False if one is still held."""
     rest = iter(shards)
     are_closed = True
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -203,7 +203,7 @@ def _close(
 
 def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
     def left_out(key: str, reason: str) -> None:
-        logger.error("part left out", batch_id=shard.batch_id, key=key, reason=reason)
+        logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
 
     return aws.run(deployment.bucket.index_parts(shard.batch_id, shard.number, left_out=left_out))
 
@@ -213,13 +213,13 @@ def _fill(
 ) -> tuple[Shard, int]:
     """Write the missing row of every line without one; return how many of them are failures.
 
-    The shard, which is returned as it is then, is given up where they cannot be read. The rows are
-    no part of it: should this run die, the next must be able to tell them from real failures.
+    The returned shard is given up if its lines cannot be read. The rows go to a separate object:
+    if this run dies, the next one must be able to tell them from real failures.
     """
     reason = skip_reason(batch, shard)
     if reason is None or len(index) == shard.num_rows:
         return shard, 0
-    # As a stream: the one line of a shard may be a gigabyte that is to be skipped.
+    # As a stream: the only line of a shard may be a gigabyte that is to be skipped.
     source = replace(batch.source, num_bytes=shard.end)
     with closing(ObjectStream(aws, source, shard.start)) as stream:
         lines = read_lines(LineStream(stream), first_number=shard.first_line)

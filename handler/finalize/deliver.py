@@ -1,8 +1,8 @@
 """Delivery of a batch's objects to its client's URLs: once, with retries; failures are reported.
 
 Tries are counted in the batch before they start, and the backoff is a queue's delay: no run
-sleeps, and a run that dies uses up its try. The rows stay in the bucket in any case. Those
-of a tenant whose receivers have taken too much of everybody's runs wait a while, no try is used up.
+sleeps, and a run that dies uses up its try. The rows stay in the bucket in any case. If a
+tenant's receivers have been too slow, its deliveries are postponed without using up a try.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"
 
 _FIRST_DELAY_SECONDS = 2.0
-# Who takes bytes more slowly than this, and a minute for the rest, is given up.
+# A receiver slower than this, plus a minute for the rest, is given up.
 _MIN_BYTES_PER_SECOND = 2**18
 _STEPS_SECONDS = 60.0
-# What is quicker than this is not waited for. And when to look again whether it may be.
+# Quicker uploads do not count as waiting; and the delay before checking the allowance again.
 _FAIR_BYTES_PER_SECOND = 2**20
 _LATER_SECONDS = 60.0
 _CHUNK_BYTES = 2**16
@@ -42,7 +42,7 @@ _MAX_TEXT_CHARS = 500
 
 
 class TryFailed(HandlerError):
-    """One try of a delivery that came to nothing; `is_final` when no other would do better."""
+    """One failed try of a delivery; `is_final` if another one cannot succeed."""
 
     code = "output_delivery_failed"
 
@@ -52,7 +52,7 @@ class TryFailed(HandlerError):
 
 
 def deliver(lock: BatchLock, network: Network | None = None) -> None:
-    """Put output and errors to the urls of the batch; raises Requeue before another try."""
+    """Upload output and errors to the batch's URLs; raises Requeue before another try."""
     for kind in KINDS:
         url = kind.url_of(lock.batch)
         is_made = kind.field(lock.batch, "file_id") is not None
@@ -63,7 +63,7 @@ def deliver(lock: BatchLock, network: Network | None = None) -> None:
 def _deliver(lock: BatchLock, kind: ResultKind, url: str, network: Network) -> None:
     tries = kind.field(lock.batch, "tries")
     if tries >= MAX_TRIES:
-        _give_up(lock, kind, "the last try did not come to its end")
+        _give_up(lock, kind, "the last try did not finish")
         return
     lock.check_deadline()
     if not lock.aws.run(lock.deployment.usage.may_wait(lock.batch.tenant, int(lock.now()))):
@@ -88,25 +88,27 @@ def _deliver(lock: BatchLock, kind: ResultKind, url: str, network: Network) -> N
 
 
 def _put(lock: BatchLock, kind: ResultKind, url: str, network: Network, tries: int) -> None:
-    """Upload the object once; raises TryFailed unless it was taken."""
+    """Upload the object once; raises TryFailed unless it was accepted."""
     try:
         target = resolve_target(url, network.resolve)
     except UrlRefused as exc:
         raise TryFailed(str(exc), is_final=True) from exc
     except OSError as exc:
-        raise TryFailed(f"the host was not found: {exc}") from exc
+        raise TryFailed(f"host not found: {exc}") from exc
     try:
         answer = _send(lock, kind, target, network, tries)
     except (OSError, HTTPException, BotoCoreError) as exc:
         raise TryFailed(_words(f"{type(exc).__name__}: {exc}", url)) from exc
     if not answer.is_success:
         is_redirect = 300 <= answer.status < 400
-        told = "redirects are not followed" if is_redirect else _words(answer.text, url)
-        raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.is_retryable)
+        reason = "redirects are not followed" if is_redirect else _words(answer.text, url)
+        raise TryFailed(
+            f"the server returned {answer.status}: {reason}", is_final=not answer.is_retryable
+        )
 
 
 def _words(text: str, url: str) -> str:
-    """Return what went wrong, cut short and without what the url may hide."""
+    """Return the failure, truncated and without secret parts of the URL."""
     return redact_url(text, url)[:_MAX_TEXT_CHARS]
 
 
@@ -116,11 +118,11 @@ def _send(
     bucket, key = lock.deployment.bucket, kind.key_of(lock.batch)
     found = lock.aws.run(bucket.head(key))
     if found is None:
-        raise NotThere(f"{key} has gone")
+        raise NotThere(f"{key} is gone")
     num_bytes = found["ContentLength"]
     stall_seconds = min(network.stall_seconds, max(1.0, lock.time_left() - RESERVE_SECONDS))
     whole_seconds = _STEPS_SECONDS + num_bytes / _MIN_BYTES_PER_SECOND
-    # The lock must outlast a stall.
+    # The lock must outlast a stalled connection.
     lock.lock_seconds += stall_seconds
     lock.renew()
     with (
@@ -138,7 +140,7 @@ def _send(
 
 @contextmanager
 def _waiting(lock: BatchLock, num_bytes: int) -> Iterator[None]:
-    """Count what such an upload takes beyond its due, whatever comes of it."""
+    """Count the time of an upload beyond its allowance, whatever its result."""
     began = lock.now()
     try:
         yield
@@ -158,7 +160,7 @@ def _give_up(lock: BatchLock, kind: ResultKind, reason: str) -> None:
     param = f"{kind.name}_url"
     error = BatchError(
         TryFailed.code,
-        f"The PUT to `{param}` failed: {reason}. The rows are kept as {kind.key_of(lock.batch)}.",
+        f"The PUT to `{param}` failed: {reason}. The rows are stored as {kind.key_of(lock.batch)}.",
         param=param,
     )
     errors = [dump(each) for each in (*lock.batch.errors, error)]

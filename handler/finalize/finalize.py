@@ -1,7 +1,7 @@
-"""Finalizes a batch: close its shards, publish, have its table made, deliver, report, end.
+"""Finalizes a batch: close its shards, publish, write its table, deliver, report, end.
 
-Every step looks first at what is done, so a run may die anywhere, and a message may come twice: the
-next run ends in the same state. A run whose time is over rings for the next one.
+Every step first checks what is done, so a run may die anywhere, and a message may come twice: the
+next run ends in the same state. A run that reaches its deadline sends a message for the next one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def finalize(
     now: Callable[[], float] = time.time,
     network: Network | None = None,
 ) -> None:
-    """Bring a batch that is `finalizing` or `cancelling` as far as the time allows.
+    """Advance a batch that is `finalizing` or `cancelling` as far as possible.
 
-    `time_left` gives the seconds until the run must have ended. Returns when the batch is terminal,
-    when a message is on its way that goes on with it, or when another run has it: that one rings.
+    `time_left` returns the seconds until the run's deadline. Returns when the batch is terminal,
+    when a message for the rest is sent, or when another run has the batch, which then sends one.
     """
     lock = BatchLock(aws, deployment, batch, time_left, now)
     if not lock.acquire():
@@ -52,7 +52,7 @@ def finalize(
         logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
     finally:
         lock.release()
-    # Only now: the receiver of the message must find the lock free.
+    # Released first: the receiver of the message must find the lock free.
     if delay_seconds is not None:
         message, tenant = advance_message(batch.id), batch.tenant
         aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
@@ -61,7 +61,7 @@ def finalize(
 
 
 def _go_on(lock: BatchLock, network: Network | None) -> bool:
-    """Bring the batch to its end; False where another Lambda has to make its table first."""
+    """Bring the batch to its end; False if another Lambda has to write its table first."""
     batch = lock.batch
     if batch.status not in {Status.FINALIZING, Status.CANCELLING}:
         return True

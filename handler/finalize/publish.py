@@ -1,8 +1,8 @@
-"""Output and error objects: the sealed segments in the order of lines, each object made once.
+"""Output and error objects: the sealed segments in line order, each object created once.
 
 Every object is a multipart upload, however small: an upload can be completed only once, so a run
-that was held up for long cannot write over what came later. The id of the upload stands in the
-batch and S3 lists which parts are there, so any run can go on where another one stopped.
+that was held up for long cannot overwrite later results. The batch stores the upload's ID and S3
+lists its parts, so any run can resume where another one stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
 
 
 def publish(lock: BatchLock) -> None:
-    """Make the objects of a batch whose shards are closed and record them; raises Requeue."""
+    """Publish the objects of a batch whose shards are closed and record them; raises Requeue."""
     _wait_for_predecessor(lock)
     sealed = gather(lock)
     made: dict[ResultKind, Mapping[str, Any]] = {}
@@ -36,7 +36,7 @@ def publish(lock: BatchLock) -> None:
         if segments:
             made[kind] = _make_object(lock, kind, segments)
         elif any(sealed.segments.values()):
-            # Errors of an older upload must not stand beside a newer output.
+            # Errors of an older upload must not accompany a newer output.
             _remove_stale(lock, kind)
     changes: dict[str, object] = {}
     for kind, found in made.items():
@@ -51,8 +51,8 @@ def publish(lock: BatchLock) -> None:
 def _wait_for_predecessor(lock: BatchLock) -> None:
     """Let older batches of the key publish first; polls with growing intervals.
 
-    One that has published had waited itself. One that ended without it (refused, or cancelled
-    before anything was run) had not, and those before it may publish still.
+    A batch that has published had itself waited. One that ended without publishing (refused, or
+    cancelled before any line ran) had not, and batches before it may still publish.
     """
     older_id = lock.batch.predecessor
     while older_id is not None:
@@ -91,13 +91,13 @@ def _make_object(lock: BatchLock, kind: ResultKind, segments: SealedSegments) ->
         _restart_upload(lock, kind, upload, exc)
     found = find_made(lock, key, num_bytes)
     if found is None:
-        raise HandlerError(f"{key} is not what was uploaded")
+        raise HandlerError(f"{key} is not the uploaded object")
     logger.info("published", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
     return found
 
 
 def _get_upload(lock: BatchLock, kind: ResultKind) -> str:
-    """Return the id of the batch's upload; of two that begin one the second gives its own up."""
+    """Return the ID of the batch's upload; if two runs start one, the second aborts its own."""
     if known := kind.field(lock.batch, "joining"):
         return str(known)
     bucket, key = lock.deployment.bucket, kind.key_of(lock.batch)
@@ -115,7 +115,7 @@ def _get_upload(lock: BatchLock, kind: ResultKind) -> str:
 def _restart_upload(
     lock: BatchLock, kind: ResultKind, upload: JoinUpload, cause: NotThere
 ) -> NoReturn:
-    """Drop an upload that was aborted from outside, for instance by a lifecycle rule."""
+    """Forget an upload that was aborted from outside, for instance by a lifecycle rule."""
     logger.warning("upload gone", batch_id=lock.batch.id, key=upload.key, reason=str(cause))
     lock.renew()
     lock.change(**kind.fields(joining=None))

@@ -1,4 +1,4 @@
-"""Result files: the objects that a batch has made, as clients find them."""
+"""Result files: the published objects of a batch, as files of the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.batch.model import Batch, File
 from ..lifecycle.batch_lock import BatchLock
 
 BATCH_ID: Final = "batch-id"
-"""Name of the user metadata that tells whose an object is."""
+"""Name of the user metadata with the owner of an object."""
 
 
 def find_made(lock: BatchLock, key: str, num_bytes: int | None = None) -> Mapping[str, Any] | None:
@@ -41,7 +41,7 @@ def record_file(lock: BatchLock, file_id: str, key: str, found: Mapping[str, Any
 
 
 def _file_expires(batch: Batch, created_at: int) -> int | None:
-    """Return when a result is forgotten: with its batch, or before that where it was asked for."""
-    asked = batch.options.output_expires_seconds
-    ends = [created_at + asked if asked is not None else None, batch.expires]
+    """Return when a result expires: with its batch, or earlier if the request set it."""
+    expires_seconds = batch.options.output_expires_seconds
+    ends = [created_at + expires_seconds if expires_seconds is not None else None, batch.expires]
     return min((at for at in ends if at is not None), default=None)

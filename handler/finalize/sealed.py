@@ -1,4 +1,4 @@
-"""Sealed segments of a batch's shards: gathered page by page, kept in a few bytes each."""
+"""Sealed segments of a batch's shards: read page by page, stored compactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..lifecycle.batch_lock import BatchLock
 
 
 class SealedSegments(Sequence[SealedSegment]):
-    """The segments of one kind in the order of lines, each in some twenty bytes."""
+    """The segments of one kind in line order, in about twenty bytes each."""
 
     def __init__(self, batch_id: str, kind: ResultKind) -> None:
         self._batch_id = batch_id
@@ -26,7 +26,7 @@ class SealedSegments(Sequence[SealedSegment]):
         self.num_bytes = 0
 
     def add(self, shard: Shard) -> None:
-        """Take the segments of the next shard."""
+        """Add the segments of the next shard."""
         for number, size in enumerate(self._kind.sizes_of(shard)):
             self._shards.append(shard.number)
             self._fences.append(shard.fence)
@@ -55,7 +55,7 @@ class SealedSegments(Sequence[SealedSegment]):
 
 
 class Sealed:
-    """The segments of all shards, the sums over their counts, and why some were given up."""
+    """The segments of all shards, the sums of their counts, and the reasons of abandoned ones."""
 
     def __init__(self, batch_id: str) -> None:
         self.segments = {kind: SealedSegments(batch_id, kind) for kind in KINDS}
@@ -63,7 +63,7 @@ class Sealed:
         self.errors: list[BatchError] = []
 
     def add(self, shard: Shard) -> None:
-        """Take the next shard, which is closed."""
+        """Add the next closed shard."""
         for segments in self.segments.values():
             segments.add(shard)
         self.progress += shard.progress.without_rates
@@ -72,7 +72,7 @@ class Sealed:
 
 
 def gather(lock: BatchLock) -> Sealed:
-    """Return what the closed shards of the batch have."""
+    """Return the sealed segments and counts of the batch's closed shards."""
     sealed = Sealed(lock.batch.id)
     for shard in each_shard(lock.aws, lock.deployment, lock.batch.id, lock.check_deadline):
         sealed.add(shard)
@@ -82,7 +82,7 @@ def gather(lock: BatchLock) -> Sealed:
 def each_shard(
     aws: Aws, deployment: Deployment, batch_id: str, check: Callable[[], None]
 ) -> Iterator[Shard]:
-    """Yield the shards of a batch in their order, with a check before each page of them."""
+    """Yield the shards of a batch in order, with a check before each page of them."""
     first: int | None = 0
     while first is not None:
         check()

@@ -1,7 +1,7 @@
-"""Table of a batch: its published rows beside the columns of its input, made in one run.
+"""Table of a batch: its published rows next to the columns of its input, written in one run.
 
-What writes tables is in the Lambda of intake alone, which a message asks to do it: finalize goes on
-when it has.
+The libraries that write tables are in the intake Lambda only, which a message starts; when it is
+done, finalize continues.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..lifecycle.batch_lock import BatchLock, LockLost, Requeue
 from ..observability import logger
 from .result_files import BATCH_ID, find_made, record_file
 
-# A run that dies, for want of memory too, or whose time is over is followed by as many more.
+# Number of runs that may die (for example for lack of memory) or reach their deadline.
 MAX_TRIES = 3
 _PART_BYTES = 4 * MIN_COPIED_BYTES
 
 
 class TableNotMade(HandlerError):
-    """A table that cannot be made: its batch ends with the rows alone."""
+    """A table that cannot be written: its batch ends with the rows only."""
 
     code = "table_not_made"
 
@@ -47,9 +47,9 @@ def make_table(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Make the table of a batch where it is due, and send the message for what comes next.
+    """Write the table of a batch if it is due, and send the message for the next step.
 
-    A batch whose table cannot be made says so in its errors. Repeated it changes nothing.
+    If the table cannot be written, the batch's errors contain the reason. Idempotent.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
     if batch is None or not batch.is_table_due:
@@ -62,7 +62,7 @@ def make_table(
         if lock.batch.is_table_due:
             _make(lock)
     except Requeue:
-        logger.warning("table not made in time", batch_id=batch.id)
+        logger.warning("table not written in time", batch_id=batch.id)
     except LockLost as exc:
         logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
     finally:
@@ -76,7 +76,7 @@ def _make(lock: BatchLock) -> None:
     try:
         found = find_made(lock, key) or _upload(lock, key)
     except (NotThere, ObjectChanged) as exc:
-        _give_up(lock, f"the input or its rows are no longer there ({exc})")
+        _give_up(lock, f"the input or its rows no longer exist ({exc})")
     except (TableNotMade, TableError, RecipeError, FormatError) as exc:
         _give_up(lock, str(exc).rstrip("."))
     else:
@@ -88,11 +88,11 @@ def _make(lock: BatchLock) -> None:
 
 
 def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
-    """Upload the table and return its S3 metadata; what does not come to its end is aborted."""
-    from .table_bytes import table_bytes  # late: what writes tables is not in every Lambda
+    """Upload the table and return its S3 metadata; an unfinished upload is aborted."""
+    from .table_bytes import table_bytes  # late: not every Lambda has the libraries for tables
 
     if lock.batch.table_tries == MAX_TRIES:
-        raise TableNotMade("no run has come to its end")
+        raise TableNotMade("no run finished it")
     lock.change(table_tries=lock.batch.table_tries + 1)
     bucket, is_whole = lock.deployment.bucket, False
     is_short_lived = lock.batch.options.output_expires_seconds is not None
@@ -114,15 +114,17 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
             lock.aws.run(bucket.abort_upload(key, upload))
     found = find_made(lock, key)
     if found is None:
-        raise NotThere(f"{key} is no longer what was uploaded")
+        raise NotThere(f"{key} is no longer the uploaded object")
     return found
 
 
 def _give_up(lock: BatchLock, reason: str) -> None:
-    """Let the batch end without a table."""
+    """End the batch without a table."""
     batch = lock.batch
-    message = f"The table could not be made: {reason}. Its rows are in {batch.outputs.output_key}."
+    message = (
+        f"The table could not be written: {reason}. Its rows are in {batch.outputs.output_key}."
+    )
     error = BatchError(TableNotMade.code, message)
-    logger.error("table not made", batch_id=batch.id, reason=reason)
+    logger.error("table not written", batch_id=batch.id, reason=reason)
     outputs = dump(batch.outputs) | {"table_key": None}
     lock.change(outputs=outputs, errors=[dump(each) for each in (*batch.errors, error)])

@@ -1,4 +1,4 @@
-"""Bytes of a batch's table, made of its input and its rows, which are read as streams."""
+"""Bytes of a batch's table, built from its input and its rows, which are read as streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def table_bytes(lock: BatchLock) -> Iterator[bytes]:
     """Yield the bytes of the table; pieces may be empty.
 
-    Raises NotThere and ObjectChanged where the input or the rows are gone.
+    Raises NotThere and ObjectChanged if the input or the rows are gone.
     """
     batch, aws, sink = lock.batch, lock.aws, _Sink()
     assert batch.conversion is not None
@@ -78,7 +78,7 @@ def _row_sources(lock: BatchLock) -> list[Source]:
 
 
 class _Sink(io.RawIOBase):
-    """Keeps what is written until it is taken."""
+    """Buffers written bytes until they are taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +93,6 @@ class _Sink(io.RawIOBase):
         return len(piece)
 
     def take(self) -> bytes:
-        """Return what has been written since the last time."""
+        """Return the bytes written since the last call."""
         taken, self._pieces = b"".join(self._pieces), []
         return taken

@@ -1,12 +1,12 @@
-"""Tells a client's webhook of the end of a batch, as OpenAI does: signed, and until it has heard.
+"""Notifies a client's webhook of the end of a batch, as OpenAI does: signed, with retries.
 
-Each try belongs to the one run that counts it in the batch before it begins; a run that dies takes
-its try with it. The url and the secrets are those that the tenant has at that moment, the event and
-its id are the same in every try: whoever got it twice can tell. The wait between tries is the
-queue's delay, or the reaper's rounds where it is longer than a queue can wait.
+Each try belongs to the one run that counts it in the batch before it begins; a run that dies uses
+up its try. The URL and the secrets are the tenant's current ones. The event and its ID are the
+same in every try, so a receiver can detect duplicates. The wait between tries is the queue's
+delay, or the reaper's rounds if it is longer than a queue can wait.
 
-A run that waits for a receiver is one less for everybody's batches: a tenant whose receivers have
-taken too much of that fails its tries unsent for a while.
+A run that waits for a receiver delays other batches: if a tenant's receivers have been too slow,
+its tries fail unsent for a while.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..deployment import Deployment
 from ..lifecycle.announce import announce
 from ..observability import logger
 
-# Before each try but the first: nine tries in less than a day.
+# Delays before each try but the first: nine tries in less than a day.
 DELAYS_SECONDS: Final = (5, 60, 5 * 60, 15 * 60, 3600, 3 * 3600, 6 * 3600, 12 * 3600)
 MAX_TRIES: Final = len(DELAYS_SECONDS) + 1
 GONE: Final = 410
 
-# From connecting to the answer; a run that waits for it is not there for others.
+# From connecting to the response; a run that waits for it is not available to other batches.
 _WHOLE_SECONDS = 15.0
-# Longer than that and the search for the host: only then is a try that was not heard of again lost.
+# Longer than that plus the DNS lookup: only after it is an unreported try considered lost.
 _TRY_SECONDS = 60
 # A queue's clock and ours may differ.
 _EARLY_SECONDS = 2
@@ -52,7 +52,7 @@ _MAX_TEXT_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one try came to; `pending` means that another may do better."""
+    """Result of one try; `pending` means that another may succeed."""
 
     delivery: WebhookDelivery
     status_code: int | None = None
@@ -68,26 +68,26 @@ def send_webhook(
     now: Callable[[], float] = time.time,
     network: Network | None = None,
 ) -> None:
-    """Try once to tell the webhook of a batch that has ended, if it has one and a try is due."""
+    """Try once to notify the webhook of a batch that has ended, if it has one and a try is due."""
     if batch.webhook_delivery != "pending" or now() < (batch.webhook_due or 0) - _EARLY_SECONDS:
         return
     if time_left() < _TRY_SECONDS:
         aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
         return
     if batch.webhook_tries >= MAX_TRIES:
-        outcome = _Outcome("failed", error="the last try did not come to its end")
+        outcome = _Outcome("failed", error="the last try did not finish")
         _record_attempt(aws, deployment, batch, outcome, int(now()))
         return
     tries = batch.webhook_tries + 1
-    # Should this run die, the reaper rings for the next try.
+    # If this run dies, the reaper sends a message for the next try.
     due = int(now()) + max(_TRY_SECONDS, _delay_after(tries))
     begun = aws.run(deployment.table.change_webhook(batch, webhook_tries=tries, webhook_due=due))
     if begun is None:
-        logger.info("another run tells the webhook", batch_id=batch.id)
+        logger.info("another run notifies the webhook", batch_id=batch.id)
         return
     at = int(now())
     if not aws.run(deployment.usage.may_wait(batch.tenant, at)):
-        outcome = _Outcome("pending", error="not tried: the tenant's webhooks answer too slowly")
+        outcome = _Outcome("pending", error="not tried: the tenant's webhooks respond too slowly")
         _record_attempt(aws, deployment, begun, outcome, at)
         return
     began = now()
@@ -98,7 +98,7 @@ def send_webhook(
 
 
 def event_of(batch: Batch) -> bytes:
-    """Return the event that a batch has ended: the same bytes in every try."""
+    """Return the event for the end of a batch: the same bytes in every try."""
     status = str(batch.status)
     return to_json(
         {
@@ -121,11 +121,11 @@ def sign(secret: str, event: str, at: int, body: bytes) -> str:
 def _try(
     aws: Aws, deployment: Deployment, batch: Batch, at: int, network: Network
 ) -> tuple[Batch, _Outcome]:
-    """Send the event once; return the batch with the host that was meant, and what came of it."""
+    """Send the event once; return the batch with the receiver's host, and the outcome."""
     tenant = aws.run(deployment.tenants.find(batch.tenant))
     url, secrets = batch.options.webhook_url or tenant.webhook_url, tenant.secrets_at(at)
     if url is None or not secrets:
-        return batch, _Outcome("failed", error="the tenant has no webhook any more")
+        return batch, _Outcome("failed", error="the tenant no longer has a webhook")
     batch = replace(batch, webhook_host=_host_of(url))
     body, event = event_of(batch), event_id(batch.id, str(batch.status))
     headers = {
@@ -151,14 +151,14 @@ def _try(
 
 
 def _words(text: str, url: str) -> str:
-    """Return what went wrong, cut short and without what the url may hide."""
+    """Return the failure, truncated and without secret parts of the URL."""
     return redact_url(text, url)[:_MAX_TEXT_CHARS]
 
 
 def _record_attempt(
     aws: Aws, deployment: Deployment, batch: Batch, outcome: _Outcome, at: int
 ) -> None:
-    """Write down what a try came to, and see that the next one comes, or that none does."""
+    """Record the outcome of a try, and schedule the next one if there is any."""
     tries, delivery = batch.webhook_tries, outcome.delivery
     if delivery == "pending" and tries >= MAX_TRIES:
         delivery = "failed"
@@ -174,7 +174,7 @@ def _record_attempt(
         )
     )
     logger.info(
-        "webhook told" if delivery == "delivered" else "webhook not told",
+        "webhook delivered" if delivery == "delivered" else "webhook not delivered",
         batch_id=batch.id,
         tries=tries,
         delivery=delivery,

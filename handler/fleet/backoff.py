@@ -1,4 +1,4 @@
-"""Exponential backoff of starts that came to nothing, and the reason. No I/O."""
+"""Exponential backoff of failed starts, and its reason. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_SECONDS = 15 * 60
 
 
 def back_off(state: FleetState, end: WorkerEnd) -> FleetState:
-    """Return the state after a worker did not start: starts pause, twice as long each time.
+    """Return the state after a worker did not start: starts pause, each time twice as long.
 
     Starts that were requested together are refused together, so a refusal during a pause does not
     lengthen it.
@@ -58,5 +58,5 @@ def reset_backoff(state: FleetState, workers: Iterable[Worker]) -> FleetState:
 
 
 def is_failed_start(end: WorkerEnd) -> bool:
-    """Say whether this is a failed start rather than the end of a worker."""
+    """Return whether this is a failed start rather than the end of a worker."""
     return end.kind in {EndKind.NO_CAPACITY, EndKind.NOT_STARTED}

@@ -1,8 +1,8 @@
 """Circuit breaker of a fleet: stops the starts of a release in a crash loop. No I/O.
 
 A crash loop pays for a GPU without a result, and does not end by itself. Crashes of one release
-count as long as no row of the model comes between them. Another release, or a person, closes the
-breaker; a breaker that a refusal of AWS opened is half-open from time to time (`reconcile`).
+count if no row of the model comes between them. Another release, or a person, closes the
+breaker; a breaker opened by a refusal of AWS is half-open from time to time (`reconcile`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tidemill.batch.fleet import (
 from .backoff import back_off, is_failed_start
 
 CRASHES_TO_TRIP: Final = 3
-# Between two crashes of a loop: machine, image, weights, five tries to load. Half an hour for all
-# would miss the crash loop of a large model, which costs most.
+# Maximum time between two crashes of a loop: machine, image, weights, five tries to load. Half an
+# hour for all would miss the crash loop of a large model, which costs most.
 CRASH_GAP_SECONDS: Final = 2 * 3600
 # An older shortage may be over.
 _FRESH_SECONDS: Final = 30 * 60
@@ -42,33 +42,33 @@ STOPPED: Final = "stopped"
 
 # Advice by a pattern in the last error. The first match counts.
 _ADVICE: Final = (
-    (r"known line", "The GPU of its machine is most likely broken: end that machine"),
+    (r"known line", "Terminate the worker's machine, whose GPU is probably faulty"),
     (
         r"Cannotpull|pull access|manifest|ImagePull|ErrImage|InvalidImage",
-        "See that the image is there, and that workers reach its registry",
+        "Check that the image exists and that workers can reach its registry",
     ),
-    (r"CreateContainerConfigError", "See that the Secrets of its plan are in the namespace"),
+    (r"CreateContainerConfigError", "Check that the Secrets of its plan exist in the namespace"),
     (
         r"ResourceInitialization|secret|AccessDenied|not authorized",
-        "See that the role of the workers may do what it was refused",
+        "Grant the workers' role the permission that was denied",
     ),
-    (r"out of memory|OutOfMemory|\(exit status 137\)", "Give workers more memory, or less to hold"),
-    (r"exit status 2\b", "A setting of the workers cannot be: mend what the last words name"),
-    (r"", "Read the log of the worker and mend what it says"),
+    (r"out of memory|OutOfMemory|\(exit status 137\)", "Give workers more memory"),
+    (r"exit status 2\b", "Fix the worker setting that the last error names"),
+    (r"", "Read the worker's log and fix the error in it"),
 )
 _START_ADVICE: Final = (
     (
         r"AccessDenied|not authorized",
-        "See that the role of the Lambdas may start workers and pass them their roles",
+        "Grant the Lambdas' role the permission to start workers and pass them their roles",
     ),
     (
         r"EMPTY CAPACITY PROVIDER|RESOURCE:",
-        "Choose a GPU whose machines are large enough for a worker",
+        "Choose a GPU whose instance types are large enough for a worker",
     ),
-    (r"Blocked", "Ask AWS why the account is blocked"),
-    (r"forbidden: User", "See that the launcher's Role may create Jobs in its namespace"),
-    (r"^kubernetes ", "Mend what Kubernetes names"),
-    (r"", "Mend what AWS names"),
+    (r"Blocked", "Ask AWS Support why the account is blocked"),
+    (r"forbidden: User", "Allow the launcher's Role to create Jobs in its namespace"),
+    (r"^kubernetes ", "Fix the problem that Kubernetes reports"),
+    (r"", "Fix the problem that AWS reports"),
 )
 
 
@@ -77,7 +77,7 @@ def count_end(
 ) -> FleetState:
     """Return the state after the end of a worker; the breaker opens at the third crash in a row.
 
-    A repeated event, and an end of another release than the plan's, do not count.
+    A repeated event, and an end of a release other than the plan's, do not count.
     """
     launches = tuple(each for each in state.launches if each.worker != end.worker)
     state = replace(forget_other_releases(state, plan.release), launches=launches)
@@ -99,13 +99,13 @@ def count_end(
 
 
 def may_have_rows(workers: Iterable[Worker], release: str) -> bool:
-    """Say whether rows may come from workers of a release: not where only others run."""
+    """Return whether rows may come from workers of a release: not if only others run."""
     running = {worker.release for worker in workers if worker.status is WorkerStatus.RUNNING}
     return not running or release in running
 
 
 def _loop(ends: Sequence[WorkerEnd], rate: WorkerRate) -> list[WorkerEnd]:
-    """Return the latest crashes, each soon after the one before, and no row since the first."""
+    """Return the latest crashes in quick succession, without a row since the first."""
     bad = (each for each in ends if each.kind is EndKind.CRASHED and each.at > rate.rows_at)
     loop: list[WorkerEnd] = []
     for end in sorted(bad, key=lambda each: each.at):
@@ -130,8 +130,8 @@ def close_breaker(state: FleetState) -> FleetState:
 
 
 def open_by_operator(state: FleetState, plan: FleetPlan, now: int) -> FleetState:
-    """Return the state after a person has opened the breaker: no worker is started."""
-    advice = f"`tidemill workers resume {plan.model}` lets them be started again."
+    """Return the state after an operator has opened the breaker: no worker is started."""
+    advice = f"Start them again with `tidemill workers resume {plan.model}`."
     return replace(
         state,
         breaker=CircuitBreaker(now, plan.release, STOPPED, "The workers were stopped.", advice),
@@ -139,15 +139,15 @@ def open_by_operator(state: FleetState, plan: FleetPlan, now: int) -> FleetState
 
 
 def open_on_refusal(state: FleetState, plan: FleetPlan, reason: str, now: int) -> FleetState:
-    """Return the state after a start was refused for a reason that only we can fix."""
+    """Return the state after a start was refused for a reason that the operator must fix."""
     advice = _advice_for(reason, _START_ADVICE, plan.model)
     who = "Kubernetes" if plan.launcher == "kubernetes" else "AWS"
-    words = f"{who} starts no worker: {_sentence(reason)} It is tried again every 15 minutes."
+    words = f"{who} refuses to start workers: {_sentence(reason)} Retrying every 15 minutes."
     return replace(state, breaker=CircuitBreaker(now, plan.release, START_REFUSED, words, advice))
 
 
 def describe_waiting(state: FleetState, now: float) -> WaitingReason | None:
-    """Return the reason that the lines of a model wait; None where none is known."""
+    """Return the reason that the lines of a model wait; None if none is known."""
     if (breaker := state.breaker) is not None:
         message = f"{breaker.reason} {breaker.advice}"
         return WaitingReason(breaker.code, message, breaker.at)
@@ -156,11 +156,11 @@ def describe_waiting(state: FleetState, now: float) -> WaitingReason | None:
         return None
     since = next(each.at for each in starts if each.kind is starts[-1].kind)
     if starts[-1].kind is EndKind.NOT_STARTED:
-        message = f"Another worker did not start: {state.refusal}"
-        return WaitingReason("not_started", f"{_sentence(message)} It is tried again.", since)
+        message = f"Another worker could not be started: {state.refusal}"
+        return WaitingReason("not_started", f"{_sentence(message)} Retrying.", since)
     message = (
-        f"No machine can be had for another worker: {_sentence(state.refusal)} "
-        "It is tried again, at longer intervals."
+        f"No machine is available for another worker: {_sentence(state.refusal)} "
+        "Retrying at increasing intervals."
     )
     return WaitingReason("no_capacity", message, since)
 
@@ -168,10 +168,10 @@ def describe_waiting(state: FleetState, now: float) -> WaitingReason | None:
 def _tripped(loop: Sequence[WorkerEnd], now: int) -> CircuitBreaker:
     end = loop[-1]
     minutes = max(1, math.ceil((end.at - loop[0].at) / 60))
-    said = f' Its last words: "{end.last_words}".' if end.last_words else ""
+    stderr = f' Last error: "{end.last_words}".' if end.last_words else ""
     reason = (
-        f"{len(loop)} workers in a row ended badly, within {minutes} minutes and without a result, "
-        f"so no more are started. The last one: {_sentence(end.reason)}{said}"
+        f"{len(loop)} workers in a row crashed within {minutes} minutes without producing a row, "
+        f"so no more are started. The last one: {_sentence(end.reason)}{stderr}"
     )
     advice = _advice_for(f"{end.reason} {end.last_words}", _ADVICE, end.model)
     return CircuitBreaker(now, end.release, CRASH_LOOP, reason, advice)
@@ -179,7 +179,7 @@ def _tripped(loop: Sequence[WorkerEnd], now: int) -> CircuitBreaker:
 
 def _advice_for(words: str, known: Iterable[tuple[str, str]], model: str) -> str:
     what = next(advice for pattern, advice in known if re.search(pattern, words, re.IGNORECASE))
-    return f"{what}, and deploy; or `tidemill workers resume {model}` to try again."
+    return f"{what}, then deploy; or run `tidemill workers resume {model}` to try again."
 
 
 def _sentence(words: str) -> str:

@@ -27,7 +27,7 @@ class Demand:
 def open_work(
     batch: Batch, done: Progress, *, num_shards: int, running: Collection[LiveShard] = ()
 ) -> OpenWork:
-    """Return what is left of a batch in progress; workers hold the `running` shards."""
+    """Return the remaining work of a batch in progress; workers hold the `running` shards."""
     left = tokens_left(batch, done) if done.num_rows else NO_TOKENS
     return OpenWork(
         batch.id,
@@ -54,19 +54,19 @@ def estimate_demand(
 ) -> Demand:
     """Return the number of workers that the open work needs, existing ones included.
 
-    `ready_at` is, for each existing worker, the time at which its model is loaded. Open work shall
-    be done `target_seconds` after it began, and before its window ends. Never more workers than
-    can have a shard, or than the plan allows; at least one while anything is open.
+    `ready_at` is, for each existing worker, the time at which its model is loaded. Open work should
+    be done `target_seconds` after it began, and before its window ends. The number never exceeds
+    the plan's maximum or the shards that workers can get; it is at least one with open work.
     """
     todo = [each for each in work if each.num_shards > 0]
     if not todo:
-        return Demand(0, "nothing is open")
+        return Demand(0, "no open work")
     num_held = sum(each.num_running for each in todo)
     waiting = sum(each.num_shards for each in todo) - num_held
     most = max(1, min(plan.max_workers, min(len(ready_at), num_held) + waiting))
     seconds = [estimate_seconds(each, rate) for each in todo]
     if None in seconds:
-        return Demand(1, "the rate of a worker is not known yet: the first one measures it")
+        return Demand(1, "a worker's rate is not known yet: the first one measures it")
     spans = [span for span in seconds if span is not None]
     targets = [min(each.since + plan.target_seconds, each.expires_at) for each in todo]
     windows = [each.expires_at for each in todo]
@@ -77,9 +77,9 @@ def estimate_demand(
         zip(windows, spans, strict=True), plan, ready_at, now, worth_seconds=_LAST_MINUTE_SECONDS
     )
     needed = max(1, for_target, for_windows)
-    why = f"{sum(spans):.0f} seconds of one worker are open"
+    why = f"open work for {sum(spans):.0f} seconds of one worker"
     if needed > most:
-        why += f", for which {needed} would be right; no more than {most} are of use or allowed"
+        why += f", which needs {needed} workers; at most {most} are useful or allowed"
     return Demand(min(needed, most), why)
 
 
@@ -103,7 +103,7 @@ def _needed(
     """Return the number of workers that finish each (end, seconds) of work in time.
 
     Work that ends earlier is done first. A new worker counts from the end of its start, and for
-    `worth_seconds` even where that is too late: more workers would mostly be paid for starting.
+    `worth_seconds` even if that is too late: more workers would mostly be paid for starting.
     """
     most, open_seconds, ready_in_turn = 0, 0.0, sorted(ready_at)
     for end, seconds in sorted(due):

@@ -24,7 +24,7 @@ _STATUS: Final = {
 }
 _ENDED = "STOPPED"
 # The stop reason of a worker whose health check failed.
-HUNG: Final = "it hung, as its health check has told"
+HUNG: Final = "it hung: its container health check failed"
 
 
 class EcsConfig(BaseModel):
@@ -58,7 +58,7 @@ class EcsLauncher:
         """List the tasks that have not stopped, stopping ones included."""
         config = EcsConfig.model_validate(plan.means)
         mark = started_by(plan.model)
-        # ECS takes no other filter beside `startedBy`, and lists no stopping task by it.
+        # ECS supports no other filter with `startedBy`, and it does not list stopping tasks.
         filters = {"family": family_of(config.task_definition), "desiredStatus": _ENDED}
         arns = yield from _list(config.cluster, {"startedBy": mark})
         arns += yield from _list(config.cluster, filters)
@@ -71,13 +71,13 @@ class EcsLauncher:
         return (yield from _workers(config.cluster, arns, started_by(plan.model)))
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Run one task; the client token holds `number`, so that a retry runs no second one."""
+        """Run one task; the client token contains `number`, so that a retry runs no second one."""
         config = EcsConfig.model_validate(plan.means)
         arguments: dict[str, Any] = {
             "cluster": config.cluster,
             "taskDefinition": config.task_definition,
             "count": 1,
-            # Without a weight it is 0, and a provider of weight 0 places no task.
+            # The default weight is 0, and a provider of weight 0 places no task.
             "capacityProviderStrategy": [
                 {"capacityProvider": config.capacity_provider, "weight": 1}
             ],
@@ -97,13 +97,13 @@ class EcsLauncher:
         for task in response["tasks"]:
             arn: str = task["taskArn"]
             return arn
-        said = _describe_failures(response.get("failures", ()))
-        raise classify_refusal(said) or NotStarted(said)
+        message = _describe_failures(response.get("failures", ()))
+        raise classify_refusal(message) or NotStarted(message)
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
         """Stop a task: SIGTERM, and two minutes later SIGKILL."""
         config = EcsConfig.model_validate(plan.means)
-        why = "Tidemill: this release is replaced, or its workers are to end"
+        why = "Tidemill: this release is replaced, or its workers are stopped"
         if worker.status is WorkerStatus.HUNG:
             why = f"Tidemill: {HUNG}"
         yield Call(
@@ -172,5 +172,5 @@ def family_of(task_definition: str) -> str:
 
 def _describe_failures(failures: Sequence[Mapping[str, str]]) -> str:
     reasons = {each.get("reason", "") for each in failures}
-    said = ", ".join(sorted(filter(None, reasons))) or "no reason given"
-    return f"ECS runs no task: {said}"
+    message = ", ".join(sorted(filter(None, reasons))) or "no reason given"
+    return f"ECS started no task: {message}"

@@ -29,10 +29,10 @@ from .worker_ended import count_worker_end
 
 
 def count_ends(deployment: Deployment, plan: FleetPlan, now: int) -> Operation[None]:
-    """Count the ends of a fleet's Jobs, and the shortages that others wait for.
+    """Count the ends of a fleet's Jobs, and the shortages that other Jobs wait for.
 
-    A failed Job is marked once it is counted, and stays for its log until Kubernetes removes it. A
-    Job whose container can never start is deleted.
+    A failed Job is labelled once it is counted, and stays for its log until Kubernetes removes it.
+    A Job whose container can never start is deleted.
     """
     jobs = yield from list_jobs(plan)
     pods = pods_by_job((yield from list_pods(plan)))

@@ -20,7 +20,7 @@ _OWN_COMPLAINT: Final = "tidemill: "
 
 
 def read_last_error(place: LogStream) -> Operation[str | None]:
-    """Return the last error in a log; None where there is none, or it cannot be read."""
+    """Return the last error in a log; None if there is none, or the log is unreadable."""
     for delay_seconds in _DELAYS_SECONDS:
         arguments = {
             "logGroupName": place.group,
@@ -31,7 +31,7 @@ def read_last_error(place: LogStream) -> Operation[str | None]:
         try:
             response = yield Call("logs", "get_log_events", arguments, delay_seconds)
         except AwsError as exc:
-            logger.warning("log not read", log_stream=place.stream, reason=str(exc))
+            logger.warning("log could not be read", log_stream=place.stream, reason=str(exc))
             return None
         if words := last_error([event["message"] for event in response["events"]]):
             return words

@@ -11,25 +11,25 @@ from ..aws.calls import Operation
 
 
 class NotStarted(HandlerError):
-    """AWS started no worker, for a reason that we do not know; the message is AWS's own."""
+    """No worker was started, for an unknown reason; the message is AWS's own."""
 
     code = "not_started"
 
 
 class NoCapacity(NotStarted):
-    """No machine is available now, for a quota or a shortage; the message says why."""
+    """No machine is available now, because of a quota or a shortage; the message has the reason."""
 
     code = "no_capacity"
 
 
 class StartRefused(NotStarted):
-    """AWS refuses the start until something of ours is fixed, such as a role."""
+    """AWS refuses the start until the operator fixes something, such as a role."""
 
     code = "start_refused"
 
 
 class Launcher(Protocol):
-    """Makes the operations on the workers of one fleet."""
+    """Creates operations on the workers of one fleet."""
 
     def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
         """List the workers that have not ended; recent starts may be missing."""
@@ -37,7 +37,7 @@ class Launcher(Protocol):
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
         """Start one worker of the plan's release; idempotent per `number`.
 
-        Returns its id. Raises NotStarted, and AwsError where it is unknown whether one starts.
+        Returns its ID. Raises NotStarted, and AwsError if it is unknown whether one starts.
         """
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:

@@ -38,7 +38,7 @@ class ProcessLauncher:
         ]
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Request a process; its id holds `number`."""
+        """Request a process; its ID contains `number`."""
         process = Process(process_id(number), plan.release, "asked", int(self.now()))
         yield from self.store.ask(plan.model, process)
         return process.id

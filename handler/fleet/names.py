@@ -1,4 +1,4 @@
-"""Names of workers for launchers that accept only short and plain names. No I/O."""
+"""Names of workers for launchers that accept only short and simple names. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open batches: what is left to run in all of them, read without changing anything."""
+"""Open batches: the remaining work of all of them; read-only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCHES_OF_CALL = 100
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """An entry of the list of active batches: its name, its batch (None: there is none).
+    """An entry of the list of active batches: its name, and its batch (None if it is missing).
 
     `shards` is the progress of a batch whose shards can be run.
     """
@@ -36,7 +36,7 @@ class OpenBatch:
 
 
 def read_open_work(aws: Aws, deployment: Deployment, now: int) -> list[OpenWork]:
-    """Return the open work of all batches; one that cannot be read is logged and left out.
+    """Return the open work of all batches; an unreadable one is logged and skipped.
 
     The reaper repairs batches, and records which of them are paused.
     """
@@ -56,9 +56,9 @@ def read_open_work(aws: Aws, deployment: Deployment, now: int) -> list[OpenWork]
 def read_batches(
     aws: Aws, deployment: Deployment, names: Sequence[str], now: int
 ) -> list[OpenBatch]:
-    """Read batches by their names on the list, in its order; a call for a hundred of them.
+    """Read batches by their names in the list, in order, with one call per hundred.
 
-    Those that run take one more each. One that cannot be read is logged and left out.
+    Each running batch costs one more call. An unreadable one is logged and skipped.
     """
     calls = (
         _read_some(deployment, names[first : first + _BATCHES_OF_CALL])
@@ -88,7 +88,7 @@ def _read_some(deployment: Deployment, names: Sequence[str]) -> Operation[list[O
     try:
         fields = yield from deployment.overview.get_batches(map(id_of_active, names))
     except Exception:  # noqa: BLE001 - an error with some must not stop the others
-        logger.exception("batches not looked at", first=id_of_active(names[0]), number=len(names))
+        logger.exception("batches not readable", first=id_of_active(names[0]), number=len(names))
         return []
     return list(_loaded(names, fields))
 
@@ -99,7 +99,7 @@ def _loaded(names: Sequence[str], fields: Mapping[str, Mapping[str, Any]]) -> It
         try:
             yield OpenBatch(name, load(Batch, own) if own else None)
         except Exception:  # noqa: BLE001 - an error with one must not stop the others
-            logger.exception("batch not looked at", batch_id=batch_id)
+            logger.exception("batch not readable", batch_id=batch_id)
 
 
 def _with_shards(deployment: Deployment, found: OpenBatch, now: int) -> Operation[OpenBatch | None]:
@@ -109,7 +109,7 @@ def _with_shards(deployment: Deployment, found: OpenBatch, now: int) -> Operatio
     try:
         shards = yield from deployment.table.get_shard_progress(batch)
     except Exception:  # noqa: BLE001 - an error with one must not stop the others
-        logger.exception("batch not looked at", batch_id=batch.id)
+        logger.exception("batch not readable", batch_id=batch.id)
         return None
     return OpenBatch(found.name, batch, shards)
 

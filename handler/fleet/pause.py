@@ -1,7 +1,7 @@
 """Pause: holds back the batches of a tenant, or all, once the day's GPU hours are used up.
 
-The batch's item says so: workers put messages of such a batch off, no worker is started for it, and
-clients read the reason. Shards that run are finished.
+The batch's item records it: workers postpone messages of such a batch, no worker is started for
+it, and clients read the reason. Running shards are finished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..observability import logger
 
 
 def update_pause(deployment: Deployment, batch: Batch, now: int) -> Operation[Pause | None]:
-    """Record whether a running batch is paused, and return the reason, None while it is not."""
+    """Record whether a running batch is paused, and return the reason; None if it is not."""
     pause = yield from deployment.limits.find_pause(batch.tenant, now)
     return (yield from record_pause(deployment, batch, pause, now))
 
@@ -26,13 +26,13 @@ def update_pause(deployment: Deployment, batch: Batch, now: int) -> Operation[Pa
 def record_pause(
     deployment: Deployment, batch: Batch, pause: Pause | None, now: int
 ) -> Operation[Pause | None]:
-    """Record the pause of a batch's tenant if it is new, and return it with its beginning."""
+    """Record the pause of a batch's tenant if it is new, and return it with its start time."""
     known = batch.pause_at(now)
     if pause is not None and known is not None and known.code == pause.code:
         pause = replace(pause, since=known.since)
     if pause != known:
         why = pause and pause.code
-        logger.info("batch paused" if pause else "batch goes on", batch_id=batch.id, why=why)
+        logger.info("batch paused" if pause else "batch resumed", batch_id=batch.id, why=why)
         fields = None if pause is None else dump(pause)
         yield from deployment.table.change_batch(batch.id, Status.IN_PROGRESS, pause=fields)
     return pause

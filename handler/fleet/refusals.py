@@ -1,4 +1,4 @@
-"""Classifies refusals of AWS: a shortage, an error of ours, or unknown. No I/O."""
+"""Classifies refusals of AWS: a shortage, a configuration error, or unknown. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTAGE = re.compile(
 )
 # A used-up quota.
 _SHORTAGE_CODES: Final = frozenset({"LimitExceededException", "ResourceLimitExceeded"})
-# Too many requests: nothing was started, and it says nothing of machines.
+# Throttling: nothing was started, and it does not indicate a shortage.
 _THROTTLED_CODES: Final = frozenset(
     {"ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException"}
 )
@@ -34,31 +34,31 @@ _OUR_CODES: Final = frozenset(
         "ValidationException",
     }
 )
-# The same, even where the message mentions capacity.
+# The same, even if the message mentions capacity.
 _RIGHTS_CODES: Final = frozenset({"AccessDenied", "AccessDeniedException", "BlockedException"})
-# CPU, MEMORY or GPU that no machine of the provider has left.
+# The provider's machines have no CPU, MEMORY or GPU left.
 _RESOURCE: Final = "RESOURCE:"
 _ON_MACHINE: Final = frozenset({WorkerStatus.RUNNING, WorkerStatus.HUNG, WorkerStatus.STOPPING})
-# The first: no instance type of the provider is large enough for the task.
+# EMPTY CAPACITY PROVIDER: no instance type of the provider is large enough for the task.
 _OUR_WORDS = re.compile(r"\b(EMPTY CAPACITY PROVIDER|ATTRIBUTE|INACTIVE|MISSING)\b")
 
 
 def is_shortage(words: str) -> bool:
-    """Say whether a message reports a shortage, which passes with time."""
+    """Return whether a message reports a shortage, which passes with time."""
     return bool(_SHORTAGE.search(words))
 
 
 def exceeds_machines(words: str, workers: Iterable[Worker]) -> bool:
-    """Say whether a start failed because a worker is larger than a machine of its provider.
+    """Return whether a start failed because a worker is larger than a machine of its provider.
 
-    ECS says `RESOURCE:…` where a machine has no room. If no other worker of the fleet uses one, the
-    machine is empty, and another of its kind has no more.
+    ECS reports `RESOURCE:…` if a machine has no room. If no other worker of the fleet uses one, the
+    machine is empty, and another machine of its type has no more.
     """
     return _RESOURCE in words and not any(worker.status in _ON_MACHINE for worker in workers)
 
 
 def classify_refusal(words: str, code: str = "") -> NotStarted | None:
-    """Return the error that an answer of AWS to a start means; None where unknown."""
+    """Return the error that AWS's response to a start means; None if unknown."""
     if code in _THROTTLED_CODES:
         return NotStarted(words)
     if code in _SHORTAGE_CODES or (is_shortage(words) and code not in _RIGHTS_CODES):

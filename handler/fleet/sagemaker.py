@@ -41,8 +41,8 @@ _NAME = re.compile(r"tidemill-[A-Za-z0-9-]+-(?P<release>[0-9a-f]{8})-[0-9]+")
 class SageMakerConfig(BaseModel):
     """Launch configuration of SageMaker training jobs.
 
-    `instance_types` are tried in order where a quota leaves no room. `output_uri` lies in the
-    deployment's bucket: SageMaker requires one, and writes there what a job leaves behind.
+    `instance_types` are tried in order if a quota leaves no room. `output_uri` is in the
+    deployment's bucket: SageMaker requires one, and writes a job's leftovers there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,7 +71,7 @@ def jobs_prefix(plan: FleetPlan) -> str:
 
 
 def release_of(plan: FleetPlan, job_name: str) -> str:
-    """Return the release of a fleet's job: the plan's own, or the digest of another one."""
+    """Return the release of a fleet's job: the plan's own, or the digest of another release."""
     found = _NAME.fullmatch(job_name)
     mark = found["release"] if found else ""
     return plan.release if mark == _mark(plan.release) else mark
@@ -83,10 +83,10 @@ class SageMakerLauncher:
     def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
         """List the jobs that have not ended."""
         workers: list[Worker] = []
-        for said, status in _STATUS.items():
+        for name, status in _STATUS.items():
             arguments: dict[str, Any] = {
                 "NameContains": jobs_prefix(plan),
-                "StatusEquals": said,
+                "StatusEquals": name,
                 "MaxResults": _PAGE,
             }
             while True:
@@ -100,7 +100,7 @@ class SageMakerLauncher:
         return workers
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one job; its name holds `number`, so that a retry creates no second one."""
+        """Create one job; its name contains `number`, so that a retry creates no second one."""
         config = SageMakerConfig.model_validate(plan.means)
         name = f"{jobs_prefix(plan)}{_mark(plan.release)}-{number}"
         for instance_type in config.instance_types:

@@ -35,7 +35,7 @@ from .stop import stop_hung_workers
 
 # Launchers list a worker some time after its start was requested.
 LAUNCH_SECONDS = 120
-# Each start is a request of its own; the rest follow at the next run of the reaper.
+# Each start is a separate request; the rest follow at the next run of the reaper.
 MAX_STARTS = 100
 # A refused start costs nothing: a half-open breaker lets one through this often.
 HALF_OPEN_SECONDS = 15 * 60
@@ -49,15 +49,15 @@ class Actions(NamedTuple):
 
 
 def is_start_blocked(state: FleetState, release: str, now: float) -> bool:
-    """Say whether starts of a release are blocked, by the breaker or by backoff."""
+    """Return whether starts of a release are blocked, by the breaker or by backoff."""
     return is_breaker_open(state, release, now) or now < state.not_before
 
 
 def is_breaker_open(state: FleetState, release: str, now: float) -> bool:
-    """Say whether an open circuit breaker blocks the starts of a release.
+    """Return whether an open circuit breaker blocks the starts of a release.
 
-    One that a refusal opened is half-open every HALF_OPEN_SECONDS and lets a start through: a
-    fixed role or quota makes no new release.
+    A breaker opened by a refusal is half-open every HALF_OPEN_SECONDS and allows one start: a
+    corrected role or quota does not create a new release.
     """
     breaker = state.breaker
     if breaker is None or breaker.release != release:
@@ -66,7 +66,7 @@ def is_breaker_open(state: FleetState, release: str, now: float) -> bool:
 
 
 def is_recent(launch: Launch, now: float) -> bool:
-    """Say whether a launch may still be missing from the launcher's list."""
+    """Return whether a launch may still be missing from the launcher's list."""
     return now < launch.at + LAUNCH_SECONDS
 
 
@@ -87,11 +87,11 @@ def reconcile(
 ) -> Actions:
     """Return the actions that bring a fleet one step nearer to the demand, on the plan's release.
 
-    `launches` are those not listed yet. There are never more than `max_workers` at once, stopping
+    `launches` are workers not listed yet. There are never more than `max_workers` at once, stopping
     ones included. A worker is stopped only to be replaced by one of the new release (a rolling
-    update): the first new worker starts beside the old ones where there is room, and counts once
-    it has run for `start_seconds`, so that a release that dies while loading stops nobody. Then
-    old workers are replaced one by one, unless `replaces` is False.
+    update): the first new worker starts in addition to the old ones if there is room, and counts
+    once it has run for `start_seconds`, so that a release that dies while loading stops no worker.
+    Then old workers are replaced one by one, unless `replaces` is False.
     """
     alive = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
     old = [worker for worker in alive if worker.release != plan.release]
@@ -115,9 +115,9 @@ def _has_loaded(worker: Worker, plan: FleetPlan, now: float) -> bool:
     return (worker.started_at or 0) + plan.start_seconds <= now
 
 
-# ECS answers some 20 lists and descriptions a second, for all that look at its fleets.
+# ECS serves about 20 list and describe calls per second, for all processes that check its fleets.
 _LOOK_SECONDS = 10
-# Three runs of the reaper: workers stay again soon after a budget was raised.
+# Three runs of the reaper: workers are kept again soon after a budget is raised.
 _BLOCKED_SECONDS = 3 * 60
 
 
@@ -129,7 +129,7 @@ def scale_fleets(
     *,
     keeps_ready: bool,
 ) -> Operation[None]:
-    """Scale the fleets of all models to all open work; unless `keeps_ready`, idle workers go."""
+    """Scale the fleets of all models to all open work; unless `keeps_ready`, idle workers end."""
     open_by_model: dict[str, list[OpenWork]] = {}
     for work in found:
         open_by_model.setdefault(work.model, []).append(work)
@@ -142,13 +142,13 @@ def scale_fleets(
 def _release_ready(
     deployment: Deployment, plans: Mapping[str, FleetPlan], now: int
 ) -> Operation[None]:
-    """Block the places of workers kept ready: idle ones go, until the day or the budget changes."""
+    """Block the places of idle workers, which then end, until the day or the budget changes."""
     until = min(now + _BLOCKED_SECONDS, now - now % DAY_SECONDS + DAY_SECONDS - 1)
     for model, plan in plans.items():
         try:
             yield from deployment.fleets.block_ready(model, plan.min_workers, until=until)
         except AwsError:
-            logger.exception("workers kept ready", model=model)
+            logger.exception("places of idle workers could not be blocked", model=model)
 
 
 def scale_all(
@@ -159,8 +159,8 @@ def scale_all(
 ) -> Operation[None]:
     """Scale the fleets of all models; a failure with one is only logged.
 
-    `open_by_model` is all open work, so workers of old releases are replaced. A hung worker is
-    stopped even when nothing is open: it would never end by itself.
+    `open_by_model` contains all open work, so workers of old releases are replaced. A hung worker
+    is stopped even without open work: it would never end by itself.
     """
     for model, plan in sorted(plans.items()):
         try:
@@ -169,13 +169,13 @@ def scale_all(
             if work or plan.min_workers_at(now):
                 yield from scale(deployment, plan, work, now, sees_all=True)
         except Exception:  # noqa: BLE001 - one model's failure must not stop the others
-            logger.exception("fleet not tended", model=model)
+            logger.exception("fleet could not be scaled", model=model)
 
 
 def scale_for_batch(deployment: Deployment, work: OpenWork, now: int) -> Operation[None]:
     """Scale for one batch alone, unless that was done for its model moments ago.
 
-    Its work is then counted by the reaper, within a minute. A failure is only logged.
+    In that case the reaper counts its work within a minute. A failure is only logged.
     """
     try:
         plans = yield from deployment.fleet_plans.read_recent(now)
@@ -184,7 +184,7 @@ def scale_for_batch(deployment: Deployment, work: OpenWork, now: int) -> Operati
         if (yield from deployment.fleets.note_look(plan.model, now=now, seconds=_LOOK_SECONDS)):
             yield from scale(deployment, plan, [work], now)
     except Exception:  # noqa: BLE001 - the reaper retries within a minute
-        logger.exception("no worker started", model=work.model)
+        logger.exception("workers could not be scaled for the batch", model=work.model)
 
 
 def scale(
@@ -198,7 +198,7 @@ def scale(
     """Start the missing workers; a caller that `sees_all` open work also replaces old ones.
 
     Surplus workers are not stopped: idle workers exit by themselves (scale to zero). A caller that
-    sees all also emits the metrics. Raises AwsError when the workers cannot be listed; a refused
+    sees all also emits the metrics. Raises AwsError if the workers cannot be listed; a refused
     start is recorded, and retried later.
     """
     fleets = deployment.fleets
@@ -216,7 +216,7 @@ def scale(
     ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
     aim = estimate_demand(work, rate, plan, ready_at=ready_at, now=now)
     if aim.count < (least := plan.min_workers_at(now)):
-        aim = Demand(least, "so many are kept ready at this hour")
+        aim = Demand(least, "minimum number of workers at this hour")
     if sees_all:
         num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
         figures = {Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}
@@ -227,7 +227,7 @@ def scale(
     def reserve(state: FleetState) -> FleetState:
         nonlocal stops
         state = forget_other_releases(reset_backoff(state, workers), plan.release)
-        # Listed ones are kept too: another caller's list may be older than ours.
+        # Listed ones are retained too: another caller's list may be older than ours.
         recent = [each for each in state.launches if is_recent(each, now)]
         launches = unlisted(recent, workers, now)
         moves = reconcile(workers, launches, aim.count, plan, now=now, replaces=sees_all)
@@ -251,7 +251,7 @@ def scale(
 
 
 def _emit_breaker_open(deployment: Deployment, state: FleetState, plan: FleetPlan) -> None:
-    """Emit the metric of an open breaker, unless a person has stopped the workers."""
+    """Emit the metric of an open breaker, unless an operator has stopped the workers."""
     breaker = state.breaker
     if breaker is not None and breaker.release == plan.release and breaker.code != STOPPED:
         emit({Metric.FLEET_BRAKED: 1}, deployment.service, model=plan.model)
@@ -278,7 +278,7 @@ def _start(
             break
         except AwsError as exc:
             refusal = exc
-            # It may have started: it counts until a list would show it.
+            # It may have started: it counts until a list would contain it.
             lost.discard(_placeholder_id(number))
             break
     lost -= names.keys()
@@ -327,5 +327,5 @@ def _ready_at(
 
 
 def _placeholder_id(number: int) -> str:
-    """Return the placeholder for the id of a worker that its launcher has not named yet."""
+    """Return a placeholder for the ID of a worker that its launcher has not named yet."""
     return f"number {number}"

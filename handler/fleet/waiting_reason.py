@@ -1,4 +1,4 @@
-"""Waiting reason: explains to the user that no worker runs the lines of a batch."""
+"""Waiting reason: explains to the user why no worker runs the lines of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .circuit_breaker import describe_waiting
 def get_waiting_reason(
     deployment: Deployment, batch: Batch, now: float
 ) -> Operation[WaitingReason | None]:
-    """Return the reason that lines of a running batch wait; None when all is well."""
+    """Return the reason that lines of a running batch wait; None if all is well."""
     if batch.status is not Status.IN_PROGRESS:
         return None
     if (pause := batch.pause_at(now)) is not None:

@@ -33,7 +33,7 @@ class _Machine(BaseModel):
 
 
 def drain_machine(event: Mapping[str, Any], plans: Mapping[str, FleetPlan]) -> Operation[bool]:
-    """Stop the workers of a draining machine; False where the event is about no such machine."""
+    """Stop the workers of a draining machine; False if the event is not about one."""
     if event.get("detail-type") != _EVENT:
         return False
     try:
@@ -48,7 +48,9 @@ def drain_machine(event: Mapping[str, Any], plans: Mapping[str, FleetPlan]) -> O
             continue
         for worker in (yield from launcher.list_workers_on(plan, machine.arn)):
             if worker.status is not WorkerStatus.STOPPING:
-                logger.info("worker leaves its machine", model=plan.model, worker=worker.id)
+                logger.info(
+                    "worker stopped on draining machine", model=plan.model, worker=worker.id
+                )
                 yield from launcher.stop(plan, worker)
     return True
 
@@ -75,7 +77,7 @@ def handle_worker_event(
         return
     ended = parse_worker_end(event, plans, now)
     if ended is None:
-        logger.info("event dropped", reason="it tells of no end of a worker of ours")
+        logger.info("event dropped", reason="not the end of a worker of this deployment")
         return
     end = ended.end
     if end.kind is EndKind.CRASHED and end.last_words is None and ended.log is not None:

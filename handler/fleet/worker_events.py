@@ -1,6 +1,6 @@
 """Worker events of ECS, SageMaker and the local cloud, parsed into ends of workers.
 
-Parsed leniently, by models of our own: an event without a worker end of ours is None. No I/O.
+They are parsed leniently; an event that is not the end of our worker gives None. No I/O.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sagemaker import jobs_prefix, release_of
 
 # A stopped or idle worker exits with 0; one stopped before its signal handler is set, with 143.
 _GOOD_EXITS: Final = frozenset({0, 143})
-# SIGKILL, as shells report it; for a container that is mostly the out-of-memory killer.
+# SIGKILL, as shells report it; in a container this is mostly the out-of-memory killer.
 _KILLED: Final = 137
-# ECS's stop code of a task none of whose containers ran.
+# ECS's stop code of a task that ran no container.
 _NEVER_STARTED: Final = "TaskFailedToStart"
-# Errors of ECS's agent that an image, a role or a setting of the worker causes.
+# Errors of the ECS agent that an image, a role or a setting of the worker causes.
 _BROKEN_START = re.compile(
     r"CannotPull|CannotCreate|CannotStart|CannotInspect|ContainerRuntime|ResourceInitialization"
 )
@@ -34,7 +34,7 @@ _TIME_IS_UP: Final = "MaxRuntimeExceeded"
 _INTERRUPTED = re.compile(
     r"SpotInterruption|TerminationNotice|InfrastructureHealth|MachineLost|Host EC2"
 )
-# Of a job, its secondary status: `Stopped` on request, or its maximum run time.
+# A job's secondary status: `Stopped` on request, or its maximum run time.
 _REQUESTED_STOPS: Final = frozenset(
     {"UserInitiated", "ServiceSchedulerInitiated", "Stopped", _TIME_IS_UP}
 )
@@ -111,7 +111,7 @@ def _read_task(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> EndEvent
     plan = next((plan for plan in plans.values() if _is_task_of(plan, task)), None)
     if plan is None or task.last_status != "STOPPED":
         return None
-    # A container that crashed, if there is one, is the cause.
+    # A crashed container, if there is one, is the cause.
     ranked = sorted(task.containers, key=lambda each: each.exit_code in {None, *_GOOD_EXITS})
     container = ranked[0] if ranked else _Container()
     words = " ".join(filter(None, (task.reason, container.reason)))
@@ -146,7 +146,7 @@ def _read_job(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> EndEvent 
         return None
     exit_code = _exit_code_of(job)
     reason = job.reason or f"the job is {job.status}, {job.secondary}"
-    # The reason holds the last output of the worker, too.
+    # The reason also contains the last output of the worker.
     words = job.reason or None
     release = release_of(plan, job.name)
     kind = classify_end(job.secondary, exit_code, reason)
@@ -160,7 +160,7 @@ def _is_job_of(plan: FleetPlan, job: _Job) -> bool:
 
 
 def _exit_code_of(job: _Job) -> int | None:
-    """Return the exit code of a job; None for one that failed without a code."""
+    """Return the exit code of a job; None if it failed without one."""
     if job.status == "Completed":
         return 0
     return find_exit_code(job.reason)
@@ -192,9 +192,9 @@ _READERS: Final = {
 
 
 def classify_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
-    """Return the kind of an end; one without a known harmless cause is a crash.
+    """Return the kind of an end; an end without a known harmless cause is a crash.
 
-    A task that never started, for an unknown reason, has crashed nothing.
+    A task that never started, for an unknown reason, is not a crash.
     """
     if _INTERRUPTED.search(f"{stop_code} {words}"):
         return EndKind.INTERRUPTED
@@ -211,7 +211,7 @@ def classify_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
 
 
 def find_exit_code(words: str) -> int | None:
-    """Return the exit code that a message names, or None."""
+    """Return the exit code in a message, or None."""
     found = _EXIT_CODE.search(words)
     return int(found[1]) if found else None
 
@@ -219,7 +219,7 @@ def find_exit_code(words: str) -> int | None:
 def describe_end(exit_code: int | None, words: str) -> str:
     """Return the reason of an end as a sentence, without a full stop."""
     if exit_code is None or HUNG in words:
-        return words.rstrip(". ") or "it ended, and nobody says why"
+        return words.rstrip(". ") or "it ended without a reported reason"
     if exit_code == _KILLED:
         return f"it was killed (exit status {exit_code}): {words.rstrip('. ')}"
     return f"it ended with exit status {exit_code}"

@@ -1,1 +1,1 @@
-"""From an uploaded file to shards on the work queue."""
+"""Turns an uploaded file into shards on the work queue."""

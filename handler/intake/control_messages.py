@@ -1,7 +1,7 @@
 """Messages of the control queue: uploads, batches to advance, worker events.
 
-Read leniently, by a model of our own: emulators and older versions of S3's events leave fields out,
-and a message that nobody understands must end here, not in a crash loop.
+They are parsed leniently: emulators and older versions of S3's events omit fields, and a malformed
+message must end here, not in a crash loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEST_EVENT = "s3:TestEvent"
 class Drop:
     """One upload. `sequencer` orders the uploads of a key and identifies repeated events.
 
-    It is None for an upload found without its event: the key's newest object is meant then, and
+    It is None for an upload found without its event: it then refers to the key's newest object, and
     `mark` distinguishes it from others. `failing_since` is when a message about it first failed.
     """
 
@@ -38,7 +38,7 @@ class Drop:
 
     @property
     def batch_id(self) -> str:
-        """Return the id of the batch that it makes."""
+        """Return the ID of the batch that it creates."""
         return batch_id_of_drop(self.bucket, self.key, self.sequencer or f"found {self.mark}")
 
 
@@ -46,8 +46,8 @@ class Drop:
 class UploadEvent:
     """An event of S3 about an upload.
 
-    It is in no tenant's group, and SQS hands it out before all that are: who gets it sends the
-    message of the drop, which waits among those of its tenant.
+    It has no tenant's group, and SQS delivers it before all messages that have one: its receiver
+    sends the message of the drop, which waits in its tenant's group.
     """
 
     drop: Drop
@@ -55,21 +55,21 @@ class UploadEvent:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Scan for uploads without an event, among the keys after one."""
+    """Search for uploads without an event, among the keys after one."""
 
     after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Request to check a batch."""
+    """Request for a batch's next step."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeStep:
-    """A batch whose file is to be read: one unit of that work, or what comes next of it."""
+    """A batch whose file is to be read: one unit of that work, or the next phase."""
 
     batch_id: Annotated[str, Field(min_length=1)]
     unit: Annotated[
@@ -79,14 +79,14 @@ class IntakeStep:
 
 @dataclass(frozen=True, slots=True)
 class TableStep:
-    """A batch whose rows are to be made a table."""
+    """A batch whose table is to be written."""
 
     batch_id: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Event to ignore, with the reason; `is_expected` unless it is due to an error."""
+    """Event to ignore, with the reason; `is_expected` unless it results from an error."""
 
     reason: str
     is_expected: bool = False
@@ -94,7 +94,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """An event about a worker, which may have ended: the fleets' plans say whose it was."""
+    """An event about a worker, which may have ended: the fleets' plans identify it."""
 
     event: Mapping[str, Any]
 
@@ -145,15 +145,15 @@ def drop_message(drop: Drop) -> dict[str, object]:
 
 
 def sweep_message(after: str = "") -> dict[str, object]:
-    """Return the message that asks for a sweep, or for the rest of one."""
+    """Return the message that requests a sweep, or the rest of one."""
     return {"kind": "sweep", "after": after}
 
 
 def parse_control(body: str) -> list[ControlMessage]:
-    """Return what a message asks for, in its order; what cannot be understood comes as Ignored."""
+    """Return the requests in a message, in order; a malformed one becomes Ignored."""
     fields = parse_message(body)
     if fields is None:
-        return [Ignored("no JSON object")]
+        return [Ignored("not a JSON object")]
     if fields.get("Event") == _TEST_EVENT:
         return [Ignored("S3's test event", is_expected=True)]
     records = fields.get("Records")
@@ -166,14 +166,14 @@ def parse_control(body: str) -> list[ControlMessage]:
     batch_id = fields.get("batch_id")
     if fields.get("kind") == "advance" and isinstance(batch_id, str) and batch_id:
         return [Advance(batch_id)]
-    return [Ignored("neither an event of S3 nor a message of ours")]
+    return [Ignored("neither an S3 event nor a Tidemill message")]
 
 
 def _parse_own(kind: _OwnKind, fields: dict[str, Any]) -> ControlMessage:
     try:
         return kind.validate_python(fields)
     except ValidationError as exc:
-        return Ignored(f"no message of ours: {_first_mistake(exc)}")
+        return Ignored(f"not a Tidemill message: {_first_mistake(exc)}")
 
 
 def _first_mistake(exc: ValidationError) -> str:
@@ -186,15 +186,15 @@ def _parse_record(fields: Any) -> ControlMessage:
     try:
         record = _Record.model_validate(fields)
     except ValidationError as exc:
-        return Ignored(f"no record of S3: {_first_mistake(exc)}")
+        return Ignored(f"not an S3 record: {_first_mistake(exc)}")
     if _CREATED not in record.name:
-        return Ignored(f"a record of {record.name[:80]!r}", is_expected=True)
+        return Ignored(f"an S3 event of type {record.name[:80]!r}", is_expected=True)
     stored = record.s3.object
     try:
         key = unquote_plus(stored.key, errors="strict")
     except UnicodeDecodeError:
         return Ignored(f"a key that is not UTF-8: {stored.key[:80]!r}")
     version_id = stored.version_id if stored.version_id not in ("", "null") else None
-    # Without a sequencer the time orders, and version or ETag tell two uploads of one time apart.
+    # Without a sequencer the time decides, and version or ETag distinguish simultaneous uploads.
     sequencer = stored.sequencer or f"{record.time or ''}#{version_id or stored.etag or ''}"
     return UploadEvent(Drop(record.s3.bucket.name, key, sequencer, version_id))

@@ -1,7 +1,7 @@
-"""Converts an input to plain JSONL once, into the work of its batch, where all others read it.
+"""Converts an input to plain JSONL once, into the batch's work folder, where later runs read it.
 
-A multipart upload, so that another run goes on with it: that one reads the input from its start
-again, for nobody can go on in the middle of gzip, and sends only what is not there yet.
+It is a multipart upload, so that another run can resume it. Gzip cannot be read from the middle:
+that run reads the input from its start again, but sends only the missing parts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..observability import logger
 PART_BYTES = 16 * 2**20
 
 _NUM_THREADS = 2
-# A run of this many seconds without progress counts as vain. One may be due to a slow S3, but not
-# `_MAX_VAIN` in a row.
+# A run that makes no progress for this many seconds counts as vain. One may be due to a slow S3,
+# but not `_MAX_VAIN` in a row.
 _FAIR_SECONDS = 300
 _MAX_VAIN = 3
 _NO_UPLOAD = "NoSuchUpload"
@@ -41,8 +41,8 @@ _NO_UPLOAD = "NoSuchUpload"
 def convert_to_jsonl(lock: BatchLock, conversion: Conversion) -> None:
     """Convert the input of a batch to JSONL and make that its source.
 
-    Raises FormatError for an input that is damaged or too long, Requeue when the time is nearly
-    over, LockLost, ObjectChanged and NotThere. The upload stays, for the batch has not ended yet.
+    Raises FormatError for a damaged or too long input, Requeue near the deadline, LockLost,
+    ObjectChanged and NotThere. The upload stays, because the batch has not ended yet.
     """
     bucket, original, key = lock.deployment.bucket, lock.batch.source, converted_key(lock.batch.id)
     try:
@@ -65,16 +65,16 @@ def convert_to_jsonl(lock: BatchLock, conversion: Conversion) -> None:
 
 
 def abort_conversion(aws: Aws, deployment: Deployment, batch: Batch) -> None:
-    """Abort the upload of a batch that ended before its file was converted to plain text.
+    """Abort the upload of a batch that ended before its file was converted to JSONL.
 
-    Not earlier: another run would find no upload, and not what is wrong with the file.
+    It is not aborted earlier: another run would report a missing upload, not the file's error.
     """
     if batch.conversion is not None and batch.original is None:
         aws.run(deployment.bucket.abort_upload(converted_key(batch.id), batch.conversion.upload))
 
 
 def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
-    """Send what is not there yet and return the ETags of all parts."""
+    """Send the missing parts and return the ETags of all parts."""
     bucket, key, upload_id = lock.deployment.bucket, converted_key(lock.batch.id), conversion.upload
     there = lock.aws.run(bucket.list_uploaded(key, upload_id))
     has_time = lock.time_left() > _FAIR_SECONDS
@@ -119,7 +119,7 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
 def _lines(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
     """Yield the input as JSONL, in pieces."""
     if conversion.recipe is not None:
-        # A late import: what reads tables takes a while, and is in the Lambda of intake alone.
+        # Imported late: libraries for tables load slowly, and only the intake Lambda has them.
         from .table_lines import table_lines
 
         yield from table_lines(lock.aws, lock.batch.source, conversion.recipe)
@@ -129,7 +129,7 @@ def _lines(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
 
 
 def _renewing(lock: BatchLock, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the pieces that are not empty: a part may take very many of the others."""
+    """Yield the non-empty pieces: a part may need very many empty ones."""
     for piece in pieces:
         if piece:
             yield piece
@@ -138,14 +138,14 @@ def _renewing(lock: BatchLock, pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _check(lock: BatchLock) -> None:
-    """Renew the lock; raises Requeue when the time is nearly over, LockLost."""
+    """Renew the lock; raises Requeue near the deadline, LockLost."""
     lock.check_active()
     if lock.time_left() < RESERVE_SECONDS:
         raise Requeue
 
 
 def _record_attempt(lock: BatchLock, conversion: Conversion, num_vain: int) -> None:
-    """Record how many runs have come no further; raises FormatError where they are too many."""
+    """Record the number of runs without progress; raises FormatError if there are too many."""
     lock.renew()
     if num_vain == _MAX_VAIN:
         raise _too_long()
@@ -155,5 +155,5 @@ def _record_attempt(lock: BatchLock, conversion: Conversion, num_vain: int) -> N
 
 def _too_long() -> FormatError:
     return FormatError(
-        "The file is too long to be unpacked here: split it, or upload it as plain JSONL."
+        "The file is too large to be decompressed here: split it, or upload it as plain JSONL."
     )

@@ -1,6 +1,6 @@
-"""Failures of intake: a batch whose runs raise again and again ends as `failed`, with the reason.
+"""Failures of intake: a batch whose runs fail repeatedly ends as `failed`, with the reason.
 
-An exception that AWS's services cause is not counted: an outage is not the file's fault.
+Failures of AWS services do not count: an outage is not the file's fault.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MAX_REASON_CHARS = 300
 
 @contextmanager
 def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> Iterator[None]:
-    """Count an exception of a run, which the message's next run repeats; the third ends the batch.
+    """Count an exception of a run, which the message repeats; the third one ends the batch.
 
-    The third is logged and goes no further: its message is done.
+    The third is logged and suppressed, so that its message is deleted.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float
         logger.exception("intake failed", batch_id=batch.id)
         words = f"{type(exc).__name__}: {exc}".removesuffix(": ")
         reason = printable(words[:_MAX_REASON_CHARS])
-        message = f"The file could not be read in {MAX_FAILURES} runs: {reason}"
+        message = f"The file could not be read in {MAX_FAILURES} attempts: {reason}"
         end_batch(
             aws,
             deployment,
@@ -52,7 +52,7 @@ def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float
 
 
 def _is_last(aws: Aws, deployment: Deployment, batch: Batch) -> bool:
-    """Count a failure of a batch that is validating, and say whether it is the last one."""
+    """Count a failure of a batch that is validating, and return whether it is the last one."""
     latest = aws.run(deployment.table.get_batch(batch.id))
     if latest is None or latest.status is not Status.VALIDATING:
         return False

@@ -1,9 +1,9 @@
-"""From an object to shards that can be run: one path for files of all sizes.
+"""Intake: from an object to shards that can run; one path for files of all sizes.
 
-The whole file is looked at before anything of it runs. It is divided into ranges of bytes, which
-are scanned by as many runs as there are; a file of one range is brought through by a single one,
-which keeps all in memory. What several runs have to know of each other stands in the table
-(`batch.intake_progress`), what they have found in the bucket.
+The whole file is checked before any of it runs. It is divided into ranges of bytes, which
+concurrent runs scan; a file of one range is handled by a single run, which keeps everything in
+memory. Runs share their progress in the table (`batch.intake_progress`), and their findings in the
+bucket.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from .verdict import (
     verdict_of,
 )
 
-# Who uploads a folder has the recipe there with the table, or a moment later.
+# A folder may be uploaded file by file, so the recipe may come a moment after the table.
 _PATIENCE_SECONDS: Final = 20
 _WAIT_SECONDS: Final = 2.0
 _BINARY: Final = ("parquet", "arrow")
@@ -73,14 +73,14 @@ class TableRecipe(NamedTuple):
 def find_recipe(
     deployment: Deployment, batch: Batch, head: bytes, now: float
 ) -> Operation[TableRecipe | None]:
-    """Return the recipe of an input that is a table; None for a file of requests, or without one.
+    """Return the recipe of a table; None for a file of requests, or without a recipe.
 
-    Raises RecipeError, and Requeue where the recipe may be on its way.
+    Raises RecipeError, and Requeue if the recipe may still arrive.
     """
     form = detect_table(head)
     if form is None or not batch.source.key.startswith(INPUT_PREFIX):
         return None
-    # Late imports: most files are no tables.
+    # Imported late: most files are not tables.
     from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
     from tidemill.batch.table.recipe import parse_recipe
 
@@ -114,10 +114,10 @@ def ingest(
 ) -> Batch:
     """Bring a batch that is validating to `in_progress` or `failed`, or as far as one run can.
 
-    `time_left` gives the seconds until the run must have ended. Returns the batch as it is then,
-    when that is done or messages are on their way that go on with it: then `validating` is
-    announced, or by the reaper after a crash. A run that is not patient leaves to others what is no
-    short JSONL. `owner` is that of the lock with which this run has created the batch.
+    `time_left` returns the seconds until the run's deadline. Returns the current batch when that is
+    done, or when messages for the rest are sent: then `validating` is announced, or by the reaper
+    after a crash. A run that is not patient leaves everything but short JSONL to others. `owner` is
+    the owner of the lock with which this run has created the batch.
     """
     if not is_patient and batch.source.num_bytes > SHORT_BYTES:
         aws.run(_leave(deployment, batch))
@@ -125,7 +125,7 @@ def ingest(
     lock = BatchLock(aws, deployment, batch, time_left, now, owner=owner or uuid4().hex)
     if not lock.acquire():
         logger.info("another run has the batch", batch_id=batch.id)
-        # Its holder announces the status. Should it have died, the next run follows the lock.
+        # The lock's holder announces the status. If it has died, the next run waits for the lock.
         aws.run(_send(deployment, lock.batch, _AFTER_SECONDS))
         return lock.batch
     delay_seconds: float | None = None
@@ -143,7 +143,7 @@ def ingest(
             lock.release()
     if begun.conversion is not None and lock.batch.status is not Status.VALIDATING:
         abort_conversion(aws, deployment, begun)
-    # Only now: the receiver of the message must find the lock free.
+    # Released first: the receiver of the message must find the lock free.
     if delay_seconds is not None:
         aws.run(_leave(deployment, lock.batch, delay_seconds))
     return lock.batch
@@ -152,7 +152,7 @@ def ingest(
 def _leave(deployment: Deployment, batch: Batch, delay_seconds: float = 0.0) -> Operation[None]:
     """Announce a batch that stays `validating`, then send the message for the next run.
 
-    In this order, because that run announces the next status.
+    The announcement comes first, because that run announces the next status.
     """
     if batch.status is Status.VALIDATING:
         yield from announce(deployment, batch)
@@ -177,7 +177,7 @@ def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
         with refusing_bad_input():
             form = _ensure_jsonl(lock, is_patient=is_patient)
         reading = _get_progress(lock, form)
-        # Not a file whose units were already sent out as messages, or that has made progress.
+        # Not a file whose units already have messages, or that has made progress.
         is_short = reading.num_ranges == 1 and not reading.is_rung and _FIRST in reading.left
         if not (is_short and _ingest_at_once(lock, reading, chunk_bytes)):
             advance_phase(lock, reading)
@@ -186,7 +186,7 @@ def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
 
 
 def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
-    """Return the form of the input, when the source is plain JSONL; raises FormatError, Requeue."""
+    """Return the file's format once its source is plain JSONL; raises FormatError, Requeue."""
     batch = lock.batch
     if batch.conversion is None:
         head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
@@ -224,7 +224,7 @@ def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | N
 
 
 def _get_progress(lock: BatchLock, form: FileFormat) -> IntakeProgress:
-    """Return how far intake has come, or the beginning."""
+    """Return the intake progress, or its initial value."""
     batch, settings = lock.batch, lock.deployment.settings
     reading = new_progress(
         form,
@@ -237,9 +237,9 @@ def _get_progress(lock: BatchLock, form: FileFormat) -> IntakeProgress:
 
 
 def _ingest_at_once(lock: BatchLock, reading: IntakeProgress, chunk_bytes: int) -> bool:
-    """Bring a file of one range through; a run that dies has left nothing that counts.
+    """Scan and record a file of one range; a run that dies leaves nothing that counts.
 
-    False for one that has too many lines for a run: then nothing is done.
+    Returns False, having done nothing, if the file has too many lines for one run.
     """
     aws, deployment, batch = lock.aws, lock.deployment, lock.batch
     scanner = make_scanner(

@@ -1,4 +1,7 @@
-"""New batches: of an upload to the bucket, or of a request to the API."""
+"""New batches: from an upload to the bucket, or from a request to the API.
+
+An idempotency key makes a repeated API request return the batch that the first one created.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +46,24 @@ from ..lifecycle.erasure import BatchErased
 from ..observability import logger
 from .control_messages import Drop
 
-# The control Lambda reads a drop up to this size itself: a message for another run takes longer.
+# The control Lambda reads drops up to this size itself: a message to another run takes longer.
 SHORT_BYTES = 2**20
 
 
 def create_batch_of_drop(
     deployment: Deployment, drop: Drop, now: int, owner: str | None = None
 ) -> Operation[Batch | None]:
-    """Return the batch that an upload makes, or has made when its event comes again.
+    """Return the batch that an upload creates, or has created if its event is repeated.
 
-    None for an upload that makes none: it is of another bucket or prefix, a folder, or the recipe
-    of a table; it has been deleted, or a newer one of its name is known. The batch it replaces is
-    cancelled. The new one is not announced: it may leave `validating` in this run. The batch of a
-    short file is created with a lock of `owner`, under which this run can go on. If the run dies
-    the lock expires, as any.
+    It is None for an upload that creates none: it is in another bucket or prefix, a folder, or a
+    table's recipe; it has been deleted, or a newer one of its name is known. The batch that it
+    replaces is cancelled. The new one is not announced: it may leave `validating` in this run. A
+    short file's batch is created with a lock of `owner`, under which this run can continue. If the
+    run dies, the lock expires like any other.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:
-        logger.warning("upload left alone", bucket=drop.bucket, key=drop.key)
+        logger.warning("upload ignored", bucket=drop.bucket, key=drop.key)
         return None
     found = yield from deployment.bucket.head(drop.key, drop.version_id)
     if found is None:
@@ -69,10 +72,10 @@ def create_batch_of_drop(
             logger.warning("upload gone", batch_id=drop.batch_id, key=drop.key)
         return known
     if is_recipe_key(drop.key):
-        logger.info("recipe left alone", key=drop.key)
+        logger.info("recipe ignored", key=drop.key)
         return None
     if is_folder(drop.key, found["ContentLength"]):
-        logger.info("folder left alone", key=drop.key)
+        logger.info("folder ignored", key=drop.key)
         return None
     batch_id = drop.batch_id
     settings, tenant = deployment.settings, deployment.settings.tenant_of_drop(drop.key)
@@ -105,7 +108,7 @@ def create_batch_of_drop(
     arrival = Arrival(drop.sequencer, int(found["LastModified"].timestamp()))
     made = yield from deployment.table.create_drop(batch, arrival)
     if made is None:
-        # Overtaken: perhaps after a run that made it and died before it could cancel the older one.
+        # Overtaken: a run that created it may have died before it could cancel the older one.
         made = yield from deployment.table.get_batch(batch_id)
     if made is None:
         logger.info("upload overtaken by a newer one", batch_id=batch_id, key=drop.key)
@@ -116,39 +119,39 @@ def create_batch_of_drop(
 
 
 def create_batch(
-    deployment: Deployment, tenant: str, asked: BatchParams, now: int
+    deployment: Deployment, tenant: str, params: BatchParams, now: int
 ) -> Operation[Batch]:
-    """Return the batch that an API request makes, or has made when it is repeated.
+    """Return the batch that an API request creates, or has created if it is repeated.
 
-    Raises InvalidOption for a file that is not there, or where a webhook could not be signed; what
-    is wrong with the file is seen later and stands in the batch. Raises LimitReached, and
-    BatchErased where what was made has been erased since.
+    Raises InvalidOption for a missing file, or if a webhook could not be signed; errors in the
+    file itself are found later and recorded in the batch. Raises LimitReached, and BatchErased if
+    the created batch has been erased since.
     """
-    options = asked.options
-    batch_id = batch_id_of_request(tenant, asked.idempotency_key or uuid4().hex)
-    made = (yield from deployment.table.get_batch(batch_id)) if asked.idempotency_key else None
+    options = params.options
+    batch_id = batch_id_of_request(tenant, params.idempotency_key or uuid4().hex)
+    made = (yield from deployment.table.get_batch(batch_id)) if params.idempotency_key else None
     if made is None:
         yield from deployment.limits.admit_batch(tenant, now)
         expires_at = now + window_seconds(options.completion_window)
         batch = Batch(
             id=batch_id,
             tenant=tenant,
-            source=(yield from _find_input(deployment, tenant, asked.input_file_id)),
-            input_file_id=asked.input_file_id,
+            source=(yield from _find_input(deployment, tenant, params.input_file_id)),
+            input_file_id=params.input_file_id,
             options=options,
             outputs=outputs_of_request(tenant, batch_id),
             created_at=now,
             created_ns=creation_ns(),
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
-            endpoint=asked.endpoint,
+            endpoint=params.endpoint,
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
     if made.erasing_at is not None:
         raise BatchErased(made)
-    asked.check_same(made)
-    # Not left to the run that reads it: a cancel may come before that one.
+    params.check_same(made)
+    # Not left to the run that reads it: a cancel may come first.
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:
         yield from deployment.control.send(advance_message(made.id), group=tenant)
@@ -177,9 +180,9 @@ def _error_of(exc: InvalidOption) -> BatchError:
 def _webhook_of(
     deployment: Deployment, tenant_name: str, options: Options, param: str, now: int
 ) -> Operation[dict[str, Any]]:
-    """Return the fields of a batch that has a webhook to tell, none for one that has not.
+    """Return the webhook fields of a batch; empty if it has no webhook.
 
-    Raises InvalidOption where nothing could be signed.
+    Raises InvalidOption if there is no secret to sign with.
     """
     tenant = yield from deployment.known_tenants.refresh(tenant_name, now)
     url = options.webhook_url or tenant.webhook_url
@@ -187,15 +190,15 @@ def _webhook_of(
         return {}
     if tenant.webhook_secret is None:
         raise InvalidOption(
-            f"`{param}` needs a secret to sign with, and the tenant {tenant_name} has none: "
-            f"`tidemill tenants set {tenant_name} --new-webhook-secret` makes one.",
+            f"`{param}` requires a signing secret, and tenant {tenant_name} has none: create one "
+            f"with `tidemill tenants set {tenant_name} --new-webhook-secret`.",
             param=param,
         )
     return {"webhook_host": urlsplit(url).hostname, "webhook_delivery": "pending"}
 
 
 def _cancel_replaced(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
-    """Cancel the batch that this one replaces, and those before it if it never came to run."""
+    """Cancel the batch that this one replaces, and earlier ones if that never ran."""
     older_id = batch.predecessor
     while older_id is not None:
         try:
@@ -211,7 +214,7 @@ def _cancel_replaced(deployment: Deployment, batch: Batch, now: int) -> Operatio
 def _source(
     deployment: Deployment, key: str, found: Mapping[str, Any], version_id: str | None = None
 ) -> Source:
-    """Pin the version of the object in S3's metadata."""
+    """Return the source pinned to the version in S3's metadata."""
     version_id = version_id or found.get("VersionId")
     return Source(
         bucket=deployment.bucket.name,
@@ -223,27 +226,27 @@ def _source(
 
 
 def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Operation[Source]:
-    """Return the object that an API request names, pinned; raises InvalidOption."""
+    """Return the pinned object that an API request names; raises InvalidOption."""
     version_id = None
     if input_file_id.startswith(S3):
         bucket, _, key = input_file_id.removeprefix(S3).partition("/")
         owner = deployment.settings.tenant_of_drop(key)
-        # What is dropped belongs to its tenant; to others it is not there.
+        # A drop belongs to its tenant; for other tenants it does not exist.
         if tenant not in {DROP_TENANT, owner}:
-            raise invalid_input_file("names no file that is there")
+            raise invalid_input_file("does not name an existing file")
         if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
             place = f"{S3}{deployment.bucket.name}/{INPUT_PREFIX}"
             raise invalid_input_file(f"may name objects under {place} only")
         if tenant != owner:
-            raise invalid_input_file("names no file that is there")
+            raise invalid_input_file("does not name an existing file")
     else:
         file = yield from deployment.files.get_file(input_file_id)
         if file is None or file.tenant != tenant:
-            raise invalid_input_file("names no file that is there")
+            raise invalid_input_file("does not name an existing file")
         key, version_id = file.key, file.version_id
-    # S3 has an error of its own for a name that none of its objects can have.
+    # S3 has a separate error for a name that no object can have.
     is_key = len(key.encode()) <= MAX_KEY_BYTES and "\0" not in key
     found = (yield from deployment.bucket.head(key, version_id)) if is_key else None
     if found is None:
-        raise invalid_input_file("names no object that is there")
+        raise invalid_input_file("does not name an existing object")
     return _source(deployment, key, found, version_id)

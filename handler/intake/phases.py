@@ -1,8 +1,8 @@
 """Intake phases: the steps between the work units of a file that many runs read.
 
-Whoever crosses off the last unit of a phase goes on, under its lock on the batch: it puts together
-what the units have found, opens the next phase and rings for each of its units. What it had not
-done when it died is done by the next run that hears of the batch.
+The run that completes the last unit of a phase continues, under the batch's lock: it merges the
+findings of all units, opens the next phase and sends a message for each of its units. If it dies,
+the next run for the batch does the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .scan_summary import IdOffsets, ScanSummary, scans_of_other_models
 from .unit_messages import unit_messages
 from .verdict import FileRefused, refusing_bad_input, reserve_lines, start_batch, verdict_of
 
-# One run records some 500 a second, and two of them what the table takes for one batch.
+# One run records about 500 per second, and two of them reach the table's limit for one batch.
 SHARDS_PER_RECORD = 200_000
 
 
@@ -37,7 +37,9 @@ def advance_phase(lock: BatchLock, reading: IntakeProgress) -> None:
         lock.renew()
         reading = lock.aws.run(readings.start_phase(batch_id, following, reading.phase))
         num_units = len(reading.left)
-        logger.info("intake goes on", batch_id=batch_id, phase=reading.phase, num_units=num_units)
+        logger.info(
+            "intake phase opened", batch_id=batch_id, phase=reading.phase, num_units=num_units
+        )
     if not reading.is_rung:
         for messages in message_batches(unit_messages(lock.batch, reading)):
             lock.check_active()
@@ -52,7 +54,7 @@ def scans_of_unit(survey: ScanSummary, number: int) -> list[int]:
 
 
 def _next_phase(lock: BatchLock, reading: IntakeProgress) -> IntakeProgress | None:
-    """Return the phase behind one whose units are all done; None when the batch is through."""
+    """Return the phase after one whose units are all done; None when intake is complete."""
     if reading.phase is Phase.SEARCH:
         _conclude(lock, reading)
         return None
@@ -60,7 +62,7 @@ def _next_phase(lock: BatchLock, reading: IntakeProgress) -> IntakeProgress | No
 
 
 def _summarise(lock: BatchLock, reading: IntakeProgress) -> IntakeProgress:
-    """Put together what all scans have shown, and return what is to be done then."""
+    """Merge the results of all scans, and return the next phase."""
     found = ScanStore(lock.deployment, lock.batch.id)
     survey, places = ScanSummary(), IdOffsets()
     models: list[str | None] = []
@@ -76,7 +78,7 @@ def _summarise(lock: BatchLock, reading: IntakeProgress) -> IntakeProgress:
     lock.renew()
     lock.aws.run(found.put_survey(survey, places))
     units = [WorkUnit(Phase.SEARCH, number) for number in range(survey.num_shares)]
-    # The shards of a file that is known to be wrong will never be run.
+    # The shards of an invalid file will never be run.
     if not verdict_of(lock.batch, reading, survey.findings, Duplicates()).num_errors:
         num_records = -(-survey.num_shards // SHARDS_PER_RECORD)
         units += [WorkUnit(Phase.RECORD, number) for number in range(num_records)]
@@ -84,7 +86,7 @@ def _summarise(lock: BatchLock, reading: IntakeProgress) -> IntakeProgress:
 
 
 def _conclude(lock: BatchLock, reading: IntakeProgress) -> None:
-    """Let the shards be run; raises FileRefused."""
+    """Start the batch's shards; raises FileRefused."""
     aws, deployment, batch = lock.aws, lock.deployment, lock.batch
     found = ScanStore(deployment, batch.id)
     survey = aws.run(found.get_survey())

@@ -1,8 +1,8 @@
-"""One range of a file: its lines looked at, cut into shards, their ids kept, all by local numbers.
+"""Scan of one range of a file: validates its lines, cuts shards and collects IDs.
 
-A line belongs to the range in which it begins, and its whole is read there. In the first range the
-numbers of lines are those of the file. In every other one line 1 is the line in whose middle, or
-behind whose end, the range begins: its own are numbered from 2.
+A line belongs to the range in which it begins, and is read there as a whole. All line numbers are
+local. In the first range they are those of the file. In every other range, line 1 is the line in
+whose middle, or after whose end, the range begins: its own lines are numbered from 2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SKIPPED_BYTES = 2**20
 
 
 class PlannedShard(NamedTuple):
-    """One shard of a range: what is planned of it, by local line numbers and bytes of the file."""
+    """One planned shard of a range, by local line numbers and bytes of the file."""
 
     first_line: int
     num_rows: int
@@ -36,12 +36,12 @@ class PlannedShard(NamedTuple):
 
 @dataclass(slots=True)
 class ScanResult:
-    """Result of scanning a range; lines of its errors, too, are local ones.
+    """Result of scanning a range; its errors contain local line numbers, too.
 
-    `last_line` is the number of the last line that has ended, or in which the range lies.
-    `ids` are how many ids each partition has. `end` is the byte at which the next part of the range
-    begins, where it has more lines than one run looks at. `endless` is a line longer than any file
-    may have: what is behind it was not read.
+    `last_line` is the number of the last line that ended, or that contains the whole range.
+    `ids` is the number of IDs in each partition. `end` is the byte at which the next part of the
+    range begins, if it has more lines than one run checks. `endless` is a line longer than any file
+    may have: the bytes after it were not read.
     """
 
     last_line: int = 0
@@ -71,9 +71,9 @@ class Scanner:
     def scan(
         self, span: tuple[int, int], finder: DuplicateFinder, model: str | None = None
     ) -> ScanResult:
-        """Read the lines that begin in a range of bytes, and give their ids to the finder.
+        """Read the lines that begin in a range of bytes, and pass their IDs to the finder.
 
-        `model` is that of the lines before, where it is known. Raises ObjectChanged, NotThere and
+        `model` is that of the preceding lines, if known. Raises ObjectChanged, NotThere and
         AwsError.
         """
         start, end = span

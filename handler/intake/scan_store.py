@@ -21,7 +21,7 @@ from .scan_summary import IdOffsets, ScanSummary
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
-# Of objects that are read beside each other.
+# Number of objects that are read concurrently.
 _AT_ONCE = 64
 
 _SCANNED = TypeAdapter(ScanResult)
@@ -30,47 +30,47 @@ _DUPLICATES = TypeAdapter(Duplicates)
 
 
 class ScanStore:
-    """Makes the operations on what was found of one batch's file."""
+    """Creates operations on the scan results of one batch's file."""
 
     def __init__(self, deployment: Deployment, batch_id: str) -> None:
         self._bucket = deployment.bucket
         self._batch_id = batch_id
 
     def put_ids(self, unit: WorkUnit, ids: IO[bytes]) -> Operation[None]:
-        """Keep the ids that a scan has seen."""
+        """Store the IDs that a scan has seen."""
         return self._bucket.put(ids_key(self._batch_id, str(unit)), ids, _BYTES)
 
     def get_ids(self, unit: WorkUnit, start: int, end: int) -> Operation[bytes]:
-        """Return some bytes of the ids of a scan."""
+        """Return a range of bytes of a scan's IDs."""
         return self._bucket.get_range(ids_key(self._batch_id, str(unit)), start, end)
 
     def put_scanned(self, unit: WorkUnit, scanned: ScanResult) -> Operation[None]:
-        """Keep what a scan has shown."""
+        """Store the result of a scan."""
         return self._put(str(unit), _SCANNED.dump_json(scanned))
 
     def get_scanned(self, unit: WorkUnit) -> Operation[ScanResult]:
-        """Return what a scan has shown."""
+        """Return the result of a scan."""
         return self._get(_SCANNED, str(unit))
 
     def put_survey(self, survey: ScanSummary, places: IdOffsets) -> Operation[None]:
-        """Keep what is known of the whole file, and where its ids are."""
+        """Store the summary of the whole file, and the offsets of its IDs."""
         yield from self._bucket.put(self._key("places"), places.dump(), _BYTES)
         yield from self._put("survey", _SURVEY.dump_json(survey))
 
     def get_survey(self) -> Operation[ScanSummary]:
-        """Return what is known of the whole file."""
+        """Return the summary of the whole file."""
         return self._get(_SURVEY, "survey")
 
     def get_places(self, start: int, end: int) -> Operation[bytes]:
-        """Return some bytes of `Places.dump`."""
+        """Return a range of bytes of `IdOffsets.dump`."""
         return self._bucket.get_range(self._key("places"), start, end)
 
     def put_duplicates(self, unit: WorkUnit, found: Duplicates) -> Operation[None]:
-        """Keep the repeated ids of a share."""
+        """Store the repeated IDs of a share."""
         return self._put(str(unit), _DUPLICATES.dump_json(found))
 
     def get_duplicates(self, unit: WorkUnit) -> Operation[Duplicates]:
-        """Return the repeated ids of a share."""
+        """Return the repeated IDs of a share."""
         return self._get(_DUPLICATES, str(unit))
 
     def _key(self, name: str) -> str:
@@ -84,7 +84,7 @@ class ScanStore:
 
 
 def _chunks(count: int) -> Iterator[range]:
-    """Yield the numbers below `count` in order, as many together as are read at once."""
+    """Yield the numbers below `count` in order, in groups that are read concurrently."""
     for first in range(0, count, _AT_ONCE):
         yield range(first, min(first + _AT_ONCE, count))
 
@@ -92,7 +92,7 @@ def _chunks(count: int) -> Iterator[range]:
 def read_each(
     aws: Aws, read: Callable[[int], Operation[T]], count: int, look: Callable[[], None]
 ) -> Iterator[T]:
-    """Yield what is read for each number below `count`, in order; `look` is called in between."""
+    """Yield a read value for each number below `count`, in order; `look` is called in between."""
     for some in _chunks(count):
         look()
         yield from aws.run_all(map(read, some))
@@ -101,9 +101,9 @@ def read_each(
 def read_scans(
     aws: Aws, found: ScanStore, reading: IntakeProgress, look: Callable[[], None]
 ) -> Iterator[tuple[WorkUnit, ScanResult]]:
-    """Yield the scans of a file with their results, in the file's order.
+    """Yield the scans of a file with their results, in file order.
 
-    Those that took another model for the file's, where that is known, are as they were found again.
+    Scans that assumed another model than the file's come as their repetition found them.
     """
 
     def read(number: int) -> Operation[ScanResult]:
@@ -131,7 +131,7 @@ def _with_final_model(
 def merge_duplicates(
     aws: Aws, found: ScanStore, num_shares: int, look: Callable[[], None]
 ) -> Duplicates:
-    """Return the repeated ids of all shares."""
+    """Return the repeated IDs of all shares."""
 
     def read(number: int) -> Operation[Duplicates]:
         return found.get_duplicates(WorkUnit(Phase.SEARCH, number))

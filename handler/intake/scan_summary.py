@@ -1,6 +1,6 @@
-"""Scan summary: a whole file's numbers of lines and shards, models and places, from its scans.
+"""Scan summary: a whole file's numbers of lines and shards, models and offsets, from its scans.
 
-Pure: scans come in their order, as values.
+No I/O: scans come in order, as values.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .scan import PlannedShard, ScanResult
 class ScanSummary:
     """Summary of a file's scans.
 
-    `scans` are the units that scanned it, in its order. To a local line number of the `n`th is
-    added `shifts[n]`; its first shard is `first_shards[n]`, of which the last entry counts all.
-    `num_ids` are those that are searched for repeated ones.
+    `scans` are the units that scanned it, in order. The `n`th scan's local line numbers are shifted
+    by `shifts[n]`; its first shard is `first_shards[n]`, whose last entry is the number of shards.
+    `num_ids` is the number of IDs searched for duplicates.
     """
 
     findings: Findings = field(default_factory=Findings)
@@ -38,17 +38,17 @@ class ScanSummary:
 
     @property
     def num_shards(self) -> int:
-        """Return how many shards the file has."""
+        """Return the number of shards of the file."""
         return self.first_shards[-1]
 
     @property
     def num_shares(self) -> int:
-        """Return into how many shares the search for repeated ids is divided."""
+        """Return the number of shares into which the search for duplicates is divided."""
         return count_shares(self.num_ids)
 
     def add(self, unit: WorkUnit, scanned: ScanResult) -> None:
         """Add the next scan's results; FormatError for a scan with a line that never ends."""
-        # Line 1 of any range but the first is the last one of those before.
+        # Line 1 of any range but the first is the last line of the ranges before.
         shift = self.num_lines - 1 if self.shifts else 0
         if scanned.endless is not None:
             raise endless_line(scanned.endless + shift)
@@ -75,7 +75,7 @@ class ScanSummary:
 
 
 def scans_of_other_models(models: Iterable[str | None]) -> list[int]:
-    """Return which of the scans took another model for the file's, which is the first one's."""
+    """Return the scans that assumed another model than the file's, which the first scan finds."""
     numbered = [(number, model) for number, model in enumerate(models) if model is not None]
     return [number for number, model in numbered if model != numbered[0][1]]
 
@@ -83,7 +83,7 @@ def scans_of_other_models(models: Iterable[str | None]) -> list[int]:
 def shards_of(
     batch_id: str, cuts: Iterable[PlannedShard], *, first: int, shift: int, expires: int | None
 ) -> Iterator[Shard]:
-    """Yield the shards of a scan, the first of which has a number in the file."""
+    """Yield the shards of a scan, given the number of its first shard in the file."""
     for number, cut in enumerate(cuts, first):
         yield Shard(
             batch_id,
@@ -100,30 +100,30 @@ def shards_of(
 class IdOffsets:
     """Offsets of each partition of ids in the object of each scan, partition by partition.
 
-    So whoever searches a share reads of it no more than it needs.
+    So the search for duplicates in one partition reads only that part of each object.
     """
 
     def __init__(self) -> None:
         self._starts: list[array[int]] = []
 
     def add(self, counts: Sequence[int]) -> None:
-        """Take how many ids each partition of the next scan has."""
+        """Add the number of IDs in each partition of the next scan."""
         sizes = (count * RECORD_BYTES for count in counts)
         self._starts.append(array("Q", accumulate(sizes, initial=0)))
 
     def dump(self) -> bytes:
-        """Return them as bytes, for `decode_offsets`."""
+        """Return the offsets as bytes, for `decode_offsets`."""
         rows = range(NUM_PARTITIONS + 1)
         return b"".join(array("Q", (each[row] for each in self._starts)).tobytes() for row in rows)
 
 
 def offsets_range(share: Share, num_scans: int) -> tuple[int, int]:
-    """Return which bytes of `Places.dump` tell of a share: the first, and the one behind."""
+    """Return the range of bytes of `IdOffsets.dump` for a share: its first, and its end."""
     row = 8 * num_scans
     return share.first * row, (share.end + 1) * row
 
 
 def decode_offsets(data: bytes, num_scans: int) -> list[array[int]]:
-    """Return those bytes as lists: of each partition, and one more, where it begins by scan."""
+    """Return those bytes as lists: where each partition begins in each scan, and its end."""
     starts = array("Q", data)
     return [starts[first : first + num_scans] for first in range(0, len(starts), num_scans)]

@@ -1,4 +1,4 @@
-"""Shards: recorded while the file is still being read, rung for once it was found good."""
+"""Shards: recorded while the file is still being read, enqueued once it is valid."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ..observability import logger
 
 _NUM_THREADS = 4
 _MAX_PENDING = 32
-# How many shards are rung for between two notes of how far it is.
+# Number of shards enqueued between two records of the progress.
 _RING_AT_ONCE = 1000
 
 
 class ShardWriter:
-    """Calls `put` for each shard in threads; a context manager, left when all calls have ended.
+    """Calls `put` for each shard in threads; a context manager that waits for all calls.
 
-    What a call raises is raised by the next `write` that waits for it, or by `drain`.
+    An exception of a call is raised by the next `write` that waits for it, or by `drain`.
     """
 
     def __init__(self, put: Callable[[Shard], None]) -> None:
@@ -50,19 +50,19 @@ class ShardWriter:
         self._pool.shutdown(cancel_futures=True)
 
     def write(self, shard: Shard) -> None:
-        """Begin to record a shard; waits while many are on their way."""
+        """Start to record a shard; waits while many are in progress."""
         self._pending.append(self._pool.submit(self._put, shard))
         while len(self._pending) > _MAX_PENDING:
             self._pending.popleft().result()
 
     def drain(self) -> None:
-        """Return when every shard is recorded."""
+        """Wait until every shard is recorded."""
         while self._pending:
             self._pending.popleft().result()
 
 
 def record_shards(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
-    """Record planned shards, several at once; those that were begun stay as they are."""
+    """Record planned shards, several concurrently; shards that were begun are unchanged."""
     with ShardWriter(lambda shard: aws.run(deployment.table.put_shard(shard))) as writer:
         for shard in shards:
             writer.write(shard)
@@ -72,15 +72,15 @@ def record_shards(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> 
 def enqueue_shards(
     aws: Aws, deployment: Deployment, batch: Batch, time_left: Callable[[], float]
 ) -> None:
-    """Ring for the shards not rung for yet and see that there is a worker to hear it.
+    """Send messages for the shards that have none yet, and start a worker if none runs.
 
-    What the time does not allow, the next run does. A pause is written before the first message is
-    sent: a worker that polls already would find none, and begin the shards.
-    Two runs may do so at once, and a shard be rung for twice: that changes nothing.
+    The next run does the rest after the deadline. A pause is recorded before the first message is
+    sent: an active worker would otherwise begin the shards. Two concurrent runs may send a message
+    twice, which is harmless.
     """
     queue = deployment.work.get(batch.model or "")
     if queue is None:
-        logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
+        logger.error("model has no queue", batch_id=batch.id, model=batch.model)
         return
     rung, now = batch.shards_rung, int(time.time())
     is_paused = aws.run(update_pause(deployment, batch, now)) is not None
@@ -101,4 +101,4 @@ def enqueue_shards(
         if rung < batch.num_shards and time_left() < RESERVE_SECONDS:
             aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
             return
-    logger.info("shards rung for", batch_id=batch.id, num_shards=batch.num_shards)
+    logger.info("shards enqueued", batch_id=batch.id, num_shards=batch.num_shards)

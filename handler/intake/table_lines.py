@@ -16,13 +16,13 @@ from ..aws.objects.object_file import open_object
 from ..aws.sync import Aws
 
 MAX_ROWS = 50_000_000
-"""Most rows of a table: as many as runs of a quarter of an hour can render."""
+"""Maximum rows of a table: as many as can be rendered in runs of a quarter of an hour."""
 
 _NUM_LINES = 128
 
 
 def table_lines(aws: Aws, source: Source, recipe_keys: str) -> Iterator[bytes]:
-    """Yield the lines of all rows, some at a time and an empty piece behind each.
+    """Yield the lines of all rows, a few at a time with an empty piece after each group.
 
     Raises TableError and RecipeError, the latter before any line.
     """

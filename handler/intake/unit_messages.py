@@ -1,4 +1,4 @@
-"""Messages for work units of intake. The reaper and dead letters load nothing else of a scan."""
+"""Messages for work units of intake; a separate module, so that few Lambdas load the scanner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..deployment import Deployment
 
 
 def unit_messages(batch: Batch, reading: IntakeProgress) -> Iterator[dict[str, object]]:
-    """Return what rings for each unit that is left."""
+    """Yield the message for each remaining unit."""
     return (intake_message(batch.id, name) for name in sorted(reading.left))
 
 
 def enqueue_again(
     deployment: Deployment, batch: Batch, reading: IntakeProgress | None, limit: int | None
 ) -> Operation[None]:
-    """Ring for what is left of a batch that is validating, for `limit` units of it at most."""
+    """Send messages for the remaining units of a batch that is validating, at most `limit`."""
     yield from deployment.intake.send(intake_message(batch.id), group=batch.tenant)
     if reading is not None and (reading.is_rung or reading.num_ranges > 1):
         for messages in message_batches(list(unit_messages(batch, reading))[:limit]):

@@ -29,7 +29,7 @@ from .scan_summary import ScanSummary
 
 
 class FileRefused(HandlerError):
-    """Error of the whole file, which cannot be run whatever its other lines are."""
+    """Error of the whole file, which cannot be run whatever its lines are."""
 
     code = "file_refused"
 
@@ -40,7 +40,7 @@ class FileRefused(HandlerError):
 
 @contextmanager
 def refusing_bad_input() -> Iterator[None]:
-    """Take an input that is gone, changed or of no form that can be read for a refused file."""
+    """Raise FileRefused for an input that is missing, changed or in an unreadable format."""
     try:
         yield
     except NotThere as exc:
@@ -52,12 +52,12 @@ def refusing_bad_input() -> Iterator[None]:
     except TableError as exc:
         raise _refused(exc.code, str(exc)) from exc
     except RecipeError as exc:
-        message = f"The recipe cannot work with this table: {exc}."
+        message = f"The recipe does not fit this table: {exc}."
         raise _refused(exc.code, message) from exc
 
 
 def _refused(code: str, message: str) -> FileRefused:
-    """Return the error of a file; a column's name in it may have any length and lone surrogates."""
+    """Return the error of a file; a column's name in it may be long and contain surrogates."""
     return FileRefused(refuse(code, printable(message)))
 
 
@@ -70,8 +70,8 @@ def make_scanner(
     look: Callable[[], None],
     chunk_bytes: int,
 ) -> Scanner:
-    """Return what looks at the ranges of a batch's file."""
-    # What the urls of all lines must mean, if anything: an upload does not say.
+    """Return the scanner for the ranges of a batch's file."""
+    # The endpoint that all URLs must match, if any: an upload does not name one.
     is_strict = deployment.settings.strict_endpoint and not is_drop(batch.outputs)
     return Scanner(
         aws,
@@ -100,14 +100,14 @@ def verdict_of(
 
 
 def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Findings) -> None:
-    """Count the lines of a good file against its tenant's limit; FileRefused where they pass it.
+    """Count the lines of a valid file against its tenant's limit; FileRefused if they exceed it.
 
-    Also where the batch has a `max_cost`, and nobody knows what its model's GPUs cost.
+    Also raised if the batch has a `max_cost` and the price of its model's GPUs is unknown.
     """
     price = deployment.settings.gpu_hour_price(findings.model)
     if batch.options.max_cost is not None and not price:
-        words = f"`max_cost` needs the price of a GPU-hour of {findings.model!r}"
-        words += ": `gpu_hour_price` in the deployment's configuration."
+        words = f"`max_cost` requires the price of a GPU-hour of {findings.model!r}: "
+        words += "set `gpu_hour_price` in the deployment's configuration."
         raise FileRefused(Verdict(1, (BatchError("no_gpu_hour_price", words, "max_cost"),)))
     excess = aws.run(deployment.limits.queue_lines(batch, findings.num_rows))
     if excess is not None:
@@ -131,9 +131,9 @@ def fail_batch(
 
 
 def start_batch(lock: BatchLock, survey: ScanSummary) -> None:
-    """Let the shards be run and release the lock, in one write.
+    """Start the batch's shards and release the lock, in one write.
 
-    Raises LockLost if the batch has been cancelled or has expired, or another run has its lock.
+    Raises LockLost if the batch was cancelled or has expired, or another run has its lock.
     """
     aws, deployment, batch = lock.aws, lock.deployment, lock.batch
     findings, num_shards = survey.findings, survey.num_shards
@@ -156,7 +156,7 @@ def start_batch(lock: BatchLock, survey: ScanSummary) -> None:
         raise LockLost(f"{batch.id} is no longer validating, or another run has it")
     lock.batch = moved.batch
     logger.info(
-        "file taken in",
+        "file accepted",
         batch_id=batch.id,
         model=findings.model,
         num_rows=findings.num_rows,

@@ -1,4 +1,4 @@
-"""One message about a file: one unit of the work with it, or whatever comes next."""
+"""Handles one message about a file: one unit of its intake, or the next phase."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .verdict import FileRefused, fail_batch, make_scanner, refusing_bad_input
 def search_duplicates(
     aws: Aws, found: ScanStore, survey: ScanSummary, number: int, look: Callable[[], None]
 ) -> Duplicates:
-    """Return the repeated ids of one share; `look` is called every second or so."""
+    """Return the repeated IDs of one share; `look` is called about every second."""
     scans = [WorkUnit.named(name) for name in survey.scans]
     share = Share.nth(number, survey.num_shares)
     rows = decode_offsets(aws.run(found.get_places(*offsets_range(share, len(scans)))), len(scans))
@@ -61,7 +61,7 @@ def _ids_of(found: ScanStore, unit: WorkUnit, start: int, end: int) -> Operation
         return b""
     data = yield from found.get_ids(unit, start, end)
     if len(data) != end - start:
-        raise HandlerError(f"the ids of {unit} end before byte {end:,}")
+        raise HandlerError(f"the IDs of {unit} end before byte {end:,}")
     return data
 
 
@@ -87,26 +87,26 @@ _CHECK_EVERY_SECONDS = 5.0
 def run_unit(
     aws: Aws,
     deployment: Deployment,
-    asked: IntakeStep,
+    step: IntakeStep,
     time_left: Callable[[], float],
     *,
     now: Callable[[], float] = time.time,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
-    """Do one unit of a batch's intake, and start the next phase if it was the last of its own.
+    """Do one unit of a batch's intake, and start the next phase if it was the last of its phase.
 
-    Repeated it changes nothing. Whoever takes the batch in rings for its shards.
+    Idempotent. The run that finishes the intake sends the messages for its shards.
     """
-    batch = aws.run(deployment.table.get_batch(asked.batch_id))
+    batch = aws.run(deployment.table.get_batch(step.batch_id))
     if batch is None:
-        logger.warning("no such batch", batch_id=asked.batch_id)
+        logger.warning("no such batch", batch_id=step.batch_id)
         return
     if batch.status is Status.VALIDATING and batch.expires_at <= now():
         aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
         return
     if batch.status is Status.VALIDATING:
         one = _UnitRun(aws, deployment, batch, now, chunk_bytes)
-        is_due = not asked.unit or one.do(WorkUnit.named(asked.unit))
+        is_due = not step.unit or one.do(WorkUnit.named(step.unit))
         if not is_due:
             return
         batch = ingest(aws, deployment, batch, time_left, now=now, chunk_bytes=chunk_bytes)
@@ -118,7 +118,7 @@ def run_unit(
 
 @dataclass(slots=True)
 class _UnitRun:
-    """One run with one unit; it takes no lock, for others do units of the same batch meanwhile."""
+    """One run with one unit; it takes no lock, because other runs do units of the same batch."""
 
     aws: Aws
     deployment: Deployment
@@ -128,13 +128,13 @@ class _UnitRun:
     _checked_at: float = 0.0
 
     def do(self, unit: WorkUnit) -> bool:
-        """Do a unit unless it is done, and say whether work remains after it."""
+        """Do a unit unless it is done, and return whether work remains after it."""
         deployment, batch = self.deployment, self.batch
         reading = self.aws.run(deployment.intake_progress.get_progress(batch.id))
         if reading is None:
             return True
         if str(unit) not in reading.left:
-            # Perhaps by a run that died before it had rung for the next ones.
+            # A run may have done it and died before it sent the messages for the next ones.
             return not (reading.left and reading.is_rung)
         self._checked_at = self.now()
         try:
@@ -152,7 +152,7 @@ class _UnitRun:
             self.aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
             return False
         except (ConditionFailed, NotThere):
-            # Of a batch that has ended meanwhile all may have been erased.
+            # If the batch has ended in the meantime, everything may have been erased.
             latest = self.aws.run(deployment.table.get_batch(batch.id))
             if latest is not None and latest.status is Status.VALIDATING:
                 raise
@@ -160,7 +160,7 @@ class _UnitRun:
             return False
 
     def _counted(self, unit: WorkUnit, reading: IntakeProgress) -> bool:
-        """Do a unit, and say whether it came to its end; False once its failures end the batch."""
+        """Do a unit, and return whether it finished; False once its failures end the batch."""
         is_done = False
         with counting_failures(self.aws, self.deployment, self.batch, self.now()):
             self._do(unit, reading)
@@ -204,7 +204,7 @@ class _UnitRun:
             self._leave(unit.rest)
 
     def _leave(self, unit: WorkUnit) -> None:
-        """See that another run goes on with a range."""
+        """Send a message so that another run continues a range."""
         batch, deployment = self.batch, self.deployment
         self.aws.run(deployment.intake_progress.add_unit(batch.id, unit))
         message = intake_message(batch.id, str(unit))
@@ -226,7 +226,7 @@ class _UnitRun:
             record_shards(self.aws, self.deployment, shards)
 
     def _check_active(self) -> None:
-        """See every few seconds whether the batch still wants its file read; raises LockLost."""
+        """Check every few seconds whether the batch is still validating; raises LockLost."""
         if self.now() - self._checked_at < _CHECK_EVERY_SECONDS:
             return
         self._checked_at = self.now()
@@ -238,7 +238,7 @@ class _UnitRun:
 
 
 def _span(found: ScanStore, unit: WorkUnit, reading: IntakeProgress) -> Operation[tuple[int, int]]:
-    """Return which bytes a scan goes through: a range, or what the part before has left of it."""
+    """Return the bytes that a scan reads: a range, or the part that its predecessor has left."""
     start, end = reading.range_of(unit.number)
     scan = replace(unit, phase=Phase.SCAN)
     if unit.part:

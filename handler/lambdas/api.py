@@ -1,4 +1,4 @@
-"""API Lambda: answers the HTTP API and the dashboard."""
+"""API Lambda: serves the HTTP API and the dashboard."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..api.envelope.caller import IS_HEAD, aws
 from ..dashboard import routes as dashboard
 from ..observability import logger
 
-# A REST API takes no other fields of an answer.
+# A REST API accepts only these fields of a response.
 _ANSWER: Final = ("statusCode", "headers", "body", "isBase64Encoded")
 
 
 def is_rest(event: dict[str, Any]) -> bool:
-    """Say whether an event is one of a REST API."""
+    """Return whether an event comes from a REST API."""
     return "httpMethod" in event
 
 
@@ -61,17 +61,17 @@ def as_http_event(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_rest_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer to an event of an HTTP API as one of a REST API."""
+    """Convert a response for an HTTP API to one for a REST API."""
     return {name: answer[name] for name in _ANSWER if name in answer}
 
 
-# Lambda encodes the answer as a string within JSON: quotes and backslashes could double a long one,
-# beyond the limit of 6 MB. Base64 always takes four thirds.
+# Lambda encodes the response as a JSON string: quotes and backslashes could double a long one,
+# beyond the limit of 6 MB. Base64 always adds a third.
 _MAX_TEXT_CHARS = 1_000_000
 
 
 def fit(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer in a form that Lambda accepts, up to 4.4 MB."""
+    """Return a response in a form that Lambda accepts, up to 4.4 MB."""
     body = answer.get("body")
     if answer.get("isBase64Encoded") or not body or len(body) <= _MAX_TEXT_CHARS:
         return answer
@@ -82,35 +82,35 @@ app.include_router(dashboard.router)
 
 
 def respond(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answer one request; a HEAD as a GET without its body."""
-    asked = event["requestContext"]["http"]
-    if asked["method"] != "HEAD":
+    """Handle one request; a HEAD as a GET without its body."""
+    http = event["requestContext"]["http"]
+    if http["method"] != "HEAD":
         return fit(app.resolve(event, context))
     app.append_context(**{IS_HEAD: True})  # type: ignore[no-untyped-call]
-    as_get = event["requestContext"] | {"http": asked | {"method": "GET"}}
+    as_get = event["requestContext"] | {"http": http | {"method": "GET"}}
     answer = app.resolve(event | {"requestContext": as_get}, context)
     return answer | {"body": "", "isBase64Encoded": False}
 
 
-# An event is never logged, whatever the environment says: it holds the caller's key.
+# An event is never logged, whatever the environment: it contains the caller's key.
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answer one request of an HTTP API (payload format 2.0) or of a REST API.
+    """Handle one request of an HTTP API (payload format 2.0) or of a REST API.
 
-    Its id is the one that the logs have of it. A REST API writes no access log: it is written here.
+    The logs contain its request ID. A REST API writes no access log, so this function does.
     """
     if not is_rest(event):
         return timed(event, context)
     event = as_http_event(event)
     answer = as_rest_answer(timed(event, context))
     http = event["requestContext"]["http"]
-    asked = {"method": http["method"], "path": http["path"], "address": http["sourceIp"]}
-    logger.info("answered", status=answer["statusCode"], **asked)
+    request = {"method": http["method"], "path": http["path"], "address": http["sourceIp"]}
+    logger.info("answered", status=answer["statusCode"], **request)
     return answer
 
 
 def timed(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answer one request; `Server-Timing` has its milliseconds, and those spent waiting for AWS."""
+    """Handle one request; `Server-Timing` has its milliseconds, and those spent waiting for AWS."""
     started, waited = time.perf_counter(), aws().waiting.seconds
     answer = respond(event, context)
     total, waited = time.perf_counter() - started, aws().waiting.seconds - waited

@@ -1,4 +1,4 @@
-"""Intake Lambda: handles the units of work of files that are read, and makes tables of rows."""
+"""Intake Lambda: handles the work units of files, and writes tables of rows."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def handle_message(
         elif isinstance(request, TableStep):
             make_table(aws, deployment, request.batch_id, time_left)
         else:
-            logger.warning("message dropped", reason="it is for no intake")
+            logger.warning("message dropped", reason="not a message for intake")

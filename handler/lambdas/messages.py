@@ -30,8 +30,8 @@ def process_in_time(
 ) -> Mapping[str, Any]:
     """Process each message of one of the queues by `handle(body, time_left)`.
 
-    The visibility timeout of a failed message is shortened to seconds, with backoff. Where SQS
-    cannot be reached either, it lasts as long as the longest run.
+    The visibility timeout of a failed message is shortened to seconds, with backoff. If SQS cannot
+    be reached either, it lasts as long as the longest run.
     """
 
     def time_left() -> float:
@@ -43,7 +43,9 @@ def process_in_time(
         try:
             aws().run(_source_of(record, queues()).hide(message, seconds))
         except AwsError as exc:
-            logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
+            logger.warning(
+                "visibility timeout not changed", message_id=record.message_id, reason=str(exc)
+            )
 
     return process_each(
         event, context, lambda body: handle_message(body, time_left), shorten_visibility
@@ -62,7 +64,7 @@ def process_each(
     deal_with: Callable[[str], None],
     after_failure: Callable[[SQSRecord], None] = lambda _: None,
 ) -> Mapping[str, Any]:
-    """Pass the body of each message of an SQS event on; return those to be retried.
+    """Process the body of each message of an SQS event; return those to be retried.
 
     Lambda counts such a run as a success, so each failure is emitted as a metric. `after_failure`
     may change the visibility timeout of the message.
@@ -75,10 +77,10 @@ def process_each(
             if isinstance(exc, AwsError):
                 reason = str(exc)
                 logger.warning(
-                    "message must come again", message_id=record.message_id, reason=reason
+                    "message will be retried", message_id=record.message_id, reason=reason
                 )
             else:
-                logger.exception("message not dealt with", message_id=record.message_id)
+                logger.exception("message failed", message_id=record.message_id)
             emit({Metric.MESSAGES_FAILED: 1}, model=None, message_id=record.message_id)
             after_failure(record)
             raise

@@ -30,6 +30,7 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     Its lines no longer count against its tenant's limit. It stays in the list while its webhook is
     pending. At most one of several publishers counts the end. A failing bus blocks no batch: the
     reaper announces the status later.
+    reaper announces the status later.
     """
     if batch.announced is not batch.status:
         try:
@@ -51,13 +52,13 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
 
 
 def _enqueue_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
-    """Queue the webhook call for the control Lambda; the reaper queues it again if lost."""
+    """Queue the webhook call for the control Lambda; the reaper queues it again if it is lost."""
     if batch.webhook_delivery != "pending":
         return
     try:
         yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
     except AwsError as exc:
-        logger.warning("not rung for the webhook", batch_id=batch.id, reason=str(exc))
+        logger.warning("webhook message not sent", batch_id=batch.id, reason=str(exc))
 
 
 def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:

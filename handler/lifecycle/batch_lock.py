@@ -17,7 +17,7 @@ from tidemill.batch.model import Batch
 from ..aws.sync import Aws
 from ..deployment import Deployment
 
-# Kept back before a run's deadline, to finish what the run has started.
+# Reserved before a run's deadline, to finish what the run has started.
 RESERVE_SECONDS = 8.0
 # Many messages may arrive for one batch; a run that died blocks the others for this long.
 LOCK_SECONDS = 20.0
@@ -42,11 +42,11 @@ class LockLost(HandlerError):
 
 @dataclass(slots=True)
 class BatchLock:
-    """A lock on a batch for one run of intake or finalize, with what the run's steps share.
+    """A lock on a batch for one run of intake or finalize, with state that the run's steps share.
 
     `acquire` and `release` are writes that return the batch, which saves a read.
-    In between `batch` is what the run started with, and what it changed since. `now` returns Unix
-    seconds, `time_left` the seconds until the run's deadline.
+    In between `batch` is the batch at the start of the run, with this run's changes. `now` returns
+    Unix seconds, `time_left` the seconds until the run's deadline.
     """
 
     aws: Aws
@@ -60,7 +60,7 @@ class BatchLock:
 
     @property
     def is_held(self) -> bool:
-        """Say whether `batch` shows this lock, which may have expired or been lost since."""
+        """Return whether `batch` shows this lock, which may have expired or been lost since."""
         return self.batch.turn == self.owner
 
     def acquire(self) -> bool:
@@ -83,9 +83,9 @@ class BatchLock:
         return attempt.is_acquired
 
     def renew(self) -> Batch:
-        """Renew the lock and return the batch as it is now; raises LockLost.
+        """Renew the lock and return the current batch; raises LockLost.
 
-        `batch` stays as it was: a change by this run is conditional on the status it started with.
+        `batch` is unchanged: a change by this run is conditional on the status it started with.
         """
         now = self.now()
         self._renewed_at = now
@@ -95,7 +95,7 @@ class BatchLock:
             )
         )
         if renewed is None:
-            raise LockLost(f"the turn with {self.batch.id}")
+            raise LockLost(f"the lock on {self.batch.id}")
         return renewed
 
     def check_deadline(self) -> None:
@@ -127,7 +127,7 @@ class BatchLock:
         self.batch = left or self.batch
 
     def change(self, **changes: object) -> None:
-        """Set fields of the batch; raises LockLost when its status has changed."""
+        """Set fields of the batch; raises LockLost if its status has changed."""
         changed = self.aws.run(
             self.deployment.table.change_batch(self.batch.id, self.batch.status, **changes)
         )

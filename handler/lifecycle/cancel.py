@@ -1,4 +1,4 @@
-"""Cancels a batch: finished rows stay, nothing else is run."""
+"""Cancels a batch: finished rows stay, no other line is run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class NotCancellable(HandlerError):
 
 
 def cancel(deployment: Deployment, batch_id: str, now: int) -> Operation[Batch | None]:
-    """Cancel a batch and return it as it is then, or None when no batch has this id.
+    """Cancel a batch and return the result, or None if no batch has this ID.
 
-    It is `cancelling` until its finished rows are published, or `cancelled` at once when none of it
-    was run. Idempotent. Raises NotCancellable.
+    It is `cancelling` until its finished rows are published, or `cancelled` at once if no line was
+    run. Idempotent. Raises NotCancellable.
     """
     moved = yield from deployment.table.move_batch(batch_id, Status.CANCELLING, now)
     batch = moved.batch
@@ -42,7 +42,7 @@ def cancel(deployment: Deployment, batch_id: str, now: int) -> Operation[Batch |
 
 
 def _was_run(deployment: Deployment, batch: Batch) -> Operation[bool]:
-    """Say whether a worker may have claimed a shard of it; none can while it is validating."""
+    """Return whether a worker may have claimed a shard of it; none can while it is validating."""
     if batch.in_progress_at is None:
         return False
     if batch.num_shards > _MAX_SHARDS_LOOKED_AT:

@@ -1,4 +1,4 @@
-"""Erasure: a client has an ended batch erased; the control Lambda does it (`control.erase`)."""
+"""Erasure: a client requests it for an ended batch; `control.erase` does it in a Lambda."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..observability import logger
 
 
 class NotErasable(HandlerError):
-    """A batch that cannot be erased as things are; `code` says why."""
+    """A batch that cannot be erased now; `code` identifies the reason."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class NotErasable(HandlerError):
 
 
 class BatchErased(HandlerError):
-    """A batch that was erased, or is to be: only its tombstone is shown."""
+    """A batch that was or is being erased: only its tombstone is shown."""
 
     code = "batch_erased"
 
@@ -30,16 +30,16 @@ class BatchErased(HandlerError):
 
 
 def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation[Batch]:
-    """Have an ended batch erased and return it; from now on clients see its tombstone alone.
+    """Mark an ended batch for erasure and return it; from now on clients see only its tombstone.
 
-    Idempotent; repeated it sends the message again. Raises NotErasable.
+    Idempotent; a repeated call sends the message again. Raises NotErasable.
     """
     if batch.erased_at is not None:
         return batch
     if not deployment.settings.erase_batches:
         raise NotErasable(
-            "This deployment erases nothing: `erase_batches = true` under [retention] of its "
-            "configuration allows it.",
+            "This deployment does not allow erasing batches: set `erase_batches = true` under "
+            "[retention] in its configuration.",
             "erasing_not_allowed",
         )
     if batch.erasing_at is None:
@@ -54,20 +54,19 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
         if file is not None and file.tenant == batch.tenant:
             yield from deployment.files.delete_file(file, now)
     yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
-    logger.info("batch is to be erased", batch_id=batch.id)
+    logger.info("batch erasure requested", batch_id=batch.id)
     return erasing
 
 
 def _why_not(batch: Batch) -> NotErasable:
     if batch.is_terminal:
         return NotErasable(
-            f"The webhook of batch {batch.id} has not been told of its end yet: erase it when "
-            "`webhook` says `delivered` or `failed`, within a day of the end.",
+            f"The webhook of batch {batch.id} is still pending: erase the batch once "
+            "`webhook` is `delivered` or `failed`, at most a day after its end.",
             "webhook_pending",
         )
     return NotErasable(
-        f"Batch {batch.id} is {batch.status}: only one that has ended can be erased. Cancel it "
-        "first.",
+        f"Batch {batch.id} is {batch.status}: only an ended batch can be erased. Cancel it first.",
         "batch_not_ended",
     )
 
@@ -77,12 +76,12 @@ def _check_input(deployment: Deployment, batch: Batch) -> Operation[None]:
     reader = yield from find_reader(deployment, batch)
     if reader is not None:
         raise NotErasable(
-            f"Batch {reader.id} still reads the input of this one: wait for its end, or cancel it.",
+            f"Batch {reader.id} still reads the input of this batch: wait for it, or cancel it.",
             "input_in_use",
         )
 
 
 def find_reader(deployment: Deployment, batch: Batch) -> Operation[Batch | None]:
-    """Return another batch of the tenant that reads the same input now, or None."""
+    """Return another batch of the tenant that is reading the same input, or None."""
     active = yield from deployment.overview.list_active(batch.tenant, is_consistent=True)
     return next((it for it in active if it.id != batch.id and it.input == batch.input), None)

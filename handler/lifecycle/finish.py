@@ -25,8 +25,8 @@ def end(
 ) -> Operation[Batch | None]:
     """Write the report, move the batch to a terminal status with `changes`, and announce it.
 
-    `changes` are fields of Batch with their values. Returns the batch as it is then, or None when
-    there is none. Idempotent; a status that does not lead to `status` stays.
+    `changes` are fields of Batch with their values. Returns the current batch, or None if it does
+    not exist. Idempotent; a status that does not lead to `status` is unchanged.
     """
     table = deployment.table
     batch = yield from table.choose_end(batch_id, status, now)
@@ -36,12 +36,12 @@ def end(
         if batch.is_terminal:
             yield from announce(deployment, batch)
         return batch
-    # A run that died, or was overtaken, may have chosen an earlier time.
+    # An earlier run that died, or was overtaken, may have set an earlier time.
     ended_at = max(batch.ended_at or now, batch.winds_up_since or batch.in_progress_at or 0)
     ended = replace(batch.moved(status, ended_at), ended_at=ended_at, **changes)
     yield from _write_report(deployment, ended, ended_at)
     fields = dump(ended)
-    # The batch may have changed meanwhile and need another end, or none yet.
+    # The batch may have changed in the meantime and need another end, or none yet.
     moved = yield from table.move_batch(
         batch_id,
         status,
@@ -61,7 +61,7 @@ def end(
 def end_batch(
     aws: Aws, deployment: Deployment, batch_id: str, status: Status, now: int, **changes: Any
 ) -> Batch | None:
-    """Run `end` to its result."""
+    """Run `end` with a driver."""
     return aws.run(end(deployment, batch_id, status, now, **changes))
 
 
@@ -81,7 +81,7 @@ def _write_report(deployment: Deployment, batch: Batch, ended_at: int) -> Operat
 def abandon(
     deployment: Deployment, batch_id: str, number: int, reason: str, *, model: str | None
 ) -> Operation[None]:
-    """Give up a shard, once, with the reason that its rows and errors show."""
+    """Give up a shard, once, with the reason that its rows and errors contain."""
     if (yield from deployment.table.abandon(batch_id, number, reason)):
         logger.error("shard given up", batch_id=batch_id, shard=number, reason=reason)
         emit({Metric.SHARDS_GIVEN_UP: 1}, model=model, batch_id=batch_id, shard=number)

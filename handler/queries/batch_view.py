@@ -1,4 +1,4 @@
-"""A batch as clients see it now: what the table says of it, its shards' progress, and its cost."""
+"""A batch for clients: its item in the table, its shards' progress, and its cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_batch(
 
 
 def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[Progress]:
-    """Return how far a batch is; one that is still being read has no shards."""
+    """Return the progress of a batch; one that is still being read has no shards."""
     progress, _ = yield from _current_progress(deployment, batch, now)
     return progress
 
@@ -42,7 +42,7 @@ def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[P
 def _current_progress(
     deployment: Deployment, batch: Batch, now: float
 ) -> Operation[tuple[Progress, bool]]:
-    """Return how far a batch is, and whether a worker has any of it now."""
+    """Return the progress of a batch, and whether a worker is running any of it."""
     if batch.final is not None:
         return batch.final, False
     if batch.status is Status.VALIDATING or batch.in_progress_at is None:

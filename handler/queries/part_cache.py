@@ -1,4 +1,4 @@
-"""Part cache: row places of parts and segments, which never change, kept by one process."""
+"""Part cache: row places of parts and segments, which are immutable, for one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.batch.parts import RowPlace
 
 
 class Place(NamedTuple):
-    """Bytes `start` to `end` (exclusive) of an object are the row of a line."""
+    """Bytes `start` to `end` (exclusive) of an object contain the row of a line."""
 
     line: int
     start: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows of one object in the order of lines: one after another from byte `start` on."""
+    """The rows of one object in line order: contiguous from byte `start` on."""
 
     start: int
     lines: array[int]
@@ -31,14 +31,14 @@ class PartRows:
 
     @classmethod
     def from_part(cls, places: Sequence[RowPlace]) -> Self:
-        """Return what is to be remembered of a part."""
+        """Return the cache entry for a part."""
         lines = array("q", (place.line for place in places))
         ends = array("q", (place.end for place in places))
         return cls(places[0].start if places else 0, lines, ends)
 
     @classmethod
     def from_segment(cls, rows: Sequence[tuple[int, int]]) -> Self:
-        """Return the same of a segment, by line and bytes of each row."""
+        """Return the cache entry for a segment, from line and bytes of each row."""
         lines = array("q", (line for line, _ in rows))
         return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)))
 
@@ -59,14 +59,14 @@ class PartCache:
         self._lock = Lock()
 
     def part(self, key: str) -> PartRows | None:
-        """Return what is known of a part."""
+        """Return the cached entry of a part, or None."""
         with self._lock:
             if key in self._parts:
                 self._parts.move_to_end(key)
             return self._parts.get(key)
 
     def put_part(self, key: str, rows: PartRows) -> None:
-        """Remember a part."""
+        """Cache the entry of a part."""
         with self._lock:
             self._forget(key)
             self._parts[key] = rows
@@ -80,5 +80,5 @@ class PartCache:
 
 
 def _weight(rows: PartRows) -> int:
-    """A part costs about as much as some rows, however few it has."""
+    """Return an entry's cost in rows: even an entry with few rows has a minimum cost."""
     return len(rows.lines) + 32

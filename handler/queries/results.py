@@ -1,4 +1,4 @@
-"""One answer of finished rows: which lines it holds, within its limits, and how far it is whole."""
+"""One page of finished rows, within its limits, and the line up to which it is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .part_cache import PartCache, Place
 from .row_finder import NotIndexed, RowFinder, WorkGone
 
 MAX_BYTES: Final = 4_000_000
-# Rows of neighbouring lines may lie in many parts: each range is a request of its own.
+# Rows of neighbouring lines may be in many parts: each range is a separate request.
 MAX_RANGES: Final = 256
 _MAX_GAP_BYTES = 2**15
 _NUM_LISTED_AT_ONCE = 8
@@ -24,7 +24,7 @@ _NUM_READ_AT_ONCE = 64
 
 
 class Results(NamedTuple):
-    """Rows with their line numbers; None stands for a row larger than a response may be.
+    """Rows with their line numbers; None replaces a row larger than a response may be.
 
     All lines up to `complete_through` have their row here, or will never have one.
     """
@@ -36,7 +36,7 @@ class Results(NamedTuple):
 
 @dataclass(slots=True)
 class _Selection:
-    """The rows that the answer will hold, as far as there is room."""
+    """The rows of the page, as far as there is room."""
 
     limit: int
     places: list[tuple[str, Place]] = field(default_factory=list)
@@ -45,11 +45,11 @@ class _Selection:
     _ends: dict[str, int] = field(default_factory=dict)
 
     def add_all(self, wanted: Sequence[tuple[str, Place]]) -> list[int]:
-        """Take rows until the answer is full; return the lines of those that were taken."""
+        """Add rows until the page is full; return the lines of the added rows."""
         return [place.line for key, place in takewhile(lambda row: self._add(*row), wanted)]
 
     def _add(self, key: str, place: Place) -> bool:
-        """Take one more row; False when there is no room for it."""
+        """Add one row; False if there is no room for it."""
         size = place.end - place.start
         size = 0 if size > MAX_BYTES else size
         end = self._ends.get(key)
@@ -72,7 +72,7 @@ class _Selection:
 
 @dataclass(slots=True)
 class _CompletePrefix:
-    """How far all lines have their rows given: grows shard by shard, until one line has none."""
+    """The line up to which all rows are returned: grows shard by shard, until a line has none."""
 
     through: int
     _is_broken: bool = False
@@ -80,10 +80,10 @@ class _CompletePrefix:
     def extend(
         self, first_line: int, last_line: int, given: Sequence[int], *, is_whole: bool, is_cut: bool
     ) -> None:
-        """Take the lines of the next shard that are given.
+        """Add the returned lines of the next shard.
 
-        `is_whole` says that the others have no row to come, `is_cut` that there was no room for
-        the last of them.
+        `is_whole` means that no other row will come, `is_cut` that there was no room for the last
+        of them.
         """
         if self._is_broken:
             return
@@ -107,9 +107,9 @@ def read_results(
     after_line: int,
     limit: int,
 ) -> Results:
-    """Return the finished rows behind a line, in the order of lines, at most `limit` of them.
+    """Return the finished rows after a line, in line order, at most `limit`.
 
-    Raises WorkGone when they are no longer kept, and NotIndexed when another call will find them.
+    Raises WorkGone if they have been deleted, and NotIndexed if another call will find them.
     """
     finder, picks = RowFinder(aws, deployment, batch, cache), _Selection(limit)
     reach = _CompletePrefix(after_line)
@@ -140,9 +140,9 @@ def read_results(
 def _shards_behind(
     aws: Aws, deployment: Deployment, batch: Batch, after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
-    """Yield the shards that end behind a line, and the last line of each.
+    """Yield the shards that end after a line, and the last line of each.
 
-    Lines between shards are blank and count to the one before; where the last ends nobody knows.
+    Lines between shards are blank and count to the one before; the end of the last is unknown.
     """
     table, before = deployment.table, None
     first = _find_first(aws, deployment, batch, after_line) if batch.num_shards else None
@@ -157,7 +157,7 @@ def _shards_behind(
 
 
 def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
-    """Return the number of a shard that begins before the line behind, a few shards at most."""
+    """Return the number of a shard that begins before the next line, by at most a few shards."""
     low, high = 0, batch.num_shards - 1
     while high - low >= _NUM_READ_AT_ONCE:
         middle = (low + high) // 2
@@ -172,8 +172,8 @@ def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int)
 def _listed(
     finder: RowFinder, shards: Iterator[tuple[Shard, int | None]]
 ) -> Iterator[tuple[Shard, int | None]]:
-    """Yield the shards and their last lines, their objects known."""
-    num_at_once = 1  # an answer seldom needs two
+    """Yield the shards and their last lines, once their objects are listed."""
+    num_at_once = 1  # one reply rarely needs two
     while some := list(islice(shards, num_at_once)):
         finder.list_objects([shard for shard, _ in some if _may_have_rows(shard)])
         yield from some
@@ -181,7 +181,7 @@ def _listed(
 
 
 def _may_have_rows(shard: Shard) -> bool:
-    """A shard that was claimed may have parts, though the table has not learned of any yet."""
+    """Return whether a shard may have parts, perhaps ones that the table does not know yet."""
     if shard.status is ShardStatus.DONE:
         return bool(shard.output_sizes or shard.error_sizes)
     return shard.fence > 0
@@ -190,7 +190,7 @@ def _may_have_rows(shard: Shard) -> bool:
 def _read(
     aws: Aws, deployment: Deployment, places: Sequence[tuple[str, Place]]
 ) -> list[tuple[int, bytes | None]]:
-    """Return the rows that stand at these places; near ones are read together."""
+    """Return the rows at these places; neighbouring rows are read together."""
     ranges: list[list[tuple[str, Place]]] = []
     open_ranges: dict[str, list[tuple[str, Place]]] = {}
     for key, place in places:

@@ -1,6 +1,6 @@
-"""Finds the rows of a shard: in the segments of its commit, or in its parts before that.
+"""Finds the rows of a shard: in the segments of its commit, or before that in its parts.
 
-The parts of a shard that runs are listed, and the head of each is read once.
+The parts of a running shard are listed, and the header of each is read once.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from ..errors import NotThere
 from ..observability import logger
 from .part_cache import PartCache, PartRows, Place
 
-# What one answer may read: an API has half a minute, and a small share of a processor.
+# Limits of one reply: an API Lambda has half a minute, and a small share of a vCPU.
 MAX_HEADS: Final = 512
 
 
 class WorkGone(HandlerError):
-    """Parts and segments are no longer kept: the rows are in the batch's files only."""
+    """Parts and segments were deleted: only the batch's files contain the rows."""
 
     code = GONE_CODE
 
 
 class NotIndexed(HandlerError):
-    """More parts than one answer may look at; they are remembered, so that the next goes on."""
+    """More parts than one reply may read; they are cached, so that the next reply continues."""
 
     code = "not_indexed"
 
 
 @dataclass(slots=True)
 class RowFinder:
-    """Finds the rows of one batch for one answer, within what that may read."""
+    """Finds the rows of one batch for one reply, within its limits."""
 
     aws: Aws
     deployment: Deployment
@@ -50,7 +50,7 @@ class RowFinder:
     _keys: dict[int, list[str]] = field(default_factory=dict)
 
     def list_objects(self, shards: Sequence[Shard]) -> None:
-        """Find out, at once, in which objects the rows of these shards are."""
+        """List the objects that contain the rows of these shards, concurrently."""
         running = []
         for shard in shards:
             if shard.status is ShardStatus.DONE:
@@ -62,13 +62,13 @@ class RowFinder:
             bucket.list_keys(part_prefix(batch_id, shard.number)) for shard in running
         )
         for shard, keys in zip(running, listed, strict=True):
-            # The rows of the owner first: an older one that wrote late may have such a line too.
+            # The owner's rows first: an older owner's late part may contain such a line too.
             self._keys[shard.number] = sorted(keys, reverse=True)
 
     def find(self, shard: Shard) -> dict[int, tuple[str, Place]]:
-        """Return object and place of each row of a shard that was listed, by its line.
+        """Return object and place of each row of a listed shard, by its line.
 
-        Raises NotIndexed, and WorkGone when rows that were sealed are not there.
+        Raises NotIndexed, and WorkGone if sealed rows are missing.
         """
         keys = self._keys[shard.number]
         unknown = [key for key in keys if self.cache.part(key) is None]
@@ -104,11 +104,11 @@ class RowFinder:
             raise NotIndexed(f"{len(keys) - len(some)} parts of {self.batch.id}")
 
     def _read_head(self, key: str) -> Operation[PartRows]:
-        """Return the rows of a part; none when it cannot be read, or was deleted meanwhile."""
+        """Return the rows of a part; none if it is unreadable, or was deleted in the meantime."""
         try:
             return PartRows.from_part((yield from self.deployment.bucket.read_head(key)))
         except (BadPart, NotThere) as exc:
-            logger.error("part left out", batch_id=self.batch.id, key=key, reason=str(exc))
+            logger.error("part unreadable", batch_id=self.batch.id, key=key, reason=str(exc))
         return PartRows.from_part(())
 
 

@@ -14,13 +14,13 @@ from tidemill.batch.states import RANK, TERMINAL, Status
 from ..aws.sync import Aws
 from ..deployment import Deployment
 
-# Of more batches the oldest are looked into: what follows them waits.
+# Of more batches only the oldest are counted in detail: the rest waits for them.
 MAX_SURVEYED: Final = 200
 _ACTIVE: Final = sorted(set(Status) - TERMINAL, key=lambda status: (RANK[status], status))
 
 
 class StatsTotals(BaseModel):
-    """Sums over batches; `cost` is null where the deployment has no prices."""
+    """Sums over batches; `cost` is null if the deployment has no prices."""
 
     rows_completed: int
     rows_failed: int
@@ -35,7 +35,7 @@ class StatsTotals(BaseModel):
 
 
 class ActiveStats(StatsTotals):
-    """Batches that have not ended, by status; what waits for workers, what is done and how fast."""
+    """Active batches by status: waiting work, finished work and rates."""
 
     batches: dict[str, int]
     rows_waiting: int
@@ -48,13 +48,13 @@ class ActiveStats(StatsTotals):
 
 
 class EndedStats(StatsTotals):
-    """Batches that have ended, by status, since the tenant's first one."""
+    """Ended batches by status, since the tenant's first one."""
 
     batches: dict[str, int]
 
 
 class StatsObject(BaseModel):
-    """All of one tenant at a moment (Unix seconds)."""
+    """All statistics of one tenant at a time (Unix seconds)."""
 
     object: Literal["stats"] = "stats"
     at: int
@@ -63,7 +63,7 @@ class StatsObject(BaseModel):
 
 
 def tenant_stats(aws: Aws, deployment: Deployment, tenant: str, now: float) -> StatsObject:
-    """Return a tenant's current stats; sums are of slightly different moments, and approximate."""
+    """Return a tenant's current stats; sums are approximate, as their reads differ in time."""
     batches = aws.run(deployment.overview.list_active(tenant))
     running = [batch for batch in batches if batch.in_progress_at is not None][:MAX_SURVEYED]
     found = aws.run_all(deployment.table.get_shard_progress(batch) for batch in running)
@@ -107,7 +107,7 @@ def _active(
         for batch in batches
         if batch.id in surveys
     ]
-    # What is cancelled or put together waits for no worker any more.
+    # Shards of cancelled and finalizing batches no longer wait for a worker.
     waiting = [
         (batch, surveys.get(batch.id, _BatchStats(num_waiting=batch.num_shards)))
         for batch in batches

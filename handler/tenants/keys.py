@@ -1,4 +1,4 @@
-"""Keys of the API: shown once, kept as a hash, revoked and never deleted."""
+"""API keys: shown once, stored as a hash, revoked and never deleted."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..errors import ConditionFailed
 _TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 _LISTED = "KEYS"
 # No secret has this hash.
-_NOBODY: Final = {"id": "", "tenant": "", "name": "", "secret_hash": "0" * 64, "created_at": 0}
+_UNKNOWN: Final = {"id": "", "tenant": "", "name": "", "secret_hash": "0" * 64, "created_at": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as the table knows it: whose it is, and the hash of its secret.
+    """A key in the table: its tenant, and the hash of its secret.
 
-    The secret has 256 random bits, so that a plain hash cannot be turned back: what slow hashes
-    protect are words that people choose.
+    The secret has 256 random bits, so a plain hash cannot be reversed: slow hashes protect
+    passwords that people choose.
     """
 
     id: str
@@ -39,14 +39,14 @@ class ApiKey:
 
 
 class KeyStore(Store):
-    """Makes the operations on the keys in a deployment's table."""
+    """Creates operations on the keys in a deployment's table."""
 
     __slots__ = ()
 
     def create(self, *, tenant: str, name: str, now: int) -> Operation[str]:
-        """Record a new key and return its token, which is nowhere to be read again.
+        """Record a new key and return its token, which cannot be read again.
 
-        Raises InvalidOption for a name that no tenant can have.
+        Raises InvalidOption for an invalid tenant name.
         """
         key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         key = ApiKey(key_id, check_tenant(tenant), name, _hash(secret), now)
@@ -60,18 +60,18 @@ class KeyStore(Store):
         return f"tm_{key_id}_{secret}"
 
     def check(self, token: str) -> Operation[ApiKey | None]:
-        """Return the key that a token is, or None for one that is unknown, wrong or revoked."""
+        """Return the key of a token, or None if it is unknown, wrong or revoked."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
         fields = yield from self.get(_item_key(match[1]))
-        # An id that is unknown is compared like any other: how long it takes tells nobody of it.
-        key = load(ApiKey, fields or _NOBODY)
+        # An unknown ID is compared like any other, so that the timing does not reveal it.
+        key = load(ApiKey, fields or _UNKNOWN)
         is_right = hmac.compare_digest(key.secret_hash, _hash(match[2]))
         return key if fields and is_right and key.revoked_at is None else None
 
     def revoke(self, key_id: str, now: int) -> Operation[ApiKey | None]:
-        """Make a key worthless for ever and return it, or None when there is none of this id."""
+        """Revoke a key permanently and return it, or None if there is none with this ID."""
         try:
             fields = yield from self.update(
                 _item_key(key_id),
@@ -84,7 +84,7 @@ class KeyStore(Store):
         return load(ApiKey, fields)
 
     def list_keys(self, tenant: str | None = None) -> Operation[list[ApiKey]]:
-        """Return a tenant's keys, or all there are, oldest first; revoked ones stay listed."""
+        """Return a tenant's keys, or all keys, oldest first; revoked ones stay listed."""
         found = []
         for listed in (yield from self.query(_LISTED, "KEY#")):
             fields = yield from self.get({"pk": listed["sk"], "sk": META})
@@ -95,12 +95,12 @@ class KeyStore(Store):
 
 
 def is_key(text: str) -> bool:
-    """Say whether a text has the form of a key."""
+    """Return whether a text has the format of a key."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def key_id_of(token_or_id: str) -> str:
-    """Return the id in a token, or the id itself: people have either at hand."""
+    """Return the ID in a token, or the ID itself: users have one or the other."""
     match = _TOKEN.fullmatch(token_or_id)
     return match[1] if match else token_or_id
 

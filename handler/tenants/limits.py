@@ -1,4 +1,4 @@
-"""The limits of a tenant: asked before anything is done for it, counted only where one is set."""
+"""Tenant limits: checked before any work is done, counted only if a limit is set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..aws.stores.usage import DAY_SECONDS, EVERYBODY, Counted, UsageStore, name
 from ..settings import Limits
 from .tenants import KnownTenants
 
-# Nobody knows when the next batch ends.
+# The end of the next batch is unknown.
 _LINES_RETRY_SECONDS = 60
 _MINUTE_SECONDS = 60
 QUEUE_FULL = "queued_lines_exceeded"
@@ -21,7 +21,7 @@ BUDGET_SPENT = "budget_used_up"
 
 
 class LimitReached(HandlerError):
-    """More than a tenant may use; it may be tried again after `retry_after_seconds`."""
+    """A limit of the tenant is reached; a retry may succeed after `retry_after_seconds`."""
 
     code = "rate_limit_exceeded"
 
@@ -32,9 +32,9 @@ class LimitReached(HandlerError):
 
 
 class TenantLimits:
-    """Makes the operations that ask for the limits of tenants and count what they use.
+    """Creates the operations that check the limits of tenants and count their usage.
 
-    `default` holds for those that have none of their own, `budget_gpu_hours` for all together.
+    `default` holds for tenants without a separate limit, `budget_gpu_hours` for all together.
     """
 
     def __init__(
@@ -50,69 +50,69 @@ class TenantLimits:
         self._budget_gpu_hours = budget_gpu_hours
 
     def admit_request(self, tenant: str, now: float) -> Operation[None]:
-        """Count one call of the API; raises LimitReached when the minute's or day's are used up."""
+        """Count one API call; raises LimitReached at the limit of the minute or the day."""
         limits = yield from self._limits(tenant, now)
         yield from self._admit_this_minute(tenant, now, limit=limits.requests_per_minute)
         limit = limits.requests_per_day
-        words = f"The limit of {limit:,} requests a day is reached; the day ends at 00:00 UTC."
+        words = f"Rate limit reached: {limit:,} requests per day; it resets at 00:00 UTC."
         yield from self._admit_today(
             tenant, now, what="requests", number=1, limit=limit, words=words
         )
 
     def admit_bytes(self, tenant: str, num_bytes: int, now: float) -> Operation[None]:
-        """Count bytes of an upload; raises LimitReached when they pass what the day allows."""
+        """Count bytes of an upload; raises LimitReached if they exceed the day's limit."""
         limit = (yield from self._limits(tenant, now)).bytes_per_day
         words = (
-            f"An upload of {num_bytes:,} bytes would pass the limit of {limit:,} bytes a day; "
-            "the day ends at 00:00 UTC."
+            f"An upload of {num_bytes:,} bytes would exceed the limit of {limit:,} bytes per day; "
+            "it resets at 00:00 UTC."
         )
         yield from self._admit_today(
             tenant, now, what="bytes", number=num_bytes, limit=limit, words=words
         )
 
     def admit_batch(self, tenant: str, now: float) -> Operation[None]:
-        """Raise LimitReached when the tenant's active batches hold all lines that it may queue."""
+        """Raise LimitReached if the tenant's active batches contain its maximum of lines."""
         limit = (yield from self._limits(tenant, now)).queued_lines
         if not limit:
             return
         num_lines = yield from self._usage.count_lines(tenant)
         if num_lines >= limit:
             raise LimitReached(
-                f"Batches that have not ended hold {num_lines:,} lines, and the limit is "
+                f"Batches that have not ended contain {num_lines:,} lines, and the limit is "
                 f"{limit:,}: wait for one to end, or cancel one.",
                 retry_after_seconds=_LINES_RETRY_SECONDS,
             )
 
     def queue_lines(self, batch: Batch, num_lines: int) -> Operation[BatchError | None]:
-        """Count the lines of a batch that was read, until it ends; or return why it must fail.
+        """Count the lines of a batch until it ends; return the error if it must fail.
 
-        Holds for what is dropped into the bucket too.
+        This applies to drops in the bucket too.
         """
         limit = (yield from self._limits(batch.tenant, time.time())).queued_lines
         if not limit or (yield from self._usage.reserve_lines(batch, num_lines, limit)):
             return None
         return BatchError(
             QUEUE_FULL,
-            f"The {num_lines:,} lines of this file and those of batches that have not ended pass "
-            f"the limit of {limit:,}: wait for one to end, or cancel one, and send the file again.",
+            f"The {num_lines:,} lines of this file and those of batches that have not ended exceed "
+            f"the limit of {limit:,}: wait for one to end, or cancel one, then resend the file.",
         )
 
     def find_pause(self, tenant: str, now: int) -> Operation[Pause | None]:
-        """Return why batches of a tenant wait until tomorrow; None while they may run."""
+        """Return why batches of a tenant wait until tomorrow; None if they may run."""
         if (yield from self.is_budget_spent(now)):
             code = BUDGET_SPENT
-            words = f"The deployment's budget of {self._budget_gpu_hours:,} GPU hours a day"
+            words = f"The deployment's budget of {self._budget_gpu_hours:,} GPU hours per day"
         else:
             code = GPU_HOURS_SPENT
             limit = (yield from self._limits(tenant, now)).gpu_hours_per_day
             if not (yield from self._is_spent(tenant, limit, now)):
                 return None
-            words = f"The tenant's limit of {limit:,} GPU hours a day"
-        message = f"{words} is used up. Lines that wait are run from 00:00 UTC on."
+            words = f"The tenant's limit of {limit:,} GPU hours per day"
+        message = f"{words} is used up. Waiting lines run from 00:00 UTC on."
         return Pause(code, message, now, now - now % DAY_SECONDS + DAY_SECONDS)
 
     def is_budget_spent(self, now: int) -> Operation[bool]:
-        """Say whether the deployment's GPU hours of the day are used up."""
+        """Return whether the deployment's GPU hours of the day are used up."""
         return (yield from self._is_spent(EVERYBODY, self._budget_gpu_hours, now))
 
     def _is_spent(self, tenant: str, gpu_hours: int, now: int) -> Operation[bool]:
@@ -132,7 +132,7 @@ class TenantLimits:
             tenant, "requests", 1, limit=limit, period=f"MINUTE#{minute:09}", now=int(now)
         )
         if not is_counted:
-            words = f"The limit of {limit:,} requests a minute is reached."
+            words = f"Rate limit reached: {limit:,} requests per minute."
             raise LimitReached(words, retry_after_seconds=_MINUTE_SECONDS - second)
 
     def _admit_today(

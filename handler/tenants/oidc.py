@@ -1,7 +1,7 @@
-"""Tokens of people, as an issuer of OpenID Connect signs them, beside the API's own keys.
+"""Users' tokens, signed by an OpenID Connect issuer; accepted in addition to API keys.
 
-The issuer's keys are fetched when they are needed and kept. Nothing here is imported or asked where
-no token comes: PyJWT and cryptography take longer to import than a request with a key.
+The issuer's keys are fetched on demand and cached. Nothing here is imported or fetched without a
+token: importing PyJWT and cryptography takes longer than a request with a key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..settings import Oidc
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-# Both are asymmetric: who can verify a token can make none.
+# Both are asymmetric: verifying a token does not require its signing key.
 ALGORITHMS: Final = ("RS256", "ES256")
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _FETCH_SECONDS: Final = 3.0
@@ -31,7 +31,7 @@ _LEEWAY_SECONDS: Final = 60
 # Keys are fetched again after an hour, and for one that is not among them once a minute.
 _FRESH_SECONDS: Final = 3600
 _AGAIN_SECONDS: Final = 60
-# While the issuer cannot be reached its keys hold for a day, and it is asked every few seconds.
+# If the issuer cannot be reached, its keys stay valid for a day, with a retry every few seconds.
 _STALE_SECONDS: Final = 24 * 3600
 RETRY_SECONDS: Final = 5
 
@@ -39,7 +39,7 @@ Fetch = Callable[[str], Any]
 
 
 class TokenRefused(HandlerError):
-    """A token that is not good here; the message says why and holds nothing of it."""
+    """An invalid token; the message has the reason and no part of the token."""
 
     code = "invalid_token"
 
@@ -49,14 +49,14 @@ class TokenRefused(HandlerError):
 
 
 class IssuerUnavailable(HandlerError):
-    """The issuer's keys are neither known nor to be had at present."""
+    """The issuer's keys are neither cached nor reachable at present."""
 
     code = "issuer_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Owner of a token: the tenant that it names, and the issuer's id of whoever has it."""
+    """Owner of a token: the tenant that it names, and the issuer's ID of the user."""
 
     tenant: str
     subject: str
@@ -74,7 +74,7 @@ class TokenVerifier:
         import jwt
 
         settings = self._settings
-        if not token.isascii():  # nor could it be encoded, with half of a surrogate pair in it
+        if not token.isascii():  # it could not be encoded with a lone surrogate in it
             raise TokenRefused("The token is refused: it is malformed.")
         try:
             header = jwt.get_unverified_header(token)
@@ -96,7 +96,7 @@ class TokenVerifier:
             raise TokenRefused(f"The token is refused: {_reason(exc)}.") from exc
         tenant = claims.get(settings.tenant_claim)
         try:
-            # Not its text: that of null would be a name.
+            # Not `str()` of it: null would become a name.
             return Person(check_tenant(tenant if isinstance(tenant, str) else ""), claims["sub"])
         except InvalidOption as exc:
             raise TokenRefused(
@@ -105,7 +105,7 @@ class TokenVerifier:
 
 
 class IssuerKeys:
-    """The keys of an issuer by their ids, as it publishes them."""
+    """The published keys of an issuer, by their IDs."""
 
     def __init__(self, issuer: str, fetch: Fetch) -> None:
         self._issuer, self._fetch = issuer, fetch
@@ -132,7 +132,7 @@ class IssuerKeys:
         try:
             about = self._fetch(self._issuer.rstrip("/") + _DISCOVERY)
             if about["issuer"] != self._issuer:
-                raise ValueError(f"it calls itself {about['issuer']!r}")  # noqa: TRY301 - one end
+                raise ValueError(f"its issuer is {about['issuer']!r}")  # noqa: TRY301 - one end
             self._keys = dict(_signing_keys(self._fetch(about["jwks_uri"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             logger.error("issuer unavailable", issuer=self._issuer, error=str(exc)[:200])
@@ -143,7 +143,7 @@ class IssuerKeys:
 
 
 def _signing_keys(published: Any) -> list[tuple[str, PyJWK]]:
-    """Return the keys that sign tokens, by their ids; others are left out."""
+    """Return the signing keys by their IDs; others are left out."""
     from jwt import PyJWK, PyJWTError
 
     found = []
@@ -152,7 +152,7 @@ def _signing_keys(published: Any) -> list[tuple[str, PyJWK]]:
             continue
         try:
             key = PyJWK(each)
-        except (PyJWTError, ValueError):  # such as a curve that is not known
+        except (PyJWTError, ValueError):  # such as an unknown curve
             continue
         if key.algorithm_name in ALGORITHMS and "kid" in each:
             found.append((each["kid"], key))
@@ -160,30 +160,30 @@ def _signing_keys(published: Any) -> list[tuple[str, PyJWK]]:
 
 
 def fetch_json(url: str) -> Any:
-    """Return what an https url answers with; raises OSError or ValueError."""
+    """Return the response to an https URL; raises OSError or ValueError."""
     from http.client import HTTPException
     from urllib.request import HTTPRedirectHandler, build_opener
 
     class Staying(HTTPRedirectHandler):
-        """Follows nothing: keys come from where the issuer says."""
+        """Follows no redirect: keys come from the issuer's URL only."""
 
         def redirect_request(self, *_: Any) -> None:
             """Refuse a redirect, which is then an error."""
 
     if not url.startswith("https://"):
-        raise ValueError("its keys are not at an https url")
+        raise ValueError("its keys are not at an https URL")
     try:
         with build_opener(Staying).open(url, timeout=_FETCH_SECONDS) as answer:
             content = answer.read(_MAX_BYTES + 1)
-    except HTTPException as exc:  # such as an answer that is no HTTP, or that breaks off
+    except HTTPException as exc:  # such as a reply that is not HTTP, or that breaks off
         raise OSError(f"{type(exc).__name__}: {exc}") from exc
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"it answers with more than {_MAX_BYTES:,} bytes")
+        raise ValueError(f"the response has more than {_MAX_BYTES:,} bytes")
     return json.loads(content)
 
 
 def is_token(text: str) -> bool:
-    """Say whether a text has the form of a token: three parts between dots, as no key has."""
+    """Return whether a text has the format of a token: three parts between dots, unlike a key."""
     return text.count(".") == 2
 
 
@@ -192,7 +192,7 @@ def _named() -> str:
 
 
 def _reason(exc: Exception) -> str:
-    """Return the words for an error of PyJWT's, by its class: its own may quote the token."""
+    """Return the message for an error of PyJWT, by its class: its own may quote the token."""
     return _REASONS.get(type(exc).__name__, "it is malformed, or its signature is wrong")
 
 
@@ -200,6 +200,6 @@ _REASONS: Final = {
     "ExpiredSignatureError": "it has expired",
     "ImmatureSignatureError": "it is not valid yet",
     "InvalidAudienceError": "it is for another audience",
-    "InvalidIssuerError": "it is of another issuer",
+    "InvalidIssuerError": "it is from another issuer",
     "MissingRequiredClaimError": "it lacks one of exp, iss, aud and sub",
 }

@@ -1,6 +1,6 @@
-"""Refusals without a read of the table: of keys refused before, and of addresses that try many.
+"""Refusals without a table read: of keys refused before, and of addresses that try many.
 
-The limits are of one process, of which a Lambda has as many as there are requests at a time.
+The limits apply to one process; a Lambda has as many processes as concurrent requests.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 from .limits import LimitReached
 
 REFUSALS_A_MINUTE: Final = 30
-# Keys that may be right and are not known yet are looked up beyond the first limit.
+# Unknown keys that may be right are looked up beyond the first limit.
 LOOKED_UP_REFUSALS_A_MINUTE: Final = 300
 RIGHT_SECONDS: Final = 3600
 _MINUTE_SECONDS: Final = 60
 MAX_REMEMBERED: Final = 10_000
-# What a site gets; a host takes as many addresses in it as it likes.
+# The prefix of an IPv6 site; a host may use any number of addresses in it.
 _SITE_BITS: Final = 64
 
 Key = TypeVar("Key")
@@ -26,11 +26,11 @@ Value = TypeVar("Value")
 
 
 class Refusals:
-    """The keys refused in a minute, also by address, and the keys let in within an hour.
+    """Keys refused within a minute, also by address, and keys accepted within an hour.
 
-    A key that was let in is looked up in the table at each request, whatever its address has tried.
-    One that is not known is looked up until the address has had many more refusals: only then can
-    those who try keys there make it wait for the next minute.
+    An accepted key is looked up in the table at each request, whatever its address has tried. An
+    unknown key is looked up until its address has had many more refusals: only then can attackers
+    at that address make it wait for the next minute.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Refusals:
         self._changing = Lock()
 
     def is_known(self, token: str, address: str, now: float, *, is_well_formed: bool) -> bool:
-        """Say whether a token was refused before, which counts; raises LimitReached by address.
+        """Return whether a token was refused before, and count it; raises LimitReached by address.
 
-        The limits are of refusals: requests of a tenant have limits of their own.
+        These limits are for refusals: a tenant's requests have separate limits.
         """
         with self._changing:
             self._forget(now)
@@ -55,7 +55,7 @@ class Refusals:
             limit = LOOKED_UP_REFUSALS_A_MINUTE if may_be_right else REFUSALS_A_MINUTE
             if self._by_site.get(site, 0) >= limit:
                 raise LimitReached(
-                    "Too many requests with wrong keys came from this address.",
+                    "Too many requests with invalid keys from this address.",
                     retry_after_seconds=_MINUTE_SECONDS - int(now) % _MINUTE_SECONDS,
                 )
             if is_refused:
@@ -63,7 +63,7 @@ class Refusals:
             return is_refused
 
     def note(self, token: str, address: str, now: float, *, is_right: bool) -> None:
-        """Remember the verdict on a token; a refusal counts for its address."""
+        """Record the verdict on a token; a refusal counts for its address."""
         with self._changing:
             self._forget(now)
             digest, site = _digest(token), _site(address)
@@ -83,7 +83,7 @@ class Refusals:
 
 
 def _put(found: dict[Key, Value], key: Key, value: Value) -> None:
-    """Set a value; where there are too many the oldest goes."""
+    """Set a value; the oldest is removed if there are too many."""
     if key not in found and len(found) >= MAX_REMEMBERED:
         del found[next(iter(found))]
     found[key] = value
@@ -94,7 +94,7 @@ def _digest(token: str) -> bytes:
 
 
 def _site(address: str) -> str:
-    """Return an address, or the network of 64 bits that an address of IPv6 is in."""
+    """Return an address, or the 64-bit network of an IPv6 address."""
     try:
         found = ip_address(address)
     except ValueError:

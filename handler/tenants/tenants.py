@@ -1,4 +1,4 @@
-"""Tenants: how much each may use, and where it is told that its batches have ended."""
+"""Tenants: their limits, webhooks and webhook secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..aws.items import load
 from ..aws.stores.store import META, Store
 from ..settings import Limits
 
-# How long a receiver has to learn a new secret: until then both have signed.
+# Time for receivers to learn a new secret: until then both secrets sign.
 OLD_SECRET_SECONDS: Final = 24 * 3600
 KNOWN_SECONDS: Final = 60
 
@@ -25,7 +25,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Settings of a tenant. A limit that is None is the deployment's.
+    """Settings of a tenant. A limit of None means the deployment's.
 
     After a change of the secret the old one signs too, until `webhook_old_until` (Unix seconds).
     """
@@ -42,13 +42,13 @@ class Tenant:
     gpu_hours_per_day: NonNegativeInt | None = None
 
     def limits(self, default: Limits) -> Limits:
-        """Return its limits in a deployment that has those for everybody."""
+        """Return its limits, given the deployment's defaults."""
         names = (each.name for each in fields(Limits))
         own = {name: limit for name in names if (limit := getattr(self, name)) is not None}
         return replace(default, **own)
 
     def secrets_at(self, now: float) -> tuple[str, ...]:
-        """Return the secrets that sign what it is told, the present one first."""
+        """Return the secrets that sign webhook events, the present one first."""
         known = [
             self.webhook_secret,
             self.webhook_old_secret if now < self.webhook_old_until else None,
@@ -57,22 +57,22 @@ class Tenant:
 
 
 class TenantStore(Store):
-    """Makes the operations on the tenants in a deployment's table."""
+    """Creates operations on the tenants in a deployment's table."""
 
     __slots__ = ()
 
     def find(self, name: str) -> Operation[Tenant]:
-        """Return a tenant as it is now: one for which nothing was ever set is one too."""
+        """Return the current settings of a tenant; defaults if none were ever set."""
         fields = yield from self.get(_item_key(name))
         return load(Tenant, fields) if fields else Tenant(name)
 
     def change(self, name: str, **changes: Any) -> Operation[Tenant]:
-        """Set fields of a tenant, or take away those that are None, and return it."""
+        """Set fields of a tenant, remove those that are None, and return it."""
         fields = yield from self.update(_item_key(name), {"name": name, **changes}, "", {})
         return load(Tenant, fields)
 
     def renew_secret(self, name: str, now: int) -> Operation[Tenant]:
-        """Give a tenant a new secret; the one it had goes on signing beside it for a day."""
+        """Give a tenant a new secret; the previous one also signs for another day."""
         tenant = yield from self.find(name)
         return (
             yield from self.change(
@@ -85,7 +85,7 @@ class TenantStore(Store):
 
 
 class KnownTenants:
-    """The tenants that a process has asked for: each is read at most once a minute."""
+    """The tenants that a process has looked up; each is read at most once a minute."""
 
     def __init__(self, store: TenantStore) -> None:
         self._store = store
@@ -93,15 +93,15 @@ class KnownTenants:
         self._changing = Lock()
 
     def find(self, name: str, now: float) -> Operation[Tenant]:
-        """Return a tenant as it was a minute ago at most."""
+        """Return a tenant's settings, at most a minute old."""
         read_at, tenant = self._known.get(name, (0.0, None))
-        # Less than a second before: some callers tell whole seconds.
+        # Allows times of less than a second before: some callers round to whole seconds.
         if tenant is None or not -1 < now - read_at < KNOWN_SECONDS:
             tenant = yield from self.refresh(name, now)
         return tenant
 
     def refresh(self, name: str, now: float) -> Operation[Tenant]:
-        """Return a tenant as it is now, which is remembered."""
+        """Return the current settings of a tenant, and cache them."""
         tenant = yield from self._store.find(name)
         with self._changing:
             self._known.pop(name, None)
@@ -112,7 +112,7 @@ class KnownTenants:
 
 
 def new_secret() -> str:
-    """Return a new secret, as Standard Webhooks writes it."""
+    """Return a new secret in the format of Standard Webhooks."""
     return f"whsec_{b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()}"
 
 

@@ -1,1 +1,1 @@
-"""The shard runner: claims shards, feeds the engine, makes rows durable."""
+"""The shard runner: claims shards, feeds the engine, stores rows durably."""

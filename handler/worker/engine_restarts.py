@@ -16,7 +16,7 @@ MAX_BACKOFF_SECONDS = 30.0
 
 
 class EngineGivenUp(HandlerError):
-    """An engine cannot be started, or dies of everything; the reason has been logged."""
+    """An engine cannot be started, or dies repeatedly without a row; the reason has been logged."""
 
     code = "engine_given_up"
 
@@ -34,16 +34,16 @@ class EngineRestarts:
         self._num_failed_starts = 0
 
     def record_death(self, num_answered: int) -> None:
-        """Record that the engine has died after so many rows; raises EngineGivenUp."""
+        """Record that the engine has died after that many rows; raises EngineGivenUp."""
         self._num_barren_lives = 0 if num_answered else self._num_barren_lives + 1
         if self._num_barren_lives >= MAX_DEATHS_WITHOUT_ROW:
-            logger.error("engine dies of everything", num_lives=self._num_barren_lives)
-            raise EngineGivenUp("engine dies of everything")
+            logger.error("engine dies repeatedly without a row", num_lives=self._num_barren_lives)
+            raise EngineGivenUp("engine dies repeatedly without a row")
 
     async def back_off(self, failure: EngineFailed) -> None:
         """Wait before the restart of an engine that died while loading; raises EngineGivenUp.
 
-        One that has reported why it cannot be started would fail again.
+        An engine that has reported why it cannot start would fail again.
         """
         self._context.emit({Metric.ENGINE_DEATHS: 1})
         self._num_failed_starts += 1

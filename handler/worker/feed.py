@@ -19,17 +19,17 @@ from .shard.shard_run import ShardRun
 
 
 class Engine(Protocol):
-    """Answers lines; `engine_process.client.EngineClient` does."""
+    """Answers lines; `engine_process.client.EngineClient` is one."""
 
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
-        """Return the row of a line; raises EngineDied when there will be none."""
+        """Return the row of a line; raises EngineDied if there will be none."""
 
 
 class Feeds:
     """Feeds of a worker's live engines, which share the lines of its `runs`.
 
-    `hungry` is set while another shard is needed. Of `num_engines` those that are not live are
-    being started.
+    `hungry` is set while another shard is needed. Engines among the `num_engines` that are not live
+    are being started.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Feeds:
 
     @property
     def is_broken(self) -> bool:
-        """Say whether any engine, of those that have died too, has shown a fault of the machine."""
+        """Return whether any engine, dead or alive, has shown a fault of the machine."""
         return self._is_broken or any(feed.is_broken for feed in self.live)
 
     async def check_machine(self) -> bool:
-        """Say whether rows may be kept, whatever engine they are of."""
+        """Return whether rows of any engine may be stored."""
         for feed in tuple(self.live):
             self._is_broken |= not await feed.check_machine()
         return not self.is_broken
@@ -90,11 +90,11 @@ class Feeds:
         await asyncio.gather(*(feed.drained() for feed in self.live))
 
     def ready_runs(self) -> list[ShardRun]:
-        """Return the runs that have lines to be admitted, as far as nobody has them."""
+        """Return the runs that have lines to be admitted and that no feed has taken."""
         return [run for run in self.runs if run.is_open and not run.is_ending]
 
     def share_of(self, max_inflight: int) -> int:
-        """Return how many lines one engine may have: no more than its share of those there are."""
+        """Return the maximum number of lines of one engine: its share of the available lines."""
         if self.num_engines == 1:
             return max_inflight
         left = sum(run.pending.num_waiting for run in self.ready_runs())
@@ -102,18 +102,18 @@ class Feeds:
         return min(max_inflight, max(1, -(-left // len(self.live))))
 
     def has_memory(self, feed: Feed) -> bool:
-        """Say whether there is memory for more lines of an engine: each has an equal share."""
+        """Return whether there is memory for more lines of an engine: each has an equal share."""
         left = self._max_held_bytes - sum(run.num_held_bytes for run in self.runs)
         inflight_bytes = sum(one.inflight_bytes for one in self.live)
         return inflight_bytes < left and feed.inflight_bytes * len(self.live) < left
 
     def is_least_loaded(self, feed: Feed) -> bool:
-        """Say whether no engine has fewer lines; one that is being started has none."""
+        """Return whether no engine has fewer lines; an engine that is being started has none."""
         is_whole = len(self.live) == self.num_engines
         return is_whole and feed is min(self.live, key=lambda one: one.num_inflight)
 
     def update_hunger(self) -> None:
-        """Note whether another shard is to be claimed; never where all engines have suspects."""
+        """Update whether another shard is needed; never while all engines have suspects."""
         live = [feed for feed in self.live if feed.is_open]
         max_inflight = sum(feed.max_inflight for feed in live)
         num_with_suspects = sum(run.pending.has_suspects for run in self.runs)
@@ -124,7 +124,7 @@ class Feeds:
 
 
 class Feed:
-    """Keeps one engine full, for as long as it lives, with lines that others of `feeds` share.
+    """Keeps one engine full, while it lives, with lines that it shares with others of `feeds`.
 
     `died` gets the reason once the engine has died. The `canary` runs before all lines: if the
     engine dies of it, or its row shows a fault, the machine `is_broken`, and no line is to blame.
@@ -153,7 +153,7 @@ class Feed:
         self._checking: asyncio.Task[None] | None = None
         self.is_open = True
         self._is_full = False
-        self._trial: ShardRun | None = None  # whose suspects the engine has
+        self._trial: ShardRun | None = None  # the run whose suspects the engine has
         self.num_inflight = 0
         self.inflight_bytes = 0
         self._idle = asyncio.Event()
@@ -175,8 +175,8 @@ class Feed:
     @property
     def death(self) -> str | None:
         """Return the reason of the engine's death, or None."""
-        is_told = self.died.done() and self.died.exception() is None
-        return self.died.result() if is_told else None
+        is_dead = self.died.done() and self.died.exception() is None
+        return self.died.result() if is_dead else None
 
     def close(self) -> None:
         """Stop admitting lines."""
@@ -193,10 +193,10 @@ class Feed:
         await self._idle.wait()
 
     def _has_room(self) -> bool:
-        """Say whether another line may be admitted.
+        """Return whether another line may be admitted.
 
-        Beside other engines lines are admitted by the quarter: of those that begin alike, which
-        are next to each other, most are in one engine then.
+        With several engines, lines are admitted by the quarter: lines with a common prefix are next
+        to each other, so most of them go to one engine.
         """
         most = self._feeds.share_of(self.max_inflight)
         several = max(1, min(most // 4, most - self._max_num_seqs))
@@ -208,9 +208,9 @@ class Feed:
         return not self.num_inflight or self._feeds.has_memory(self)
 
     def _next_line(self) -> tuple[ShardRun, RawLine] | None:
-        """Return the next line and its run; suspects have the engine for themselves.
+        """Return the next line and its run; suspects run alone in the engine.
 
-        Batches take turns: the one that has the fewest lines in flight.
+        Batches take turns: the batch with the fewest lines in flight is next.
         """
         ready = self._feeds.ready_runs()
         if self._trial is not None and (
@@ -247,9 +247,9 @@ class Feed:
         request.add_done_callback(lambda task: self._done(run, line, task))
 
     async def check_machine(self) -> bool:
-        """Say whether rows may be kept; after a failed step the canary must succeed first.
+        """Return whether rows may be stored; after a failed step the canary must succeed first.
 
-        It then runs beside lines. Rows that were finished before the engine's death are kept.
+        It then runs alongside lines. Rows that were finished before the engine's death are stored.
         """
         num_failures = self.load.stats().failures
         if self._canary is None or num_failures == self._num_failures or self.died.done():
@@ -269,12 +269,12 @@ class Feed:
         self._checking.add_done_callback(self._canary_done)
 
     async def _run_canary(self, canary: Canary) -> None:
-        """Run the canary; raises EngineDied where it shows a fault."""
+        """Run the canary; raises EngineDied if it shows a fault."""
         is_alone = not self._is_checked
         try:
             row = await self._engine.fetch_row(1, 0, canary.line)
         except EngineDied:
-            self.is_broken = is_alone  # else a line may be the cause
+            self.is_broken = is_alone  # otherwise a line may be the cause
             raise
         fault = canary.find_fault(row)
         if fault is not None:
@@ -300,9 +300,9 @@ class Feed:
         self.inflight_bytes -= len(line.data)
         if not task.cancelled():
             failure = task.exception()
-        else:  # by its run, which has ended, or the line would never get its row
+        else:  # cancelled by its run, which has ended; otherwise the line would never get its row
             failure = None if run.is_ending else RuntimeError("a request was cancelled")
-        if failure is None:  # else the engine died with it
+        if failure is None:  # otherwise the engine died with it
             self.load.remove(run, line.number)
         self._go_on_after(failure)
 

@@ -13,18 +13,18 @@ from .shard.shard_run import ShardRun
 
 @dataclass(slots=True, eq=False)
 class EngineLoad:
-    """Load of one engine: its GPUs, its statistics, and the lines of each run that it has."""
+    """Load of one engine: its GPUs, its statistics, and each run's lines in it."""
 
     num_gpus: int = 0
     stats: Callable[[], EngineStats] = EngineStats
     lines: dict[ShardRun, set[int]] = field(default_factory=dict)
 
     def add(self, run: ShardRun, number: int) -> None:
-        """Add a line that the engine has from now on."""
+        """Add a line that was sent to the engine."""
         self.lines.setdefault(run, set()).add(number)
 
     def remove(self, run: ShardRun, number: int) -> None:
-        """Remove a line that the engine has no more."""
+        """Remove a line that the engine no longer has."""
         lines = self.lines[run]
         lines.remove(number)
         if not lines:
@@ -32,9 +32,9 @@ class EngineLoad:
 
 
 class GpuTime:
-    """Counts the time of the GPUs of the live `engines`, while they have lines.
+    """Counts the GPU time of the live `engines` while they have lines.
 
-    An engine that is idle beside others counts for nobody, as a worker without work does.
+    An idle engine is charged to no tenant, like an idle worker.
     """
 
     def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:

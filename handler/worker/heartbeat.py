@@ -23,8 +23,8 @@ _FINISH_SECONDS = 2.0
 class Heartbeat:
     """Beats every `tick_seconds`.
 
-    Each duty has a task of its own within a beat, and a slow one is not started twice, so that it
-    blocks no other.
+    Each duty runs in a separate task within a beat, and a slow one is not started twice, so that it
+    does not block the others.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Heartbeat:
         self._reported: dict[ShardRun, object] = {}
 
     async def run(self) -> NoReturn:
-        """Beat until cancelled; duties under way then have a moment to finish.
+        """Beat until cancelled; duties in progress then have a moment to finish.
 
         A write of sums that is cut off would be lost, or written twice.
         """
@@ -87,7 +87,7 @@ class Heartbeat:
         *,
         to_its_end: bool = False,
     ) -> None:
-        """Start a duty, unless it is still running; sums that it adds are written to their end."""
+        """Start a duty, unless it is still running; a duty that adds sums is not cut off."""
         if what in self._going:
             return
         seconds = None if to_its_end else self._context.config.lease_seconds / 3
@@ -141,7 +141,7 @@ def _summary_of(progress: Progress) -> tuple[int, bool]:
 def end_reason(batch: Batch | None, now: float) -> str | None:
     """Return the reason to run no more lines of a batch, or None."""
     if batch is None:
-        return "the batch is gone"
+        return "the batch no longer exists"
     if batch.status is not Status.IN_PROGRESS:
         return f"the batch is {batch.status}"
     return "the batch has expired" if batch.expires_at <= now else None

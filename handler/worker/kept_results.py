@@ -1,7 +1,6 @@
-"""Kept results: replies that earlier batches of a tenant have, and those kept for later ones.
+"""Stored results: replies of a tenant's earlier batches, and those stored for later ones.
 
-Nothing that is wrong with them stops a shard: its lines are run, and nothing is looked up for a
-minute.
+An error with them stops no shard: its lines are run, and nothing is looked up for a minute.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _KEEP_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 60.0
 
 DigestAt = Callable[[int], bytes | None]
-"""Digest of what decides results beside requests, of a batch created at a time (Unix seconds)."""
+"""Digest of everything except requests that determines results, for a batch created at a time."""
 
 
 class Lookup(NamedTuple):
-    """Rows that lines have by reuse, and the keys of those whose results may be kept, by line."""
+    """Reused rows of lines, and the keys of lines whose results may be stored, by line."""
 
     rows: dict[int, FinishedRow]
     keys: dict[int, bytes]
@@ -44,11 +43,11 @@ _NOTHING: Final = Lookup({}, {})
 
 
 class KeptResults:
-    """Kept results in a deployment's bucket, each tenant's apart; one for a worker.
+    """Stored results in a deployment's bucket, separate for each tenant; one per worker.
 
-    The worker's engine serves `served_names`, adapters among them. `max_bytes` bounds the results
-    of a tenant. With `sampled` random results are kept and reused, too. `drive` runs operations
-    from any thread.
+    The worker's engine serves `served_names`, adapters included. `max_bytes` bounds the results
+    of a tenant. With `sampled`, non-deterministic results are stored and reused, too. `drive` runs
+    operations from any thread.
     """
 
     def __init__(
@@ -74,18 +73,18 @@ class KeptResults:
         self._paused_until = float("-inf")
 
     async def look_up(self, batch: Batch, lines: Iterable[RawLine]) -> Lookup:
-        """Return the rows of those lines that the batch's tenant has results for."""
+        """Return the rows of those lines for which the batch's tenant has stored results."""
         found = await self._guarded(_LOOK_UP_SECONDS, self._look_up(batch, lines))
         return found or _NOTHING
 
     async def keep(
         self, batch: Batch, shard: Shard, keys: dict[int, bytes], index: PartIndex
     ) -> None:
-        """Keep the replies of a shard's lines that were computed, by their keys."""
+        """Store the computed replies of a shard's lines, by their keys."""
         await self._guarded(_KEEP_SECONDS, self._keep(batch, shard, keys, index))
 
     def close(self) -> None:
-        """Remove what is on this machine."""
+        """Delete the local files."""
         for store in self._stores.values():
             store.close()
 
@@ -177,7 +176,7 @@ class KeptResults:
 
 
 class ThreadDrive:
-    """Drives operations in the event loop in which it is made, for other threads."""
+    """Runs operations in the event loop that created it, on behalf of other threads."""
 
     def __init__(self, aws: OperationDriver) -> None:
         self._aws = aws

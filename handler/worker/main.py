@@ -1,6 +1,6 @@
 """Run of a worker process: connects to AWS, starts the engines and the download of their weights.
 
-The command line passes whatever belongs to the engine or to the local machine as values and
+The command line passes everything that depends on the engine or the local machine as values and
 callables.
 """
 
@@ -35,7 +35,7 @@ from .parity_results import ParityResults, ResultCache
 from .worker import Worker
 
 Folders: TypeAlias = Mapping[str, str]
-"""Local folder of each address of weights."""
+"""Local folder of each weights URL."""
 
 FetchWeights: TypeAlias = Callable[[AsyncExitStack, ColdStart], Folders]
 OnSignal: TypeAlias = Callable[[Callable[[], object]], AbstractContextManager[None]]
@@ -45,12 +45,12 @@ OnSignal: TypeAlias = Callable[[Callable[[], object]], AbstractContextManager[No
 class WorkerEngines:
     """Engines of a worker: one for each of `commands`, all with the same model.
 
-    `served_names` begins with the model's and ends with those of its adapters. An engine without
-    progress for `stall_seconds` is ended. `fetch_weights` downloads weights, which stay in place
-    while the stack is open; it is called in a thread, and None where all weights are local.
-    `open_parity_cache` opens the cache of parity results since a time (Unix seconds); None where
-    results are not shared. `make_digest_at` returns the digest of what decides results, given a
-    function that returns the folders of fetched weights.
+    `served_names` begins with the model's names and ends with those of its adapters. An engine
+    without progress for `stall_seconds` is ended. `fetch_weights` downloads weights, which stay in
+    place while the stack is open; it is called in a thread, and is None if all weights are local.
+    `open_parity_cache` opens the cache of parity results since a time (Unix seconds), and is None
+    if results are not shared. `make_digest_at` returns the digest of everything that determines
+    results, given a function that returns the folders of fetched weights.
     """
 
     commands: Sequence[Sequence[str]]
@@ -121,7 +121,7 @@ async def run_worker(
 
 
 def _parity_results(bucket: Bucket, engines: WorkerEngines, since: float) -> ParityResults | None:
-    """Return the parity results that this machine shares; None where it shares none."""
+    """Return the parity results that this machine shares; None if it shares none."""
     if engines.open_parity_cache is None:
         return None
     return ParityResults(bucket, engines.served_names[0], engines.open_parity_cache(since))
@@ -147,13 +147,13 @@ def _kept_results(
         max_bytes=config.reuse_max_size,
         sampled=config.reuse_sampled,
     )
-    # In a thread: one that looks results up may hold it, and wait for this loop.
+    # In a thread: a lookup may hold it, and wait for this loop.
     stack.push_async_callback(asyncio.to_thread, kept.close)
     return kept
 
 
 def _tracing(stack: AsyncExitStack) -> Tracing | None:
-    """Return the tracing that the environment asks for, closed with the stack."""
+    """Return the tracing that the environment configures, closed with the stack."""
     tracing = open_tracing(logger.warning)
     if tracing is not None:
         stack.push_async_callback(asyncio.to_thread, tracing.close)
@@ -161,6 +161,6 @@ def _tracing(stack: AsyncExitStack) -> Tracing | None:
 
 
 async def _fetched(context: WorkerContext, fetching: Future[Folders]) -> Folders:
-    """Return the folders of weights once what other machines have proved of them is there, too."""
+    """Return the folders of weights once other machines' parity results are copied, too."""
     _, folders = await asyncio.gather(context.read_parity_results(), asyncio.wrap_future(fetching))
     return folders

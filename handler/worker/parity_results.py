@@ -1,8 +1,8 @@
-"""Parity results in the bucket: what one machine has proved of a model, others need not.
+"""Parity results in the bucket: a parity check of one machine saves others the same check.
 
-The engine caches the result of a parity check under a digest of all that it depends on: weights,
-packages, engine, device. So a result is copied as it is, and every engine finds those that are its
-own.
+The engine caches the result of a parity check under a digest of everything that it depends on:
+weights, packages, engine, device. So a result is copied unchanged, and every engine finds those
+that apply to it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..aws.calls import Operation
 
 _DIGEST: Final = re.compile("[0-9a-f]{40}")
 _MAX_BYTES: Final = 4096
-# Each release, kind of device and dtype has its own; those of before are of no use.
+# Each release, kind of device and dtype has a separate result; older ones are of no use.
 _MAX_RESULTS: Final = 32
 
 
 class ResultCache(Protocol):
-    """Cache of parity results on this machine; nothing that is wrong with it raises."""
+    """Cache of parity results on this machine; its errors are never raised."""
 
     def used(self) -> Iterable[str]:
-        """Return the digests of the results that this machine's engine has made or used."""
+        """Return the digests of the results that this machine's engine has produced or used."""
 
     def load(self, digest: str) -> bytes | None:
-        """Return a result; None where there is none that is whole."""
+        """Return a result; None if there is no intact one."""
 
     def save(self, digest: str, data: bytes) -> bool:
-        """Save a result that was loaded on another machine; False if it is not whole."""
+        """Save a result from another machine; False if it is not intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ParityResults:
                     self._shared.add(digest)
 
     def upload(self) -> Operation[None]:
-        """Copy the results of this machine that the bucket lacks, or has in part."""
+        """Copy this machine's results that the bucket lacks, or has in part."""
         for digest in set(self.cache.used()) - self._shared:
             if (data := self.cache.load(digest)) is not None:
                 yield from self.bucket.put(parity_prefix(self.model) + digest, data)

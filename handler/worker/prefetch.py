@@ -11,23 +11,23 @@ from .shard.line_order import LineOrder
 from .shard.shard_run import ShardRun
 
 FEW_SHARDS: Final = 3
-"""They keep an engine full; others are prefetched."""
+"""Waiting lines that keep an engine full; others are prefetched."""
 
 _MAX_SECONDS: Final = 300.0
 
 _REFILL_SHARE: Final = 0.125
-"""Lines are prefetched once no more than this share of what is allowed waits."""
+"""Lines are prefetched once no more than this share of the allowed number waits."""
 
 _MAX_LIVE: Final = 2_000
-"""Shards of a batch that are renewed by all its workers: one partition of the table has a limit."""
+"""Maximum shards of a batch that all its workers renew: a partition of the table has a limit."""
 
 
 class Prefetch:
-    """Bounds how many lines wait in a worker, and orders those that are claimed together.
+    """Limits how many lines wait in a worker, and orders the shards that are claimed together.
 
-    They are no more than run in five minutes, nor than half of the worker's share of what is left,
-    so that all workers of a batch end together. Beside a shard of another batch none is prefetched;
-    while no line waits another shard is claimed in any case.
+    They are no more than run in five minutes, nor than half of the worker's share of the remainder,
+    so that all workers of a batch end together. No shard is prefetched while one of another batch
+    is here; while no line waits, another shard is claimed in any case.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Prefetch:
         self._numbers = count()
 
     def wants_shard(self, max_inflight: int) -> bool:
-        """Say whether to claim another shard; so many waiting lines keep the engines full."""
+        """Return whether to claim another shard; that many waiting lines keep the engines full."""
         num_waiting = sum(run.num_waiting for run in self._runs)
         if num_waiting < max(max_inflight, _REFILL_SHARE * self._max_lines):
             self._orders = self._orders if self._is_filling else {}
@@ -63,11 +63,11 @@ class Prefetch:
         return self._orders[batch_id]
 
     def is_due(self, now: float) -> bool:
-        """Say whether the bounds may be others by now."""
+        """Return whether the bounds may have changed."""
         return now >= self._updated_at + self._context.config.lease_seconds / 3
 
     async def update(self) -> None:
-        """Set the bounds by the rate of this worker, and by what is left for how many workers."""
+        """Set the bounds from this worker's rate, the remaining work and the number of workers."""
         batches = {run.batch.id: run.batch for run in self._runs}
         rate = sum(run.pace.rates.rows_per_second for run in self._runs)
         if len(batches) != 1 or not rate:

@@ -1,4 +1,4 @@
-"""Worker loop: starts an engine, keeps it full with shards, and hands over at the end."""
+"""Worker loop: starts engines, keeps them full with shards, and hands over at the end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .shard.claim import claim_shard, note_engine
 from .shard.message import ShardMessage
 from .shard.shard_run import EarlyEnd, ShardRun
 
-# After the grace period for requests: to flush finished rows and release the shards.
+# After the grace period for requests: time to flush finished rows and release the shards.
 _HAND_OVER_SECONDS = 20.0
 _HANDLING_SECONDS = 5.0
 _LAST_SECONDS = 5.0
-# A worker that stays renews its place when it was idle as long again: at the next poll.
+# A worker that stays renews its place after being idle as long again: at the next poll.
 _READY_SECONDS = 60
 # A minute of failed polls: an idle worker that may exit costs money for nothing.
 _MAX_FAILED_POLLS = 6
@@ -47,7 +47,7 @@ _BROKEN = "this machine cannot run a known line"
 
 
 class MachineBroken(HandlerError):
-    """The engine cannot run the canary: failures of other lines on this machine mean nothing."""
+    """The engine cannot run the canary: failures of other lines on this machine prove nothing."""
 
     code = "machine_broken"
 
@@ -66,18 +66,18 @@ class EngineHandle(Engine, Protocol):
         """Return the last statistics of the engine."""
 
     async def start(self) -> LoadedEngine:
-        """Load the model; raises EngineFailed when that fails."""
+        """Load the model; raises EngineFailed if that fails."""
 
     async def close(self) -> None:
         """End the process."""
 
 
 class Worker:
-    """Runs shards until it is stopped, idle for long enough, or has an engine that it gives up.
+    """Runs shards until it is stopped, idle for long enough, or gives up an engine.
 
-    There is an engine for each of `make_clients`, which makes the client of one life of it. All of
-    them have lines of the same shards. The death of one costs the lines in it, which are suspects
-    then; the death of the last one that lives releases all shards.
+    There is an engine for each of `make_clients`, which creates a client for each of its lives. All
+    engines have lines of the same shards. The death of one makes its lines suspects; the death of
+    the last live one releases all shards.
     """
 
     def __init__(self, context: WorkerContext, *make_clients: Callable[[], EngineHandle]) -> None:
@@ -104,7 +104,7 @@ class Worker:
         self._polling: asyncio.Task[list[Message]] | None = None
         self._returning: set[asyncio.Task[None]] = set()
         self._busy_at = context.clock()
-        # SageMaker gives all of its hosts one name.
+        # SageMaker gives all of its hosts the same name.
         self._id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex}"
         self._num_claims = count()
         self._canary: Canary | None = None
@@ -114,9 +114,9 @@ class Worker:
         self._stopped.set()
 
     async def run(self) -> int:
-        """Return the exit status: 0 when stopped or idle, 1 when it cannot go on.
+        """Return the exit status: 0 if stopped or idle, 1 if it cannot continue.
 
-        Raises what is unexpected, once all shards are released.
+        Raises an unexpected error, once all shards are released.
         """
         with callback_failures(self._fail):
             return await self._run()
@@ -161,10 +161,10 @@ class Worker:
                 await self._context.write_gpu_usage()
                 await self._context.write_history()
         except (AwsError, TimeoutError) as exc:
-            logger.warning("usage not told", reason=repr(exc))
+            logger.warning("usage not recorded", reason=repr(exc))
 
     async def _run_engine(self, number: int, make_client: Callable[[], EngineHandle]) -> NoReturn:
-        """Run one engine, and start it again when it has died; raises EngineGivenUp."""
+        """Run one engine, and restart it after its death; raises EngineGivenUp."""
         restarts = EngineRestarts(self._context)
         while True:
             client = make_client()
@@ -217,9 +217,9 @@ class Worker:
         return self._canary
 
     async def _lose(self, feed: Feed) -> None:
-        """Make suspects of the lines of an engine that has died; the last one releases all shards.
+        """Make suspects of a dead engine's lines; the last engine's death releases all shards.
 
-        Raises an unexpected error of the feed, and MachineBroken where no line was the cause.
+        Raises an unexpected error of the feed, and MachineBroken if no line was the cause.
         """
         feed.close()
         if len(self._feeds.live) == 1:
@@ -253,7 +253,7 @@ class Worker:
             self._receiving.add_done_callback(self._received)
 
     def _received(self, receiving: asyncio.Task[None]) -> None:
-        """Stop the worker once it is idle, or fail with what ended receiving."""
+        """Stop the worker once it is idle, or fail with the error that ended receiving."""
         failure = None if receiving.cancelled() else receiving.exception()
         if failure is not None:
             self._fail(failure)
@@ -264,7 +264,7 @@ class Worker:
         """Claim shards as the feeds need them; return when idle for `exit_when_idle_seconds`.
 
         It never returns while it holds a shard, nor before a poll found the queue empty; a message
-        without a runnable shard does not count as work. Raises QueueUnreachable where polls have
+        without a runnable shard does not count as work. Raises QueueUnreachable if polls have
         failed for as long.
         """
         config, num_failures = self._context.config, 0
@@ -288,20 +288,20 @@ class Worker:
                 self._polling = None
                 num_failures += 1
                 if num_failures > _MAX_FAILED_POLLS and self._is_idle(limit):
-                    raise QueueUnreachable(f"no work can be taken: {exc}") from exc
+                    raise QueueUnreachable(f"the queue is unreachable: {exc}") from exc
                 logger.warning("receiving failed", reason=str(exc))
                 delay_seconds = exponential_delay(num_failures - 1, 1.0, most=MAX_BACKOFF_SECONDS)
                 await asyncio.sleep(delay_seconds)
 
     def _is_idle(self, limit: float | None) -> bool:
-        """Say whether the worker has been idle for its limit, if it has one."""
+        """Return whether the worker has been idle for its limit, if it has one."""
         is_due = limit is not None and self._context.clock() >= self._busy_at + limit
         return is_due and not self._runs
 
     async def _stays_ready(self) -> bool:
-        """Say whether this idle worker is one of those that stay at this hour, and for how long.
+        """Return whether this idle worker is one of those that stay at this hour.
 
-        The others are not missed: the reaper starts more where fewer than these run.
+        The reaper replaces missing ones: it starts more if fewer than these run.
         """
         context, now = self._context, self._context.wall()
         least = context.config.min_workers_at(now)
@@ -350,7 +350,7 @@ class Worker:
             self._context.keep_pace(run.batch.id, run.pace)
         else:
             heir.pace.merge(run.pace)
-            self._heartbeat.beat()  # else its batch seems stalled until the next beat
+            self._heartbeat.beat()  # otherwise its batch seems stalled until the next beat
         self._busy_at = self._context.clock()
         self._feeds.admit()
 
@@ -381,14 +381,14 @@ class Worker:
                 if message.target is not None:
                     await message.resend()
         except AwsError as exc:  # they reappear after their visibility timeout
-            logger.warning("message left behind", reason=str(exc))
+            logger.warning("message left to its timeout", reason=str(exc))
 
     async def _end_runs(self) -> None:
-        """Release every unfinished shard, with the lines of engines that have died as suspects."""
+        """Release every unfinished shard, with the lines of dead engines as suspects."""
         dead = [feed for feed in self._feeds.live if feed.death is not None]
         for run in self._runs:
             if dead:
-                # Nothing has changed where the machine is broken.
+                # If the machine is broken, nothing has changed.
                 verdict = None if self._feeds.is_broken else _judge(run, dead)
                 run.end(EarlyEnd("the engine died", is_resent=True, verdict=verdict))
             else:
@@ -400,7 +400,7 @@ class Worker:
     def _record_death(self, feed: Feed) -> None:
         """Record the death of an engine; raises an unexpected error of its feed.
 
-        Raises MachineBroken where no line was the cause.
+        Raises MachineBroken if no line was the cause.
         """
         reason = feed.died.result()
         logger.error("engine died", reason=reason, num_answered=feed.num_answered)
@@ -410,7 +410,7 @@ class Worker:
 
 
 def _judge(run: ShardRun, dead: Sequence[Feed]) -> Verdict:
-    """Return the verdict on a shard's lines that were in engines that have died."""
+    """Return the verdict on a shard's lines that were in dead engines."""
     lost = {number for feed in dead for number in feed.load.lines.get(run, ())}
     return run.judge(lost, "; ".join(str(feed.death) for feed in dead))
 
@@ -423,7 +423,7 @@ async def _first(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended, however they do."""
+    """Cancel tasks and wait until they have ended, with or without an error."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Checks the size of Lambda environment variables at synth: AWS refuses them mid-deployment."""
+"""Checks the size of Lambda environment variables at synth: AWS rejects them mid-deployment."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from aws_cdk import Stack
 
 from infra.config import ConfigRefused
 
-# Of all variables of a function together, written as JSON.
+# The limit for all variables of a function together, as JSON.
 MAX_BYTES: Final = 4096
-# What CloudFormation puts in the place of a reference, at its longest: a name that it makes up ends
-# in thirteen characters of its own, and a queue is known by its url.
+# The longest value that CloudFormation substitutes for a reference: a generated name ends
+# in thirteen random characters, and a queue is referred to by its URL.
 _MADE_UP: Final = "-" * 13
 _MAX_NAME: Final = 80
 _QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
 
 
 def check_environment_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
-    """Raise ConfigRefused for more variables than Lambda takes; `stack` has what they refer to."""
+    """Raise ConfigRefused if Lambda's limit is exceeded; `stack` resolves references."""
     values = {
         name: estimate_value(value, name, stack.stack_name)
         for name, value in stack.resolve(dict(variables)).items()
@@ -28,14 +28,14 @@ def check_environment_size(stack: Stack, variables: Mapping[str, str], num_model
     num_bytes = len(json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode())
     if num_bytes > MAX_BYTES:
         raise ConfigRefused(
-            f"{num_models} models are too many for one deployment: what a Lambda is told of them "
-            f"takes about {num_bytes:,} bytes, and AWS takes {MAX_BYTES:,}. Give them shorter "
-            "names, or put some into another deployment, under another `name`."
+            f"{num_models} models are too many for one deployment: their settings need about "
+            f"{num_bytes:,} bytes of a Lambda's environment, and AWS allows {MAX_BYTES:,}. Use "
+            "shorter names, or move some models to another deployment with a different `name`."
         )
 
 
 def estimate_value(value: Any, variable: str, stack_name: str) -> str:
-    """Estimate a variable's value: a text as long as the resolved one once it is deployed."""
+    """Estimate a variable's deployed value by a text of the same length."""
     match value:
         case str():
             return value

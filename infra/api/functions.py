@@ -1,4 +1,4 @@
-"""The Lambdas: one bundle, one role each with what its handler does and nothing more."""
+"""The Lambdas: one bundle, and for each a role with only the permissions of its handler."""
 
 from __future__ import annotations
 

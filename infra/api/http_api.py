@@ -17,16 +17,16 @@ from constructs import Construct
 
 from infra.config import Domain
 
-# One person with a runaway loop must not use up the account's Lambdas.
-# Of all tenants together, before anybody is asked who they are; each has limits of its own.
+# A runaway loop of one caller must not use up the account's Lambda concurrency.
+# The limit of all tenants together, before authentication; each tenant also has separate limits.
 REQUESTS_PER_SECOND, BURST = 500, 1000
-# Of each page that needs no key: a flood of one is stopped before it reaches the Lambda.
+# Limit for each page that needs no key: a flood is stopped before it reaches the Lambda.
 _PUBLIC_REQUESTS_PER_SECOND, _PUBLIC_BURST = 50, 100
-# What needs no signature; handler/api/open_paths.py has the same list. None of it holds anything
-# of a tenant.
+# Routes without a signature; handler/api/open_paths.py has the same list. None of them contains a
+# tenant's data.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")
-# What is logged of a request: never its headers or query, where keys and signatures may stand. The
-# function's log has its tenant and the key's id under the same request's id.
+# Logged fields of a request: never its headers or query, which may contain keys and signatures. The
+# function's log has its tenant and the key's ID under the same request ID.
 _LOGGED = {
     "request_id": "$context.requestId",
     "method": "$context.httpMethod",
@@ -40,10 +40,10 @@ ApiMetric = Literal["latency", "requests", "4xx", "5xx"]
 
 
 class HttpApi(Construct):
-    """Routes everything to `api`, which knows keys; `signed` lets in what is signed with IAM alone.
+    """Routes everything to `api`, which checks keys; with `signed`, only IAM-signed requests pass.
 
-    The gateway's own refusals have a form that no client of OpenAI's reads, and it cannot be
-    changed: so the gateway refuses for keys nothing.
+    The gateway's own error responses do not have OpenAI's format, and cannot be changed: so the
+    gateway itself rejects no keys.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HttpApi(Construct):
         methods = [gateway.HttpMethod.GET, gateway.HttpMethod.HEAD]
         for path in _PUBLIC:
             for route in self.api.add_routes(path=path, methods=methods, integration=integration):
-                # It must be there before it can have settings.
+                # The default stage must exist before it can be configured.
                 assert isinstance(route.node.default_child, gateway.CfnRoute)
                 stage.node.add_dependency(route.node.default_child)
         stage.route_settings = {
@@ -94,12 +94,12 @@ class HttpApi(Construct):
             authorizer=authorizers.HttpIamAuthorizer() if signed else None,
         )
 
-        # What the domain's name has to lead to, by a CNAME or an alias.
+        # Target of the domain's CNAME or alias record.
         self.domain_target = self._add_domain(domain) if domain else None
 
     @property
     def url(self) -> str:
-        """The address of the API, as `base_url` of the OpenAI SDK wants it but for `/v1`."""
+        """The address of the API: the `base_url` of the OpenAI SDK without `/v1`."""
         return f"https://{self._domain.name}" if self._domain else self.api.api_endpoint
 
     def metric(

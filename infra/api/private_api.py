@@ -1,8 +1,8 @@
-"""The API inside a VPC: a private REST API, as HTTP APIs have no such kind.
+"""The API inside a VPC: a private REST API, because HTTP APIs cannot be private.
 
-One Lambda is behind every path, as in `infra.api.http_api`; `handler.lambdas.rest_event` turns the
-gateway's events into those of an HTTP API. A REST API has a stage before every path, so each first
-part of the API's own paths is a stage, and clients see the paths that they know.
+One Lambda serves every path, as in `infra.api.http_api`; `handler.lambdas.rest_event` converts the
+gateway's events to those of an HTTP API. A REST API puts a stage before every path, so each first
+part of the API's own paths is a stage, and clients use the usual paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from constructs import Construct
 from infra.api.http_api import BURST, REQUESTS_PER_SECOND, ApiMetric
 
 STAGES: Final = ("v1", "dashboard", "health")
-# By method and path behind a stage: what needs no signature, as in `handler/api/open_paths.py`.
+# Methods and paths within a stage that need no signature, as in `handler/api/open_paths.py`.
 _PUBLIC: Final = tuple(
     path
     for verb in ("GET", "HEAD")
@@ -34,7 +34,7 @@ _METRICS: Final[Mapping[ApiMetric, str]] = {
     "4xx": "4XXError",
     "5xx": "5XXError",
 }
-# What the gateway itself answers, as clients of OpenAI's read it: its own message is a JSON string.
+# The gateway's own error responses in OpenAI's format: its message is a JSON string.
 _ERROR: Final = '{{"error":{{"message":{},"type":"{}","param":null,"code":{}}}}}'
 _MESSAGE: Final = "$context.error.messageString"
 _REFUSALS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -59,10 +59,10 @@ _REFUSALS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class PrivateApi(Construct):
-    """Routes everything that comes through the endpoints to `api`, which knows keys.
+    """Routes everything from the endpoints to `api`, which checks keys.
 
-    `signed` lets in what is signed with IAM alone. There is no access log: a REST API writes one by
-    a role that belongs to the account. The function logs each request instead.
+    With `signed`, only IAM-signed requests pass. There is no access log: a REST API writes one with
+    a role of the whole account. The function logs each request instead.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PrivateApi(Construct):
             self,
             "Api",
             name=name,
-            # Else a form's bytes would be read as text.
+            # Otherwise a form's bytes would be read as text.
             binary_media_types=["*/*"],
             endpoint_configuration=apigateway.CfnRestApi.EndpointConfigurationProperty(
                 types=["PRIVATE"], vpc_endpoint_ids=list(endpoint_ids)
@@ -117,7 +117,7 @@ class PrivateApi(Construct):
             )
 
     def _add_methods(self, api: lambda_.IFunction, *, signed: bool) -> list[apigateway.CfnMethod]:
-        """Add every path behind a stage; of what must be signed, pages need no signature."""
+        """Add every path within a stage; pages never need a signature."""
         stack = Stack.of(self)
         integration = apigateway.CfnMethod.IntegrationProperty(
             type="AWS_PROXY",
@@ -157,7 +157,7 @@ class PrivateApi(Construct):
         ).ref
 
     def _add_deployment(self) -> apigateway.CfnDeployment:
-        """Add the snapshot that the stages show, and refusals in the form that clients read."""
+        """Add the snapshot for the stages, and error responses in OpenAI's format."""
         refusals = [
             apigateway.CfnGatewayResponse(
                 self,
@@ -168,7 +168,7 @@ class PrivateApi(Construct):
             )
             for kind, answer in _REFUSALS.items()
         ]
-        # A snapshot stays as it is: what changes the API makes another.
+        # A snapshot is immutable: a change of the API creates a new one.
         methods = [
             [it.resource_id, it.http_method, it.authorization_type, it.integration]
             for it in self._methods
@@ -185,7 +185,7 @@ class PrivateApi(Construct):
 
     @property
     def url(self) -> str:
-        """The address by the first endpoint: a public name of an address in its VPC."""
+        """The address by the first endpoint: a public DNS name of a private address in its VPC."""
         stack = Stack.of(self)
         host = f"{self.api.ref}-{self._endpoint_ids[0]}.execute-api.{stack.region}"
         return f"https://{host}.{stack.url_suffix}"
@@ -205,9 +205,9 @@ class PrivateApi(Construct):
 
 
 def _policy(endpoint_ids: Sequence[str], *, signed: bool) -> iam.PolicyDocument:
-    """Return the policy of the API: nobody gets in but through the endpoints.
+    """Return the policy of the API: it can be reached through the endpoints only.
 
-    To those who sign it allows nothing but pages: what they may call their own policies say.
+    For signed requests it allows pages only: callers' own policies allow the rest.
     """
     paths = _PUBLIC if signed else ("*",)
     everybody = [iam.StarPrincipal()]

@@ -27,14 +27,14 @@ from tidemill.handler.aws.queues import LAMBDA_SECONDS
 from tidemill.handler.observability import Metric
 
 _INPUT, _WORK = "input/", "work/"
-# Small parts of files, until they are joined.
+# Small parts of uploads, until they are joined.
 _UPLOADS = "work/uploads/"
-# What clients upload by the API lies beside what they get by it.
+# Files uploaded through the API are next to the files that clients download.
 _RESULTS = ("output/", "files/")
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
-# In so many minutes, of runs that the next ones make up for.
+# Errors per period of _ERROR_MINUTES that later runs make up for.
 _FEW_ERRORS = 2
 
 
@@ -60,12 +60,12 @@ class ApiStack(Stack):
             CfnOutput(self, "ApiUrl", value=self.gateway.url)
 
     def _add_control(self) -> Function:
-        """Add the Lambda that takes short files in, joins the rows of all and delivers them."""
+        """Add the Lambda that reads short files, joins the rows of all files and delivers them."""
         data = self.data
         control = self._add_function(
             "Control",
             "control",
-            # Memory buys processor time: at 1,769 MiB a Lambda has one whole processor.
+            # Memory determines CPU: at 1,769 MiB a Lambda has one whole vCPU.
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
@@ -81,7 +81,7 @@ class ApiStack(Stack):
                 permissions.resume_uploads(data, _WORK, *_RESULTS),
                 permissions.delete_objects(data, *_RESULTS),
                 permissions.tag_objects(data, "files/"),
-                # What versions protect from is the one right that goes around them.
+                # Erasure is the only permission that bypasses the bucket's versioning.
                 *(
                     permissions.erase_objects(
                         data, _INPUT, _WORK, *_RESULTS, permissions.KEPT_RESULTS
@@ -96,14 +96,14 @@ class ApiStack(Stack):
         return control
 
     def _add_intake(self) -> Function:
-        """Add the Lambda that reads files, as many ranges of them at once as it has runs."""
+        """Add the Lambda that reads files, as many ranges concurrently as its maximum."""
         data = self.data
         intake = self._add_function(
             "Intake",
             "intake",
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
-            # Custom ids of a range lie in files there.
+            # Custom IDs of a range are stored in files there.
             scratch=Size.gibibytes(4),
             layers=[self._add_tables_layer()],
             statements=[
@@ -115,7 +115,7 @@ class ApiStack(Stack):
                 permissions.find_objects(data),
                 permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 permissions.write_objects(data, _WORK),
-                # Tables are made of rows here.
+                # It writes tables of rows.
                 permissions.resume_uploads(data, _WORK, *_RESULTS),
                 permissions.tag_objects(data, "files/"),
             ],
@@ -124,7 +124,7 @@ class ApiStack(Stack):
         return intake
 
     def _add_tables_layer(self) -> lambda_.LayerVersion:
-        """Add what reads and writes tables, which no other Lambda has to load."""
+        """Add the libraries that read and write tables, which no other Lambda loads."""
         return lambda_.LayerVersion(
             self,
             "Tables",
@@ -139,7 +139,7 @@ class ApiStack(Stack):
         reaper = self._add_function(
             "Reaper",
             "reaper",
-            # A whole processor, as the control Lambda has: open batches are a list to get through.
+            # A whole vCPU, like the control Lambda: it reads all open batches.
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
@@ -151,17 +151,17 @@ class ApiStack(Stack):
                 permissions.send_to_intake(self.data),
             ],
         )
-        # The scheduler invokes asynchronously: Lambda itself would try a failed run twice more, and
-        # hold a throttled one for hours, in addition to those of the next minutes.
+        # The scheduler invokes asynchronously: Lambda itself would retry a failed run twice, and
+        # queue a throttled one for hours, in addition to the next scheduled runs.
         reaper.function.configure_async_invoke(
             max_event_age=Duration.minutes(_REAPER_MINUTES), retry_attempts=0
         )
         undeliverable = self.data.queues.undeliverable
-        # What the construct would add to it is the right to call any version.
+        # The construct would also grant the permission to invoke any version.
         role = self._schedule_role(reaper, undeliverable).without_policy_updates()
         for name, every, event, description in (
-            ("Schedule", Duration.minutes(_REAPER_MINUTES), {}, "Looks at every active batch"),
-            ("Sweep", Duration.days(1), {"sweep": True}, "Looks for uploads that nobody knows"),
+            ("Schedule", Duration.minutes(_REAPER_MINUTES), {}, "Checks every active batch"),
+            ("Sweep", Duration.days(1), {"sweep": True}, "Looks for uploads without a batch"),
         ):
             scheduler.Schedule(
                 self,
@@ -171,7 +171,7 @@ class ApiStack(Stack):
                     reaper.function,
                     role=role,
                     dead_letter_queue=undeliverable,
-                    # The next look sees what this one would have seen.
+                    # The next run would find the same state.
                     max_event_age=every,
                     retry_attempts=2,
                     input=scheduler.ScheduleTargetInput.from_object(event) if event else None,
@@ -217,7 +217,7 @@ class ApiStack(Stack):
         return dead_letters
 
     def _add_api(self) -> Function:
-        """Add the Lambda that answers people and programs."""
+        """Add the Lambda that serves people and programs."""
         data = self.data
         return self._add_function(
             "Api",
@@ -236,7 +236,8 @@ class ApiStack(Stack):
                 permissions.list_batches(data),
                 permissions.send_to_control(data),
                 permissions.publish_events(data),
-                # Files come in and go out; so do reports of batches cancelled before they ran.
+                # Files are uploaded and downloaded; reports of batches cancelled before they ran
+                # are written.
                 permissions.find_objects(data),
                 permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 permissions.write_objects(data, *_RESULTS, _UPLOADS),
@@ -247,7 +248,7 @@ class ApiStack(Stack):
         )
 
     def _add_gateway(self, api: Function) -> HttpApi | PrivateApi:
-        """Add what callers reach the Lambda by."""
+        """Add the gateway through which callers reach the Lambda."""
         data, config = self.data, self.data.config
         if config.api == "private":
             return PrivateApi(
@@ -259,8 +260,8 @@ class ApiStack(Stack):
                 endpoint_ids=config.vpc_endpoint_ids,
                 tracing=config.tracing,
             )
-        # Of groups of other names each needs a line in a policy of the account's logs, which is
-        # short.
+        # Log groups with other names would each need a statement in the account's policy for logs,
+        # whose size is limited.
         access_logs = log_group(
             self,
             "AccessLogs",
@@ -293,7 +294,7 @@ class ApiStack(Stack):
             permissions.send_to_control(data),
             permissions.send_to_workers(data),
             permissions.publish_events(data),
-            # The report of a batch that has ended.
+            # For the report of an ended batch.
             permissions.write_objects(data, *_RESULTS),
         ]
 
@@ -355,9 +356,9 @@ class ApiStack(Stack):
                 ),
                 above=_FEW_ERRORS,
                 periods=1,
-                description=f"{function.node.id} fails again and again.",
+                description=f"{function.node.id} fails repeatedly.",
             )
-        # A message that fails is a run that succeeds, of which `Errors` does not know.
+        # A failed message is a successful run, which `Errors` does not count.
         for function in (self.control, self.intake, self.dead_letters):
             add_alarm(
                 function,
@@ -366,7 +367,7 @@ class ApiStack(Stack):
                 metric=function.metric(Metric.MESSAGES_FAILED, Duration.minutes(_ERROR_MINUTES)),
                 above=_FEW_ERRORS,
                 periods=1,
-                description=f"{function.node.id} cannot deal with messages, which come again.",
+                description=f"{function.node.id} cannot process messages, which are retried.",
             )
         if self.data.config.budget.gpu_hours_per_day:
             add_alarm(
@@ -376,7 +377,7 @@ class ApiStack(Stack):
                 metric=self.reaper.metric(Metric.BUDGET_SPENT, Duration.minutes(5)),
                 above=0,
                 periods=1,
-                description="The GPU hours of the day are used up: workers start tomorrow again.",
+                description="The day's GPU hours are used up: workers start again tomorrow.",
             )
         if self.gateway is None:
             return
@@ -387,5 +388,5 @@ class ApiStack(Stack):
             metric=self.gateway.metric("5xx", period=Duration.minutes(1), statistic="Sum"),
             above=0,
             periods=3,
-            description="The API answers requests with 5xx.",
+            description="The API returns 5xx errors.",
         )

@@ -20,13 +20,13 @@ from infra.config.model import Capacity
 from infra.gpus import GPUS, machine_gib
 from infra.permissions import allow
 
-# For the image, which brings CUDA along, and for a model's weights beside it: a group's machines
-# have their own disks unformatted.
+# For the image, which contains CUDA, and for a model's weights: a group's machines have their own
+# disks unformatted.
 DISK = Size.gibibytes(200)
-# Image and weights are written once and read once, at each start: what the smallest of the machines
-# can do in a burst. The number of operations is what comes with any such disk.
+# Image and weights are written once and read once, at each start: the smallest machine's burst
+# throughput. The IOPS are the minimum of any such disk.
 _DISK_MBPS, _DISK_IOPS = 500, 3000
-# As ECS and Auto Scaling name how machines are bought.
+# Purchase options by their names in ECS and Auto Scaling.
 _OPTION_TYPE: Final[Mapping[Capacity, str]] = {
     "on-demand": "ON_DEMAND",
     "spot": "SPOT",
@@ -37,7 +37,7 @@ _RESERVATIONS: Final[Mapping[Capacity, tuple[str, str]]] = {
     "reserved": ("RESERVATIONS_ONLY", "capacity-reservations-only"),
     "reserved-first": ("RESERVATIONS_FIRST", "capacity-reservations-first"),
 }
-# AWS's policy for the role that starts machines lets it hand over roles of such names only.
+# AWS's policy for the infrastructure role may pass only roles whose names begin like this.
 _PASSABLE_ROLE = "ecsInstanceRole"
 _SUBMISSIONS = (
     "SubmitAttachmentStateChanges",
@@ -48,16 +48,16 @@ _SUBMISSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Machines for the tasks of one model: the name of their provider, and their kind."""
+    """Machines for the tasks of one model: the name of their capacity provider, and their kind."""
 
     provider: str
     compatibility: ecs.Compatibility
 
 
 class CapacityProviders(Construct):
-    """Adds the configured capacity providers; there is no instance until a task needs one.
+    """Adds the configured capacity providers; no instance runs until a task needs one.
 
-    Those of all models have one role: it serves ECS's agent, and no task can get at it.
+    All models share one machine role: it serves the ECS agent, and tasks cannot use it.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class CapacityProviders(Construct):
             if capacity in _RESERVATIONS
             else None,
             instance_requirements=_requirements(model, is_spot=capacity == "spot"),
-            # EC2 starts no machine whose metadata would have tags with a slash or a space in a key.
+            # EC2 rejects instance tags in the metadata if a key contains a slash or a space.
             instance_metadata_tags_propagation=False,
-            # Their own disks are faster than any other and cost nothing more.
+            # Instance-store disks are faster than any other and cost nothing extra.
             local_storage_configuration=made.ManagedInstancesLocalStorageConfigurationProperty(
                 use_local_storage=True
             ),
@@ -129,7 +129,7 @@ class CapacityProviders(Construct):
             max_capacity=model.max_workers,
             mixed_instances_policy=autoscaling.MixedInstancesPolicy(
                 launch_template=self._template(scope, model),
-                # Where one kind of machine is not to be had another is; the cheapest comes first.
+                # If one instance type is unavailable, another is used; the cheapest comes first.
                 launch_template_overrides=[
                     autoscaling.LaunchTemplateOverrides(instance_type=ec2.InstanceType(name))
                     for name in model.machines
@@ -140,8 +140,8 @@ class CapacityProviders(Construct):
                     spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
                 ),
             ),
-            # A recommendation to rebalance is not an interruption: a new machine for each would
-            # cost a start. The notice of an interruption costs seconds of work.
+            # A rebalance recommendation is not an interruption: replacing a machine for each would
+            # cost a start. An interruption notice costs seconds of work.
             capacity_rebalance=False,
         )
         if capacity in _RESERVATIONS:
@@ -151,8 +151,8 @@ class CapacityProviders(Construct):
             "Machines",
             auto_scaling_group=group,
             enable_managed_scaling=True,
-            # Nobody takes it off machines when the provider is deleted: their group, and with it
-            # the stack, could not be. A machine that goes is drained, which costs seconds of work.
+            # Deleting the provider would leave this protection on its machines, so the group, and
+            # with it the stack, could not be deleted. Draining a machine costs only seconds.
             enable_managed_termination_protection=False,
             enable_managed_draining=True,
             target_capacity_percent=100,
@@ -173,9 +173,9 @@ class CapacityProviders(Construct):
             scope,
             "Template",
             instance_type=ec2.InstanceType(model.machines[0]),
-            # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
+            # CloudFormation looks up its ID at each deployment: synthesis makes no AWS calls.
             machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
-            # As it is: the cluster would add what no machine needs.
+            # Unchanged: the cluster would add settings that no machine needs.
             role=self._role.without_policy_updates(),
             security_group=first,
             user_data=_user_data(),
@@ -189,12 +189,12 @@ class CapacityProviders(Construct):
 
     @cached_property
     def _role(self) -> iam.Role:
-        """The role of a machine: what ECS's agent asks of ECS. Images and logs are a task's."""
+        """The role of a machine, for the ECS agent. Images and logs belong to a task's role."""
         is_managed = self._config.compute == "managed-instances"
         role = iam.Role(
             self,
             "Role",
-            # Roles are the account's and not the region's: two regions must not share this one.
+            # Roles belong to the account, not the region: two regions must not share this one.
             role_name=f"{_PASSABLE_ROLE}-{self._config.name}-{Stack.of(self).region}"
             if is_managed
             else None,
@@ -207,7 +207,7 @@ class CapacityProviders(Construct):
             resource_name=f"{self._config.name}/*",
             arn_format=ArnFormat.SLASH_RESOURCE_NAME,
         )
-        # AWS has no resource for the first: it says where to ask for everything else.
+        # The first action supports no resource: it returns the address of the others.
         rights = [
             ("*", ["DiscoverPollEndpoint"]),
             (cluster, ["RegisterContainerInstance", *_SUBMISSIONS]),
@@ -216,7 +216,7 @@ class CapacityProviders(Construct):
         if is_managed:
             rights += [(machines, ["PutSystemLogEvents"])]
         else:
-            # Those of a group leave by themselves, and drain at a Spot notice.
+            # Machines of a group leave by themselves, and drain at a Spot notice.
             rights += [
                 (cluster, ["DeregisterContainerInstance"]),
                 (machines, ["UpdateContainerInstancesState"]),
@@ -237,7 +237,7 @@ class CapacityProviders(Construct):
 
     @cached_property
     def _infrastructure_role(self) -> iam.Role:
-        """The role with which ECS starts and ends machines: AWS alone knows what that takes."""
+        """The role with which ECS starts and ends machines, with AWS's own managed policy."""
         starter = iam.Role(
             self,
             "Starter",
@@ -249,7 +249,7 @@ class CapacityProviders(Construct):
             ],
         )
         if self._config.role_path != "/":
-            # AWS's policy knows roles without a path only.
+            # AWS's policy supports only roles without a path.
             to_ec2 = {"StringLike": {"iam:PassedToService": "ec2.*"}}
             starter.add_to_policy(allow(["iam:PassRole"], [self._role.role_arn], to_ec2))
         return starter
@@ -258,9 +258,9 @@ class CapacityProviders(Construct):
 def _requirements(
     model: Model, *, is_spot: bool
 ) -> ecs.CfnCapacityProvider.InstanceRequirementsRequestProperty:
-    """Return the machines that a worker fits on, those that cost too much left out.
+    """Return the instance types that fit a worker, without those that are too expensive.
 
-    Without a limit EC2 leaves out all that cost a fifth more than the cheapest: every `2xlarge`.
+    By default EC2 leaves out types that cost 20% more than the cheapest: every `2xlarge`.
     """
     made = ecs.CfnCapacityProvider
     gpu, count = GPUS[model.gpu], model.gpus_per_worker
@@ -279,7 +279,7 @@ def _requirements(
 
 
 def _reserve(group: autoscaling.AutoScalingGroup, capacity: Capacity, target: str) -> None:
-    """Have a group take reserved machines, alone or before others."""
+    """Let a group use reserved machines, exclusively or before others."""
     made = autoscaling.CfnAutoScalingGroup
     resource = group.node.default_child
     assert isinstance(resource, made)
@@ -294,13 +294,13 @@ def _reserve(group: autoscaling.AutoScalingGroup, capacity: Capacity, target: st
 
 
 def _user_data() -> ec2.UserData:
-    """Return how ECS's agent is set up; the cluster adds its own name."""
+    """Return the configuration of the ECS agent; the cluster adds its own name."""
     user_data = ec2.UserData.for_linux()
     for setting in (
-        # A Spot notice becomes a SIGTERM, two minutes before the end. CDK would set this for groups
-        # with a Spot price only.
+        # A Spot notice becomes a SIGTERM, two minutes before the end. The CDK would set this only
+        # for groups with a Spot price.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
-        # Tasks must not have their machine's rights; the hop limit stops no network of their own.
+        # Tasks must not have their machine's role; the hop limit does not stop awsvpc networks.
         "ECS_AWSVPC_BLOCK_IMDS=true",
     ):
         user_data.add_commands(f"echo {setting} >> /etc/ecs/ecs.config")

@@ -1,6 +1,6 @@
-"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS's services alone.
+"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS services only.
 
-An existing one is used as it is.
+An existing VPC is used unchanged.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from constructs import Construct
 
 from infra.config import DEFAULT_ZONES, Config
 
-# A subnet has a sixteenth of its VPC's addresses: there are six zones at most, with two each.
+# A subnet has a sixteenth of its VPC's addresses: at most six zones, with two subnets each.
 _SUBNET_BITS = 4
 _OUT_CIDR_MASK = 28
 _GROUP = "Workers"
-# S3 and DynamoDB have gateways, which cost nothing.
+# S3 and DynamoDB have gateway endpoints, which are free.
 _GATEWAYS = {
     "s3": ec2.GatewayVpcEndpointAwsService.S3,
     "dynamodb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
 }
-# What else a worker speaks to, and what ECS does on its machine.
+# Other services that a worker calls, and those that ECS calls on its machine.
 _SQS = {"Sqs": ec2.InterfaceVpcEndpointAwsService.SQS}
 _INSTANCE_ENDPOINTS = {
     "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
@@ -36,7 +36,7 @@ _INSTANCE_ENDPOINTS = {
 }
 
 
-# How names with addresses of both sorts end.
+# Suffix of dual-stack DNS names.
 _DUAL_STACK = {
     "aws": "api.aws",
     "aws-cn": "api.amazonwebservices.com.cn",
@@ -45,15 +45,15 @@ _DUAL_STACK = {
 
 
 class WorkerNetwork(Construct):
-    """A `vpc` that nobody reaches, its `subnets`, and the security `groups` of the workers in it.
+    """A `vpc` without inbound access, its `subnets`, and the security `groups` of its workers.
 
     A public one costs nothing while nothing runs: machines have a public address, and tasks, which
     ECS gives a private one only, reach SQS by IPv6. An isolated one has an endpoint for each
-    service, which costs by the hour in each zone that it stands in, and serves the others too; what
-    lines name by url is fetched through a NAT gateway where there is one. An existing VPC gets
-    nothing but a security group, unless some are named.
+    service, which costs by the hour in each of its zones, and serves the others too; URLs in
+    requests are fetched through a NAT gateway if there is one. An existing VPC gets nothing but a
+    security group, unless some are configured.
 
-    `environment` is what workers in it must be told.
+    `environment` contains the variables that workers in it need.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, config: Config) -> None:
@@ -76,7 +76,7 @@ class WorkerNetwork(Construct):
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
-        """The address at which workers find SQS, where the usual one is out of reach."""
+        """The dual-stack address of SQS, if workers cannot reach the usual one."""
         if not self._is_public:
             return {}
         ends = CfnMapping(
@@ -86,7 +86,7 @@ class WorkerNetwork(Construct):
         return {"AWS_ENDPOINT_URL_SQS": f"https://sqs.{Stack.of(self).region}.{suffix}"}
 
     def _use_existing(self) -> None:
-        """Use a VPC that somebody else routes; who tasks may call is for its owner to say."""
+        """Use a VPC that its owner routes, who also decides which destinations tasks may reach."""
         settings = self._settings
         self.vpc = ec2.Vpc.from_vpc_attributes(
             self,
@@ -133,7 +133,7 @@ class WorkerNetwork(Construct):
             cidr_mask=_OUT_CIDR_MASK,
             map_public_ip_on_launch=False,
         )
-        # Addresses are given in this order: those of workers stay when a zone is added.
+        # Addresses are assigned in this order: those of workers stay when a zone is added.
         return self._add_vpc(
             nat_gateways=1 if has_way_out else 0,
             subnet_configuration=[out, workers] if has_way_out else [workers],
@@ -157,7 +157,7 @@ class WorkerNetwork(Construct):
         )
 
     def _add_group(self) -> ec2.SecurityGroup:
-        """Add the group of workers: a way out where the network has one, and never a way in."""
+        """Add the workers' security group: outbound if the network allows it, never inbound."""
         workers = ec2.SecurityGroup(
             self,
             _GROUP,
@@ -165,7 +165,7 @@ class WorkerNetwork(Construct):
             description="Workers and their machines: nothing comes in",
             allow_all_outbound=False,
         )
-        # In an isolated network there is no route but to endpoints, S3 and DynamoDB.
+        # In an isolated network the only routes lead to endpoints, S3 and DynamoDB.
         workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
         if self._settings.kind != "isolated":
             workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(443), "AWS")
@@ -183,7 +183,7 @@ class WorkerNetwork(Construct):
             allow_all_outbound=False,
         )
         group.add_ingress_rule(workers, ec2.Port.tcp(443), "Workers")
-        # SageMaker's own machines pull images and ship logs from a network of their own.
+        # SageMaker's own machines pull images and ship logs from a separate network.
         instance_endpoints = {} if self._config.compute == "sagemaker" else _INSTANCE_ENDPOINTS
         for name, service in (_SQS | instance_endpoints).items():
             endpoint = self.vpc.add_interface_endpoint(
@@ -207,13 +207,13 @@ class WorkerNetwork(Construct):
     def _endpoint_policy(self, name: str) -> Iterator[iam.PolicyStatement]:
         """Yield a gateway endpoint's policy: identities of this account, and images from ECR.
 
-        It leads to everybody's buckets or tables: what runs here could otherwise carry data away
-        with somebody else's keys. What this account's identities may do, their policies say.
+        The endpoint leads to every account's buckets or tables: with another account's keys, a
+        worker could otherwise carry data away. Identities of this account have their own policies.
         """
         stack = Stack.of(self)
         yield self._allow_own_account(f"{name}:*")
         if name == "s3":
-            # ECR keeps the layers of images in a bucket of AWS's, and signs requests for them.
+            # ECR stores image layers in a bucket of AWS's, and signs requests for them.
             layers = f"prod-{stack.region}-starport-layer-bucket"
             yield iam.PolicyStatement(
                 principals=[iam.AnyPrincipal()],

@@ -1,4 +1,4 @@
-"""The Compute stack: a network, a cluster, and what the workers of each model are started from."""
+"""The Compute stack: a network, a cluster, and the launch configuration of each model's workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from infra.pip_target import ROOT
 
 
 def run_tasks(cluster: ecs.ICluster, tasks: Sequence[WorkerTask]) -> list[iam.PolicyStatement]:
-    """Return the rights to start, list and stop workers as tasks of one cluster."""
+    """Return the permissions to start, list and stop workers as tasks of one cluster."""
     stack = Stack.of(cluster)
     in_cluster = {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}
     running = stack.format_arn(
@@ -39,7 +39,7 @@ def run_tasks(cluster: ecs.ICluster, tasks: Sequence[WorkerTask]) -> list[iam.Po
     return [
         allow(["ecs:RunTask"], families, in_cluster),
         allow(["ecs:TagResource"], [running], {"StringEquals": {"ecs:CreateAction": "RunTask"}}),
-        # AWS knows no resource for a list of tasks.
+        # ListTasks does not support resources.
         allow(["ecs:ListTasks"], ["*"], in_cluster),
         allow(["ecs:DescribeTasks", "ecs:StopTask"], [running], in_cluster),
         allow(
@@ -47,7 +47,7 @@ def run_tasks(cluster: ecs.ICluster, tasks: Sequence[WorkerTask]) -> list[iam.Po
             [role.role_arn for task in tasks for role in (task.role, task.execution_role)],
             {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
         ),
-        # The last words of a worker that has ended.
+        # To read the last error of an ended worker.
         allow(
             ["logs:GetLogEvents"],
             [
@@ -64,9 +64,9 @@ def run_tasks(cluster: ecs.ICluster, tasks: Sequence[WorkerTask]) -> list[iam.Po
 
 
 class ComputeStack(Stack):
-    """Workers as tasks of ECS: none, until a Lambda of the Api stack starts some.
+    """Workers as ECS tasks: none, until a Lambda of the Api stack starts some.
 
-    Their image is built from `image`, a folder, unless the configuration names one.
+    Their image is built from the folder `image`, unless the configuration names one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ComputeStack(Stack):
             "Cluster",
             vpc=network.vpc,
             cluster_name=config.name,
-            # Workers tell what they do, and the reaper how many there are.
+            # Workers emit their own metrics, and the reaper their number.
             container_insights_v2=ecs.ContainerInsights.DISABLED,
         )
         machines = CapacityProviders(

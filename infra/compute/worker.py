@@ -20,9 +20,9 @@ from infra.monitoring import log_group
 from infra.permissions import service_principal
 from infra.worker_flags import worker_flags
 
-# ECS allows no more; a worker needs half of it.
+# ECS's maximum; a worker needs half of it.
 STOP_SECONDS = 120
-# Of the image: container/Dockerfile.
+# As in the image: container/Dockerfile.
 _USER = "10001:10001"
 _SHARED_MEMORY_MIB = 1024
 _CACHE, _SCRATCH, _SHARED = "/var/cache/tidemill", "/tmp", "/dev/shm"  # noqa: S108 - task volumes
@@ -33,8 +33,8 @@ _LOG_PREFIX = "worker"
 class WorkerTask(Construct):
     """The task definition that runs `tidemill worker` of one model; nothing runs by itself.
 
-    `task` is its definition, a new revision of which is a new release, and `means` what the
-    launcher of `handler.fleet.ecs` must know.
+    `task` is its definition, a new revision of which is a new release, and `means` contains the
+    settings for the launcher in `handler.fleet.ecs`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WorkerTask(Construct):
         }
 
     def _add_roles(self, image: WorkerImage) -> tuple[iam.Role, iam.Role]:
-        """Add the role of what runs, and that by which ECS pulls its image and ships its log."""
+        """Add the task role, and the execution role that pulls the image and ships logs."""
         stack = Stack.of(self)
         role = iam.Role(self, "Role", assumed_by=service_principal(stack, "ecs-tasks"))
         for statement in permissions.worker_statements(self._data, self._model):
@@ -100,13 +100,13 @@ class WorkerTask(Construct):
             environment={
                 **self._data.worker_settings(model),
                 **self._network.environment,
-                # ECS itself says this to some kinds of tasks only.
+                # ECS itself sets this for some kinds of tasks only.
                 "AWS_DEFAULT_REGION": Stack.of(self).region,
                 "POWERTOOLS_SERVICE_NAME": "worker",
                 "TIDEMILL_HEALTH_FILE": _HEALTH_FILE,
                 "TIDEMILL_WEIGHTS_CACHE": f"{_CACHE}/weights",
             },
-            # Its own limit too: the engine reads that one, and not its task's.
+            # The container's limit as well: the engine reads that one, not its task's.
             memory_limit_mib=model.worker_gib * 1024,
             gpu_count=count,
             user=_USER,
@@ -128,8 +128,8 @@ class WorkerTask(Construct):
         for name, _ in mounts:
             task.add_volume(name=name)
         if count > 1 and is_managed:
-            # ECS refuses `sharedMemorySize` and tmpfs there. The owner and mode of a volume come
-            # from a VOLUME of the image: a volume of its own would be root's, with mode 0755.
+            # ECS rejects `sharedMemorySize` and tmpfs there. A volume gets its owner and mode from
+            # a VOLUME of the image: a separate volume would belong to root, with mode 0755.
             mounts.append(("scratch", _SHARED))
         container.add_mount_points(
             *(

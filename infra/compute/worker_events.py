@@ -14,10 +14,10 @@ from infra.data.stack import DataStack
 
 
 class WorkerEventRules(Construct):
-    """Sends events to the control queue as they are; the handler judges them.
+    """Forwards events to the control queue unchanged; the handler interprets them.
 
-    `detail_of` maps what tells of an end to what its details must be. The queue's policy knows the
-    rules by their names (`infra.data.stack`), which is why they have some.
+    `detail_of` maps the kinds of events about ends to the details that they must have. The queue's
+    policy refers to the rules by name (`infra.data.stack`), which is why they are named.
     """
 
     def __init__(

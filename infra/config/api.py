@@ -1,4 +1,4 @@
-"""`vpc_endpoint_ids`, `[domain]` and `[oidc]`: how callers reach the API, and who they are."""
+"""`vpc_endpoint_ids`, `[domain]` and `[oidc]`: how callers reach the API and authenticate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EndpointId = Annotated[str, StringConstraints(pattern=r"^vpce-[0-9a-f]{8,17}$")]
 
 
 class Domain(Table):
-    """A name of the API and its certificate, which is in the deployment's region."""
+    """The API's domain name and its certificate, in the deployment's region."""
 
     name: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})+$")]
     certificate: Annotated[str, StringConstraints(pattern=rf"^{_CERTIFICATE}$")]
 
 
 class Oidc(Table):
-    """People whose tokens are taken beside keys: who issues them, for whom, and their tenant."""
+    """OIDC tokens accepted in addition to keys: their issuer, audience and tenant claim."""
 
     issuer: Annotated[
         str, StringConstraints(pattern=r"^https://[^\s?#@]+[^\s?#@/]/?$", max_length=512)

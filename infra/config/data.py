@@ -1,4 +1,4 @@
-"""`[windows]`, `[retention]`, `[reuse]`, `[limits]`, `[budget]`: what stays, and for how long."""
+"""`[windows]`, `[retention]`, `[reuse]`, `[limits]`, `[budget]`: retention and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
 _DAY_SECONDS = 24 * 3600
-# Winding up a batch is given up after one day; the next one makes sure.
+# Finishing a batch is given up after one day; another day is a margin.
 _MIN_WORK_DAYS = MAX_WINDOW_SECONDS // _DAY_SECONDS + 2
 
 
@@ -38,7 +38,7 @@ class Windows(Table):
 class Retention(Table):
     """Retention periods in days; 0 keeps results and inputs for ever.
 
-    With `erase_batches` the API erases ended batches with their files for good.
+    With `erase_batches` the API can permanently erase ended batches with their files.
     """
 
     input_days: Days = 0
@@ -50,15 +50,15 @@ class Retention(Table):
 
     @property
     def file_days(self) -> int:
-        """Of files that the API made; among them are inputs, which batches read while they work."""
+        """Retention of files that the API created, inputs included, which running batches read."""
         return self.output_days and max(self.output_days, self.work_days)
 
 
 class Reuse(Table):
-    """`[reuse]`: results that are kept for later batches of their tenant.
+    """`[reuse]`: results that are stored for later batches of their tenant.
 
-    For `days`, `max_gib` of each tenant at most; with `sampled` also sampled results, each for its
-    own line.
+    They are stored for `days`, at most `max_gib` per tenant; with `sampled` also sampled results,
+    each for its own line.
     """
 
     days: Annotated[int, Field(ge=1, le=3650)] = 90
@@ -67,7 +67,7 @@ class Reuse(Table):
 
 
 class Limits(Table):
-    """Default limits of a tenant, unless `tidemill tenants set` changes them; 0 is no limit."""
+    """Default limits of a tenant, unless `tidemill tenants set` changes them; 0 means no limit."""
 
     requests_per_minute: Count = 3000
     requests_per_day: Count = 0
@@ -77,6 +77,6 @@ class Limits(Table):
 
 
 class Budget(Table):
-    """Limits of the whole deployment; 0 is no limit."""
+    """Limits of the whole deployment; 0 means no limit."""
 
     gpu_hours_per_day: Count = 0

@@ -1,4 +1,4 @@
-"""A whole deployment: the top level of the file, and what its tables must agree on."""
+"""A whole deployment: the top level of the file, and checks across its tables."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Boundary = Annotated[str, StringConstraints(pattern=rf"^({_BOUNDARY})?$")]
 KmsKey = Annotated[str, StringConstraints(pattern=rf"^({KEY})?$")]
 RolePath = Annotated[str, StringConstraints(pattern=r"^/([A-Za-z0-9+=,.@_-]{1,64}/){0,7}$")]
 
-# AWS takes 50 of a resource; CDK, CloudFormation and Tidemill set some themselves.
+# AWS allows 50 tags per resource; the CDK, CloudFormation and Tidemill set some themselves.
 _MAX_TAGS: Final = 40
 _MAX_KEY, _MAX_VALUE = 128, 256
-# What the tags of all services may hold.
+# Characters that all services allow in tags.
 _TEXT: Final = re.compile(r"[\w .:/=+@-]*")
-# `tidemill` is the deployment's own: rights and costs go by it. IAM tells no small letters from
-# large ones in keys.
+# `tidemill` is the deployment's own tag key: permissions and costs depend on it. IAM compares
+# keys without regard to case.
 _RESERVED: Final = "tidemill"
 
 
 def _check_tags(tags: dict[str, str]) -> dict[str, str]:
     if len(tags) > _MAX_TAGS:
-        raise ValueError(f"must not hold more than {_MAX_TAGS}")
+        raise ValueError(f"must have at most {_MAX_TAGS} tags")
     keys: dict[str, str] = {}
     for key, value in tags.items():
         if key.lower() == _RESERVED or key.lower().startswith("aws:"):
-            raise ValueError(f'has the key "{key}", which is not free')
+            raise ValueError(f'has the key "{key}", which is reserved')
         if (other := keys.setdefault(key.lower(), key)) != key:
-            raise ValueError(f'has "{other}" and "{key}", which are one key to IAM')
+            raise ValueError(f'has "{other}" and "{key}", which IAM treats as the same key')
         if not 0 < len(key) <= _MAX_KEY or len(value) > _MAX_VALUE:
             raise ValueError(
                 f'has "{key}" with a key or value that is too long: a key has 1 to {_MAX_KEY} '
@@ -47,8 +47,8 @@ def _check_tags(tags: dict[str, str]) -> dict[str, str]:
             )
         if not _TEXT.fullmatch(key) or not _TEXT.fullmatch(value):
             raise ValueError(
-                f'has "{key}" with a character that not every service takes: letters, digits, '
-                "spaces and _ . : / = + - @ can stand in tags"
+                f'has "{key}" with a character that not every service supports: use letters, '
+                "digits, spaces and _ . : / = + - @"
             )
     return tags
 
@@ -56,14 +56,14 @@ def _check_tags(tags: dict[str, str]) -> dict[str, str]:
 Tags = Annotated[dict[str, str], AfterValidator(_check_tags)]
 
 
-# In ECR, which is all that workers reach; by its tag or its digest.
+# An image in ECR, the only registry that workers reach, by its tag or its digest.
 _IMAGE = (
     r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
 )
-# No capacity provider's name may begin so, and theirs begin with the deployment's.
+# Prefixes that capacity providers must not have; theirs begin with the deployment's name.
 _PROVIDERS_OF_AWS: Final = ("aws", "ecs", "fargate")
-# Keys of the top level that have moved, and where to.
+# Keys of the top level that have moved, and their new places.
 _MOVED: Final = {"zones": "[network] zones", "isolated": "[network] internet and endpoint_zones"}
 
 
@@ -89,11 +89,11 @@ class Config(Table):
     alarm_messages: Literal["text", "chat"] = "text"
     kms_key: KmsKey = ""
     tracing: bool = False
-    # Of the account, for functions without a reservation; 0: as `make deploy` finds it.
+    # The account's limit for functions without reserved concurrency; 0: `make deploy` looks it up.
     lambda_concurrency: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     permissions_boundary: Boundary = ""
     role_path: RolePath = "/"
-    # On every resource; machines and jobs that start later get theirs from infra/compute.
+    # Set on every resource; machines and jobs that start later get theirs from infra/compute.
     tags: Tags = Field(default_factory=dict)
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
@@ -107,33 +107,33 @@ class Config(Table):
     @classmethod
     def _check_name(cls, name: str) -> str:
         if name == "default":
-            raise ValueError('is "default", as an event bus and a cluster of every account are')
+            raise ValueError('is "default", which is an event bus and a cluster in every account')
         if name.startswith(_PROVIDERS_OF_AWS):
             raise ValueError(
-                f'is "{name}": ECS keeps names of capacity providers that begin with aws, ecs or '
-                "fargate to itself"
+                f'is "{name}": ECS reserves names of capacity providers that begin with aws, ecs '
+                "or fargate"
             )
         return name
 
     @model_check(mode="before")
     @classmethod
     def _check_moved(cls, found: Any) -> Any:
-        """Refuse keys of the top level that are elsewhere now."""
+        """Refuse keys of the top level that have moved."""
         for key, place in _MOVED.items():
             if key in found:
-                raise ValueError(f"{key} is said by {place} now")
+                raise ValueError(f"{key} has moved: set it in {place}")
         return found
 
     @field_check("network", mode="before")
     @classmethod
     def _read_network(cls, network: Any) -> Any:
-        """Take a word for its kind: `network = "isolated"`."""
+        """Accept a string as the kind: `network = "isolated"`."""
         return {"kind": network} if isinstance(network, str) else network
 
     @field_check("reuse", mode="before")
     @classmethod
     def _read_reuse(cls, reuse: Any) -> Any:
-        """Take `reuse = true` for its defaults."""
+        """Accept `reuse = true` for its defaults."""
         return {True: {}, False: None}[reuse] if isinstance(reuse, bool) else reuse
 
     @field_check("models")
@@ -143,13 +143,13 @@ class Config(Table):
         aliases = [alias for model in models for alias in model.aliases]
         adapters = [adapter.name for model in models for adapter in model.adapters]
         if taken := own & set(aliases):
-            raise ValueError(f"has the alias {min(taken)}, which is the name of a model")
+            raise ValueError(f"has the alias {min(taken)}, which is also the name of a model")
         if taken := {*own, *aliases} & set(adapters):
-            raise ValueError(f"has the adapter {min(taken)}, as a model or an alias is called")
+            raise ValueError(f"has the adapter {min(taken)}, which is also a model or an alias")
         for words, names in (
-            ("has twice the name", [model.name for model in models]),
-            ("has twice the alias", aliases),
-            ("has twice the adapter", adapters),
+            ("has a duplicate name:", [model.name for model in models]),
+            ("has a duplicate alias:", aliases),
+            ("has a duplicate adapter:", adapters),
             ("has names that are the same in AWS:", [model.slug for model in models]),
         ):
             twice = {name for name in names if names.count(name) > 1}
@@ -161,15 +161,15 @@ class Config(Table):
     def _check_api(self) -> Self:
         if self.api == "private" and not self.vpc_endpoint_ids:
             raise ValueError(
-                'api = "private" is reached through endpoints of a VPC for the service '
-                "execute-api: name them in vpc_endpoint_ids"
+                'api = "private" requires VPC endpoints for the service execute-api: '
+                "list them in vpc_endpoint_ids"
             )
         if self.vpc_endpoint_ids and self.api != "private":
-            raise ValueError('vpc_endpoint_ids are of api = "private"')
+            raise ValueError('vpc_endpoint_ids requires api = "private"')
         if self.domain and self.api != "public":
-            raise ValueError('[domain] is of api = "public"')
+            raise ValueError('[domain] requires api = "public"')
         if self.oidc and (self.auth != "keys" or self.api == "none"):
-            raise ValueError('[oidc] is of an API with auth = "keys", beside which it stands')
+            raise ValueError('[oidc] requires an API with auth = "keys"')
         return self
 
     @model_check(mode="after")
@@ -177,34 +177,34 @@ class Config(Table):
         named = [producer.tenant for producer in self.producers if producer.tenant]
         if named and not self.drop_tenants:
             raise ValueError(
-                f"producers names the tenant {named[0]}, and tenants have folders with "
-                "drop_tenants alone"
+                f"producers names the tenant {named[0]}, but tenants have folders only with "
+                "drop_tenants"
             )
         return self
 
     @model_check(mode="after")
     def _check_network(self) -> Self:
         if self.network.zones and self.starts_workers and not self.has_network:
-            raise ValueError("zones are SageMaker's own choice where the network is public")
+            raise ValueError("zones must be empty with SageMaker's public network")
         far = [model.name for model in self.models if model.weights_region]
         if far and self.network.kind == "isolated" and not self.network.internet:
             raise ValueError(
-                f"{far[0]} has weights_region, and an isolated network has a way to other "
-                "regions by network.internet alone"
+                f"{far[0]} has weights_region, but an isolated network reaches other regions "
+                "only with network.internet"
             )
         return self
 
     @model_check(mode="after")
     def _check_elsewhere(self) -> Self:
-        """Refuse what is said of workers that run elsewhere, and would be heard by nobody."""
-        said = {
+        """Refuse settings of workers that run elsewhere: nothing would read them."""
+        settings = {
             "spot": self.spot,
             "image": bool(self.image),
             "[network]": self.network != Network(),
         }
-        for key, is_said in said.items():
-            if is_said and not self.starts_workers:
-                raise ValueError(f'compute = "none" starts no workers, for which {key} is')
+        for key, is_set in settings.items():
+            if is_set and not self.starts_workers:
+                raise ValueError(f'compute = "none" starts no workers, so {key} must not be set')
         return self
 
     @model_check(mode="after")
@@ -212,42 +212,44 @@ class Config(Table):
         for number, model in enumerate(self.models, start=1):
             where = f"{model.name} has"
             if self.starts_workers and not model.gpu:
-                raise ValueError(f"models[{number}].gpu must be given")
+                raise ValueError(f"models[{number}].gpu is required")
             if self.compute == "sagemaker" and self.capacity_of(model) not in {"on-demand", "spot"}:
-                raise ValueError(f'{where} capacity = "{model.capacity}", which SageMaker has not')
+                raise ValueError(
+                    f'{where} capacity = "{model.capacity}", which SageMaker does not support'
+                )
             if self.compute != "managed-instances" and model.machine_idle_minutes is not None:
                 raise ValueError(
-                    f"{where} machine_idle_minutes, which managed-instances alone know"
+                    f"{where} machine_idle_minutes, which only managed-instances supports"
                 )
         return self
 
     def capacity_of(self, model: Model) -> Capacity:
-        """Return how a model's machines are bought."""
+        """Return the purchase option of a model's machines."""
         return model.capacity or ("spot" if self.spot else "on-demand")
 
     @property
     def starts_workers(self) -> bool:
-        """Say whether the deployment starts workers itself; others run elsewhere."""
+        """Return whether the deployment starts workers itself; otherwise they run elsewhere."""
         return self.compute != "none"
 
     @property
     def has_network(self) -> bool:
-        """Say whether workers have a network of the account's, and not SageMaker's."""
+        """Return whether workers have a network in the account, and not SageMaker's."""
         return self.starts_workers and (
             self.compute != "sagemaker" or self.network.kind != "public"
         )
 
     @property
     def lacks_zones(self) -> bool:
-        """Say whether the workers' network is made here and the file does not name its zones."""
+        """Return whether the workers' network is created here without named zones."""
         return self.has_network and self.network.kind != "existing" and not self.network.zones
 
     @property
     def fleets_path(self) -> str:
-        """Return the path of the parameters that say how workers are started."""
-        # SSM takes no parameter whose name begins with its own or with AWS's.
+        """Return the path of the parameters with the fleet plans."""
+        # SSM rejects parameters whose names begin with `ssm` or `aws`.
         return f"/tidemill/{self.name}/fleets"
 
     def fleet_name(self, model: Model) -> str:
-        """Return the name of what a model's workers are started from, such as its tasks' family."""
+        """Return the name of a model's launch configuration, such as its tasks' family."""
         return f"{self.name}-{model.slug}"

@@ -21,12 +21,12 @@ _GROUP = r"arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_
 KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
 
 
-# Of machines that were reserved, alone or before others.
+# For reserved machines, exclusively or before others.
 _RESERVED = ("reserved", "reserved-first")
 
 
 class Adapter(Table):
-    """An adapter of a model: a name that requests may ask for, and where its folder lies."""
+    """An adapter of a model: a name that requests may use, and the folder of its weights."""
 
     name: Name
     weights: Annotated[str, StringConstraints(pattern=rf"^{_PREFIX}$")]
@@ -35,12 +35,12 @@ class Adapter(Table):
 class Model(Table):
     """A served model and the workers that run it.
 
-    `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts. `gpu` is empty where workers run elsewhere;
+    `weights_region` is the region of weights, adapters included, if the workers run in another;
+    `weights_key` is the KMS key that encrypts them. `gpu` is empty if workers run elsewhere;
     `tensor_parallel_size` of a worker's GPUs share the model, by default all, and each such group
-    has an engine. `memory_gib` is what a worker gets, at most nine tenths of its machine's;
-    `max_price_factor` bounds a machine's price, in prices of the cheapest. Without `capacity` it
-    is the deployment's. In `min_workers_hours` `min_workers` stay, work or none.
+    has an engine. `memory_gib` is a worker's memory, at most nine tenths of its machine's;
+    `max_price_factor` bounds a machine's price, as a multiple of the cheapest. `capacity` defaults
+    to the deployment's. During `min_workers_hours`, `min_workers` stay even without work.
     """
 
     name: Name
@@ -91,19 +91,19 @@ class Model(Table):
         if self.min_workers > self.max_workers:
             raise ValueError(f"has min_workers above max_workers = {self.max_workers}")
         if self.min_workers_hours and not self.min_workers:
-            raise ValueError("has min_workers_hours and no min_workers")
+            raise ValueError("has min_workers_hours without min_workers")
         return self
 
     @model_check(mode="after")
     def _check_count(self) -> Self:
-        if not self.gpu:  # of workers that run elsewhere
+        if not self.gpu:  # workers that run elsewhere
             return self
         counts = GPUS[self.gpu].instances
         if self.gpus_per_worker not in counts:
             shown = ", ".join(str(count) for count in counts)
             raise ValueError(
                 f"has gpus_per_worker = {self.gpus_per_worker}; "
-                f"machines with {self.gpu} have {shown} of them"
+                f"machines with {self.gpu} have {shown}"
             )
         if self.gpus_per_worker % self.gpus_per_engine:
             raise ValueError(
@@ -113,7 +113,7 @@ class Model(Table):
         if not self.machines:
             raise ValueError(f"has memory_gib = {self.memory_gib}, more than its machines have")
         if self.reservation_group and self.capacity not in _RESERVED:
-            raise ValueError('has a reservation_group, which is of capacity = "reserved"')
+            raise ValueError('has a reservation_group, which requires capacity = "reserved"')
         return self
 
     @property
@@ -123,22 +123,22 @@ class Model(Table):
 
     @property
     def worker_gib(self) -> int:
-        """Return the memory of a worker: by default, what the smallest machine leaves it."""
+        """Return the memory of a worker: by default, what the smallest machine leaves for it."""
         return self.memory_gib or GPUS[self.gpu].memory_gib * self.gpus_per_worker
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Return the instance types that a worker fits on, the cheapest first."""
+        """Return the instance types that fit a worker, the cheapest first."""
         return GPUS[self.gpu].machines(self.gpus_per_worker, self.worker_gib)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Return where weights lie, the model's and its adapters', as s3://bucket/prefix."""
+        """Return the weights' locations, adapters' included, as s3://bucket/prefix."""
         named = (self.weights, *(adapter.weights for adapter in self.adapters))
         return tuple(prefix for prefix in named if prefix)
 
     @property
     def slug(self) -> str:
-        """Return the name as it may stand in names of AWS resources."""
+        """Return the name in a form that names of AWS resources allow."""
         letters = (char if char.isalnum() else "-" for char in self.name.lower())
         return "-".join(word for word in "".join(letters).split("-") if word)[:40].rstrip("-")

@@ -1,4 +1,4 @@
-"""`[network]`: the workers' network, one of the deployment's own or an existing VPC."""
+"""`[network]`: the workers' network, a new one or an existing VPC."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-
 _ID = "[0-9a-f]{8,17}"
 SubnetId = Annotated[str, StringConstraints(pattern=rf"^subnet-{_ID}$")]
 GroupId = Annotated[str, StringConstraints(pattern=rf"^sg-{_ID}$")]
-# What a network gets where nobody has named its region's zones: a template knows no more of them.
+# Number of zones if the region's zones are not named: a template can count no more of them.
 DEFAULT_ZONES = 2
 MAX_ZONES = 6
-# The largest VPC, and one whose subnets, sixteenths of it, are the smallest that AWS has.
+# The largest VPC, and the smallest whose subnets (sixteenths of it) AWS allows.
 _PREFIXES = range(16, 25)
-# Carriers' addresses, which companies use behind a NAT where theirs are scarce.
+# Shared address space of carriers, which companies use behind a NAT if private ranges are scarce.
 _SHARED = IPv4Network("100.64.0.0/10")
 
 
 class Network(Table):
     """Settings of the workers' network.
 
-    `internet` and `endpoint_zones` are of an isolated one, which reaches AWS's services by VPC
-    endpoints, and hosts that lines name by a NAT gateway. An existing one is its owner's: its
-    routes and endpoints are theirs, and so are the `security_group_ids`, unless there are none.
+    `internet` and `endpoint_zones` apply to an isolated one, which reaches AWS services by VPC
+    endpoints, and hosts in requests' URLs by a NAT gateway. An existing VPC belongs to its owner,
+    with its routes, endpoints and `security_group_ids`; without these, a security group is created.
     """
 
     kind: Literal["public", "isolated", "existing"] = "public"
@@ -46,7 +46,7 @@ class Network(Table):
     def _check_twice(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise ValueError(f"names {twice[0]} twice")
+            raise ValueError(f"has the duplicate {twice[0]}")
         return names
 
     @field_check("cidr")
@@ -58,7 +58,7 @@ class Network(Table):
             raise ValueError(f'is "{cidr}"; it must be a block such as 10.73.0.0/16') from exc
         is_private = network.is_private or network.subnet_of(_SHARED)
         if network.prefixlen not in _PREFIXES or not is_private:
-            raise ValueError(f'is "{cidr}"; it must be private, and from /16 to /24')
+            raise ValueError(f'is "{cidr}"; it must be a private range from /16 to /24')
         return cidr
 
     @model_check(mode="after")
@@ -69,17 +69,17 @@ class Network(Table):
             return [key for key in keys if getattr(self, key) != fields[key].default]
 
         if self.kind != "isolated" and (keys := given("internet", "endpoint_zones")):
-            raise ValueError(f'takes {keys[0]} with kind = "isolated" alone')
+            raise ValueError(f'supports {keys[0]} only with kind = "isolated"')
         if self.kind == "existing":
             if keys := given("zones", "cidr"):
-                raise ValueError(f"takes no {keys[0]} of a VPC that exists: its subnets say that")
+                raise ValueError(f"does not support {keys[0]} for an existing VPC")
             if not (self.vpc_id and self.subnet_ids):
-                raise ValueError('needs vpc_id and subnet_ids with kind = "existing"')
+                raise ValueError('requires vpc_id and subnet_ids with kind = "existing"')
         elif keys := given("vpc_id", "subnet_ids", "security_group_ids"):
-            raise ValueError(f'takes {keys[0]} with kind = "existing" alone')
+            raise ValueError(f'supports {keys[0]} only with kind = "existing"')
         most = len(self.zones) or DEFAULT_ZONES
         if self.endpoint_zones > most:
             raise ValueError(
-                f"can have endpoint_zones = {most} at most, unless it names more zones"
+                f"can have at most endpoint_zones = {most}, unless it names more zones"
             )
         return self

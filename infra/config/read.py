@@ -1,4 +1,4 @@
-"""Reading a configuration: a sentence for each mistake, with its place in the file."""
+"""Reads a configuration; each mistake becomes a sentence with its place in the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DEFAULT_PATH: Final = Path(__file__).parents[1] / "config.toml"
 
 
 class ConfigRefused(Exception):
-    """A configuration that cannot be deployed; the message says what to change."""
+    """A configuration that cannot be deployed; the message contains the mistakes."""
 
 
 def read_config(path: Path) -> Config:
-    """Return what the file asks for; raises ConfigRefused with one sentence for each mistake."""
+    """Return the configuration in a file; raises ConfigRefused with one sentence per mistake."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -32,7 +32,7 @@ def read_config(path: Path) -> Config:
 
 
 def make_config(found: Mapping[str, Any], where: str) -> Config:
-    """Return the configuration that a table holds; `where` names it in errors."""
+    """Return the configuration in a table; `where` names it in errors."""
     try:
         return Config.model_validate(found)
     except ValidationError as exc:
@@ -45,8 +45,8 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
         return config
     if len(config.models) > 1:
         raise ConfigRefused(
-            f"{where}: there are {len(config.models)} models; `aliases` in the configuration say "
-            "which of them is meant."
+            f"{where}: there are {len(config.models)} models; set `aliases` in the configuration "
+            "of the model that you mean."
         )
     [model] = config.models
     names = dict.fromkeys((*model.aliases, *aliases))
@@ -56,9 +56,9 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
 
 
 def with_name(config: Config, name: str, where: str) -> Config:
-    """Return the configuration with another name for its model; one of several keeps its own.
+    """Return the configuration with another name for its only model; several keep their names.
 
-    Raises ConfigRefused for a name that a model cannot have.
+    Raises ConfigRefused for an invalid model name.
     """
     if not name or len(config.models) > 1:
         return config
@@ -67,7 +67,7 @@ def with_name(config: Config, name: str, where: str) -> Config:
 
 
 def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
-    """Return the configuration with the zones of its region, unless it names some."""
+    """Return the configuration with the region's zones, unless it names some."""
     if not zones or not config.lacks_zones:
         return config
     named = config.network.model_dump() | {"zones": tuple(zones[:MAX_ZONES])}
@@ -75,37 +75,37 @@ def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
 
 
 def with_concurrency(config: Config, found: str) -> Config:
-    """Return the configuration with the account's limit of Lambda, unless it names one."""
+    """Return the configuration with the account's Lambda concurrency, unless it sets one."""
     if config.lambda_concurrency or not found.isdecimal():
         return config
     return config.model_copy(update={"lambda_concurrency": int(found)})
 
 
 _MESSAGES = {
-    "extra_forbidden": "is no key that Tidemill knows",
-    "missing": "must be given",
+    "extra_forbidden": "is not a known key",
+    "missing": "is required",
     "int_type": "must be a whole number",
-    "string_type": "must be a text in quotes",
+    "string_type": "must be a string in quotes",
     "bool_type": "must be true or false",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
     "finite_number": "must be a number",
-    "too_short": "must hold at least one",
+    "too_short": "must have at least one entry",
     "tuple_type": "must be a list in square brackets",
     "model_type": "must be a table",
     "dict_type": "must be a table",
 }
 
 
-# What a text must look like, by its place in the file.
+# The expected form of a string, by its place in the file.
 _PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
-    "domain.certificate": "one of ACM: arn:aws:acm:eu-west-1:111122223333:certificate/…",
+    "domain.certificate": "an ACM certificate: arn:aws:acm:eu-west-1:111122223333:certificate/…",
     "domain.name": "a name, such as llm.example.com",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
-    "kms_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
-    "oidc.audience": "an audience, such as the id of a client",
-    "oidc.issuer": "the address of an issuer: https://login.example.com",
+    "kms_key": "a KMS key: arn:aws:kms:eu-west-1:111122223333:key/…",
+    "oidc.audience": "an audience, such as a client ID",
+    "oidc.issuer": "an issuer's URL: https://login.example.com",
     "oidc.tenant_claim": "the name of a claim",
     "producers.arn": "a role, a user or an account: arn:aws:iam::111122223333:role/producer",
     "producers.tenant": "a tenant's name",
@@ -115,15 +115,15 @@ _PATTERN_HINTS = {
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
     "models.reservation_group": "a group: arn:aws:resource-groups:eu-west-1:1111…:group/mine",
     "models.weights": "s3://bucket/prefix",
-    "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
+    "models.weights_key": "a KMS key: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",
-    "name": "a short name of small letters, digits and dashes between them",
+    "name": "a short name of lower-case letters, digits and dashes between them",
     "network.security_group_ids": "a security group: sg-0123456789abcdef0",
     "network.subnet_ids": "a subnet: subnet-0123456789abcdef0",
     "network.vpc_id": "a VPC: vpc-0123456789abcdef0",
     "network.zones": "a zone, such as eu-west-1a",
     "permissions_boundary": "a policy's ARN: arn:aws:iam::111122223333:policy/boundary",
-    "vpc_endpoint_ids": "an endpoint of a VPC, such as vpce-0123456789abcdef0",
+    "vpc_endpoint_ids": "a VPC endpoint, such as vpce-0123456789abcdef0",
     "role_path": "a path of roles between slashes: /platform/",
 }
 
@@ -134,12 +134,12 @@ def _messages(errors: Sequence[Any], where: str) -> Iterator[str]:
         is_echo = error["type"] == "too_short" and any(
             other["loc"][: len(place)] == place and other is not error for other in errors
         )
-        if not is_echo:  # of a list whose entries are wrong
+        if not is_echo:  # of a list with invalid entries
             yield " ".join(filter(None, (f"{where}:", _path(place), f"{_message(error)}.")))
 
 
 def _path(loc: Iterable[int | str]) -> str:
-    """Return a place as `models[1].gpu`, with models counted from 1 as a person does."""
+    """Return a place as `models[1].gpu`, with models counted from 1."""
     path = ""
     for part in loc:
         path += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if path else part
@@ -163,6 +163,6 @@ def _message(error: Mapping[str, Any]) -> str:
         case "less_than_equal", context:
             return f"is {given}; it must be {context['le']:g} or less"
         case "too_long", context:
-            return f"must not hold more than {context['max_length']}"
+            return f"must have at most {context['max_length']} entries"
         case _:
             return f"is {given!r}: {error['msg']}"

@@ -1,4 +1,4 @@
-"""The base of a configuration's tables."""
+"""Base class of a configuration's tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Table(BaseModel):
-    """A table of the file: every key is known, and of its type."""
+    """A table of the file: unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -15,15 +15,15 @@ from constructs import Construct
 
 from infra.config import ConfigRefused, Producer, Retention, Reuse
 
-# Whatever its name: what cannot be taken becomes a batch that says why.
+# Any name: an object that cannot be processed becomes a batch with the reason.
 _DROPS = "input/"
-# Older versions are of use while a batch that reads one may still run.
+# Older versions are needed while a batch that reads one may still run.
 _ABANDONED_UPLOAD_DAYS = 7
-# What files may be given by `expires_after`, at most.
+# Maximum of `expires_after`.
 _SHORT_LIVED_DAYS = 30
 SHORT_LIVED_TAG = "tidemill-short-lived"
 _MAX_POLICY_BYTES: Final = 20 * 1024
-# What CloudFormation puts in the place of a reference to a bucket, at its longest.
+# The longest value that CloudFormation substitutes for a reference to a bucket.
 _BUCKET_ARN: Final = "arn:aws-us-gov:s3:::" + "-" * 63
 
 
@@ -47,7 +47,7 @@ class DropBucket(Construct):
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
             encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
             encryption_key=key,
-            # One request to KMS serves many objects.
+            # One KMS request serves many objects.
             bucket_key_enabled=True if key else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
@@ -55,8 +55,8 @@ class DropBucket(Construct):
             versioned=True,
             removal_policy=RemovalPolicy.RETAIN,
             lifecycle_rules=_lifecycle(retention, reuse),
-            # Browsers send parts of uploads and fetch results, wherever their page is from: what
-            # they may do is in the url that was signed for them, and in nothing else.
+            # Browsers upload parts and fetch results, from any page: only the presigned URL
+            # determines what they may do.
             cors=[
                 s3.CorsRule(
                     allowed_methods=[s3.HttpMethods.GET, s3.HttpMethods.PUT],
@@ -72,8 +72,8 @@ class DropBucket(Construct):
     def _notify(self, drops: sqs.Queue) -> None:
         """Have S3 announce uploads to the queue.
 
-        Set on the bucket itself: the construct's own way brings a Lambda that may change every
-        bucket. The queue's policy must be there first and so cannot name the bucket.
+        This is set on the bucket itself: the construct's own way adds a Lambda that may change
+        every bucket. The queue's policy must exist before, and so cannot name the bucket.
         """
         allowed = drops.add_to_resource_policy(
             iam.PolicyStatement(
@@ -102,9 +102,9 @@ class DropBucket(Construct):
         resource.node.add_dependency(allowed.policy_dependable)
 
     def let_in(self, producers: Sequence[Producer]) -> None:
-        """Let principals put objects under `input/`, or under the folder of their tenant alone.
+        """Allow principals to put objects under `input/`, or only under their tenant's folder.
 
-        Raises ConfigRefused for more than a bucket's policy holds.
+        Raises ConfigRefused if the bucket policy's size limit is exceeded.
         """
         for tenant in dict.fromkeys(producer.tenant for producer in producers):
             folder = f"{tenant}/" if tenant else ""
@@ -121,14 +121,14 @@ class DropBucket(Construct):
         num_bytes = len(json.dumps(_deployed(policy), separators=(",", ":")))
         if num_bytes > _MAX_POLICY_BYTES:
             raise ConfigRefused(
-                f"producers are too many: the bucket's policy takes about {num_bytes:,} bytes, and "
-                f"AWS takes {_MAX_POLICY_BYTES:,}. Name fewer tenants or principals; the root of "
-                "an account stands for all that its own policies let in."
+                f"producers are too many: the bucket policy needs about {num_bytes:,} bytes, and "
+                f"AWS allows {_MAX_POLICY_BYTES:,}. Name fewer tenants or principals; the root of "
+                "an account includes all principals that its own policies allow."
             )
 
 
 def _deployed(policy: Any) -> Any:
-    """Return a resolved policy with texts as long as those that references become."""
+    """Return a resolved policy with placeholders as long as the deployed values."""
     match policy:
         case {"Fn::GetAtt": _}:
             return _BUCKET_ARN
@@ -149,8 +149,8 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             abort_incomplete_multipart_upload_after=Duration.days(_ABANDONED_UPLOAD_DAYS),
             expired_object_delete_marker=True,
         ),
-        # The current version of what is in flight goes with its batch at the latest; there is one
-        # version of each object only, so that an older one is what was deleted.
+        # The current version of work in flight is deleted with its batch at the latest; each object
+        # has only one version, so an older version is a deleted object.
         s3.LifecycleRule(
             id="work",
             prefix="work/",
@@ -158,7 +158,7 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             noncurrent_version_expiration=Duration.days(1),
         ),
         # A batch reads the version that was dropped, also after a newer drop of the same key, or
-        # when it has come to its end.
+        # after the object's expiry.
         s3.LifecycleRule(
             id="replaced-input",
             prefix=_DROPS,
@@ -166,7 +166,7 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             noncurrent_version_expiration=work,
         ),
     ]
-    # Without reuse, what an earlier release or configuration has kept goes at once.
+    # Without reuse, results stored by an earlier release or configuration are deleted at once.
     rules.append(
         s3.LifecycleRule(
             id="kept-results",
@@ -188,11 +188,11 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             id="old-files",
             prefix="files/",
             expiration=_days(retention.file_days),
-            # A batch goes on reading a file that has been deleted, or has come to its end.
+            # A batch continues to read a file that has been deleted or has expired.
             noncurrent_version_expiration=work,
         )
     )
-    # Files whose clients have said when they go: after this no client can have them.
+    # Files for which clients have set an expiry: after this no client can read them.
     rules.append(
         s3.LifecycleRule(
             id="short-lived-files",

@@ -24,28 +24,28 @@ from tidemill.batch.states import Status
 from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
 from tidemill.handler.aws.queues import LAMBDA_SECONDS, MAX_CONTROL_RECEIVES
 
-# A queue asks KMS for a key so often; at five minutes, the default, idle queues cost dollars.
+# How long a queue reuses a KMS data key; at five minutes, the default, idle queues cost dollars.
 _DATA_KEY_REUSE = Duration.hours(1)
 # A queue that calls a Lambda function must hide a message for longer than it runs.
 _LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
-# A worker renews its messages; this is what a message has between receipt and first renewal.
+# A worker renews its messages; this is the time between receipt and first renewal.
 _WORK_VISIBILITY = Duration.seconds(60)
-# Failures are counted in the table, where waiting is none: a message gets some receipts more.
+# Failures are counted in the table, without waiting: a message gets a few additional receives.
 _MAX_WORK_RECEIVES = 5
 _DEAD_LETTER_SECONDS = 6 * 60
-# Through the outage of a day: an upload that died is known to nobody else.
+# Long enough for a day's outage: a failed upload is recorded only in its message.
 _MAX_DEAD_LETTER_RECEIVES = 24 * 3600 // _DEAD_LETTER_SECONDS
 
-# The longest there is: shards of a batch wait their turn here, and an upload is known to nobody
-# else until its message is dealt with.
+# The maximum: shards of a batch wait their turn here, and an upload is recorded only in its
+# message until that is processed.
 _RETENTION = Duration.days(14)
 
 
 class Queues(Construct):
-    """`control`, `intake`, `drops`, `work` (one a model, by its name) and their `dead_letters`.
+    """`control`, `intake`, `drops`, `work` (one per model, by its name) and their `dead_letters`.
 
-    Uploads to the bucket and files that are read have queues of their own, so that many of them
-    stop no cancel. S3's events are in no message group: a fair queue hands them out first.
+    Uploads to the bucket and ranges of files have separate queues, so that many of them do not
+    delay a cancel. S3's events have no message group: a fair queue delivers them first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Queues(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self._key = key
-        # What even its own handler cannot deal with stays here for a person, and raises an alarm.
+        # Messages that even the handler cannot process stay here for a person, and raise an alarm.
         self.undeliverable = self._queue("Undeliverable")
         self.dead_letters = self._queue(
             "DeadLetters",
@@ -112,7 +112,7 @@ _BAD_ENDS = [str(Status.FAILED), str(Status.EXPIRED)]
 
 
 class BatchEvents(Construct):
-    """A `bus` that carries every batch's statuses, and a `topic` for alarms and bad ends."""
+    """A `bus` with every batch's status changes, and a `topic` for alarms and failed batches."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class BatchEvents(Construct):
         undeliverable: sqs.Queue,
     ) -> None:
         super().__init__(scope, construct_id)
-        # The name that CDK would make up is the same for every deployment of an account.
+        # The CDK's generated name would be the same for every deployment of an account.
         self.bus = events.EventBus(self, "Bus", event_bus_name=config.name)
         self.topic = sns.Topic(self, "Alarms", enforce_ssl=True, master_key=key)
         if config.alarm_email:
@@ -157,9 +157,9 @@ class BatchEvents(Construct):
 
 
 def _message(*, is_chat: bool) -> events.RuleTargetInput:
-    """Return a sentence, or what Amazon Q Developer shows of it in chat applications.
+    """Return a sentence, or a message that Amazon Q Developer shows in chat applications.
 
-    Alarms of CloudWatch need nothing: it knows their form.
+    CloudWatch alarms need no conversion.
     """
     batch, source, status = (
         events.EventField.from_path(f"$.detail.{name}") for name in ("batch_id", "input", "status")
@@ -184,7 +184,7 @@ class DataStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.config = config
-        # The user's own, whose policy lets AWS's services use it: docs/reference/configuration.md.
+        # The user's own key, whose policy lets AWS services use it: docs/reference/configuration.md.
         self.key = kms.Key.from_key_arn(self, "Key", config.kms_key) if config.kms_key else None
         self.queues = Queues(self, "Doorbells", models=config.models, key=self.key)
         drops = DropBucket(
@@ -198,7 +198,7 @@ class DataStack(Stack):
         drops.let_in(config.producers)
         self.bucket = drops.bucket
         self._allow_worker_events()
-        # Of an older version the bucket sends uploads to this queue: it stops first.
+        # In an older version the bucket sends uploads to this queue: that must stop first.
         self.queues.control.node.find_child("Policy").node.add_dependency(self.bucket)
         self.table = BatchTable(self, "Batches", key=self.key).table
         events = BatchEvents(
@@ -225,7 +225,7 @@ class DataStack(Stack):
         }
 
     def worker_settings(self, model: Model) -> dict[str, str]:
-        """Return the variables of a model's workers: those of a Lambda, of other models nothing."""
+        """Return the variables of a model's workers: a Lambda's, without those of other models."""
         return self._settings_for([model]) | self._reuse_settings()
 
     def launcher_settings(self) -> dict[str, str]:
@@ -278,7 +278,7 @@ class DataStack(Stack):
     def _allow_worker_events(self) -> None:
         """Allow event rules of this deployment to send worker events to the control queue.
 
-        They stand in other stacks, so the queue's one policy knows them by their name.
+        The rules are in other stacks, so the queue's only policy refers to them by name.
         """
         rules = self.format_arn(
             service="events", resource="rule", resource_name=f"{self.config.name}-*"
@@ -306,24 +306,24 @@ class DataStack(Stack):
             ),
             above=0,
             periods=1,
-            description="A message that even the handler of dead letters could not deal with.",
+            description="A message that even the handler of dead letters could not process.",
         )
         add_alarm(
             self,
             "DeadLetterAlarm",
             topic=self.topic,
-            # Not their number: one that is tried again and again is hidden nearly all the time.
+            # Not their number: a message that is retried is hidden nearly all the time.
             metric=queues.dead_letters.metric_approximate_age_of_oldest_message(
                 period=_MINUTE, statistic="Maximum"
             ),
             above=10 * 60,
             periods=1,
-            description="Dead letters are not being dealt with.",
+            description="Dead letters are not being processed.",
         )
         for name, queue, words in (
-            ("ControlAgeAlarm", queues.control, "what batches wait for is stuck"),
+            ("ControlAgeAlarm", queues.control, "batches do not advance"),
             ("IntakeAgeAlarm", queues.intake, "files are not being read"),
-            ("DropsAgeAlarm", queues.drops, "uploads become no batches"),
+            ("DropsAgeAlarm", queues.drops, "uploads do not become batches"),
         ):
             add_alarm(
                 self,
@@ -334,7 +334,7 @@ class DataStack(Stack):
                 ),
                 above=30 * 60,
                 periods=5,
-                description=f"A message has waited for half an hour to be handled: {words}.",
+                description=f"A message has waited for half an hour: {words}.",
             )
 
     def _add_outputs(self) -> None:

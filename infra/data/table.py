@@ -1,4 +1,4 @@
-"""The table: the truth about batches, shards, files and keys."""
+"""The table: the source of truth about batches, shards, files and keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENANT_INDEX = "by_tenant"
 
 
 class BatchTable(Construct):
-    """One DynamoDB table paid by the request; kept when its stack goes, restorable for 35 days."""
+    """A DynamoDB table with on-demand billing; retained with its stack, restorable for 35 days."""
 
     def __init__(self, scope: Construct, construct_id: str, *, key: kms.IKey | None) -> None:
         super().__init__(scope, construct_id)

@@ -1,1 +1,1 @@
-"""Commands that are run against a deployment: preflight, smoke test, stop."""
+"""Commands for a deployment: preflight, smoke test, stop."""

@@ -1,4 +1,4 @@
-"""Client of a deployment's API for this project's own scripts; users take the OpenAI SDK."""
+"""Client of a deployment's API for this project's own scripts; users use the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMEOUT_SECONDS = 35.0  # an API Gateway gives up after 30
 
 
 class ApiFailed(Exception):
-    """The API refused a request or could not be reached; the message says what it said."""
+    """The API refused a request or could not be reached; the message contains its reply."""
 
 
 class Api:
-    """Calls one deployment with a key until it is closed."""
+    """Calls one deployment with a key; must be closed."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.Client(
@@ -35,11 +35,11 @@ class Api:
         self._http.close()
 
     def batch(self, batch_id: str) -> dict[str, Any]:
-        """Return the Batch object of this id."""
+        """Return the Batch object with this ID."""
         return self._call("GET", f"batches/{batch_id}")
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Ask for a batch to be cancelled and return it."""
+        """Request a batch's cancellation and return it."""
         return self._call("POST", f"batches/{batch_id}/cancel")
 
     def find(self, input_url: str) -> dict[str, Any] | None:
@@ -55,9 +55,9 @@ class Api:
         until: Callable[[dict[str, Any]], bool] = lambda batch: batch["status"] in ENDED,
         show: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> dict[str, Any]:
-        """Return the batch of a dropped file as soon as it is what `until` wants.
+        """Return the batch of a dropped file as soon as `until` is true for it.
 
-        `show` sees each new state. Raises ApiFailed when it takes longer than `seconds`.
+        `show` is called with each new state. Raises ApiFailed after `seconds`.
         """
         deadline, seen = time.monotonic() + seconds, None
         while time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 
 class NotFinished(Exception):
-    """A batch that has no report in time; the message says where it stands."""
+    """A batch without a report in time; the message contains its state."""
 
 
 class Drops:
@@ -21,11 +21,11 @@ class Drops:
         self.bucket = bucket
 
     def drop(self, name: str, body: bytes, **metadata: str) -> str:
-        """Upload `input/<name>.jsonl`, return its url; `_` in an option's name stands for `-`."""
+        """Upload `input/<name>.jsonl`, return its URL; `_` in an option's name becomes `-`."""
         return self.put(f"{name}.jsonl", body, **metadata)
 
     def put(self, name: str, body: bytes, **metadata: str) -> str:
-        """Upload `input/<name>`, return its url."""
+        """Upload `input/<name>`, return its URL."""
         key = f"input/{name}"
         self.s3.put_object(
             Bucket=self.bucket,
@@ -36,7 +36,7 @@ class Drops:
         return f"s3://{self.bucket}/{key}"
 
     def wait(self, name: str, seconds: float = 120) -> dict[str, Any]:
-        """Return the report of a dropped file once it is there; raises NotFinished."""
+        """Wait for the report of a dropped file and return it; raises NotFinished."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if (report := self.report(name)) is not None:
@@ -45,7 +45,7 @@ class Drops:
         raise NotFinished(f"{name}: no report after {seconds:g} s")
 
     def report(self, name: str) -> dict[str, Any] | None:
-        """Return the report of a dropped file, or None while there is none."""
+        """Return the report of a dropped file, or None if there is none yet."""
         body = self.read(f"output/{name}.batch.json")
         return None if body is None else dict(json.loads(body))
 
@@ -65,7 +65,7 @@ class Drops:
         return body
 
     def remove(self, name: str) -> None:
-        """Delete a dropped file and all that came of it."""
+        """Delete a dropped file and all of its results."""
         for key in (
             f"input/{name}.jsonl",
             f"output/{name}.jsonl",

@@ -1,8 +1,8 @@
-"""`python -m infra.ops.linked_roles`: makes the roles that services of AWS need in a new account.
+"""`python -m infra.ops.linked_roles`: creates service-linked roles that a new account lacks.
 
-Each service makes its own when it is first used, and goes on before the role is there everywhere:
-the first cluster of an account fails, and so does the first Spot machine. Made beforehand they are
-found. Those that are there are left as they are.
+Each service creates its own when it is first used, but continues before the role has propagated:
+the first cluster of an account fails, and so does the first Spot machine. Roles created beforehand
+avoid that. Existing ones are unchanged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SERVICES: Final = (
 
 
 class RolesRefused(Exception):
-    """Whoever runs this may not make such roles; the message says what to ask for."""
+    """The caller may not create service-linked roles; the message names the missing permission."""
 
 
 def make_roles(iam: Any) -> list[str]:
-    """Return the services that have got their role now; raises RolesRefused, ClientError.
+    """Return the services whose roles were created now; raises RolesRefused, ClientError.
 
     `iam` is a boto3 client.
     """
@@ -48,7 +48,7 @@ def make_roles(iam: Any) -> list[str]:
 
 
 def _is_there(refused: ClientError) -> bool:
-    """Say whether a role was not made because it exists: IAM says so by its words alone."""
+    """Return whether a role was not created because it exists: only IAM's message reveals it."""
     error = refused.response["Error"]
     return error["Code"] == "EntityAlreadyExists" or "has been taken" in error["Message"]
 
@@ -56,22 +56,22 @@ def _is_there(refused: ClientError) -> bool:
 def _refusal(denied: list[str]) -> str:
     commands = [f"  aws iam create-service-linked-role --aws-service-name {it}" for it in denied]
     message = (
-        "these credentials may not make service-linked roles (iam:CreateServiceLinkedRole). If "
-        "this account has used ECS, its Managed Instances, Spot and Auto Scaling before, they are "
-        "there and all is well; "
-        "if not, ask its administrator for:"
+        "these credentials may not create service-linked roles "
+        "(iam:CreateServiceLinkedRole). If this account has used ECS, its Managed Instances, "
+        "Spot and Auto Scaling before, the roles exist and nothing is missing; "
+        "if not, ask its administrator to run:"
     )
     return "\n".join([message, *commands])
 
 
 def main() -> int:
-    """Make what is missing and say so; 0 when all are there."""
+    """Create the missing roles and report it; return 0 if all exist."""
     try:
         made = make_roles(aws_client("iam"))
     except (RolesRefused, BotoCoreError, ClientError) as exc:
         sys.stderr.write(f"service-linked roles: {exc}\n")
         return 1
-    message = f"made for {', '.join(made)}" if made else "all there"
+    message = f"created for {', '.join(made)}" if made else "all exist"
     sys.stdout.write(f"service-linked roles: {message}\n")
     return 0
 

@@ -11,14 +11,14 @@ from botocore.exceptions import ClientError
 
 
 class NotDeployed(Exception):
-    """There is no such deployment; the message says which stack is missing."""
+    """The deployment does not exist; the message names the missing stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Names and addresses of one deployment; `work_queues` maps models to urls.
+    """Names and addresses of one deployment; `work_queues` maps models to URLs.
 
-    Below the path `fleets` stand the parameters that say how its workers are started.
+    The fleet plans are in parameters below the path `fleets`.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Outputs:
 
 
 def read_outputs(cloudformation: Any, name: str, *, needs_api: bool = True) -> Outputs:
-    """Return the outputs of the deployment of this name; raises NotDeployed.
+    """Return the outputs of the deployment with this name; raises NotDeployed.
 
-    Without an API, which one that is half made or half deleted lacks, `api_url` is empty.
+    `api_url` is empty without an API, which a half created or half deleted deployment lacks.
     """
     found = _outputs_of(cloudformation, f"{name}-data", "FleetsPath")
     if needs_api:
@@ -77,14 +77,14 @@ def _outputs_of(cloudformation: Any, stack: str, needed: str) -> dict[str, str]:
         if exc.response["Error"]["Code"] != "ValidationError":
             raise
         raise NotDeployed(
-            f"there is no stack {stack} here: deploy first, or look at the region and the account"
+            f"stack {stack} not found: deploy first, or check the region and the account"
         ) from exc
     found = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
     if "NoApi" in found and needed == "ApiUrl":
-        raise NotDeployed(f"the stack {stack} has no API, which this needs: {found['NoApi']}")
+        raise NotDeployed(f"the stack {stack} has no API, which is required: {found['NoApi']}")
     if needed not in found:
         raise NotDeployed(
-            f"the stack {stack} ({described['StackStatus']}) tells no {needed}: deploy again, or "
-            "delete it in the console of CloudFormation"
+            f"the stack {stack} ({described['StackStatus']}) has no output {needed}: deploy again, "
+            "or delete the stack in the CloudFormation console"
         )
     return found

@@ -1,7 +1,7 @@
-"""Records what AWS really said while a deployment was tried, as fixtures of tests.
+"""Records AWS's actual responses during a deployment's smoke test, as test fixtures.
 
-Events of workers are taken by a queue and rules of its own, which are deleted again. Everything is
-redacted before it is written.
+A separate queue with separate rules receives worker events; both are deleted again. Everything
+is redacted before it is written.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.gpus import GPUS
 from infra.ops.preflight.quotas import EC2_CODES
 
-# As AWS's own documents have it.
+# Placeholders as in AWS's own documents.
 ACCOUNT: Final = "111122223333"
 _REDACTED: Final = "REDACTED"
 _PATTERNS: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Accounts of others, such as that of a machine's image.
+        # Account IDs of others, such as the owner of a machine image.
         (r"(arn:aws[a-z-]*:[^:\s]*:[^:\s]*:)[0-9]{12}(?=:)", rf"\g<1>{ACCOUNT}"),
         (r"\b[0-9]{12}(?=\.dkr\.ecr\.)", ACCOUNT),
-        # Access keys, keys of the API, and what a presigned URL is signed with.
+        # Access keys, API keys, and signatures of presigned URLs.
         (r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", _REDACTED),
         (r"\btm_[A-Za-z0-9_-]{8,}", _REDACTED),
         (r"(X-Amz-(?:Credential|Signature|Security-Token)=)[^&\s\"]+", rf"\g<1>{_REDACTED}"),
@@ -42,12 +42,12 @@ _PATTERNS: Final = tuple(
         (r"(?<![\w:])(?:[0-9a-f]{1,4}:+){4,7}[0-9a-f]{1,4}(?![\w:])", "2001:db8::1"),
     )
 )
-# Names of texts that are secrets, whatever they look like.
+# Names of strings that are secrets, whatever they look like.
 _SECRET_NAMES: Final = re.compile(r"secret|password|authorization|session_?token", re.IGNORECASE)
 
 
 def redact(value: Any, account: str) -> Any:
-    """Return a value as JSON holds it, without what names the account or lets anybody in."""
+    """Return a JSON value without account IDs and credentials."""
     match value:
         case Mapping():
             return {
@@ -69,12 +69,12 @@ def redact(value: Any, account: str) -> Any:
             return value
 
 
-# What a rule narrows its events to; a record has those of a worker's start, too.
+# Keys by which a rule narrows its events; a recording also has those of a worker's start.
 _STATES: Final = frozenset({"lastStatus", "TrainingJobStatus", "status"})
-# The last event of a worker comes a little after its end.
+# A worker's last event arrives a little after its end.
 _DRAIN_SECONDS: Final = 60.0
 
-# A worker's log line with the seconds of its start, and where SageMaker puts those of jobs.
+# A worker's log line with the durations of its start, and the log group of SageMaker jobs.
 _COLD_START: Final = '{ $.message = "cold start" }'
 _JOBS_LOG: Final = "/aws/sagemaker/TrainingJobs"
 
@@ -82,7 +82,7 @@ Client = Callable[[str], Any]
 
 
 class Record:
-    """Writes what is noted, one JSON file for each; `account` is taken out of all of them."""
+    """Writes recorded values, one JSON file each; `account` is redacted in all of them."""
 
     def __init__(self, folder: Path, account: str) -> None:
         self._folder, self._account = folder, account
@@ -91,7 +91,7 @@ class Record:
         folder.mkdir(parents=True, exist_ok=True)
 
     def note(self, sentence: str) -> None:
-        """Note when something was said; seconds since the start."""
+        """Note when an event was reported, in seconds since the start."""
         seconds = round(time.monotonic() - self._started, 1)
         self._timings.append({"seconds": seconds, "said": sentence})
         self.write("timings", self._timings)
@@ -102,7 +102,7 @@ class Record:
         (self._folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
     def write_events(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """Write events in the order in which they came to be, by their kind and state."""
+        """Write events in order, by their kind and state."""
         numbers: Counter[str] = Counter()
         for event in sorted(found, key=lambda each: str(each.get("time"))):
             name = _name(event)
@@ -114,7 +114,7 @@ class Record:
 def recording(
     folder: Path, deployment: str, client: Client, *, drain_seconds: float = _DRAIN_SECONDS
 ) -> Iterator[Record]:
-    """Record what is said within the block, also of one that fails; `client` makes boto3's."""
+    """Record responses within the block, even if it fails; `client` creates boto3's clients."""
     identity = client("sts").get_caller_identity()
     record = Record(folder, identity["Account"])
     record.write("quotas", account_answers(client))
@@ -132,7 +132,7 @@ def recording(
 
 
 def account_answers(client: Client) -> dict[str, Any]:
-    """Return what an account says of its quotas and zones; a refusal is an answer, too."""
+    """Return an account's quotas and zones; a refusal is recorded, too."""
     quotas, ec2 = client("service-quotas"), client("ec2")
     types = [name for gpu in GPUS.values() for names in gpu.instances.values() for name in names]
     wanted: dict[str, Callable[[], Any]] = {
@@ -151,7 +151,7 @@ def account_answers(client: Client) -> dict[str, Any]:
 
 
 def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
-    """Return by log group what workers have said of their starts since a time, in milliseconds."""
+    """Return the start events that workers logged since a time (ms), by log group."""
     logs, stack = client("logs"), f"{deployment}-compute"
     pages = client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
     groups = [
@@ -162,10 +162,10 @@ def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     for group in groups or [_JOBS_LOG]:
-        said = logs.get_paginator("filter_log_events").paginate(
+        pages = logs.get_paginator("filter_log_events").paginate(
             logGroupName=group, startTime=since, filterPattern=_COLD_START
         )
-        lines = [json.loads(event["message"]) for page in said for event in page["events"]]
+        lines = [json.loads(event["message"]) for page in pages for event in page["events"]]
         # Emulators know fewer patterns.
         found[group] = [line for line in lines if line.get("message") == "cold start"]
     return found
@@ -173,12 +173,12 @@ def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
 
 def _answer(ask: Callable[[], Any]) -> Any:
     try:
-        said = ask()
+        response = ask()
     except ClientError as exc:
         return exc.response.get("Error")
     except BotoCoreError as exc:
         return str(exc)
-    return {name: held for name, held in said.items() if name != "ResponseMetadata"}
+    return {name: held for name, held in response.items() if name != "ResponseMetadata"}
 
 
 @contextmanager
@@ -192,8 +192,8 @@ def _worker_events(
     rules = [f"{name}-{number}" for number in range(1, len(patterns) + 1)]
     url = sqs.create_queue(QueueName=name)["QueueUrl"]
     try:
-        asked = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-        arn = asked["Attributes"]["QueueArn"]
+        attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        arn = attributes["Attributes"]["QueueArn"]
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": _policy(arn)})
         for rule, pattern in zip(rules, patterns, strict=True):
             events.put_rule(Name=rule, EventPattern=json.dumps(pattern))
@@ -231,14 +231,14 @@ def _policy(queue: str) -> str:
 def _drain(sqs: Any, url: str, seconds: float) -> Iterator[dict[str, Any]]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        asked = {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
-        for message in sqs.receive_message(**asked).get("Messages", ()):
+        request = {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
+        for message in sqs.receive_message(**request).get("Messages", ()):
             yield json.loads(message["Body"])
             sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
 
 
 def _name(event: Mapping[str, Any]) -> str:
-    """Return what a fixture is called: `ecs_task_stopped` for a task's change of state."""
+    """Return the name of a fixture: `ecs_task_stopped` for a task's state change."""
     detail = event.get("detail", {})
     kind = str(event.get("detail-type", "event")).removesuffix(" State Change")
     state = detail.get("lastStatus") or detail.get("TrainingJobStatus") or detail.get("status", "")

@@ -1,4 +1,4 @@
-"""`python -m infra.ops.retained`: lists what `make destroy` leaves behind, and how to remove it."""
+"""`python -m infra.ops.retained`: lists what `make destroy` retains, and how to delete it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tidemill.handler.aws.sync import aws_client
 
 
 def sentences(outputs: Outputs) -> list[str]:
-    """Return what is kept of a deployment."""
+    """Return the retained resources of a deployment."""
     return [
-        f"The bucket {outputs.bucket} is kept with every file and result in it. To delete it:",
-        f"  empty it of all versions in the console, then: aws s3 rb s3://{outputs.bucket}",
-        f"The table {outputs.table} is kept with what it knows of batches and keys. To delete it:",
+        f"The bucket {outputs.bucket} is retained with all files and results. To delete it:",
+        f"  delete all versions in the console, then run: aws s3 rb s3://{outputs.bucket}",
+        f"The table {outputs.table} is retained with its batches and keys. To delete it:",
         f"  aws dynamodb delete-table --table-name {outputs.table}",
-        "Batches that run now stop where they are; no later deployment goes on with them.",
-        "Everything else goes: queues, Lambdas, API, workers, network, logs.",
+        "Batches in progress stop; no later deployment resumes them.",
+        "Everything else is deleted: queues, Lambdas, API, workers, network, logs.",
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is kept of the deployment that a configuration names."""
+    """Print the retained resources of the configured deployment."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.retained", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     try:

@@ -1,7 +1,7 @@
 """`python -m infra.ops.smoke`: tests a deployment as users would: drop, follow, compare, cancel.
 
-Uses real workers and costs what a few minutes of them cost. Leaves nothing behind but log lines
-and batches in the table, which expire.
+It uses real workers, and costs a few minutes of their time. It leaves only log lines, and batches
+in the table, which expire.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MIB = 2**20
 
 
 def time_copies(s3: Any, bucket: str, *, part_mib: int = 16, count: int = 32) -> str:
-    """Return how long many copies of a part take at once, and one of them all; `s3` is boto3's.
+    """Return how long concurrent copies of a part take, and one of them all; `s3` is boto3's.
 
-    Leaves nothing behind.
+    It leaves nothing behind.
     """
     stem = f"work/smoke/{uuid4().hex}"
     part, whole = f"{stem}/part", f"{stem}/whole"
@@ -66,7 +66,7 @@ def time_copies(s3: Any, bucket: str, *, part_mib: int = 16, count: int = 32) ->
 
 @contextmanager
 def _upload(s3: Any, bucket: str, key: str) -> Iterator[dict[str, str]]:
-    """Begin an upload and give it up behind the block, unless it was completed there."""
+    """Start an upload, and abort it after the block unless it was completed."""
     where = {"Bucket": bucket, "Key": key}
     where["UploadId"] = s3.create_multipart_upload(**where)["UploadId"]
     try:
@@ -78,7 +78,7 @@ def _upload(s3: Any, bucket: str, key: str) -> Iterator[dict[str, str]]:
 
 
 def _copy(s3: Any, upload: dict[str, str], source: str, count: int) -> float:
-    """Copy an object as so many parts at once and return the seconds."""
+    """Copy an object as that many parts at once and return the seconds."""
 
     def copy(number: int) -> None:
         s3.upload_part_copy(
@@ -102,18 +102,18 @@ class Workers:
 
     @property
     def plan(self) -> FleetPlan:
-        """The model's current fleet plan; raises NotDeployed for a model that has none."""
+        """The model's current fleet plan; raises NotDeployed if there is none."""
         plans = self._aws.run(self._deployment.fleet_plans.read())
         if self._model not in plans:
-            raise NotDeployed(f"nothing says how workers of {self._model} are started: deploy all")
+            raise NotDeployed(f"there is no fleet plan for {self._model}: deploy all stacks")
         return plans[self._model]
 
     def list_workers(self) -> list[Worker]:
-        """Return those that have not ended."""
+        """Return the workers that have not ended."""
         return self._aws.run(list_workers(self._deployment, self.plan))
 
     def stop_one(self) -> Worker | None:
-        """Ask the one that has run longest to end, and return it; None where none runs."""
+        """Stop the worker that has run longest, and return it; None if none runs."""
         running_ones = [each for each in self.list_workers() if each.status is WorkerStatus.RUNNING]
         chosen = min(running_ones, key=lambda each: each.started_at or 0, default=None)
         if chosen is not None:
@@ -122,7 +122,7 @@ class Workers:
         return chosen
 
     def wait(self, until: Callable[[Sequence[Worker]], bool], seconds: float) -> float | None:
-        """Return after how many seconds they were as `until` wants, None when they never were."""
+        """Return the seconds until `until` was true for the workers; None if it never was."""
         begun = time.monotonic()
         while (passed := time.monotonic() - begun) < seconds:
             if until(self.list_workers()):
@@ -132,13 +132,13 @@ class Workers:
 
 
 _NUM_LINES = 20
-# More than a worker answers in the time that a cancel takes.
+# More lines than a worker can run while a cancel takes effect.
 _NUM_LINES_TO_CANCEL = 50_000
 _BAD_LINE = b'{"custom_id": "bad"\n'
 
 
 class SmokeFailed(Exception):
-    """The deployment did not do what it should; the message says what came instead."""
+    """The deployment failed a check; the message has the expected and the actual result."""
 
 
 class SmokeTest:
@@ -149,17 +149,17 @@ class SmokeTest:
         self._names: list[str] = []
 
     def run(self) -> Iterator[str]:
-        """Try one thing after the other and say what went well; raises SmokeFailed, ApiFailed."""
+        """Run the checks in order and yield a sentence for each; raises SmokeFailed, ApiFailed."""
         yield self._rows_come_back()
         yield self._bad_file_is_refused()
         yield self._cancel_keeps_rows()
 
     def watch(self, workers: Workers) -> Iterator[str]:
-        """Say how workers come and go; raises SmokeFailed, ApiFailed."""
+        """Check that workers start and end; raises SmokeFailed, ApiFailed."""
         yield self._stopped_worker_is_replaced(workers)
         seconds = workers.wait(lambda listed: not listed, self._seconds)
         if seconds is None:
-            raise SmokeFailed("workers: they still run, and have nothing to do")
+            raise SmokeFailed("workers: still running without work")
         yield f"the last worker ended by itself after {seconds:.0f} s"
 
     def reports(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class SmokeTest:
         return {name: self._drops.report(name) for name in self._names}
 
     def clean_up(self) -> None:
-        """Delete what was dropped and what came of it."""
+        """Delete dropped files and their results."""
         for name in self._names:
             self._drops.remove(name)
 
@@ -191,23 +191,23 @@ class SmokeTest:
         _expect("status", batch["status"], "failed")
         errors = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
         _expect("errors", errors, [("invalid_json_line", 2)])
-        return "a file with a bad line failed with the line's number"
+        return "a file with an invalid line failed with the line's number"
 
     def _stopped_worker_is_replaced(self, workers: Workers) -> str:
-        """Stop a worker that has rows, as a new release does, and see its batch go on."""
+        """Stop a worker with rows, as a new release does, and check that its batch continues."""
         _, url = self._drop(_lines(self._model, _NUM_LINES_TO_CANCEL))
         batch = self._followed_to(url, 1)
         releases = {worker.release for worker in workers.list_workers()}
         _expect("releases", releases, {workers.plan.release})
         stopped = workers.stop_one()
         if stopped is None:
-            raise SmokeFailed("workers: rows come, and the launcher lists no worker that runs")
+            raise SmokeFailed("workers: rows arrive, but the launcher lists no running worker")
         gone = workers.wait(
             lambda listed: stopped.id not in {worker.id for worker in listed}, self._seconds
         )
         if gone is None:
-            raise SmokeFailed(f"workers: {stopped.id} was asked to end, and runs on")
-        # What it had, and a row more than it can have handed over.
+            raise SmokeFailed(f"workers: {stopped.id} was stopped but is still running")
+        # The rows that it had, and one more than it can have handed over.
         started = time.monotonic()
         counts = self._api.batch(batch["id"])["request_counts"]
         self._followed_to(url, counts["completed"] + 1)
@@ -215,12 +215,12 @@ class SmokeTest:
         self._api.cancel(batch["id"])
         self._api.follow(url, seconds=self._seconds)
         return (
-            f"a worker that was stopped was gone after {gone:.0f} s, and {seconds:.0f} s later "
-            "its batch went on"
+            f"a stopped worker was gone after {gone:.0f} s, and {seconds:.0f} s later "
+            "its batch continued"
         )
 
     def _followed_to(self, url: str, num_rows: int) -> dict[str, Any]:
-        """Return a batch as soon as it has so many rows."""
+        """Return a batch as soon as it has that many rows."""
         return self._api.follow(
             url,
             seconds=self._seconds,
@@ -237,10 +237,10 @@ class SmokeTest:
         _expect("status", batch["status"], "cancelled")
         num_rows = batch["request_counts"]["completed"]
         _expect("rows kept", len(self._drops.rows(name)), num_rows)
-        return f"a cancel took {seconds:.0f} s and kept the {num_rows:,} rows there were"
+        return f"a cancel took {seconds:.0f} s and retained the {num_rows:,} finished rows"
 
     def _drop(self, body: bytes) -> tuple[str, str]:
-        # In no folder, which could be the name of another tenant than the key's.
+        # Outside any folder, which could be the name of another tenant.
         name = f"smoke-{uuid4().hex}"
         self._names.append(name)
         return name, self._drops.drop(name, body)
@@ -254,7 +254,7 @@ def _lines(model: str, count: int) -> bytes:
                 "custom_id": custom_id,
                 "method": "POST",
                 "url": "/v1/chat/completions",
-                # Unlike seeds keep identical requests from being answered once for all.
+                # Different seeds prevent identical requests from being answered once for all.
                 "body": body | {"seed": number, "temperature": 1.0},
             }
         ).encode()
@@ -274,7 +274,7 @@ def _expect(what: str, found: object, wanted: object) -> None:
 
 @contextmanager
 def temporary_key(outputs: Outputs) -> Iterator[str]:
-    """Make a key of the API that is revoked when the block is left."""
+    """Create an API key that is revoked when the block is left."""
     aws, keys = Aws(), KeyStore(outputs.table)
     token = aws.run(keys.create(tenant=DROP_TENANT, name="smoke", now=int(time.time())))
     try:
@@ -291,7 +291,7 @@ def smoke(
     notify: Callable[[str], None],
     record: Record | None = None,
 ) -> None:
-    """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
+    """Test the deployment with this name; raises SmokeFailed, ApiFailed, NotDeployed."""
     outputs = read_outputs(aws_client("cloudformation"), name)
     s3 = aws_client("s3")
     drops = Drops(s3, outputs.bucket)
@@ -314,14 +314,14 @@ def _recording(folder: Path | None, name: str) -> AbstractContextManager[Record 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try what was asked for; 0 when all went well."""
+    """Run the selected checks; return 0 if all succeed."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.smoke", description=__doc__)
-    parser.add_argument("--deployment", default="tidemill", help="its name (tidemill)")
-    parser.add_argument("--model", help="the model to ask (default: the first one)")
+    parser.add_argument("--deployment", default="tidemill", help="use this deployment (tidemill)")
+    parser.add_argument("--model", help="use this model (default: the first one)")
     parser.add_argument(
-        "--seconds", type=float, default=2700, help="a batch may take, cold start and all (2700)"
+        "--seconds", type=float, default=2700, help="timeout of a batch with a cold start (2700)"
     )
-    parser.add_argument("--record", type=Path, help="write what AWS said there, as fixtures")
+    parser.add_argument("--record", type=Path, help="write AWS's responses there, as fixtures")
     parsed = parser.parse_args(arguments)
     try:
         with _recording(parsed.record, parsed.deployment) as record:

@@ -1,7 +1,7 @@
-"""`python -m infra.ops.stop`: has every worker of a deployment end, before its stacks are deleted.
+"""`python -m infra.ops.stop`: stops every worker of a deployment before its stacks are deleted.
 
-No more of them are started, and nobody waits for their batches: a worker that is told to end writes
-what is finished and is gone within two minutes. After that a cluster has no task that keeps it.
+No more workers are started, and their batches are not awaited: a stopping worker writes its
+finished rows and ends within two minutes. After that no task keeps the cluster from deletion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.handler.fleet.stop import list_workers, stop_workers
 from tidemill.handler.settings import read_settings
 
 _POLL_SECONDS = 5.0
-# ECS and SageMaker kill what has not ended two minutes after it was told to.
+# ECS and SageMaker kill a worker that is still running two minutes after its stop signal.
 _MAX_POLLS = 36
 
 
@@ -35,13 +35,13 @@ def stop_all(
     now: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Brake every fleet and have its workers end; return the models that still have some then."""
+    """Open every fleet's circuit breaker and stop its workers; return models with workers left."""
     plans = aws.run(deployment.fleet_plans.read())
     for model, plan in plans.items():
         aws.run(deployment.fleets.change(model, partial(open_by_operator, plan=plan, now=now)))
     left = plans
     for _ in range(_MAX_POLLS):
-        # Again each time: a Lambda may have been about to start one.
+        # Repeated each time: a Lambda may have been about to start one.
         for plan in left.values():
             aws.run(stop_workers(deployment, plan))
         left = {
@@ -54,10 +54,10 @@ def stop_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask, and end the workers of the deployment that a configuration names."""
+    """Prompt, then stop the workers of the configured deployment."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.stop", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="skip the prompt")
     parsed = parser.parse_args(arguments)
     try:
         name = read_config(parsed.config).name
@@ -71,22 +71,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if left:
         sys.stderr.write(
-            f"Workers of {', '.join(left)} have been told to end and are still there: look at them "
-            "in the console, and run this again.\n"
+            f"Workers of {', '.join(left)} are still running after the stop request: check them in "
+            "the console, then run this command again.\n"
         )
         return 1
-    sys.stdout.write("No worker runs any more.\n")
+    sys.stdout.write("All workers have ended.\n")
     return 0
 
 
 def _confirm(name: str) -> bool:
     sys.stdout.write(
-        f"To end its workers and delete its stacks, type the deployment's name ({name}): "
+        f"To stop its workers and delete its stacks, type the deployment's name ({name}): "
     )
     sys.stdout.flush()
     if sys.stdin.readline().strip() == name:
         return True
-    sys.stderr.write(f"That is not {name}: nothing was done.\n")
+    sys.stderr.write(f"The name does not match {name}: nothing was changed.\n")
     return False
 
 

@@ -1,8 +1,7 @@
-"""`python -m infra.ops.zones`: prints the region's zones, for the templates to have them all.
+"""`python -m infra.ops.zones`: prints the region's zones, so that templates contain all of them.
 
-A template can count no more than two zones of a region that it does not know, and the CDK is not
-to ask. Where EC2 does not answer, no deployment goes on: with two zones it would delete the subnets
-of the others.
+A template of an unknown region can have at most two zones, and the CDK may not look them up. If
+EC2 does not reply, the deployment stops: with two zones it would delete the other subnets.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _DENIED: Final = {"AccessDenied", "UnauthorizedOperation"}
 
 
 def region_zones(ec2: Any) -> list[str]:
-    """Return the availability zones that this account may use, by their names.
+    """Return the names of the availability zones that this account may use.
 
     `ec2` is a boto3 client of the region.
     """
-    # One that is impaired today is kept: its subnet must not go while machines stand in it.
+    # An impaired zone is included: its subnet must not be deleted while machines are in it.
     found = ec2.describe_availability_zones(
         Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
     )
@@ -34,7 +33,7 @@ def region_zones(ec2: Any) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the zones with commas between them, or nothing where the network needs none."""
+    """Print the zones separated by commas, or nothing if the network needs none."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.zones", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     parsed = parser.parse_args(arguments)
@@ -53,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _refusal(exc: BotoCoreError | ClientError) -> str:
     if isinstance(exc, ClientError) and exc.response["Error"]["Code"] in _DENIED:
         return (
-            "These credentials may not ask EC2 for the region's zones "
+            "These credentials may not list the region's zones "
             "(ec2:DescribeAvailabilityZones): name them, sorted, in `zones` of [network]."
         )
     return (
-        f"EC2 does not say which zones the region has: {str(exc).rstrip('.')}. Try again, or name "
+        f"EC2 did not return the region's zones: {str(exc).rstrip('.')}. Try again, or name "
         "them, sorted, in `zones` of [network]."
     )
 

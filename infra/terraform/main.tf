@@ -1,4 +1,4 @@
-# A deployment by Terraform: the templates of `make template` as stacks of CloudFormation.
+# A deployment with Terraform: the templates of `make template` as CloudFormation stacks.
 #
 #   module "tidemill" {
 #     source        = "github.com/…//infra/terraform"
@@ -17,36 +17,36 @@ terraform {
 }
 
 variable "templates" {
-  description = "The folder that `make template` has written."
+  description = "The output folder of `make template`."
   type        = string
 }
 
 variable "name" {
-  description = "The name of the deployment, as its configuration has it."
+  description = "The deployment's name in its configuration."
   type        = string
   default     = "tidemill"
 }
 
 variable "assets_bucket" {
-  description = "A bucket in the deployment's region, for templates and the code of Lambdas."
+  description = "A bucket in the deployment's region, for templates and Lambda code."
   type        = string
 }
 
 variable "assets_prefix" {
-  description = "The start of their keys there."
+  description = "The prefix of their keys."
   type        = string
   default     = "tidemill/"
 }
 
 variable "tags" {
-  description = "Tags of the stacks, which CloudFormation gives to their resources."
+  description = "Tags of the stacks, which CloudFormation passes to their resources."
   type        = map(string)
   default     = {}
 }
 
 locals {
   files = fileset(var.templates, "**")
-  # A template's key has its digest: CloudFormation reads the url again when it changes.
+  # A template's key contains its digest: CloudFormation reads a changed URL again.
   keys = {
     for file in local.files : file => startswith(file, "assets/") ? "${var.assets_prefix}${file}" :
     "${var.assets_prefix}${filemd5("${var.templates}/${file}")}/${file}"
@@ -95,7 +95,7 @@ resource "aws_cloudformation_stack" "compute" {
 }
 
 output "bucket" {
-  description = "The bucket that files are dropped into."
+  description = "The bucket for dropped files."
   value       = aws_cloudformation_stack.data.outputs["BucketName"]
 }
 

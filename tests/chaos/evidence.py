@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it proves: journals of engines, logs of workers, faults."""
+"""Evidence of a chaos run: journals of engines, logs of workers, and faults."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def computed_although_kept(journal: list[Computed], log: list[Logged]) -> list[s
 
 
 def overlooked(log: Iterable[Logged]) -> list[str]:
-    """Return the claims that did not find rows that were durable before; `log` is everyone's.
+    """Return the claims that did not find rows that were durable before; `log` has all workers.
 
-    Before each part, and before it gives a shard back, an owner has the lease still. So its parts
-    but for the last event of its log were there before the next claim, whatever the clocks say.
+    Before each part, and before it gives a shard back, an owner still has the lease. So its parts,
+    except for the last event of its log, existed before the next claim, whatever the clocks show.
     """
     events = [event for event in log if "fence" in event.fields]
     found = []
@@ -141,7 +141,7 @@ def lost_without_reason(
     faults: Iterable[Fault],
     seconds: float,
 ) -> list[str]:
-    """Return the rows that a worker finished and nobody has from it, and no fault explains.
+    """Return rows that a worker finished, that are missing, and that no fault explains.
 
     A fault explains what was finished in the `seconds` before it. Shortly after it, an engine may
     finish rows that no worker can have: on waking, before its requests are taken back, and before

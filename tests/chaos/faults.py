@@ -1,4 +1,4 @@
-"""What happens to the processes of a cloud, drawn from one seed: the same seed, the same faults."""
+"""Faults that hit the processes of a cloud, drawn from one seed: same seed, same faults."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Fault:
 
 
 class Faults:
-    """Does harm to a cloud until told to leave it alone, and keeps a list of what it did.
+    """Injects faults into a cloud until it is released, and records them.
 
     Workers are those of its fleet, which replaces them; `mend` is called again and again, and does
     what a person or AWS would do for the rest. SIGSTOP lasts `stop_seconds`, longer than a lease,
-    and stops a worker with its engine, as a machine that stands still does.
+    and stops a worker with its engine, like a machine that freezes.
     """
 
     def __init__(

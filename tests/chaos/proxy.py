@@ -21,7 +21,7 @@ _SLOW_SECONDS = 0.5
 
 
 class Proxy:
-    """Forwards every request, but for a share of them `rate` that goes wrong."""
+    """Forwards every request, except for a share `rate` of them that fails."""
 
     def __init__(self, target: str, seed: int, rate: float) -> None:
         self._target = target
@@ -87,7 +87,7 @@ class Proxy:
 
 
 def _refusal(request: web.Request) -> web.Response:
-    """Return an error that the clients know of the service that was asked."""
+    """Return an error that clients of this service recognise."""
     operation = request.headers.get("X-Amz-Target", "")
     if operation.startswith("DynamoDB"):
         kind = "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException"

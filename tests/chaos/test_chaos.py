@@ -58,11 +58,13 @@ SETTINGS = {
 
 
 def chosen_seeds() -> list[Any]:
-    """Return the seeds that the environment asks for."""
-    asked = os.environ.get("TIDEMILL_CHAOS_SEEDS")
-    if asked is None:
+    """Return the seeds that the environment requests."""
+    requested = os.environ.get("TIDEMILL_CHAOS_SEEDS")
+    if requested is None:
         return [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
-    return list(range(1, 21)) if asked == "all" else [int(seed) for seed in asked.split(",")]
+    return (
+        list(range(1, 21)) if requested == "all" else [int(seed) for seed in requested.split(",")]
+    )
 
 
 def request_lines() -> bytes:
@@ -92,19 +94,19 @@ class ChaosCloud:
         self.num_brakes = 0
 
     def release(self) -> None:
-        """Let workers be started; each has a journal of its own."""
+        """Let workers be started; each has a separate journal."""
         engine = [sys.executable, str(ENGINE), "--log", f"{self.cloud.folder}/$TIDEMILL_WORKER"]
         engine += ["--slots", "8", "--service-seconds", "0.2", "--stats-seconds", "0.5"]
         worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
         worker += ["--exit-when-idle", "2", "--reuse", "-dp", str(self.num_engines)]
         plan = FleetPlan(MODEL, "processes", "r:1", NUM_WORKERS, target_seconds=1, start_seconds=1)
         self.fleet.release(plan, *worker, TIDEMILL_ENGINE_COMMAND=json.dumps(engine))
-        # As earlier batches have told it: else there is one worker until its pace is known.
+        # As reported by earlier batches: else there is one worker until its pace is known.
         pace = WorkerRate(rows_per_second=40.0)
         self.cloud.aws.run(self.cloud.deployment.fleets.put_rate(MODEL, pace))
 
     def mend(self) -> None:
-        """Start the pump again, and lift a brake as a person does who knows why workers die."""
+        """Restart the pump, and close the breaker like a person who knows why workers die."""
         lambdas = self.cloud.processes.get("lambdas")
         if lambdas is None or lambdas.poll() is not None:
             self.cloud.start_lambdas("--reaper-seconds", "2")
@@ -204,7 +206,7 @@ def test_every_line_gets_its_row_once_and_in_order(
     assert {fault.kind for fault in faults.done} & {"SIGKILL", "SIGSTOP", "SIGTERM"}
     assert counts.keys() >= {"refused", "lost", "slow"}
     logs = {name: read_log(bucket.read_log(name)) for name in names}
-    assert len(logs) > NUM_WORKERS, "nobody was replaced"
+    assert len(logs) > NUM_WORKERS, "no worker was replaced"
     everything = [event for log in logs.values() for event in log]
     assert overlooked(everything) == []
     assert most_parts_of_a_claim(everything) > 1

@@ -68,7 +68,7 @@ def test_the_parts_of_each_claim_are_counted_apart() -> None:
 
 
 def test_a_kept_line_that_is_begun_again_is_found() -> None:
-    """What was begun before the claim, and lines that were not kept, are as they should be."""
+    """Lines begun before the claim, and lines that were not stored, may begin again."""
     log = [logged("claimed", at=5, kept="1,3")]
     begun = [Computed("line-1", "started", at) for at in (4.0, 6.0)]
     fine = [Computed("line-2", "started", 6), Computed("line-3", "finished", 6)]
@@ -83,7 +83,7 @@ def test_a_finished_row_that_was_never_written_is_found() -> None:
 
 
 def test_a_fault_explains_what_was_finished_shortly_before_it() -> None:
-    """Of the worker that it struck, and no longer before than a kill may cost."""
+    """The fault must be the worker's, and the row no older than a kill may cost."""
     row = [Computed("line-1", "finished", 20)]
     assert lost(row, Fault(29, "SIGKILL", "w")) == []
     assert lost(row, Fault(31, "SIGKILL", "w"))
@@ -91,7 +91,7 @@ def test_a_fault_explains_what_was_finished_shortly_before_it() -> None:
 
 
 def test_an_engine_outlives_its_worker_for_a_moment() -> None:
-    """What it finishes then nobody can have; a SIGTERM is no such excuse, nor is an old fault."""
+    """Rows that it finishes then may be lost; a SIGTERM or an old fault is not an excuse."""
     row = [Computed("line-1", "finished", 20)]
     assert lost(row, Fault(19.5, "SIGKILL", "w")) == []
     assert lost(row, Fault(19.5, "SIGCONT", "w")) == []
@@ -100,7 +100,7 @@ def test_an_engine_outlives_its_worker_for_a_moment() -> None:
 
 
 def test_lines_that_a_kill_has_torn_are_left_out(tmp_path: Path) -> None:
-    """Of journals and logs alike."""
+    """Torn lines of journals and logs alike are ignored."""
     journal = tmp_path / "journal"
     journal.write_text("line-1\tstarted\t1.5\nline-1\tfin")
     event = {"message": "claimed", "timestamp": "2026-01-01 00:00:01,500+0000", "kept": "1"}

@@ -73,7 +73,7 @@ def test_a_file_is_answered_by_pods_that_come_and_go(ministack: Emulator, tmp_pa
         kubelet = Kubelet(cluster, cloud)
         launcher = [sys.executable, "-m", "tidemill", "launcher", "--interval", "1"]
         launcher += ["--plans", str(plans), "--namespace", NAMESPACE, "--api-server", cluster.url]
-        # As an earlier batch has told it: else there is one worker until its pace is known.
+        # As reported by an earlier batch: else there is one worker until its pace is known.
         cloud.aws.run(cloud.deployment.fleets.put_rate(MODEL, WorkerRate(rows_per_second=1.0)))
         cloud.start_lambdas("--reaper-seconds", "2")
         process = cloud.start("launcher", *launcher)

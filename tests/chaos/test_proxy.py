@@ -1,4 +1,4 @@
-"""The proxy of the chaos suite: honest when it is told so, and else wrong as AWS is wrong."""
+"""The chaos suite's proxy: it forwards faithfully on request, and otherwise fails like AWS."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def copied_from_context(stage: str) -> list[tuple[list[str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the build stage leaves, under a folder of this machine instead of the root."""
+    """Files of the build stage, under a folder of this machine instead of the root."""
 
     root: Path
 

@@ -1,4 +1,4 @@
-"""What container/Dockerfile promises of an image, and what of the repository can get into one."""
+"""Properties of the image from container/Dockerfile, and of its build context."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
 
 
 def test_nothing_is_fetched_by_its_address() -> None:
-    """Neither by ADD nor by a tool; what pip installs has an exact version."""
+    """There is no ADD and no download tool; pip installs exact versions."""
     assert [it for it in INSTRUCTIONS if it.name == "ADD"] == []
     commands = [it.words for it in INSTRUCTIONS if it.name == "RUN"]
     assert [words for words in commands if re.search(r"://|\bcurl\b|\bwget\b|\bgit\b", words)] == []
@@ -84,14 +84,14 @@ def test_nothing_is_fetched_by_its_address() -> None:
 
 
 def test_no_secret_is_set() -> None:
-    """Neither in the environment nor as an argument, which would stay in the image's history."""
+    """There is none in the environment, nor in an argument, which the image's history keeps."""
     named = [it.words for it in INSTRUCTIONS if it.name in {"ARG", "ENV", "LABEL"}]
     assert named
     assert [it for it in named if re.search(r"(?i)token|secret|passw|credential|key", it)] == []
 
 
 def test_it_runs_as_a_user_that_is_a_number() -> None:
-    """Not root's, so that an orchestrator can see it; the user owns the folder that is its home."""
+    """The user is not root, which an orchestrator can verify, and owns its home folder."""
     user = only("", "USER").words
     uid, gid = map(int, user.split(":"))
     assert uid == gid >= 10_000
@@ -123,7 +123,7 @@ def test_all_that_is_written_goes_to_the_volumes() -> None:
 
 
 def test_kernels_are_compiled_when_it_is_built() -> None:
-    """After our code is there and into a folder that the last stage takes, and finds again."""
+    """The build compiles them after our code is copied, into a folder of the last stage."""
     settings = only("", "ENV").pairs
     copied = [it.words.split()[1:] for it in of_stage("", "COPY")]
     folder = settings["TIDEMILL_KERNELS"]
@@ -138,8 +138,8 @@ def test_kernels_are_compiled_when_it_is_built() -> None:
     assert not any(folder.startswith(volume) for volume in volumes())
 
 
-def test_libraries_lie_in_layers_that_change_apart(tmp_path: Path) -> None:
-    """By the very commands of the file: each library is in one layer, and none is lost."""
+def test_libraries_are_in_layers_that_change_separately(tmp_path: Path) -> None:
+    """The file's own commands are run: each library is in one layer, and none is lost."""
     site = only("layers", "WORKDIR").words
     names = ["nvidia", "torch", "triton", "numba", "transformers", "boto3", "boto3.dist-info"]
     for name in names:
@@ -198,9 +198,9 @@ def test_what_is_copied_is_what_is_packaged() -> None:
 
 
 def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
-    """As `cdk deploy` reads .dockerignore: no history, no secrets, no caches; all that is copied.
+    """`cdk deploy` reads .dockerignore: no history, no secrets, no caches; all that is copied.
 
-    The Dockerfile itself too, which the CDK forgets when it does not lie in the root.
+    The Dockerfile itself is included, which the CDK forgets unless it is in the root.
     """
     app = App(outdir=str(tmp_path))
     asset = DockerImageAsset(
@@ -221,7 +221,7 @@ def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
 
 
 def test_a_server_listens_where_others_reach_it() -> None:
-    """At every address, and at the port of SageMaker, which the image tells of."""
+    """It listens on every address, and on SageMaker's port, which the image exposes."""
     environment = only("", "ENV").pairs
-    assert environment["TIDEMILL_SERVER_HOST"] == "0.0.0.0"  # noqa: S104 - of its own network
+    assert environment["TIDEMILL_SERVER_HOST"] == "0.0.0.0"  # noqa: S104 - in its container
     assert environment["TIDEMILL_SERVER_PORT"] == only("", "EXPOSE").words == "8080"

@@ -78,7 +78,7 @@ class Container:
 
 @pytest.fixture
 def weights(ministack: Emulator) -> Location:
-    """Return where the demo model lies in a bucket of weights."""
+    """Return the location of the demo model in a bucket of weights."""
     s3 = ministack.client("s3")
     location = Location(f"weights-{uuid4().hex[:10]}", "demo/")
     s3.create_bucket(Bucket=location.bucket)
@@ -119,7 +119,7 @@ def outside_volumes(image: Image) -> dict[str, tuple[int, int]]:
 
 
 def test_the_libraries_are_those_of_the_lock(image: Image) -> None:
-    """In its versions; nothing else, and no pip to get any more."""
+    """The versions are the lock's; nothing else is installed, not even pip."""
     [site] = image.path("/opt/libraries").glob("lib/python*/site-packages")
     installed = {
         re.sub(r"[-_.]+", "-", it.name).lower(): it.version.partition("+")[0]  # 2.13.0+cpu
@@ -140,7 +140,7 @@ def test_the_libraries_are_those_of_the_lock(image: Image) -> None:
 def test_a_dropped_file_becomes_rows(
     image: Image, ministack: Emulator, weights: Location, cloud: Cloud, tmp_path: Path
 ) -> None:
-    """By weights from S3; the worker is healthy meanwhile, and writes to its volumes only."""
+    """Its weights come from S3; the worker stays healthy, and writes to its volumes only."""
     before = outside_volumes(image)
     container = Container(
         image,
@@ -174,27 +174,27 @@ def test_a_dropped_file_becomes_rows(
 
 
 def test_a_kernel_is_launched_without_a_compiler(image: Image, tmp_path: Path) -> None:
-    """By what the image brings, and by a driver that does nothing; nothing is written anywhere."""
+    """It needs only the image and a stub driver; nothing is written anywhere."""
     made = make_stub_library(tmp_path, BODY)
     before = outside_volumes(image)
     container = Container(image, {"LD_LIBRARY_PATH": str(made.parent)}, tmp_path / "log")
     code = Path(launched.__file__).read_text(encoding="utf-8")
-    status, said = container.output(image.program("python"), "-c", code)
-    assert status == 0, said
-    assert "cuLaunchKernelEx" in said.split()
+    status, output = container.output(image.program("python"), "-c", code)
+    assert status == 0, output
+    assert "cuLaunchKernelEx" in output.split()
     assert outside_volumes(image) == before
     assert not image.path(image.environment["TRITON_CACHE_DIR"]).exists()  # nothing was compiled
 
 
 def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:
-    """Which says what it must be told."""
+    """It reports the settings that it needs."""
     container = Container(image, {}, tmp_path / "log")
     assert container.start().wait(60) == 2
     assert "TIDEMILL_TABLE: Field required" in container.log.read_text(encoding="utf-8")
 
 
 def test_with_the_word_of_sagemaker_it_is_a_server(image: Image, tmp_path: Path) -> None:
-    """At the port that the image names, for everybody; healthy meanwhile, and ended by a signal."""
+    """It listens on the image's port at every address, is healthy, and a signal ends it."""
     before = outside_volumes(image)
     port = free_port()
     container = Container(image, {"TIDEMILL_SERVER_PORT": str(port)}, tmp_path / "log")
@@ -218,7 +218,7 @@ def test_with_the_word_of_sagemaker_it_is_a_server(image: Image, tmp_path: Path)
 
 
 def free_port() -> int:
-    """Return a port that nobody has now."""
+    """Return an unused port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return int(held.getsockname()[1])

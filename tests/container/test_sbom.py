@@ -11,7 +11,7 @@ import pytest
 
 from tests.container.dockerfile import ROOT, of_stage, only
 
-# As dpkg writes it; the second is removed, but for its settings.
+# In dpkg's format; the second is removed, except for its settings.
 STATUS = """\
 Package: libc6
 Status: install ok installed
@@ -67,7 +67,7 @@ def test_the_bill_has_what_is_installed(written: Path) -> None:
 
 
 def test_pip_audit_gets_versions_that_the_index_knows(written: Path) -> None:
-    """A build's own label is no version of the index."""
+    """A build's local version is not in the index."""
     text = (written / "requirements.txt").read_text()
     assert text == "other==1.0\nsome-thing==2.13.0\n"
 

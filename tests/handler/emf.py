@@ -19,7 +19,7 @@ SERVICES = {"worker", "control", "reaper", "dead_letters", "api"}
 
 
 class Line(NamedTuple):
-    """What one line tells: dimensions, figures with their units, and what else stands in it."""
+    """Content of one line: dimensions, figures with their units, and other properties."""
 
     dimensions: dict[str, str]
     figures: dict[str, float]
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def parse(text: str) -> Line:
-    """Return what a line tells; fails where CloudWatch would make no metric, or another one."""
+    """Return the content of a line; fails if CloudWatch would create no metric, or another one."""
     fields = json.loads(text)
     check_event({name: fields.pop(name) for name in ("level", "message", "timestamp")})
     about = fields.pop("_aws")
@@ -52,7 +52,7 @@ def parse(text: str) -> Line:
 
 
 def check_event(event: dict[str, str]) -> None:
-    """Fail for what is no event of a log, in the form in which the logger writes them."""
+    """Fail unless this is a log event, in the format in which the logger writes them."""
     assert (event["level"], event["message"]) == ("INFO", "figures")
     at = datetime.strptime(event["timestamp"], "%Y-%m-%d %H:%M:%S,%f%z")
     assert abs(at.timestamp() - time.time()) < 3600

@@ -13,7 +13,7 @@ class Killed(BaseException):
 
 
 def is_killed_after(num_calls: int, aws: Aws, run: Callable[[], object]) -> bool:
-    """Let the process that runs this end when it has made so many requests; say if it came to it.
+    """End this process after that many requests; return whether that happened.
 
     All threads of the process end with it. The driver is as it was afterwards.
     """

@@ -60,7 +60,7 @@ def test_a_line_makes_metrics_of_a_model(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_lambda_is_named_by_its_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a model there is one dimension less."""
+    """A metric without a model has one dimension less."""
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "dead_letters")
     emit({Metric.BATCHES_FAILED: 1}, model=None)
     [line] = lines_in(capsys.readouterr().out)
@@ -68,7 +68,7 @@ def test_a_lambda_is_named_by_its_environment(
 
 
 def test_a_line_is_written_at_once_and_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads do not tear each other's lines, and what is killed next has told its figures."""
+    """Threads do not tear each other's lines, and a later kill does not lose them."""
     stream = Stream()
     monkeypatch.setattr(sys, "stdout", stream)
     emit({Metric.LEASES_LOST: 1}, model="m")
@@ -106,7 +106,7 @@ def test_what_was_added_is_never_less_than_nothing() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    """With its unit, in the table of docs/reference/metrics.md, and no other is."""
+    """Each has its unit in the table of docs/reference/metrics.md, which has no others."""
     text = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([A-Z][A-Za-z]+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(Metric)

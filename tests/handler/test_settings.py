@@ -1,4 +1,4 @@
-"""What a deployment tells its processes."""
+"""Settings of a deployment's processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _fresh() -> Iterator[None]:
 
 
 def test_names_alone_are_enough() -> None:
-    """All else has a default, and what else stands in the environment is not looked at."""
+    """Everything else has a default, and other variables of the environment are ignored."""
     settings = read_settings(NAMES | {"TABLE": "x", "TIDEMILL_OF_A_LATER_VERSION": "x"})
     assert (settings.table, settings.bucket) == ("t", "b")
     assert settings.shard_limits == ShardLimits(MAX_SHARD_LINES, MAX_SHARD_BYTES)
@@ -38,7 +38,7 @@ def test_names_alone_are_enough() -> None:
     assert (settings.default_window, settings.keep_days) == ("24h", 90)
 
 
-def test_everything_can_be_said() -> None:
+def test_every_setting_can_be_set() -> None:
     """Maps are JSON, numbers and switches are words."""
     settings = read_settings(
         NAMES
@@ -66,8 +66,8 @@ def test_everything_can_be_said() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_is_missing_is_told(name: str) -> None:
-    """By the field that has no value, before anything is done."""
+def test_a_missing_name_is_reported(name: str) -> None:
+    """The error names the field, before anything is done."""
     with pytest.raises(ValidationError, match=name.removeprefix("TIDEMILL_").lower()):
         read_settings({other: value for other, value in NAMES.items() if other != name})
 
@@ -88,13 +88,13 @@ def test_a_name_that_is_missing_is_told(name: str) -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
-    """With the name of the setting, not taken for a default."""
+    """The error names the setting, and no default is used instead."""
     with pytest.raises(ValidationError, match=name.lower()):
         read_settings(NAMES | {f"TIDEMILL_{name}": value})
 
 
-def test_a_window_that_cannot_be_is_told_in_a_sentence() -> None:
-    """As a client is told that asks for it."""
+def test_an_invalid_window_is_reported_in_a_sentence() -> None:
+    """A client that requests it gets the same sentence."""
     with pytest.raises(ValidationError, match="`default_window` must be a number of minutes"):
         read_settings(NAMES | {"TIDEMILL_DEFAULT_WINDOW": "soon"})
 

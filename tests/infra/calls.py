@@ -1,6 +1,6 @@
-"""What code can ask of AWS, read from the source: every `Call` that a module can reach.
+"""AWS calls of a piece of code, from its source: every `Call` that a module can reach.
 
-Rather too much than too little: a name reaches whatever may be meant by it.
+The result is rather too large than too small: a name reaches everything that it may refer to.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _Code = _Function | ast.ClassDef
 
 
 class Needed(NamedTuple):
-    """What code asks of AWS: pairs of service and client method, and the texts that it holds."""
+    """AWS calls of a piece of code: pairs of service and client method, and its strings."""
 
     calls: frozenset[tuple[str, str]]
     texts: frozenset[str]

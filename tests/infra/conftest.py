@@ -30,7 +30,7 @@ Synth = Callable[[dict[str, Any]], dict[str, Template]]
 
 @pytest.fixture(scope="session")
 def default_config() -> dict[str, Any]:
-    """Return what infra/config.toml asks for, as read."""
+    """Return the parsed infra/config.toml."""
     return tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8"))
 
 
@@ -60,7 +60,7 @@ def make_app(
     """Return a function that gives an app with all stacks, not yet synthesised.
 
     Its arguments are the keys in which the configuration differs from infra/config.toml, and the
-    account and region, which are nobody's without it.
+    account and region, which are not set by default.
     """
     # An image that is built at deployment, as the real one: its repository is CDK's own.
     image = tmp_path_factory.mktemp("image")

@@ -100,7 +100,7 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             ],
         },
     },
-    "mail": {"nobody": {}, "mail": {"alarm_email": "ops@example.com"}},
+    "mail": {"none": {}, "mail": {"alarm_email": "ops@example.com"}},
     "retention": {
         "days": {},
         "kept": {"retention": {"output_days": 0, "input_days": 30, "erase_batches": True}},
@@ -119,16 +119,16 @@ def overrides_of(mode: Mapping[str, str]) -> dict[str, Any]:
     """Return what a mode changes in infra/config.toml; keys of one table are put together."""
     merged: dict[str, Any] = {}
     for key, value in mode.items():
-        for name, said in KEYS[key][value].items():
+        for name, overrides in KEYS[key][value].items():
             table = merged.get(name)
-            is_table = isinstance(said, dict) and isinstance(table, dict)
-            merged[name] = table | said if is_table else said
+            is_table = isinstance(overrides, dict) and isinstance(table, dict)
+            merged[name] = table | overrides if is_table else overrides
     return merged
 
 
 @cache
 def modes() -> Mapping[str, dict[str, Any]]:
-    """Return the configurations by a name that tells their values."""
+    """Return the configurations by a name that lists their values."""
     return {name: overrides_of(mode) for name, mode in _chosen().items()}
 
 
@@ -165,7 +165,7 @@ def _covered(mode: Mapping[str, str]) -> set[tuple[Choice, Choice]]:
 
 
 def _fill(mode: dict[str, str], uncovered: set[tuple[Choice, Choice]]) -> dict[str, str]:
-    """Give a mode a value of each key, always that which covers most pairs and is possible."""
+    """Give a mode a value of each key: the possible one that covers most pairs."""
     for key in KEYS:
         if key not in mode:
             filled = (mode | {key: value} for value in KEYS[key])

@@ -57,7 +57,7 @@ class Deployment:
         }
 
     def outputs(self, stack: str) -> dict[str, Any]:
-        """Return what a stack tells of itself, less what other stacks import."""
+        """Return the outputs of a stack, less what other stacks import."""
         return {
             name: self.plain(output["Value"])
             for name, output in self.templates[stack]["Outputs"].items()

@@ -1,4 +1,4 @@
-"""What an organisation asks of every resource: a key, tags, traces, a boundary and path."""
+"""Requirements of organisations on every resource: a key, tags, traces, a boundary and path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bounded(synth: Synth) -> Deployment:
 
 
 def test_a_boundary_bounds_every_role_under_its_path(bounded: Deployment) -> None:
-    """The path is also that of policies and profiles; nothing else stands in either's way."""
+    """The path applies to policies and profiles, too; nothing else conflicts with either."""
     roles = bounded.properties("AWS::IAM::Role")
     assert len(roles) > 8
     assert {role["PermissionsBoundary"] for role in roles.values()} == {BOUNDARY}
@@ -51,7 +51,7 @@ def test_ecs_may_pass_the_role_of_machines_under_a_path(bounded: Deployment) -> 
 def test_tags_are_on_everything_that_has_some(
     bounded: Deployment, templates: dict[str, Template]
 ) -> None:
-    """They stand beside the deployment's own tag; without any, there is that alone."""
+    """They are added to the deployment's own tag; without any, there is that alone."""
 
     def tags(found: Deployment) -> list[dict[str, str]]:
         return [
@@ -126,7 +126,7 @@ def test_a_role_has_services_use_the_key(bounded: Deployment) -> None:
     }
 
 
-def test_functions_are_traced_where_that_is_asked_for(
+def test_functions_are_traced_if_configured(
     bounded: Deployment, templates: dict[str, Template]
 ) -> None:
     """Lambda writes the traces itself: nothing more is imported."""

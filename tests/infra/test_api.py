@@ -67,7 +67,7 @@ def only(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_there_are_no_functions_but_ours(functions: dict[str, dict[str, Any]]) -> None:
-    """No construct has brought along a function of its own."""
+    """No construct has added a function."""
     assert set(functions) == set(FUNCTIONS)
 
 
@@ -113,7 +113,7 @@ def test_a_function_has_room_and_time(
     seconds: int,
     scratch_mib: int | None,
 ) -> None:
-    """Intake has a whole processor and a disk for ids; whoever is waited for answers in time."""
+    """Intake has a whole vCPU and a disk for IDs; functions with waiting callers reply in time."""
     function = functions[name]
     assert function["MemorySize"] == memory_mib
     assert function["Timeout"] == seconds
@@ -154,7 +154,7 @@ def test_models_that_no_environment_holds_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In a sentence, when the stacks are made: Lambda takes 4 KB, and each name stands thrice."""
+    """The error is one sentence, at synthesis: Lambda allows 4 KB, with each name three times."""
     models = [
         {"name": f"Qwen/Qwen3-{number}B-Instruct", "gpu": "l4", "gpu_hour_price": 0.8}
         for number in range(10, 30)
@@ -167,8 +167,8 @@ def test_models_that_no_environment_holds_are_refused(
         infra_app, "App", lambda: App(outdir=str(tmp_path), context={"config": str(path)})
     )
     assert infra_app.main() == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: 20 models are too many for one deployment: what a Lambda is")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"{path}: 20 models are too many for one deployment: their settings")
 
 
 def test_a_model_without_a_price_is_given_none(synth: Synth) -> None:
@@ -183,7 +183,7 @@ def test_a_model_without_a_price_is_given_none(synth: Synth) -> None:
 def test_logs_are_lines_of_json_and_go(
     deployment: Deployment, functions: dict[str, dict[str, Any]], name: str
 ) -> None:
-    """Each function logs to a group of its own, for the days of the configuration."""
+    """Each function logs to a separate group, for the configured number of days."""
     group = f"{name}Logs"
     assert functions[name]["LoggingConfig"] == {"LogFormat": "JSON", "LogGroup": group}
     assert deployment.properties("AWS::Logs::LogGroup")[group]["RetentionInDays"] == 30
@@ -253,7 +253,7 @@ def test_a_message_is_hidden_while_its_function_may_run(
 
 
 def test_the_reaper_is_called_every_minute(deployment: Deployment) -> None:
-    """And once a day for a sweep. A call that cannot be made is told, and not made up for later."""
+    """It also gets a daily event for a sweep. A failed call is reported, and not repeated later."""
     found = deployment.properties("AWS::Scheduler::Schedule").values()
     schedules = {schedule["ScheduleExpression"]: schedule for schedule in found}
     assert sorted(schedules) == ["rate(1 day)", "rate(1 minute)"]
@@ -321,7 +321,7 @@ def test_the_gateway_lets_in_what_the_api_answers() -> None:
 
 
 def test_only_an_api_that_takes_keys_reads_them(deployment: Deployment, signed: Deployment) -> None:
-    """With IAM there is no right to."""
+    """With IAM there is no permission to read them."""
 
     def reads_keys(found: Deployment) -> bool:
         return any("KEY#*" in grant.condition for grant in found.grants("ApiRole"))
@@ -330,15 +330,15 @@ def test_only_an_api_that_takes_keys_reads_them(deployment: Deployment, signed: 
 
 
 def test_the_api_alone_knows_whose_tokens_it_takes(synth: Synth) -> None:
-    """As the configuration says; the gateway still hands every request on."""
+    """The configuration names the issuer; the gateway still passes every request on."""
     oidc = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
     found = Deployment(synth({"oidc": oidc}))
-    told = {
+    issuers = {
         name: read_settings(function["Environment"]["Variables"]).oidc
         for name, function in found.properties("AWS::Lambda::Function").items()
     }
-    assert told.pop("ApiFunction") == Oidc(**oidc)
-    assert set(told.values()) == {None}
+    assert issuers.pop("ApiFunction") == Oidc(**oidc)
+    assert set(issuers.values()) == {None}
     assert routes(found)["ANY /{proxy+}"]["AuthorizationType"] == "NONE"
 
 
@@ -372,7 +372,7 @@ def test_a_budget_has_an_alarm(deployment: Deployment, synth: Synth) -> None:
 
 
 def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> None:
-    """A line of JSON says who asked for what and how it went; no header, query or body."""
+    """A line of JSON contains the caller, the route and the result; no header, query or body."""
     settings = only(deployment.properties("AWS::ApiGatewayV2::Stage"))["AccessLogSettings"]
     assert settings["DestinationArn"] == "AccessLogs.Arn"
     assert json.loads(settings["Format"]) == {
@@ -394,8 +394,10 @@ def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> N
 
 
 @pytest.mark.parametrize("name", ["Control", "Reaper", "DeadLetters", "Api"])
-def test_functions_that_fail_again_and_again_are_told(deployment: Deployment, name: str) -> None:
-    """Three errors in a quarter of an hour."""
+def test_functions_that_fail_again_and_again_raise_an_alarm(
+    deployment: Deployment, name: str
+) -> None:
+    """Three errors in a quarter of an hour raise it."""
     alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}Errors"]
     assert alarm["Dimensions"] == [{"Name": "FunctionName", "Value": f"{name}Function"}]
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/Lambda", "Errors")
@@ -404,17 +406,17 @@ def test_functions_that_fail_again_and_again_are_told(deployment: Deployment, na
 
 
 @pytest.mark.parametrize("name", ["Control", "DeadLetters"])
-def test_messages_that_fail_again_and_again_are_told(
+def test_messages_that_fail_again_and_again_raise_an_alarm(
     deployment: Deployment,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the very figure that the function's handler writes for one, in its own environment."""
+    """The alarm has the very metric that the function's handler emits, in its own environment."""
     function = deployment.properties("AWS::Lambda::Function")[f"{name}Function"]
     service = function["Environment"]["Variables"]["POWERTOOLS_SERVICE_NAME"]
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", service)
-    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)  # so that all fails, whatever is asked for
+    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)  # so that every message fails
     record = {
         "messageId": "1",
         "receiptHandle": "r",
@@ -426,19 +428,19 @@ def test_messages_that_fail_again_and_again_are_told(
     cached_deployment.cache_clear()
     assert handler({"Records": [record]}, LocalLambdaContext(service, 1))["batchItemFailures"]
     [line] = [json.loads(text) for text in capsys.readouterr().out.splitlines() if "_aws" in text]
-    [told] = line["_aws"]["CloudWatchMetrics"]
+    [emitted] = line["_aws"]["CloudWatchMetrics"]
 
     alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}FailedMessages"]
-    assert alarm["Namespace"] == told["Namespace"]
-    assert alarm["MetricName"] in {metric["Name"] for metric in told["Metrics"]}
-    [dimensions] = told["Dimensions"]
+    assert alarm["Namespace"] == emitted["Namespace"]
+    assert alarm["MetricName"] in {metric["Name"] for metric in emitted["Metrics"]}
+    [dimensions] = emitted["Dimensions"]
     assert alarm["Dimensions"] == [{"Name": each, "Value": line[each]} for each in dimensions]
     assert (alarm["Statistic"], alarm["Period"], alarm["EvaluationPeriods"]) == ("Sum", 900, 1)
     assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 2)
 
 
-def test_an_api_that_fails_is_told(deployment: Deployment) -> None:
-    """Answers with 5xx in three minutes on end, whoever gives them: function or gateway."""
+def test_an_api_that_fails_raises_an_alarm(deployment: Deployment) -> None:
+    """Responses with 5xx in three consecutive minutes count, from the function or the gateway."""
     alarm = deployment.properties("AWS::CloudWatch::Alarm")["ApiServerErrors"]
     assert alarm["Dimensions"] == [{"Name": "ApiId", "Value": "HttpApi"}]
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/ApiGateway", "5xx")

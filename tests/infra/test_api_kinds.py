@@ -1,4 +1,4 @@
-"""How callers reach the API: by a name of one's own, inside a VPC alone, or not at all."""
+"""Access to the API: by a custom domain, inside a VPC only, or not at all."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def rest_api(found: Deployment) -> dict[str, Any]:
     return only(found.properties("AWS::ApiGateway::RestApi"))
 
 
-def test_a_private_api_has_no_public_one_beside_it(
+def test_a_private_api_has_no_public_endpoint(
     private: Deployment, templates: dict[str, Template]
 ) -> None:
-    """And a public one none that is private."""
+    """A public one has no private endpoint."""
     for found, kind in ((private, OF_GATEWAYS[1]), (Deployment(templates), OF_GATEWAYS[0])):
         assert [it for it in OF_GATEWAYS if found.resources(it)] == [kind]
 
 
 def test_a_private_api_is_reached_through_its_endpoints_alone(private: Deployment) -> None:
-    """Whoever comes another way is denied; its address is a name of the first endpoint's."""
+    """Other sources are denied; its address is a name of the first endpoint's."""
     api = rest_api(private)
     assert api["EndpointConfiguration"] == {"Types": ["PRIVATE"], "VpcEndpointIds": ENDPOINTS}
     allowed, denied = api["Policy"]["Statement"]
@@ -89,9 +89,9 @@ def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) 
     errors = {}
     for kind, refusal in refusals.items():
         template = refusal["ResponseTemplates"]["application/json"]
-        said = json.loads(template.replace("$context.error.messageString", '"Forbidden"'))
-        assert set(said["error"]) == {"message", "type", "param", "code"}
-        errors[kind] = (refusal.get("StatusCode"), said["error"]["type"])
+        body = json.loads(template.replace("$context.error.messageString", '"Forbidden"'))
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        errors[kind] = (refusal.get("StatusCode"), body["error"]["type"])
     assert errors == {
         "THROTTLED": ("429", "rate_limit_error"),
         "DEFAULT_4XX": (None, "invalid_request_error"),
@@ -103,7 +103,7 @@ def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) 
 
 
 def test_a_stage_is_the_first_part_of_the_paths_that_clients_know(private: Deployment) -> None:
-    """Each has the limit of requests; what stands at the top of the public API is not there."""
+    """Each has the limit of requests; the top-level routes of the public API do not exist."""
     stages = private.properties("AWS::ApiGateway::Stage").values()
     assert {it["StageName"] for it in stages} == set(STAGES)
     assert {path.split("/")[1] for path in PUBLIC} <= {*STAGES, "", "openapi.json"}
@@ -116,7 +116,7 @@ def test_a_stage_is_the_first_part_of_the_paths_that_clients_know(private: Deplo
 
 
 def test_a_private_api_takes_signatures(synth: Synth) -> None:
-    """The page alone needs none, and the policy lets nobody call what their own does not."""
+    """Only the page needs none, and the policy grants callers no more than their own."""
     signed = Deployment(synth(PRIVATE | {"auth": "iam"}))
     assert methods(signed) == {
         ("/", "GET"): "NONE",
@@ -154,7 +154,7 @@ def test_a_change_of_a_private_api_is_deployed(
 
 
 def test_a_deployment_can_have_no_api(synth: Synth) -> None:
-    """Neither function nor gateway, graph nor alarm; what needs an API is told."""
+    """There is no function, gateway, graph or alarm; commands that need an API report it."""
     found = Deployment(synth({"api": "none"}))
     assert [it for it in OF_GATEWAYS if found.resources(it)] == []
     assert not [it for it in found.resources("AWS::Lambda::Function") if it.startswith("Api")]

@@ -35,7 +35,7 @@ HANDLERS = sorted(
     for path in (ROOT / "handler/lambdas").glob("*.py")
     if "\ndef handler(" in path.read_text(encoding="utf-8")
 )
-# Whoever adds a name here adds it to every cold start.
+# Adding a name here adds it to every cold start.
 PACKAGES = {
     "annotated_types",
     "aws_lambda_powertools",
@@ -212,7 +212,7 @@ def test_the_bundle_has_all_that_the_dashboard_loads(folder: Path) -> None:
 
 
 def test_every_module_is_compiled(native: Path) -> None:
-    """Lambda's disk cannot be written: each module has its byte code, which nobody checks again."""
+    """Lambda's disk is read-only: each module has unchecked byte code."""
     sources = [path for path in files(native) if path.suffix == ".py"]
     assert len(sources) > 500
     for source in sources:
@@ -222,14 +222,14 @@ def test_every_module_is_compiled(native: Path) -> None:
 
 
 def test_byte_code_names_no_folder_of_this_machine(native: Path) -> None:
-    """Where a bundle was built does not stand in it, so that it is the same everywhere."""
+    """The build folder's path is not in it, so that it is reproducible."""
     compiled = [path for path in files(native) if path.suffix == ".pyc"]
     here = str(ROOT / "out").encode()
     assert [path for path in compiled if here in path.read_bytes()] == []
 
 
 def test_libraries_are_for_the_processor(folder: Path, machine: Processor) -> None:
-    """What is compiled runs on the processor that the functions ask for."""
+    """Compiled code is for the processor of the functions."""
     libraries = list(folder.rglob("*.so"))
     assert libraries
     for library in libraries:
@@ -273,7 +273,7 @@ def test_a_handler_imports_from_the_bundle_alone(native: Path, name: str) -> Non
 
 
 def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None:
-    """Nothing lies in the bundle that only works elsewhere; what is of tables has its layer."""
+    """The bundle has only modules that work there; those of tables have a layer."""
     modules = [
         ".".join(path.relative_to(native).with_suffix("").parts).removesuffix(".__init__")
         for path in (native / "tidemill").rglob("*.py")
@@ -286,7 +286,7 @@ def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None
 
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_cold_import_does_little(native: Path, name: str) -> None:
-    """By the calls that it makes, which are as many on every machine and in every run."""
+    """It is measured in calls, whose number is the same on every machine."""
     assert int(run(COUNTED, native, f"tidemill.handler.lambdas.{name}")) <= MAX_IMPORT_CALLS
 
 
@@ -332,7 +332,7 @@ def test_another_source_processor_or_python_makes_another_bundle(
 
 
 def test_tokens_bring_what_verifies_them() -> None:
-    """Where they are taken, and nowhere else: cryptography is half as large as all the rest."""
+    """Only deployments that accept tokens have it: cryptography is half as large as the rest."""
     more = set(requirements(has_oidc=True)) - set(requirements())
     assert {name.partition(">")[0] for name in more} == {"cryptography", "pyjwt"}
 
@@ -377,7 +377,7 @@ def test_a_python_is_found_by_the_version_that_it_reports(
 
 
 def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """When pip cannot install, the error is told and the next build begins anew."""
+    """When pip cannot install, the error is reported and the next build starts from scratch."""
 
     def fail(folder: Path, *_: object) -> None:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The configuration: what is wrong in it is told in a sentence, before anything is made."""
+"""Configuration: each error is reported in one sentence, before anything is created."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
 OIDC = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
-ALONE = '[oidc] is of an API with auth = "keys", beside which it stands'
+ALONE = '[oidc] requires an API with auth = "keys"'
 CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 A_PATH = "a path of roles between slashes: /platform/"
 A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
-A_NAME = "a short name of small letters, digits and dashes between them"
+A_NAME = "a short name of lower-case letters, digits and dashes between them"
 
-# A table of the file with one thing wrong in it, and what is said of that.
+# A table of the file with one error in it, and the message for it.
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"nmae": "mill"}, "nmae is no key that Tidemill knows."),
-    ({"name": 3}, "name must be a text in quotes."),
+    ({"nmae": "mill"}, "nmae is not a known key."),
+    ({"name": 3}, "name must be a string in quotes."),
     ({"name": ""}, f'name is "", which does not look like {A_NAME}.'),
     ({"name": "Mill"}, f'name is "Mill", which does not look like {A_NAME}.'),
     ({"name": "mill-"}, f'name is "mill-", which does not look like {A_NAME}.'),
@@ -47,20 +47,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "m" * 25}, f'name is "{"m" * 25}", which does not look like {A_NAME}.'),
     (
         {"name": "default"},
-        'name is "default", as an event bus and a cluster of every account are.',
+        'name is "default", which is an event bus and a cluster in every account.',
     ),
     *(
         (
             {"name": name},
             (
-                f'name is "{name}": ECS keeps names of capacity providers that begin with aws, ecs '
-                "or fargate to itself."
+                f'name is "{name}": ECS reserves names of capacity providers that begin with aws, '
+                "ecs or fargate."
             ),
         )
         for name in ("awsome", "ecs-batch", "fargate")
     ),
     ({"alarm_email": "ops"}, 'alarm_email is "ops", which does not look like an e-mail address.'),
-    ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
+    ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a string in quotes."),
     (
         {"compute": "fargate"},
         "compute is 'fargate'; it can be 'managed-instances', 'asg', 'sagemaker' or 'none'.",
@@ -82,12 +82,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"producers": [{"arn": "arn:aws:iam::444455556666:root", "tenant": "search"}]},
-        "producers names the tenant search, and tenants have folders with drop_tenants alone.",
+        "producers names the tenant search, but tenants have folders only with drop_tenants.",
     ),
     ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),
     ({"windows": "24h"}, "windows must be a table."),
-    ({"windows": {"longest": "24h"}}, "windows.longest is no key that Tidemill knows."),
-    ({"windows": {"default": 24}}, "windows.default must be a text in quotes."),
+    ({"windows": {"longest": "24h"}}, "windows.longest is not a known key."),
+    ({"windows": {"default": 24}}, "windows.default must be a string in quotes."),
     (
         {"windows": {"default": "15d"}},
         'windows.default is "15d"; it can be from 30m to 14d, such as 24h.',
@@ -111,36 +111,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"network": 3}, "network must be a table."),
     # As they were once.
-    ({"zones": ["eu-west-1a"]}, "zones is said by [network] zones now."),
+    ({"zones": ["eu-west-1a"]}, "zones has moved: set it in [network] zones."),
     (
         {"isolated": {"internet": True}},
-        "isolated is said by [network] internet and endpoint_zones now.",
+        "isolated has moved: set it in [network] internet and endpoint_zones.",
     ),
-    ({"network": {"internet": True}}, 'network takes internet with kind = "isolated" alone.'),
+    ({"network": {"internet": True}}, 'network supports internet only with kind = "isolated".'),
     ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
     (
         {"network": {"zones": ["eu-west-1"]}},
         'network.zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
     ),
-    ({"network": {"zones": ["eu-west-1a"] * 2}}, "network.zones names eu-west-1a twice."),
+    ({"network": {"zones": ["eu-west-1a"] * 2}}, "network.zones has the duplicate eu-west-1a."),
     (
         {"network": {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]}},
-        "network.zones must not hold more than 6.",
+        "network.zones must have at most 6 entries.",
     ),
     (
         {"network": {"zones": ["eu-west-1a"]}, "compute": "sagemaker"},
-        "zones are SageMaker's own choice where the network is public.",
+        "zones must be empty with SageMaker's public network.",
     ),
     (
         {"network": "isolated", "models": [MODEL | {"weights_region": "eu-west-1"}]},
         (
-            f"{MODEL['name']} has weights_region, and an isolated network has a way to other "
-            "regions by network.internet alone."
+            f"{MODEL['name']} has weights_region, but an isolated network reaches other regions "
+            "only with network.internet."
         ),
     ),
     (
         {"network": {"kind": "isolated", "endpoint_zones": 3}},
-        "network can have endpoint_zones = 2 at most, unless it names more zones.",
+        "network can have at most endpoint_zones = 2, unless it names more zones.",
     ),
     (
         {"network": {"cidr": "10.73.0.1/16"}},
@@ -149,21 +149,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"network": {"cidr": cidr}},
-            f'network.cidr is "{cidr}"; it must be private, and from /16 to /24.',
+            f'network.cidr is "{cidr}"; it must be a private range from /16 to /24.',
         )
         for cidr in ("8.8.8.0/24", "10.0.0.0/15", "10.0.0.0/25")
     ),
     (
         {"network": {"vpc_id": "vpc-0123456789abcdef0"}},
-        'network takes vpc_id with kind = "existing" alone.',
+        'network supports vpc_id only with kind = "existing".',
     ),
     (
         {"network": EXISTING | {"subnet_ids": []}},
-        'network needs vpc_id and subnet_ids with kind = "existing".',
+        'network requires vpc_id and subnet_ids with kind = "existing".',
     ),
     (
         {"network": EXISTING | {"cidr": "10.0.0.0/16"}},
-        "network takes no cidr of a VPC that exists: its subnets say that.",
+        "network does not support cidr for an existing VPC.",
     ),
     (
         {"network": EXISTING | {"vpc_id": "mine"}},
@@ -200,7 +200,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"kms_key": "alias/mine"},
         (
-            'kms_key is "alias/mine", which does not look like a key of KMS: '
+            'kms_key is "alias/mine", which does not look like a KMS key: '
             "arn:aws:kms:eu-west-1:111122223333:key/…."
         ),
     ),
@@ -208,24 +208,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"api": "private"},
         (
-            'api = "private" is reached through endpoints of a VPC for the service execute-api: '
-            "name them in vpc_endpoint_ids."
+            'api = "private" requires VPC endpoints for the service execute-api: '
+            "list them in vpc_endpoint_ids."
         ),
     ),
     (
         {"vpc_endpoint_ids": ["vpce-0123456789abcdef0"]},
-        'vpc_endpoint_ids are of api = "private".',
+        'vpc_endpoint_ids requires api = "private".',
     ),
     (
         {"api": "private", "vpc_endpoint_ids": ["vpc-1"]},
         (
-            'vpc_endpoint_ids[1] is "vpc-1", which does not look like an endpoint of a VPC, such '
+            'vpc_endpoint_ids[1] is "vpc-1", which does not look like a VPC endpoint, such '
             "as vpce-0123456789abcdef0."
         ),
     ),
     (
         {"api": "none", "domain": {"name": "llm.example.com", "certificate": CERTIFICATE}},
-        '[domain] is of api = "public".',
+        '[domain] requires api = "public".',
     ),
     (
         {"domain": {"name": "LLM", "certificate": CERTIFICATE}},
@@ -236,26 +236,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"oidc": OIDC | {"issuer": "http://login.example.com"}},
         (
-            'oidc.issuer is "http://login.example.com", which does not look like the address of '
-            "an issuer: https://login.example.com."
+            'oidc.issuer is "http://login.example.com", which does not look like an issuer\'s URL: '
+            "https://login.example.com."
         ),
     ),
-    ({"domain": {"name": "llm.example.com"}}, "domain.certificate must be given."),
+    ({"domain": {"name": "llm.example.com"}}, "domain.certificate is required."),
     ({"alarm_messages": "json"}, "alarm_messages is 'json'; it can be 'text' or 'chat'."),
     ({"tags": "team"}, "tags must be a table."),
-    ({"tags": {"team": 3}}, "tags.team must be a text in quotes."),
-    ({"tags": {"aws:team": "ml"}}, 'tags has the key "aws:team", which is not free.'),
-    ({"tags": {"tidemill": "ml"}}, 'tags has the key "tidemill", which is not free.'),
-    ({"tags": {"TideMill": "ml"}}, 'tags has the key "TideMill", which is not free.'),
+    ({"tags": {"team": 3}}, "tags.team must be a string in quotes."),
+    ({"tags": {"aws:team": "ml"}}, 'tags has the key "aws:team", which is reserved.'),
+    ({"tags": {"tidemill": "ml"}}, 'tags has the key "tidemill", which is reserved.'),
+    ({"tags": {"TideMill": "ml"}}, 'tags has the key "TideMill", which is reserved.'),
     (
         {"tags": {"Team": "ml", "team": "ml"}},
-        'tags has "Team" and "team", which are one key to IAM.',
+        'tags has "Team" and "team", which IAM treats as the same key.',
     ),
     (
         {"tags": {"team": "m&l"}},
         (
-            'tags has "team" with a character that not every service takes: letters, digits, '
-            "spaces and _ . : / = + - @ can stand in tags."
+            'tags has "team" with a character that not every service supports: use letters, '
+            "digits, spaces and _ . : / = + - @."
         ),
     ),
     (
@@ -265,42 +265,42 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "a value at most 256."
         ),
     ),
-    ({"tags": {str(it): "" for it in range(41)}}, "tags must not hold more than 40."),
+    ({"tags": {str(it): "" for it in range(41)}}, "tags must have at most 40 tags."),
     (
         {"compute": "sagemaker", "models": [MODEL | {"capacity": "reserved"}]},
-        'small has capacity = "reserved", which SageMaker has not.',
+        'small has capacity = "reserved", which SageMaker does not support.',
     ),
     (
         {"compute": "asg", "models": [MODEL | {"machine_idle_minutes": 5}]},
-        "small has machine_idle_minutes, which managed-instances alone know.",
+        "small has machine_idle_minutes, which only managed-instances supports.",
     ),
-    ({"models": []}, "models must hold at least one."),
+    ({"models": []}, "models must have at least one entry."),
     ({"models": "small"}, "models must be a list in square brackets."),
     ({"models": ["small"]}, "models[1] must be a table."),
-    ({"models": [MODEL, MODEL]}, "models has twice the name small."),
+    ({"models": [MODEL, MODEL]}, "models has a duplicate name: small."),
     (
         {"models": [MODEL | {"aliases": ["gpt"]}, MODEL | {"name": "b", "aliases": ["gpt"]}]},
-        "models has twice the alias gpt.",
+        "models has a duplicate alias: gpt.",
     ),
     (
         {"models": [MODEL | {"aliases": ["*"]}, MODEL | {"name": "b", "aliases": ["*"]}]},
-        "models has twice the alias *.",
+        "models has a duplicate alias: *.",
     ),
     (
         {"models": [MODEL, MODEL | {"name": "b", "adapters": [ADAPTER | {"name": "small"}]}]},
-        "models has the adapter small, as a model or an alias is called.",
+        "models has the adapter small, which is also a model or an alias.",
     ),
     (
         {"models": [MODEL | {"adapters": [ADAPTER], "aliases": ["sql"]}]},
-        "models has the adapter sql, as a model or an alias is called.",
+        "models has the adapter sql, which is also a model or an alias.",
     ),
     (
         {"models": [MODEL | {"adapters": [ADAPTER, ADAPTER]}]},
-        "models has twice the adapter sql.",
+        "models has a duplicate adapter: sql.",
     ),
     (
         {"models": [MODEL, MODEL | {"name": "b", "aliases": ["small"]}]},
-        "models has the alias small, which is the name of a model.",
+        "models has the alias small, which is also the name of a model.",
     ),
     (
         {"models": [MODEL | {"name": "Qwen/3"}, MODEL | {"name": "qwen.3"}]},
@@ -309,7 +309,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 # The same for a key of the second model.
 WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
-    ({"gpus": 2}, "models[2].gpus is no key that Tidemill knows."),
+    ({"gpus": 2}, "models[2].gpus is not a known key."),
     ({"target_minutes": 0}, "models[2].target_minutes is 0; it must be 1 or more."),
     (
         {"target_minutes": 20161},
@@ -338,7 +338,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"weights_key": "alias/mine"},
         (
-            'models[2].weights_key is "alias/mine", which does not look like a key of KMS: '
+            'models[2].weights_key is "alias/mine", which does not look like a KMS key: '
             "arn:aws:kms:eu-west-1:111122223333:key/…."
         ),
     ),
@@ -347,7 +347,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"gpus_per_worker": 9}, "models[2].gpus_per_worker is 9; it must be 8 or less."),
     (
         {"gpus_per_worker": 3},
-        "models[2] has gpus_per_worker = 3; machines with l4 have 1, 4, 8 of them.",
+        "models[2] has gpus_per_worker = 3; machines with l4 have 1, 4, 8.",
     ),
     (
         {"gpus_per_worker": 4, "tensor_parallel_size": 3},
@@ -367,7 +367,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"reservation_group": "arn:aws:resource-groups:eu-west-1:111122223333:group/mine"},
-        'models[2] has a reservation_group, which is of capacity = "reserved".',
+        'models[2] has a reservation_group, which requires capacity = "reserved".',
     ),
     (
         {"reservation_group": "mine"},
@@ -384,7 +384,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"min_workers": 2}, "models[2] has min_workers above max_workers = 1."),
     (
         {"min_workers_hours": "07:00-18:00"},
-        "models[2] has min_workers_hours and no min_workers.",
+        "models[2] has min_workers_hours without min_workers.",
     ),
     (
         {"min_workers": 1, "min_workers_hours": "9 to 5"},
@@ -410,7 +410,7 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         'models[2].aliases[1] is "gpt*", which does not look like a model\'s name, or * for any.',
     ),
     ({"adapters": ["sql"]}, "models[2].adapters[1] must be a table."),
-    ({"adapters": [{"name": "sql"}]}, "models[2].adapters[1].weights must be given."),
+    ({"adapters": [{"name": "sql"}]}, "models[2].adapters[1].weights is required."),
     (
         {"adapters": [{"name": "*", "weights": "s3://tuned/sql"}]},
         'models[2].adapters[1].name is "*", which does not look like a name, such as sql.',
@@ -420,19 +420,19 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         'models[2].adapters[1].weights is "", which does not look like s3://bucket/prefix.',
     ),
     ({"args": "--quiet"}, "models[2].args must be a list in square brackets."),
-    ({"args": [1]}, "models[2].args[1] must be a text in quotes."),
+    ({"args": [1]}, "models[2].args[1] must be a string in quotes."),
 ]
 
 
 def refusal(**differing: Any) -> str:
-    """Return what is said of a configuration that is right but for these keys."""
+    """Return the error of a configuration that is valid except for these keys."""
     with pytest.raises(ConfigRefused) as refused:
         make_config({"models": [MODEL]} | differing, "mill.toml")
     return str(refused.value)
 
 
 @pytest.mark.parametrize(("differing", "sentence"), WRONG, ids=[text for _, text in WRONG])
-def test_a_wrong_value_is_told_in_a_sentence(differing: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_value_is_reported_in_a_sentence(differing: dict[str, Any], sentence: str) -> None:
     """The file, the key and what it may be; one sentence for one mistake."""
     assert refusal(**differing) == f"mill.toml: {sentence}"
 
@@ -448,9 +448,9 @@ def test_a_wrong_value_of_a_model_names_the_model(differing: dict[str, Any], sen
 
 @pytest.mark.parametrize("key", ["name", "gpu"])
 def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
-    """What no default can stand for must be given."""
+    """Keys without a default are required."""
     model = {name: value for name, value in MODEL.items() if name != key}
-    assert refusal(models=[model]) == f"mill.toml: models[1].{key} must be given."
+    assert refusal(models=[model]) == f"mill.toml: models[1].{key} is required."
 
 
 @pytest.mark.parametrize(
@@ -462,34 +462,34 @@ def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
     ],
 )
 def test_workers_that_run_elsewhere_are_not_configured_here(key: str, value: Any) -> None:
-    """Nobody would hear it; and of which GPU they are is not asked for."""
+    """Nothing would read them; their GPU is not requested either."""
     without = {"name": "small"}
     make_config({"compute": "none", "models": [without]}, "mill.toml")
     shown = "[network]" if key == "network" else key
     assert (
         refusal(compute="none", models=[without], **{key: value})
-        == f'mill.toml: compute = "none" starts no workers, for which {shown} is.'
+        == f'mill.toml: compute = "none" starts no workers, so {shown} must not be set.'
     )
 
 
 def test_models_must_be_given() -> None:
     """A deployment without models is none."""
-    with pytest.raises(ConfigRefused, match=r"^mill\.toml: models must be given\.$"):
+    with pytest.raises(ConfigRefused, match=r"^mill\.toml: models is required\.$"):
         make_config({}, "mill.toml")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     """A file with three mistakes is mended in one go."""
     wrong = MODEL | {"gpu": "v100", "max_workers": 0}
     assert refusal(nmae="mill", models=[wrong]).splitlines() == [
         f'mill.toml: models[1].gpu is "v100"; it can be {GPU_NAMES}.',
         "mill.toml: models[1].max_workers is 0; it must be 1 or more.",
-        "mill.toml: nmae is no key that Tidemill knows.",
+        "mill.toml: nmae is not a known key.",
     ]
 
 
 def test_the_file_of_the_project_is_the_default() -> None:
-    """What infra/config.toml writes out is what a file with its models alone asks for."""
+    """All keys in infra/config.toml except the models have their default values."""
     config = read_config(DEFAULT_PATH)
     assert config == Config(models=config.models)
     (model,) = config.models
@@ -520,13 +520,13 @@ def test_whole_numbers_are_prices_too() -> None:
 
 
 def test_a_network_may_have_the_addresses_that_a_company_has_left() -> None:
-    """Those that carriers share, too."""
+    """Shared address space (RFC 6598) is allowed, too."""
     config = make_config({"models": [MODEL], "network": {"cidr": "100.64.16.0/20"}}, "mill.toml")
     assert config.network.cidr == "100.64.16.0/20"
 
 
 def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
-    """With zones of its own a network has as many as there are."""
+    """A network with its own zones may have any number of them."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
     network = {"kind": "isolated", "zones": zones, "endpoint_zones": 3}
     config = make_config({"models": [MODEL], "network": network}, "mill.toml")
@@ -546,7 +546,7 @@ def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
 def test_a_network_has_the_zones_of_its_region(
     differing: dict[str, Any], zones: tuple[str, ...]
 ) -> None:
-    """Unless the configuration names some, or the network is not the deployment's to make."""
+    """The configuration may name others, or the network may exist already."""
     config = make_config({"models": [MODEL]} | differing, "mill.toml")
     named = with_zones(config, [f"eu-west-1{letter}" for letter in "abc"], "zones")
     assert named.network.zones == zones
@@ -555,30 +555,28 @@ def test_a_network_has_the_zones_of_its_region(
 
 
 def test_a_network_has_no_more_zones_than_room_for_subnets() -> None:
-    """A region may have more, and is no mistake of whoever deploys."""
+    """A region may have more, which is not a mistake of the user."""
     config = make_config({"models": [MODEL]}, "mill.toml")
     named = with_zones(config, [f"eu-west-1{letter}" for letter in "abcdefgh"], "zones")
     assert named.network.zones == tuple(f"eu-west-1{letter}" for letter in "abcdef")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "start"),
     [
         (None, "cannot be read: No such file or directory."),
         (b"name = mill\n", "is not TOML: "),
         (b'name = "\xff"\n', "is not TOML: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, start: str) -> None:
     """One sentence names the file, whatever is wrong with it as a whole."""
     path = tmp_path / "mill.toml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigRefused) as refused:
         read_config(path)
-    assert str(refused.value).startswith(f"{path} {said}")
+    assert str(refused.value).startswith(f"{path} {start}")
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
 
@@ -619,7 +617,7 @@ def test_the_app_ends_with_the_sentence(tmp_path: Path, content: str | None, sen
 
 
 def test_more_names_of_the_only_model_can_be_typed() -> None:
-    """Its own name among them changes nothing; of two models nobody could say which is meant."""
+    """Its own name among them changes nothing; with two models it would be ambiguous."""
     config = make_config({"models": [MODEL | {"aliases": ["gpt"]}]}, "mill.toml")
     found = with_aliases(config, ("small", "*", "gpt"), "--served-model-name")
     assert found.models[0].aliases == ("gpt", "*")
@@ -627,7 +625,7 @@ def test_more_names_of_the_only_model_can_be_typed() -> None:
     assert with_aliases(config, (), "") is config
     two = make_config({"models": [MODEL, MODEL | {"name": "b"}]}, "mill.toml")
     with pytest.raises(
-        ConfigRefused, match="--served-model-name: there are 2 models; `aliases` in"
+        ConfigRefused, match="--served-model-name: there are 2 models; set `aliases` in"
     ):
         with_aliases(two, ("gpt",), "--served-model-name")
 

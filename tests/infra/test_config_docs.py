@@ -33,8 +33,8 @@ def documented(text: str) -> list[str]:
 def fields(model: type[Table], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a model and of the tables in it; lists of tables are keys themselves."""
     for name, field in model.model_fields.items():
-        said = field.annotation
-        choices = said.__args__ if isinstance(said, UnionType) else (said,)
+        annotation = field.annotation
+        choices = annotation.__args__ if isinstance(annotation, UnionType) else (annotation,)
         if tables := [each for each in choices if is_table(each)]:
             yield from fields(tables[0], f"{name}.")
         else:
@@ -47,7 +47,7 @@ def is_table(annotation: object) -> bool:
 
 
 def test_the_tables_have_every_key_once() -> None:
-    """Those of a deployment, and behind them those of each of its models."""
+    """They list the keys of a deployment, then those of each of its models."""
     whole, models = PAGE.read_text(encoding="utf-8").split("and for each `[[models]]`:\n")
     assert sorted(documented(whole)) == sorted({*fields(Config)} - {"models"})
     assert sorted(documented(models)) == sorted(fields(Model))

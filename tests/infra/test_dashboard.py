@@ -50,20 +50,20 @@ def test_it_has_the_deployments_name(made: Deployment) -> None:
     assert page(made)["DashboardName"] == "tidemill"
 
 
-def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) -> None:
+def test_it_shows_what_an_operator_needs(widgets: dict[str, dict[str, Any]]) -> None:
     """Work, workers, speed, failures, waiting, the API, money."""
     assert set(widgets) == {
-        "Shards that wait or run",
-        "Workers, and those that are wanted",
+        "Shards waiting or running",
+        "Workers, running and wanted",
         "Oldest message, seconds",
-        "Tokens and audio a second",
-        "Rows a minute",
-        "Leases lost, engines dead, fleets braked",
+        "Tokens and audio per second",
+        "Rows per minute",
+        "Lost leases, dead engines, open circuit breakers",
         "API, milliseconds",
-        "API, answers and errors",
-        "GPUs, price an hour",
+        "API, responses and errors",
+        "GPUs, price per hour",
         "Cost of the GPUs (estimate)",
-        "Messages that failed",
+        "Failed messages",
     }
 
 
@@ -71,19 +71,19 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
     ("title", "namespace", "metrics"),
     [
         (
-            "Shards that wait or run",
+            "Shards waiting or running",
             "AWS/SQS",
             {"ApproximateNumberOfMessagesVisible", "ApproximateNumberOfMessagesNotVisible"},
         ),
-        ("Workers, and those that are wanted", REAPER, {Metric.WORKERS, Metric.WORKERS_WANTED}),
+        ("Workers, running and wanted", REAPER, {Metric.WORKERS, Metric.WORKERS_WANTED}),
         ("Oldest message, seconds", "AWS/SQS", {"ApproximateAgeOfOldestMessage"}),
         (
-            "Tokens and audio a second",
+            "Tokens and audio per second",
             NAMESPACE,
             {Metric.COMPLETION_TOKENS, Metric.PROMPT_TOKENS, Metric.AUDIO_SECONDS},
         ),
         (
-            "Rows a minute",
+            "Rows per minute",
             NAMESPACE,
             {
                 Metric.ROWS_COMPLETED,
@@ -92,14 +92,14 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
                 Metric.ROWS_TRUNCATED,
             },
         ),
-        ("GPUs, price an hour", REAPER, {Metric.WORKERS}),
+        ("GPUs, price per hour", REAPER, {Metric.WORKERS}),
         ("Cost of the GPUs (estimate)", REAPER, {Metric.WORKERS}),
     ],
 )
 def test_every_model_is_shown(
     widgets: dict[str, dict[str, Any]], title: str, namespace: str, metrics: set[str]
 ) -> None:
-    """Each by the metrics that there are, of its own queue, service or name."""
+    """Each has the existing metrics of its queue, service or name."""
     dimensions = {
         "AWS/SQS": lambda name: {"QueueName": f"DoorbellsWork{MODELS[name]}.QueueName"},
         REAPER: lambda name: {"service": "reaper", "model": name},
@@ -116,7 +116,7 @@ def test_every_model_is_shown(
     ("title", "metrics"),
     [
         ("API, milliseconds", {("Latency", "p50"), ("Latency", "p99")}),
-        ("API, answers and errors", {("Count", "Sum"), ("4xx", "Sum"), ("5xx", "Sum")}),
+        ("API, responses and errors", {("Count", "Sum"), ("4xx", "Sum"), ("5xx", "Sum")}),
     ],
 )
 def test_the_api_is_shown(
@@ -130,8 +130,8 @@ def test_the_api_is_shown(
 
 
 def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
-    """Those that workers have, and those that keep them from being started."""
-    shown = figures(widgets["Leases lost, engines dead, fleets braked"])
+    """They include failures of workers, and of their starts."""
+    shown = figures(widgets["Lost leases, dead engines, open circuit breakers"])
     assert {(name, tuple(dimensions.values())) for _, name, dimensions, _ in shown} == {
         (metric, (model, service))
         for model in MODELS
@@ -144,8 +144,8 @@ def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
 
 
 def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
-    """Of all functions that take messages off a queue."""
-    assert [found[:3] for found in figures(widgets["Messages that failed"])] == [
+    """All functions that take messages off a queue are included."""
+    assert [found[:3] for found in figures(widgets["Failed messages"])] == [
         (NAMESPACE, Metric.MESSAGES_FAILED, {"service": service})
         for service in ("control", "intake", "dead_letters")
     ]
@@ -182,7 +182,7 @@ def test_expressions_name_what_they_read(widgets: dict[str, dict[str, Any]]) -> 
 
 def test_tokens_are_by_the_second(widgets: dict[str, dict[str, Any]]) -> None:
     """The metric counts those of a minute."""
-    widget = widgets["Tokens and audio a second"]
+    widget = widgets["Tokens and audio per second"]
     by_label = {
         options["label"]: evaluate(options["expression"], widget, 120)
         for options in expressions(widget)
@@ -194,7 +194,7 @@ def test_tokens_are_by_the_second(widgets: dict[str, dict[str, Any]]) -> None:
 
 def test_running_workers_are_priced(widgets: dict[str, dict[str, Any]]) -> None:
     """Each by its GPUs: they cost the same whether they work or not."""
-    widget = widgets["GPUs, price an hour"]
+    widget = widgets["GPUs, price per hour"]
     assert {
         options["label"]: evaluate(options["expression"], widget, 3)
         for options in expressions(widget)
@@ -210,7 +210,7 @@ def test_the_cost_is_summed_over_the_time_shown(widgets: dict[str, dict[str, Any
 
 
 def test_models_without_a_price_cost_nothing(synth: Synth) -> None:
-    """The page stands without prices too."""
+    """The page works without prices too."""
     found = Deployment(synth(TWO))
     body = json.loads(page(found)["DashboardBody"])
     for widget in body["widgets"]:
@@ -221,7 +221,7 @@ def test_models_without_a_price_cost_nothing(synth: Synth) -> None:
 
 
 def test_widgets_do_not_overlap(widgets: dict[str, dict[str, Any]]) -> None:
-    """No widget lies upon another or beyond the edge."""
+    """No widget overlaps another or exceeds the edge."""
     taken: set[tuple[int, int]] = set()
     for widget in widgets.values():
         cells = {

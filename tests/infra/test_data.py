@@ -52,7 +52,7 @@ def rules(bucket: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_bucket_is_private(bucket: dict[str, Any]) -> None:
-    """No list of rights and no policy can make an object public, whoever writes it."""
+    """No ACL and no policy can make an object public, whatever its writer."""
     assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
     assert len(bucket["PublicAccessBlockConfiguration"]) == 4
     (ownership,) = bucket["OwnershipControls"]["Rules"]
@@ -60,7 +60,7 @@ def test_the_bucket_is_private(bucket: dict[str, Any]) -> None:
 
 
 def test_the_bucket_is_encrypted_and_versioned(bucket: dict[str, Any]) -> None:
-    """S3 encrypts what lies there, and an upload over another leaves the first one readable."""
+    """S3 encrypts stored objects, and an upload over another leaves the first one readable."""
     (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
     assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
     assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
@@ -90,7 +90,7 @@ def test_what_is_lost_for_ever_outlives_its_stack(deployment: Deployment) -> Non
         assert resource["UpdateReplacePolicy"] == "Retain"
 
 
-def test_uploads_that_nobody_ends_are_given_up(bucket: dict[str, Any]) -> None:
+def test_abandoned_uploads_are_aborted(bucket: dict[str, Any]) -> None:
     """Parts of an abandoned upload, which cost and do not show, go after a week, anywhere."""
     rule = rules(bucket)["abandoned-uploads"]
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
@@ -124,13 +124,13 @@ def test_results_go_when_the_configuration_says(bucket: dict[str, Any], prefix: 
 
 
 def test_a_deleted_file_lasts_as_long_as_a_batch_that_reads_it(bucket: dict[str, Any]) -> None:
-    """Batches read the version that they pinned, whatever becomes of the file meanwhile."""
+    """Batches read the version that they pinned, whatever happens to the file since."""
     days = rules(bucket)["old-files"]["NoncurrentVersionExpiration"]["NoncurrentDays"]
     assert days * DAY_SECONDS > MAX_WINDOW_SECONDS + DAY_SECONDS
 
 
 def test_files_that_clients_let_expire_go(bucket: dict[str, Any]) -> None:
-    """When the longest time has passed that `expires_after` can say, by the tag that they have."""
+    """Their tag's rule deletes them after the maximum of `expires_after`."""
     rule = rules(bucket)["short-lived-files"]
     (tag,) = rule["TagFilters"]
     assert f"{tag['Key']}={tag['Value']}" == SHORT_LIVED
@@ -139,7 +139,7 @@ def test_files_that_clients_let_expire_go(bucket: dict[str, Any]) -> None:
 
 
 def test_browsers_reach_objects_by_signed_urls(bucket: dict[str, Any]) -> None:
-    """From any page, for reading and for parts of uploads; nothing else is asked of the bucket."""
+    """Any page may read and upload parts; no other request to the bucket is allowed."""
     (rule,) = bucket["CorsConfiguration"]["CorsRules"]
     assert rule["AllowedOrigins"] == ["*"]
     assert set(rule["AllowedMethods"]) == {"GET", "PUT"}
@@ -147,7 +147,7 @@ def test_browsers_reach_objects_by_signed_urls(bucket: dict[str, Any]) -> None:
 
 
 def test_the_api_says_how_long_files_last(deployment: Deployment, bucket: dict[str, Any]) -> None:
-    """What it tells clients is what the bucket's rule does."""
+    """The lifetime reported to clients is that of the bucket's rule."""
     days = rules(bucket)["old-files"]["ExpirationInDays"]
     for function in deployment.properties("AWS::Lambda::Function").values():
         assert function["Environment"]["Variables"]["TIDEMILL_FILE_DAYS"] == str(days)
@@ -172,7 +172,7 @@ def test_retention_is_configured(synth: Synth) -> None:
 
 
 def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:
-    """By the prefix of drops; the version that a batch reads stays as long as one may run."""
+    """The rule is for drops; the version that a batch reads stays while it may run."""
     found = Deployment(synth({"retention": {"input_days": 3}}))
     rule = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])["replaced-input"]
     assert (rule["Prefix"], rule["ExpirationInDays"]) == ("input/", 3)
@@ -189,9 +189,9 @@ def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) 
 
 
 def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
-    """S3 tells of everything new under `input/`, whatever its name, and of nothing else.
+    """S3 reports everything new under `input/`, whatever its name, and nothing else.
 
-    In a queue of its own: such events are in no group, and stand before all that are.
+    The events have a separate queue: they have no group, and would come before all that have one.
     """
     assert bucket["NotificationConfiguration"] == {
         "QueueConfigurations": [
@@ -204,7 +204,7 @@ def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
     }
 
 
-def test_the_queue_lets_the_bucket_in_before_the_bucket_asks(deployment: Deployment) -> None:
+def test_the_queue_admits_the_bucket_before_the_notification_is_set(deployment: Deployment) -> None:
     """S3 tries the queue when notifications are set up, so its policy must be there by then."""
     template = deployment.templates["Data"]["Resources"]
     bucket = deployment.resources("AWS::S3::Bucket")["DropsBucket"]
@@ -221,7 +221,7 @@ def test_the_queue_lets_the_bucket_in_before_the_bucket_asks(deployment: Deploym
 def test_the_queue_of_older_versions_shuts_after_the_bucket_has_left_it(
     deployment: Deployment,
 ) -> None:
-    """Its policy changes once uploads go elsewhere, so that an update refuses none meanwhile."""
+    """Its policy changes once uploads go elsewhere, so that an update refuses none in between."""
     template = deployment.templates["Data"]["Resources"]
     policy = deployment.resources("AWS::SQS::QueuePolicy")["DoorbellsControlPolicy"]
     assert "AWS::S3::Bucket" in {template[name]["Type"] for name in policy["DependsOn"]}
@@ -263,7 +263,7 @@ def test_more_producers_than_a_policy_holds_are_refused(
     make_app({"producers": [{"arn": arn} for arn in arns]})
     long = [{"arn": f"{arn}/{'x' * 200}"} for arn in arns]
     with pytest.raises(
-        ConfigRefused, match=r"policy takes about 2\d,\d{3} bytes, and AWS takes 20,4"
+        ConfigRefused, match=r"policy needs about 2\d,\d{3} bytes, and AWS allows 20,4"
     ):
         make_app({"producers": long})
 
@@ -302,7 +302,7 @@ def keys_of(table: dict[str, Any]) -> dict[str, str]:
 def test_queues_are_encrypted_and_take_tls_only(
     deployment: Deployment, queues: dict[str, dict[str, Any]]
 ) -> None:
-    """No message lies or travels in the clear."""
+    """No message is stored or sent in the clear."""
     assert len(queues) == 6
     for name, queue in queues.items():
         assert queue["SqsManagedSseEnabled"] is True, name
@@ -317,7 +317,7 @@ def test_queues_are_encrypted_and_take_tls_only(
 
 
 def test_dead_letters_have_a_place(queues: dict[str, dict[str, Any]]) -> None:
-    """Messages that nobody can deal with come to one queue, and what it cannot, to a person."""
+    """Messages that cannot be handled go to one queue, and its failures to a person."""
     redrive = {name: queue.get("RedrivePolicy") for name, queue in queues.items()}
     assert redrive == {
         "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
@@ -342,7 +342,7 @@ def test_messages_wait_as_long_as_any_batch_may_run(queues: dict[str, dict[str, 
 
 
 def test_ends_of_workers_of_this_account_may_speak_to_control(deployment: Deployment) -> None:
-    """Beside our own roles: EventBridge for this deployment's rules."""
+    """Besides our own roles, EventBridge may send for this deployment's rules."""
     statements = deployment.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsControl")
     rules = f"arn:aws:events:eu-west-1:{ACCOUNT}:rule/tidemill-*"
     assert [statement for statement in statements if statement["Effect"] == "Allow"] == [
@@ -360,14 +360,14 @@ def test_ends_of_workers_of_this_account_may_speak_to_control(deployment: Deploy
 
 
 @pytest.mark.parametrize("name", ["Worktidemilldemo", "Intake", "DeadLetters"])
-def test_nobody_else_may_speak_to_the_workers(deployment: Deployment, name: str) -> None:
-    """No policy lets anybody send to these queues: only roles of ours can."""
+def test_only_our_roles_may_send_to_workers(deployment: Deployment, name: str) -> None:
+    """No policy allows others to send to these queues: only roles of ours can."""
     statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
     assert {statement["Effect"] for statement in statements} == {"Deny"}
 
 
-def test_each_model_has_a_queue_of_its_own(synth: Synth) -> None:
-    """A queue a model, which processes find by the model's name."""
+def test_each_model_has_a_separate_queue(synth: Synth) -> None:
+    """Processes find each model's queue by the model's name."""
     models = [{"name": "Qwen/Qwen3-0.6B", "gpu": "l4"}, {"name": "small", "gpu": "t4"}]
     found = Deployment(synth({"models": models}))
     outputs = found.outputs("Data")
@@ -379,8 +379,8 @@ def test_each_model_has_a_queue_of_its_own(synth: Synth) -> None:
 # Events and alarms
 
 
-def test_a_batch_that_ends_badly_is_told(deployment: Deployment) -> None:
-    """The bus carries batches that failed or expired to the topic, in words."""
+def test_a_batch_that_ends_badly_is_reported(deployment: Deployment) -> None:
+    """The bus sends batches that failed or expired to the topic, as text."""
     rule = deployment.properties("AWS::Events::Rule")["EventsEndedBadly"]
     assert rule["EventBusName"] == "EventsBus"
     assert rule["State"] == "ENABLED"
@@ -402,13 +402,13 @@ def test_a_batch_that_ends_badly_is_told(deployment: Deployment) -> None:
     }
 
 
-def test_a_batch_that_ends_badly_is_told_to_a_chat(synth: Synth) -> None:
-    """Amazon Q Developer shows what has this form, and alarms as they are."""
+def test_a_batch_that_ends_badly_is_reported_to_a_chat(synth: Synth) -> None:
+    """Amazon Q Developer shows messages of this format, and alarms unchanged."""
     found = Deployment(synth({"alarm_messages": "chat"}))
     (target,) = found.properties("AWS::Events::Rule")["EventsEndedBadly"]["Targets"]
-    said = json.loads(target["InputTransformer"]["InputTemplate"])
-    assert (said["version"], said["source"]) == ("1.0", "custom")
-    assert said["content"] == {
+    message = json.loads(target["InputTransformer"]["InputTemplate"])
+    assert (message["version"], message["source"]) == ("1.0", "custom")
+    assert message["content"] == {
         "textType": "client-markdown",
         "title": "Batch <detail-status>",
         "description": "Batch <detail-batch_id> of <detail-input> is <detail-status>.",
@@ -416,21 +416,21 @@ def test_a_batch_that_ends_badly_is_told_to_a_chat(synth: Synth) -> None:
 
 
 def test_the_bus_has_the_deployments_name(synth: Synth) -> None:
-    """Two deployments of an account have buses of their own."""
+    """Two deployments of an account have separate buses."""
     for name in ("tidemill", "mill-two"):
         found = Deployment(synth({"name": name}))
         assert found.properties("AWS::Events::EventBus")["EventsBus"]["Name"] == name
 
 
 def test_the_topic_hears_rules_and_alarms_by_tls(deployment: Deployment) -> None:
-    """EventBridge and CloudWatch may publish, the latter for this account; nobody in the clear."""
+    """EventBridge and CloudWatch may publish, the latter for this account; only by TLS."""
     statements = deployment.resource_statements("AWS::SNS::TopicPolicy", "EventsAlarms")
-    told = {
+    principals = {
         (statement["Effect"], json.dumps(statement["Principal"]), json.dumps(condition))
         for statement in statements
         for condition in [statement.get("Condition")]
     }
-    assert told == {
+    assert principals == {
         ("Deny", '"*"', '{"Bool": {"aws:SecureTransport": "false"}}'),
         ("Allow", '{"Service": "events.amazonaws.com"}', "null"),
         (
@@ -442,11 +442,11 @@ def test_the_topic_hears_rules_and_alarms_by_tls(deployment: Deployment) -> None
     assert {statement["Action"] for statement in statements} == {"sns:Publish"}
 
 
-def test_an_address_is_told_of_alarms_if_there_is_one(deployment: Deployment, synth: Synth) -> None:
-    """The configured address gets the topic's mails; without one nobody does."""
+def test_the_alarm_address_is_subscribed(deployment: Deployment, synth: Synth) -> None:
+    """The configured address gets the topic's mails; without one there is no subscription."""
     assert deployment.properties("AWS::SNS::Subscription") == {}
-    told = Deployment(synth({"alarm_email": "ops@example.com"}))
-    (subscription,) = told.properties("AWS::SNS::Subscription").values()
+    subscribed = Deployment(synth({"alarm_email": "ops@example.com"}))
+    (subscription,) = subscribed.properties("AWS::SNS::Subscription").values()
     assert subscription == {
         "Protocol": "email",
         "Endpoint": "ops@example.com",
@@ -454,8 +454,8 @@ def test_an_address_is_told_of_alarms_if_there_is_one(deployment: Deployment, sy
     }
 
 
-def test_every_alarm_is_told_and_explained(deployment: Deployment) -> None:
-    """Each alarm that is for people goes to the topic and says what it means and where to read."""
+def test_every_alarm_is_sent_and_explained(deployment: Deployment) -> None:
+    """Each alarm for people goes to the topic and explains its meaning and where to read on."""
     alarms = deployment.properties("AWS::CloudWatch::Alarm")
     for_people = {
         name: alarm for name, alarm in alarms.items() if alarm["AlarmActions"] == ["EventsAlarms"]
@@ -480,7 +480,7 @@ def test_every_alarm_is_told_and_explained(deployment: Deployment) -> None:
 def test_queues_raise_alarms(  # noqa: PLR0917 - a table of alarms
     deployment: Deployment, name: str, queue: str, metric: str, above: int, minutes: int
 ) -> None:
-    """What waits where nothing should wait, or for too long, is told."""
+    """Messages that wait where none should, or for too long, raise one."""
     alarm = deployment.properties("AWS::CloudWatch::Alarm")[name]
     assert alarm["Dimensions"] == [{"Name": "QueueName", "Value": f"Doorbells{queue}.QueueName"}]
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SQS", metric)
@@ -490,7 +490,7 @@ def test_queues_raise_alarms(  # noqa: PLR0917 - a table of alarms
 
 
 def test_the_stack_says_its_names(deployment: Deployment) -> None:
-    """What people and scripts need to know stands in the outputs."""
+    """The outputs contain what people and scripts need to know."""
     assert deployment.outputs("Data") == {
         "AlarmTopicArn": "EventsAlarms",
         "BucketName": "DropsBucket",

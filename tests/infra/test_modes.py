@@ -29,17 +29,17 @@ CHOSEN = [
 @pytest.mark.parametrize("mode", CHOSEN)
 def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
     """`synth` raises for a finding of cdk-nag; cfn-lint's are listed."""
-    said = {
+    findings = {
         stack: sentences
         for stack, template in synth(modes()[mode]).items()
         if (sentences := linted(json.dumps(template.to_json(), sort_keys=True)))
     }
-    assert said == {}
+    assert findings == {}
 
 
 @pytest.mark.long
 def test_templates_pass_the_rules_of_the_cdk() -> None:
-    """In a process that has them on, as a deployment has."""
+    """A separate process has the rules enabled, as a deployment does."""
     wanted = f"{test_templates_of_a_mode_pass_the_checks.__name__}[as it is]"
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", f"{__file__}::{wanted}"]
     environment = {**os.environ, "CDK_VALIDATION": "true"}
@@ -51,7 +51,7 @@ def test_templates_pass_the_rules_of_the_cdk() -> None:
 def test_no_acknowledgement_is_idle(
     synth: Synth, acknowledged: dict[str, set[Acknowledgement]]
 ) -> None:
-    """Some mode needs every line of the table."""
+    """Every line of the table is needed in some mode."""
     used = set()
     for overrides in modes().values():
         synth(overrides)
@@ -61,9 +61,9 @@ def test_no_acknowledgement_is_idle(
 
 def test_every_value_is_in_some_mode() -> None:
     """A value that no configuration can have would be checked by nothing."""
-    told = set(", ".join(modes()).split(", "))
+    covered = set(", ".join(modes()).split(", "))
     first = {next(iter(values)) for values in KEYS.values()}
-    assert {value for values in KEYS.values() for value in values} <= told | first
+    assert {value for values in KEYS.values() for value in values} <= covered | first
     assert len(modes()) < sum(map(len, KEYS.values()))
 
 

@@ -1,4 +1,4 @@
-"""The table of cdk-nag's findings, and that faults beside it fail synth."""
+"""The table of cdk-nag's findings; other findings fail synth."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_acknowledgement_covers_its_rule_only(tmp_path: Path) -> None:
     """A line for one rule leaves the findings of others at the same place."""
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         synth_with_open_bucket(
-            tmp_path, Acknowledgement("AwsSolutions-S1", "Planted/*", "Nobody reads such logs.")
+            tmp_path, Acknowledgement("AwsSolutions-S1", "Planted/*", "Such logs are not read.")
         )
     assert findings(tmp_path) == {("AwsSolutions-S10", "Planted/Bucket/Resource")}
 
@@ -64,7 +64,7 @@ def test_an_acknowledgement_covers_its_rule_only(tmp_path: Path) -> None:
 def test_the_app_is_checked(
     monkeypatch: pytest.MonkeyPatch, stub_bundle: Callable[[], Bundle], tmp_path: Path
 ) -> None:
-    """What `cdk` calls fails for a fault in any stack."""
+    """The app that `cdk` calls fails for a finding in any stack."""
     add_stacks = infra_app.add_stacks
 
     def add_stacks_and_fault(app: App, *arguments: Any) -> None:

@@ -35,7 +35,7 @@ HOST = re.compile(r"amazonaws\.com(?:\.cn)?")
 def test_a_deployment_names_nothing_of_another_partition(
     make_app: Callable[..., App], mode: str, region: str
 ) -> None:
-    """Neither an ARN nor a host, and no resource that the region does not know."""
+    """There is no foreign ARN or host, and no resource that the region lacks."""
     partition, suffix = REGIONS[region]
     app = make_app(MODES[mode], Environment(account="111122223333", region=region))
     templates = {
@@ -45,10 +45,10 @@ def test_a_deployment_names_nothing_of_another_partition(
     }
     assert set(templates) == {"Data", "Api", "Compute"}
     for name, template in templates.items():
-        told = texts(template, {"AWS::Partition": partition, "AWS::URLSuffix": suffix})
+        strings = texts(template, {"AWS::Partition": partition, "AWS::URLSuffix": suffix})
         foreign = [
             text
-            for text in told
+            for text in strings
             if set(re.findall(r"\barn:([a-z-]*)", text)) - {partition}
             or (set(HOST.findall(text)) - {suffix} and not PRINCIPAL.fullmatch(text))
         ]

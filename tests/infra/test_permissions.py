@@ -150,7 +150,7 @@ RIGHTS = {
     ("s3", "upload_part_copy"): "s3:GetObject PutObject",
     ("sqs", "send_message_batch"): "sqs:SendMessage",
 }
-# What stands in the source where an argument needs more than the method does.
+# The source's reason where an argument needs more than the method does.
 RIGHTS_OF_TEXTS = {
     "Put": "dynamodb:PutItem",
     "Update": "dynamodb:UpdateItem",
@@ -159,7 +159,7 @@ RIGHTS_OF_TEXTS = {
     "Tagging": "s3:PutObjectTagging",
     "VersionId": "s3:GetObjectVersion",
 }
-# What AWS lets nobody narrow down to a resource.
+# Calls that AWS does not allow to be restricted to a resource.
 RESOURCELESS = {
     "cloudwatch:PutMetricData",
     "ec2:DescribeDhcpOptions",
@@ -250,7 +250,7 @@ def test_a_role_may_do_what_its_code_does(role: str) -> None:
 def test_only_a_deployment_that_erases_has_the_rights_for_it(
     deployment: Deployment, synth: Synth
 ) -> None:
-    """To list versions and to delete them for good, of objects alone, and in one role."""
+    """One role may list and permanently delete versions, of objects only."""
     found = Deployment(synth({"retention": {"erase_batches": True}}))
     for role in FUNCTION_ROLES:
         more = {
@@ -277,13 +277,15 @@ def test_only_a_deployment_that_keeps_results_has_the_rights_for_it(
         for action in ("GetObject", "GetObjectVersion", "PutObject", "DeleteObject")
     }
     for task in found.properties("AWS::ECS::TaskDefinition").values():
-        told = {it["Name"]: it["Value"] for it in task["ContainerDefinitions"][0]["Environment"]}
-        config = read_config({name: told[name] for name in REUSE}, {"queue": "q"})
+        variables = {
+            it["Name"]: it["Value"] for it in task["ContainerDefinitions"][0]["Environment"]
+        }
+        config = read_config({name: variables[name] for name in REUSE}, {"queue": "q"})
         assert (config.reuse, config.reuse_sampled, config.reuse_max_size) == (True, False, 2**34)
 
 
 def test_only_the_api_lists_tenants() -> None:
-    """The index by tenant may be asked by whom the source has asking it, and by nobody else."""
+    """Only the role whose code queries the index by tenant may query it."""
     asking = {role for role, module in CODE.items() if "IndexName" in needed_by(module).texts}
     assert asking == {role for role in ROLES if f"{TABLE}/index/by_tenant" in ROLES[role]}
     assert asking == {"ApiRole"}
@@ -293,7 +295,7 @@ def test_only_the_api_lists_tenants() -> None:
 def test_keys_and_tenants_are_read_by_those_who_need_them(
     deployment: Deployment, role: str
 ) -> None:
-    """The API alone sees keys, and nobody changes them; limits of tenants are seen by three."""
+    """Only the API sees keys, and no role changes them; limits of tenants are seen by three."""
     found = {
         (grant.condition, grant.action)
         for grant in deployment.grants(role)
@@ -346,7 +348,7 @@ def test_a_wildcard_in_a_resource_is_its_last_part(any_deployment: Deployment) -
     ] == []
 
 
-def test_aws_writes_the_policy_of_its_own_machinery_only(any_deployment: Deployment) -> None:
+def test_only_ecs_infrastructure_has_a_managed_policy(any_deployment: Deployment) -> None:
     """The one role with a policy that AWS keeps is the one by which ECS starts machines."""
     managed = {
         name: policies
@@ -364,7 +366,7 @@ def test_aws_writes_the_policy_of_its_own_machinery_only(any_deployment: Deploym
 
 
 def test_every_role_is_for_one_service(any_deployment: Deployment) -> None:
-    """Nobody but the service that a role is made for may take it: no account and no user."""
+    """Only the service that a role is for may assume it: no account and no user."""
     for name, role in any_deployment.properties("AWS::IAM::Role").items():
         (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
         assert list(statement["Principal"]) == ["Service"], name
@@ -372,7 +374,7 @@ def test_every_role_is_for_one_service(any_deployment: Deployment) -> None:
 
 
 def test_a_service_takes_a_role_for_this_account_alone(any_deployment: Deployment) -> None:
-    """All but those that machines start with: EC2 and ECS name no account when they take them."""
+    """Machine roles are the exception: EC2 and ECS name no account when they assume them."""
     unbound = {
         name
         for name, role in any_deployment.properties("AWS::IAM::Role").items()
@@ -431,7 +433,7 @@ def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
 
 
 def test_a_key_decrypts_weights_for_s3_alone(synth: Synth) -> None:
-    """Where it is named: by S3 of the region that has the weights, and for nothing else."""
+    """It is used where it is configured: by S3 of the weights' region, and for nothing else."""
     key = "arn:aws:kms:us-west-2:111122223333:key/abc"
     model = {"name": "large", "gpu": "l4", "weights": "s3://weights/large", "weights_key": key}
     found = Deployment(synth({"models": [model | {"weights_region": "us-west-2"}]}))

@@ -1,4 +1,4 @@
-"""The CDK's runtime warns of no Node.js: what it would print is no business of who deploys."""
+"""The CDK's runtime prints no warning about Node.js, which users could not act on."""
 
 from __future__ import annotations
 

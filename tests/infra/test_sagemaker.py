@@ -85,21 +85,21 @@ def test_a_job_runs_the_worker_of_its_model(made: Compute) -> None:
 
 
 def test_a_job_looks_for_its_disk_itself(jobs: Compute) -> None:
-    """Nothing is said of folders: neither /tmp nor the image's may have room for weights."""
+    """No folder is configured: neither /tmp nor the image's may have room for weights."""
     for value in environment_of(jobs, SMALL).values():
         assert not value.startswith("/")
     assert means_of(jobs, SMALL).output_uri == "s3://DropsBucket/work/sagemaker/small"
 
 
 def test_a_job_has_the_tags_of_its_deployment(synth: Synth) -> None:
-    """As all else has; other tags replace no worker."""
+    """All other resources have them, too; other tags replace no worker."""
     tagged = Compute(synth(KINDS["jobs"] | {"tags": {"team": "ml"}}))
     assert means_of(tagged, SMALL).tags == {"tidemill": "tidemill", "team": "ml"}
     assert tagged.plans()["small"].release == Compute(synth(KINDS["jobs"])).plans()["small"].release
 
 
 def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
-    """With rights for its subnets and groups."""
+    """Their role has permissions for its subnets and groups."""
     network = EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}
     made = Compute(synth(KINDS["jobs"] | {"network": network}))
     means = means_of(made, SMALL)
@@ -120,7 +120,7 @@ def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
 
 
 def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:
-    """On the cheapest machine that there is a quota for."""
+    """It runs on the cheapest machine with a quota."""
     assert means_of(jobs, BIG).instance_types == ("ml.g6.12xlarge", "ml.g6.24xlarge")
     assert means_of(jobs, SMALL).instance_types[0] == "ml.g4dn.xlarge"
 
@@ -152,7 +152,7 @@ def test_an_isolated_network_leads_to_what_a_worker_speaks_to(synth: Synth) -> N
 
 
 def test_a_change_of_what_jobs_are_is_another_release(synth: Synth) -> None:
-    """And no change is none: nothing is replaced for nothing."""
+    """Without a change there is no new release: nothing is replaced needlessly."""
 
     def release(**differing: Any) -> str:
         models = {"models": [SMALL | differing], "compute": "sagemaker"}
@@ -165,8 +165,8 @@ def test_a_change_of_what_jobs_are_is_another_release(synth: Synth) -> None:
     assert release(max_workers=9) == release()
 
 
-def test_ends_of_jobs_are_told(made: Compute) -> None:
-    """Those of this sort; whose they are the handler knows by their names."""
+def test_ends_of_jobs_are_sent(made: Compute) -> None:
+    """The rule covers all jobs; the handler recognises its own by their names."""
     rule = made.only("AWS::Events::Rule")
     assert rule["EventPattern"]["source"] == ["aws.sagemaker"]
     assert rule["EventPattern"]["detail-type"] == ["SageMaker Training Job State Change"]
@@ -177,7 +177,7 @@ def test_ends_of_jobs_are_told(made: Compute) -> None:
 
 
 def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
-    """By the names that they have, as the roles of this deployment's models."""
+    """Their names, and the roles of this deployment's models, restrict the permission."""
     passed = json.dumps({"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})
     policy = made.of("AWS::IAM::ManagedPolicy")["LaunchingPolicy"]
     assert made.granted(policy) == {
@@ -190,7 +190,7 @@ def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
 
 
 def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
-    """Beside it what SageMaker does for it: pull its image, ship its log and figures."""
+    """In addition, SageMaker acts for it: it pulls the image, and ships logs and metrics."""
     tasks, made = Compute(synth(TWO)), Compute(synth(KINDS["jobs"]))
     group = f"arn:aws:logs:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs"
     own = json.dumps({"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}})
@@ -214,7 +214,7 @@ def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
 
 
 def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
-    """By interfaces in its subnets, and none elsewhere is changed."""
+    """It creates interfaces in its subnets, and changes none elsewhere."""
     made = Compute(synth(KINDS["jobs, isolated"]))
     found = {
         grant
@@ -236,20 +236,22 @@ def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
 
 
 @pytest.mark.parametrize(
-    ("differing", "said"),
+    ("differing", "error"),
     [
         (
             {"aliases": [f"alias-number-{number}" for number in range(40)]},
-            "small has more aliases or adapters than a job of SageMaker can be told",
+            "small has too many aliases or adapters for a SageMaker job",
         ),
-        ({"args": ["--chat-template", "x" * 257]}, "is longer than the 256 characters"),
-        ({"args": ["--max-num-seqs=8"] * 101}, "a job of SageMaker takes 100"),
-        ({"args": ["--cuda-graph-sizes=" + "8," * 40] * 40}, "and AWS takes 4,096"),
+        ({"args": ["--chat-template", "x" * 257]}, "exceeds the 256 characters"),
+        ({"args": ["--max-num-seqs=8"] * 101}, "a SageMaker job is limited to 100"),
+        ({"args": ["--cuda-graph-sizes=" + "8," * 40] * 40}, "AWS allows 4,096"),
     ],
 )
-def test_what_no_job_holds_is_refused(synth: Synth, differing: dict[str, Any], said: str) -> None:
-    """In a sentence, when the stacks are made."""
-    with pytest.raises(ConfigRefused, match=said):
+def test_settings_that_no_job_can_hold_are_refused(
+    synth: Synth, differing: dict[str, Any], error: str
+) -> None:
+    """The error is one sentence, at synthesis."""
+    with pytest.raises(ConfigRefused, match=error):
         synth({"models": [SMALL | differing], "compute": "sagemaker"})
 
 

@@ -47,7 +47,7 @@ def written(
 
 
 def test_they_need_no_bootstrap(written: Path) -> None:
-    """The Lambdas' alone has assets, and parameters that say where they lie."""
+    """Only the Lambdas' template has assets, and parameters that locate them."""
     for path in written.glob("*.json"):
         text = path.read_text(encoding="utf-8")
         assert "cdk-hnb659fds" not in text
@@ -60,7 +60,7 @@ def test_they_need_no_bootstrap(written: Path) -> None:
 
 
 def test_the_code_of_each_lambda_is_among_the_assets(written: Path) -> None:
-    """Under the key that its template has, with rights that Lambda can read."""
+    """It has the key that its template names, and permissions with which Lambda can read it."""
     found = json.loads((written / "api.template.json").read_text(encoding="utf-8"))["Resources"]
     codes = [
         resource["Properties"]["Code"]
@@ -112,9 +112,9 @@ def test_the_code_verifies_tokens_where_the_configuration_takes_them(
 def test_an_image_that_is_to_be_built_is_refused(
     default_config: dict[str, Any], stub_bundle: Callable[[], Bundle], tmp_path: Path
 ) -> None:
-    """Nobody would build it; what was written before stays."""
+    """No command would build it; earlier output stays."""
     (tmp_path / "kept").touch()
-    with pytest.raises(ConfigRefused, match="say which by `image`"):
+    with pytest.raises(ConfigRefused, match="set `image`"):
         write_templates(make_config(default_config, "test"), stub_bundle(), tmp_path)
     assert (tmp_path / "kept").exists()
 
@@ -122,7 +122,7 @@ def test_an_image_that_is_to_be_built_is_refused(
 def test_the_command_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the words of the configuration, with its path."""
+    """The error is the configuration's own, with its path."""
     monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: None)
     path = tmp_path / "config.toml"
     for text, words in (
@@ -131,9 +131,9 @@ def test_the_command_says_what_is_wrong(
     ):
         path.write_text(text)
         assert templates.main(["--config", str(path), "--output", str(tmp_path / "out")]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith(f"{path}: ")
-        assert words in said
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(f"{path}: ")
+        assert words in stderr
 
 
 @pytest.mark.long
@@ -156,5 +156,5 @@ def test_terraform_takes_the_module(tmp_path: Path) -> None:
     assert terraform("fmt", "-check").returncode == 0
     if terraform("init", "-backend=false", "-input=false").returncode:
         pytest.skip("its provider for AWS cannot be had")
-    said = terraform("validate", "-json")
-    assert json.loads(said.stdout)["diagnostics"] == []
+    result = terraform("validate", "-json")
+    assert json.loads(result.stdout)["diagnostics"] == []

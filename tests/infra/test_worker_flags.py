@@ -25,6 +25,6 @@ from infra.worker_flags import worker_flags
 def test_gpus_share_the_model_or_have_an_engine_each(
     given: dict[str, Any], flags: list[str]
 ) -> None:
-    """As many share it as the configuration says: by default all of a worker."""
+    """The configuration sets how many share it: by default all of a worker."""
     alone = worker_flags(Model(name="m", gpu="l4"))
     assert worker_flags(Model(name="m", gpu="l4", **given)) == [*alone, *flags]

@@ -30,7 +30,7 @@ def test_nothing_starts_workers(elsewhere: Deployment) -> None:
 
 
 def test_a_worker_may_do_what_one_on_ecs_may(elsewhere: Deployment, synth: Synth) -> None:
-    """No right more and none less, under the same conditions; the policy is nobody's yet."""
+    """It has exactly the same permissions, under the same conditions; the policy is unattached."""
     ours = Deployment(synth({"reuse": True}))
     policy = elsewhere.properties("AWS::IAM::ManagedPolicy", "Data")["PoliciesWorkertidemilldemo"]
     assert elsewhere.granted(policy) == ours.grants("WorkertidemilldemoRole", "Compute")
@@ -52,7 +52,7 @@ def test_a_launcher_changes_nothing_but_fleets(elsewhere: Deployment) -> None:
 
 
 def test_the_outputs_are_all_that_workers_must_know(elsewhere: Deployment) -> None:
-    """A launcher and a worker read their settings from what the stack tells."""
+    """A launcher and a worker read their settings from the stack's outputs."""
     outputs = elsewhere.outputs("Data")
     variables = json.loads(outputs["WorkerEnvironment"])
     assert set(read_settings(variables).work_queues) == {MODEL}

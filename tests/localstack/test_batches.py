@@ -60,7 +60,7 @@ def cloud(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def aws(ministack: Emulator) -> Aws:
-    """What tests run operations with."""
+    """The driver with which tests run operations."""
     return Aws(ministack.client)
 
 
@@ -71,7 +71,7 @@ def deployment(cloud: Cloud) -> Deployment:
 
 
 def lines(count: int, model: str = SCRIPTED, **body: Any) -> bytes:
-    """Return a file of so many requests."""
+    """Return a file of that many requests."""
     requests = [
         {
             "custom_id": f"line-{number}",
@@ -106,15 +106,15 @@ def test_the_example_file_is_answered_by_the_demo_model(cloud: Cloud) -> None:
     body = (ROOT / "examples/demo.jsonl").read_bytes()
     cloud.drop("demo", body, team="search")
     report = cloud.wait("demo")
-    asked = [json.loads(line)["custom_id"] for line in body.splitlines()]
+    requested = [json.loads(line)["custom_id"] for line in body.splitlines()]
     rows = cloud.rows("demo")
     failed = cloud.rows("demo", ".errors")
     assert report["status"] == "completed"
     assert report["metadata"] == {"team": "search"}
     answered = {row["custom_id"] for row in rows} | {row["custom_id"] for row in failed}
-    assert answered == set(asked)
+    assert answered == set(requested)
     assert [row["custom_id"] for row in rows] == [
-        n for n in asked if n not in {row["custom_id"] for row in failed}
+        n for n in requested if n not in {row["custom_id"] for row in failed}
     ]
     assert report["usage"]["output_tokens"] > 0
     OpenAIBatch.model_validate(report)
@@ -161,7 +161,7 @@ def test_a_batch_that_finalizes_can_no_longer_be_cancelled(
 def test_an_expired_batch_has_a_row_for_every_line(
     cloud: Cloud, aws: Aws, deployment: Deployment
 ) -> None:
-    """What was finished is in the output; the others' rows say `batch_expired`."""
+    """Finished lines are in the output; the others' rows have the code `batch_expired`."""
     count = 240
     cloud.drop("expire", lines(count))
     batch = wait_until(
@@ -188,7 +188,7 @@ def test_an_expired_batch_has_a_row_for_every_line(
 def test_a_newer_upload_of_a_key_replaces_the_older_batch(
     cloud: Cloud, aws: Aws, deployment: Deployment
 ) -> None:
-    """The older batch is cancelled, and what stands at the key in the end is the newer output."""
+    """The older batch is cancelled, and the key finally has the newer output."""
     cloud.drop("twice", lines(400))
     older = wait_until(aws, deployment, "twice", lambda batch: batch.num_shards > 0)
     cloud.drop("twice", lines(5))
@@ -267,7 +267,7 @@ def test_a_bad_file_fails_with_its_reason(name: str, cloud: Cloud) -> None:
     ],
 )
 def test_a_bad_option_fails_the_batch(options: dict[str, str], param: str, cloud: Cloud) -> None:
-    """A drop has nobody to answer, so the report names the option."""
+    """A drop has no caller to reply to, so the report names the option."""
     name = f"option-{param}-{len(options)}-{options.get('completion_window', '')}{time.time()}"
     cloud.drop(name, lines(1), **options)
     report = cloud.wait(name)
@@ -343,7 +343,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
 
 @pytest.mark.parametrize("form", ["json", "jsonl.gz", "json.gz", "JSONL"])
 def test_a_file_in_another_form_gets_the_same_rows(form: str, cloud: Cloud) -> None:
-    """Through shards, a worker and the end: those of the lines, in their order."""
+    """The rows come through shards, a worker and finalize, in line order."""
     body = lines(100)
     data = json.dumps([json.loads(line) for line in body.splitlines()], indent=1).encode()
     data = data if "json" in form.split(".") else body
@@ -351,12 +351,12 @@ def test_a_file_in_another_form_gets_the_same_rows(form: str, cloud: Cloud) -> N
     report = cloud.wait(f"form.{form}")
     assert report["status"] == "completed"
     assert report["input_file_id"] == f"s3://{cloud.resources.bucket}/input/form.{form}"
-    asked = [f"line-{number}" for number in range(1, 101)]
-    assert [row["custom_id"] for row in cloud.rows(f"form.{form}")] == asked
+    requested = [f"line-{number}" for number in range(1, 101)]
+    assert [row["custom_id"] for row in cloud.rows(f"form.{form}")] == requested
 
 
-def test_a_file_that_is_no_requests_says_so(cloud: Cloud) -> None:
-    """Beside where its results would be."""
+def test_a_file_without_requests_is_reported(cloud: Cloud) -> None:
+    """The report is in the place of its results."""
     cloud.put("data.csv", b"custom_id,prompt\n1,hello\n")
     report = cloud.wait("data.csv")
     assert report["status"] == "failed"
@@ -365,7 +365,7 @@ def test_a_file_that_is_no_requests_says_so(cloud: Cloud) -> None:
 
 
 def test_a_folder_and_a_foreign_key_make_no_batch(cloud: Cloud) -> None:
-    """Marks of folders, and keys beside `input/`, leave nothing."""
+    """Folder markers, and keys outside `input/`, leave nothing."""
     body = lines(1)
     cloud.s3.put_object(Bucket=cloud.resources.bucket, Key="other/x.jsonl", Body=body)
     cloud.s3.put_object(Bucket=cloud.resources.bucket, Key="input/x/", Body=b"")

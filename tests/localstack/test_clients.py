@@ -21,7 +21,7 @@ from tidemill import demo
 
 @pytest.fixture
 def api(cloud: LocalCloud) -> Api:
-    """Return what a client is told of the deployment."""
+    """Return the deployment's API, as a client is configured for it."""
     return Api(f"{cloud.api_url}/v1", cloud.key)
 
 

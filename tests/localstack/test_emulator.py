@@ -1,4 +1,4 @@
-"""The emulator of a local cloud keeps what it is told to, through kills."""
+"""The emulator of a local cloud saves its state, and survives kills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def make_function(functions: Any) -> None:
-    """Make a Lambda: the state holds its code in files beside the rest."""
+    """Create a Lambda: the state contains its code in separate files."""
     code = io.BytesIO()
     with zipfile.ZipFile(code, "w") as archive:
         archive.writestr("f.py", "def handler(event, context): return 1")
@@ -56,7 +56,7 @@ def cut_off(sqs: Any) -> None:
 
 
 def test_a_killed_emulator_comes_back_with_what_it_held(tmp_path: Path, watchdog: Watchdog) -> None:
-    """At the same address; what was begun while a deployment went on is not half there."""
+    """It has the same address; a half finished deployment leaves nothing."""
     kept = tmp_path / "state"
 
     @contextmanager

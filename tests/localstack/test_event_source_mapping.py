@@ -47,7 +47,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def test_a_handler_gets_the_event_that_lambda_gives(ministack: Emulator) -> None:
-    """With all that powertools reads of one; a message that is dealt with is gone."""
+    """It has every field that Powertools reads; a handled message is gone."""
     runs: list[tuple[dict[str, Any], LocalLambdaContext]] = []
     sqs, url = ministack.client("sqs"), ministack.create().work[MODEL]
     sent = sqs.send_message(QueueUrl=url, MessageBody="hello")
@@ -66,7 +66,7 @@ def test_a_handler_gets_the_event_that_lambda_gives(ministack: Emulator) -> None
 
 
 def test_a_message_comes_again_until_the_handler_is_content(ministack: Emulator) -> None:
-    """After an exception, and when it is named among the failures."""
+    """It comes again after an exception, and when it is named among the failures."""
     counts: list[str] = []
     sqs, url = ministack.client("sqs"), ministack.create(work_visibility_seconds=1).work[MODEL]
 
@@ -85,7 +85,7 @@ def test_a_message_comes_again_until_the_handler_is_content(ministack: Emulator)
 
 
 def test_a_run_counts_its_time_down_to_nothing() -> None:
-    """So that what runs out of it can be tested with seconds."""
+    """So tests of timeouts take only seconds."""
     now = time.monotonic()
     assert 0 < LocalLambdaContext("x", 60, started=now).get_remaining_time_in_millis() <= 60_000
     assert LocalLambdaContext("x", 60, started=now - 59).get_remaining_time_in_millis() <= 1_000

@@ -1,4 +1,4 @@
-"""The machine of a local cloud: processes come and go as the launcher writes, and ends are told."""
+"""Machine of a local cloud: processes follow the launcher's requests, and ends are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rig:
     processes: Processes
     aws: Aws
     deployment: Deployment
-    said: list[str]
+    notices: list[str]
 
     @property
     def store(self) -> ProcessStore:
@@ -51,15 +51,15 @@ class Rig:
             self.aws.run(self.store.ask(MODEL, Process(worker, release, state, 1)))
 
     def states(self) -> dict[str, str]:
-        """Return how each worker stands that has not ended."""
+        """Return the state of each worker that has not ended."""
         return {worker.id: worker.state for _, worker in self.fleet.workers()}
 
     def wait_for(self, worker: str) -> None:
         """Wait until the process of a worker has ended."""
         self.processes.processes[f"worker-{MODEL}-{worker[-1]}"].wait(120)
 
-    def told(self) -> list[dict[str, Any]]:
-        """Take what was told to the control queue, in the order of workers."""
+    def receive_ends(self) -> list[dict[str, Any]]:
+        """Take the ends off the control queue, in the order of workers."""
         receive = self.deployment.control.receive(
             max_messages=10, wait_seconds=0, visibility_seconds=60
         )
@@ -72,14 +72,14 @@ class Rig:
 def rig(ministack: Emulator, tmp_path: Path) -> Iterator[Rig]:
     """Return a fleet without workers."""
     deployment, aws = deployment_of(ministack.create(), fleets=FLEETS), Aws(ministack.client)
-    said: list[str] = []
+    notices: list[str] = []
     with Processes({}, tmp_path) as processes:
-        fleet = LocalFleet(processes, aws, deployment, said.append)
-        yield Rig(fleet, processes, aws, deployment, said)
+        fleet = LocalFleet(processes, aws, deployment, notices.append)
+        yield Rig(fleet, processes, aws, deployment, notices)
 
 
-def test_a_worker_that_was_asked_for_runs_until_it_ends(rig: Rig) -> None:
-    """Its end is told with its exit status and its last words, and it is forgotten."""
+def test_a_requested_worker_runs_until_it_ends(rig: Rig) -> None:
+    """Its end is reported with its exit status and its last error, and it is forgotten."""
     rig.release(ENDS.format(status=1))
     rig.ask("process-1")
     rig.fleet.reconcile()
@@ -87,7 +87,7 @@ def test_a_worker_that_was_asked_for_runs_until_it_ends(rig: Rig) -> None:
     rig.wait_for("process-1")
     rig.fleet.reconcile()
     assert rig.states() == {}
-    [end] = rig.told()
+    [end] = rig.receive_ends()
     assert end == {
         "model": MODEL,
         "worker": "process-1",
@@ -98,16 +98,16 @@ def test_a_worker_that_was_asked_for_runs_until_it_ends(rig: Rig) -> None:
         "exitCode": 1,
         "lastWords": "no such dtype",
     }
-    assert rig.said == [
+    assert rig.notices == [
         f"worker-{MODEL}-1 starts: there is work for {MODEL}",
         f"worker-{MODEL}-1 ended: no such dtype; none left for {MODEL}",
     ]
     rig.fleet.reconcile()
-    assert rig.told() == []
+    assert rig.receive_ends() == []
 
 
 def test_a_worker_that_is_to_stop_gets_sigterm(rig: Rig) -> None:
-    """Once; it ends as it was asked to, and one that had not begun never does."""
+    """It gets it once and ends; a worker that had not begun never does."""
     rig.release(WAITS)
     rig.ask("process-1")
     rig.fleet.reconcile()
@@ -116,14 +116,14 @@ def test_a_worker_that_is_to_stop_gets_sigterm(rig: Rig) -> None:
     rig.fleet.reconcile()
     rig.wait_for("process-1")
     rig.fleet.reconcile()
-    assert [(end["worker"], end["stopCode"], end["exitCode"]) for end in rig.told()] == [
+    assert [(end["worker"], end["stopCode"], end["exitCode"]) for end in rig.receive_ends()] == [
         ("process-1", "UserInitiated", 143),
         ("process-2", "UserInitiated", None),
     ]
     assert rig.states() == {}
 
 
-def test_a_killed_worker_is_told_as_a_container_that_was(rig: Rig) -> None:
+def test_a_killed_worker_is_reported_like_a_killed_container(rig: Rig) -> None:
     """SIGKILL is 137; the reason is the signal, not what the log says of other things."""
     rig.release(WAITS)
     rig.ask("process-1")
@@ -131,28 +131,28 @@ def test_a_killed_worker_is_told_as_a_container_that_was(rig: Rig) -> None:
     rig.processes.processes[f"worker-{MODEL}-1"].kill()
     rig.wait_for("process-1")
     rig.fleet.reconcile()
-    [end] = rig.told()
+    [end] = rig.receive_ends()
     assert (end["exitCode"], end["stoppedReason"]) == (137, "killed by SIGKILL")
 
 
 def test_workers_of_a_cloud_that_is_no_more_have_ended(rig: Rig) -> None:
-    """Kept state remembers them: they are told as lost with their machine."""
+    """Saved state contains them: they are reported as lost with their machine."""
     rig.release(WAITS, "r:2")
     rig.ask("process-1", state="running", release="r:2")
     rig.ask("process-2", release="r:1")
     rig.fleet.reconcile()
-    assert [end["stopCode"] for end in rig.told()] == ["MachineLost", "MachineLost"]
+    assert [end["stopCode"] for end in rig.receive_ends()] == ["MachineLost", "MachineLost"]
     assert rig.states() == {}
 
 
-def test_who_finds_no_room_has_ended_for_want_of_a_machine(rig: Rig) -> None:
-    """The next one that is asked for has the room of one that has ended."""
+def test_a_worker_without_room_ends_for_lack_of_capacity(rig: Rig) -> None:
+    """The next requested one has the room of one that has ended."""
     rig.release(WAITS)
     rig.fleet.max_processes = 1
     rig.ask("process-1", "process-2")
     rig.fleet.reconcile()
     assert rig.states() == {"process-1": "running"}
-    [end] = rig.told()
+    [end] = rig.receive_ends()
     assert (end["worker"], end["stopCode"]) == ("process-2", "NoCapacity")
     rig.processes.processes[f"worker-{MODEL}-1"].kill()
     rig.wait_for("process-1")
@@ -162,7 +162,7 @@ def test_who_finds_no_room_has_ended_for_want_of_a_machine(rig: Rig) -> None:
 
 
 def test_a_release_is_what_the_launcher_reads(rig: Rig) -> None:
-    """The plan stands below the deployment's path, and a newer one in its place."""
+    """The plan is stored below the deployment's path, and a newer one replaces it."""
     for name in ("r:1", "r:2"):
         rig.release(WAITS, name)
     plans = rig.aws.run(FleetPlans(FLEETS).read())
@@ -170,7 +170,7 @@ def test_a_release_is_what_the_launcher_reads(rig: Rig) -> None:
 
 
 def test_each_worker_is_of_its_release(rig: Rig) -> None:
-    """One that was asked for before a deployment is started as it was asked for."""
+    """A worker requested before a deployment is started with the old release."""
     rig.release("import os; print('one', os.environ['TIDEMILL_WORKER'])")
     rig.ask("process-1")
     rig.release("import os; print('two', os.environ['TIDEMILL_WORKER'])", "r:2")

@@ -112,25 +112,25 @@ def test_one_file_mixes_all_that_its_model_serves(cloud: LocalCloud) -> None:
     assert batch["tidemill"]["audio_seconds"] == 0
 
 
-def test_what_answers_stands_first_in_the_bucket(cloud: LocalCloud) -> None:
+def test_rankings_are_in_the_bucket(cloud: LocalCloud) -> None:
     """The example of vLLM for rankings, dropped as it is: the reranker knows what is relevant."""
     batch, bodies = dropped(cloud, "rerank", (EXAMPLES / "rerank.jsonl").read_bytes())
     assert (batch["status"], len(bodies)) == ("completed", 3)
     assert all([one["index"] for one in body["results"]] == [1, 0] for body in bodies)
 
 
-def test_what_was_said_lies_in_the_bucket(cloud: LocalCloud) -> None:
-    """Recordings ride in the lines of a drop; each is written down, and its seconds are counted."""
+def test_transcripts_are_in_the_bucket(cloud: LocalCloud) -> None:
+    """Recordings are embedded in a drop's lines; each is transcribed, and its seconds count."""
     folder = EXAMPLES.parent / "tests" / "demo"
     file = (folder / "audio.jsonl").read_bytes()
-    said = json.loads((folder / "recordings" / "said.json").read_text())
+    clips = json.loads((folder / "recordings" / "said.json").read_text())
     batch, bodies = dropped(cloud, "audio", file)
     assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 0)
     texts = [body["text"] for body in bodies]
-    assert texts[0] == said["digits.wav"]["text"]
-    assert texts[4:6] == [said["german.ogg"]["text"], said["german.ogg"]["english"]]
-    assert texts[2].split() == said["pauses.m4a"]["text"].split()
-    assert batch["tidemill"]["audio_seconds"] > sum(clip["seconds"] for clip in said.values())
+    assert texts[0] == clips["digits.wav"]["text"]
+    assert texts[4:6] == [clips["german.ogg"]["text"], clips["german.ogg"]["english"]]
+    assert texts[2].split() == clips["pauses.m4a"]["text"].split()
+    assert batch["tidemill"]["audio_seconds"] > sum(clip["seconds"] for clip in clips.values())
 
 
 def test_lines_choose_by_model(cloud: LocalCloud) -> None:
@@ -141,7 +141,7 @@ def test_lines_choose_by_model(cloud: LocalCloud) -> None:
 
 
 def test_a_file_is_of_one_model(cloud: LocalCloud) -> None:
-    """A line for another is named before anything runs: each model has workers of its own."""
+    """A line for another is named before anything runs: each model has separate workers."""
     body = lines(demo.NAME, ("/v1/chat/completions", HELLO)) + lines("minilm", MIXED[0])
     batch, _ = dropped(cloud, "both", body.replace(b'"c0"', b'"d0"', 1))
     assert batch["status"] == "failed"
@@ -150,10 +150,10 @@ def test_a_file_is_of_one_model(cloud: LocalCloud) -> None:
     assert "make one file per model" in error["message"]
 
 
-def test_a_url_of_another_kind_of_model_is_told_in_its_row(cloud: LocalCloud) -> None:
-    """What it takes and what this model serves; the other lines go on."""
-    asked = lines("minilm", ("/v1/chat/completions", HELLO), MIXED[0])
-    batch, [refused, good] = dropped(cloud, "wrong-kind", asked)
+def test_a_url_of_another_kind_of_model_fails_its_row(cloud: LocalCloud) -> None:
+    """The error names what the URL needs and what this model serves; other lines continue."""
+    requests = lines("minilm", ("/v1/chat/completions", HELLO), MIXED[0])
+    batch, [refused, good] = dropped(cloud, "wrong-kind", requests)
     counts = batch["request_counts"]
     assert (counts["completed"], counts["failed"]) == (1, 1)
     assert refused["error"]["code"] == "endpoint_not_supported"
@@ -163,7 +163,7 @@ def test_a_url_of_another_kind_of_model_is_told_in_its_row(cloud: LocalCloud) ->
 
 @pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
 def test_the_api_takes_each_endpoint(client: openai.OpenAI, endpoint: str) -> None:
-    """As OpenAI's client sends it, and shows it again."""
+    """OpenAI's client sends and shows it."""
     name = endpoint.rpartition("/")[2]
     requests = [request for request in MIXED if request[0].endswith(name)]
     file = client.files.create(file=("in.jsonl", lines("minilm", *requests)), purpose="batch")

@@ -82,7 +82,7 @@ def test_the_smoke_test_of_a_deployment_passes(cloud: LocalCloud) -> None:
 
 
 def test_the_example_file_is_answered_line_by_line(cloud: LocalCloud) -> None:
-    """What `make demo` shows: each line has its row, in the order of the lines."""
+    """`make demo` shows this: each line has its row, in the order of the lines."""
     states: list[str] = []
     batch, rows = cloud.run_file(
         "example", EXAMPLE, seconds=SECONDS, show=lambda batch: states.append(batch["status"])
@@ -123,8 +123,8 @@ def test_a_cloud_outlives_its_worker(cloud: LocalCloud) -> None:
     assert name not in cloud.processes.processes
 
 
-def test_who_follows_a_file_is_told_that_no_worker_comes(cloud: LocalCloud) -> None:
-    """A brake ends the waiting, with its reason; that of another release ends none."""
+def test_following_a_file_ends_when_no_worker_can_start(cloud: LocalCloud) -> None:
+    """An open circuit breaker ends the wait, with its reason; another release's does not."""
     fleets, release = cloud.deployment.fleets, cloud.fleet.plans[MODEL].release
 
     def trip(release: str) -> None:
@@ -134,34 +134,34 @@ def test_who_follows_a_file_is_told_that_no_worker_comes(cloud: LocalCloud) -> N
     trip("another")
     cloud.check()
     trip(release)
-    with pytest.raises(WorkersBraked, match=f"no worker of {MODEL} is started any more: They die"):
+    with pytest.raises(WorkersBraked, match=f"no more workers of {MODEL} are started: They die"):
         cloud.check()
     cloud.aws.run(fleets.change(MODEL, close_breaker))
     cloud.check()
 
 
 def test_a_late_answer_ends_no_cloud(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for again; an emulator that stays silent is gone, and its end says so."""
-    said: list[str] = []
+    """It is requested again; an emulator that stays silent is reported as gone."""
+    notices: list[str] = []
 
     class Late(Aws):
         def run(self, operation: Operation[T]) -> T:
             operation.close()
             raise AwsError("dynamodb get_item: read timeout")
 
-    silent = replace(cloud, aws=Late(), notify=said.append, outage=Outage(), state=None)
+    silent = replace(cloud, aws=Late(), notify=notices.append, outage=Outage(), state=None)
     silent.supervise()
     silent.supervise()
-    assert said == ["the emulator is late with an answer: asking again"]
+    assert notices == ["the emulator is slow to reply: trying again"]
     replace(silent, aws=cloud.aws).supervise()
     assert silent.outage.since is None
     monkeypatch.setattr(local, "_MAX_SILENT_SECONDS", 0.0)
-    with pytest.raises(CloudLost, match="it has not answered for 0 seconds"):
+    with pytest.raises(CloudLost, match="it has not replied for 0 seconds"):
         silent.supervise()
 
 
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
-    """Its report says why, even of a line that nobody can read."""
+    """Its report has the reason, even for an unreadable line."""
     batch, rows = cloud.run_file("bad", b"{not json\n", seconds=SECONDS, show=lambda _: None)
     assert (batch["status"], rows) == ("failed", [])
     assert batch["errors"]["data"][0]["line"] == 1
@@ -231,7 +231,7 @@ def test_a_batch_survives_an_upgrade_of_the_stacks(
 def test_the_commands_that_the_guide_prints_work(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `tidemill local up` says is typed: a submission and a drop, each fetches its rows."""
+    """`tidemill local up` prints a submission and a drop, which are run and fetch their rows."""
     guide = _guide(cloud)
     for name, value in re.findall(r"(\b[A-Z_]+)=(\S+)", guide):
         monkeypatch.setenv(name, shlex.split(value)[0])
@@ -249,8 +249,8 @@ def test_the_commands_that_the_guide_prints_work(
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer tm_0", "Basic dXNlcjp4"])
-def test_nobody_calls_the_api_without_a_key(cloud: LocalCloud, authorization: str | None) -> None:
-    """A request without a key, or with what is none, is refused in OpenAI's form."""
+def test_the_api_requires_a_key(cloud: LocalCloud, authorization: str | None) -> None:
+    """A request without a key, or with an invalid one, is refused in OpenAI's format."""
     headers = {"Authorization": authorization} if authorization else {}
     response = httpx.get(f"{cloud.api_url}/v1/batches", headers=headers, timeout=60)
     assert response.status_code == 401
@@ -258,18 +258,18 @@ def test_nobody_calls_the_api_without_a_key(cloud: LocalCloud, authorization: st
 
 
 def test_the_openai_sdk_knows_a_wrong_key(cloud: LocalCloud) -> None:
-    """By the exception that it raises for one of OpenAI's."""
+    """It raises the exception that it raises for OpenAI's own."""
     import openai
 
     with (
         openai.OpenAI(base_url=f"{cloud.api_url}/v1", api_key="sk-none") as client,
-        pytest.raises(openai.AuthenticationError, match="wrong or was revoked"),
+        pytest.raises(openai.AuthenticationError, match="Invalid or revoked API key"),
     ):
         client.batches.list()
 
 
 def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any]) -> None:
-    """Of two keys the one that was revoked is refused, though it was right a moment ago."""
+    """The revoked one of two keys is refused, though it was valid a moment ago."""
     kept, revoked = (create_key(clients, cloud.outputs, name=name) for name in ("kept", "revoked"))
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
 
@@ -311,10 +311,10 @@ def test_a_table_that_is_dropped_comes_back_as_one(cloud: LocalCloud, tmp_path: 
     reviews = pa.table({"id": [7, 8], "review": ["The food was great.", "Never again."]})
     pq.write_table(reviews, tmp_path / "reviews.parquet")
     environment = environment_for(cloud.endpoint_url)
-    told = {**os.environ, **environment, "TIDEMILL_BUCKET": cloud.outputs.bucket}
+    variables = {**os.environ, **environment, "TIDEMILL_BUCKET": cloud.outputs.bucket}
     subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],
-        env={**told, "PYTHONPATH": str(ROOT)},
+        env={**variables, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         timeout=SECONDS,
         check=True,
@@ -329,7 +329,7 @@ def test_a_table_that_is_dropped_comes_back_as_one(cloud: LocalCloud, tmp_path: 
 def test_a_table_is_run_with_the_recipe_next_to_it(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `tidemill local run`, with its flags before the recipe; -o says the format."""
+    """`tidemill local run` has its flags before the recipe; -o sets the format."""
     monkeypatch.setattr("tidemill.cli.commands.local._local_cloud", lambda _: nullcontext(cloud))
     monkeypatch.setattr("tidemill.cli.commands.local._LAST_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
@@ -347,7 +347,7 @@ def test_a_table_is_run_with_the_recipe_next_to_it(
 
 
 def test_a_browser_is_shown_the_dashboard(cloud: LocalCloud) -> None:
-    """At the address that `local up` prints, of a host that browsers take for this machine."""
+    """`local up` prints an address whose host browsers resolve to this machine."""
     page = httpx.URL(cloud.page_url)
     assert page.host.endswith(".localhost")
     here = page.copy_with(host="127.0.0.1")
@@ -371,12 +371,12 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
 
 
 @pytest.mark.long
-def test_a_cloud_goes_on_with_the_state_it_was_told_to_keep(
+def test_a_cloud_resumes_with_its_saved_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart results are there, and a new drop is taken in by the Lambdas of before.
 
-    Another cloud in the environment, as after what `local up` prints, is spoken to by nobody.
+    Another cloud in the environment, as after what `local up` prints, is never called.
     """
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     buckets = set()
@@ -395,7 +395,7 @@ def test_kept_state_stays_at_its_port(tmp_path: Path) -> None:
     options = LocalOptions(config=DEFAULT_PATH, state=tmp_path, port=4566)
     (tmp_path / "port").write_text("4567")
     with (
-        pytest.raises(StateRefused, match="was kept at port 4567"),
+        pytest.raises(StateRefused, match="was created for port 4567"),
         running_cloud(options, lambda _: None),
     ):
         pass
@@ -405,7 +405,7 @@ def test_kept_state_stays_at_its_port(tmp_path: Path) -> None:
 def test_rows_of_a_table_are_the_same_whichever_way_they_go(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As requests, CSV, Parquet and JSON by `run`, in Python, by `submit` and as a drop."""
+    """It is run as requests, CSV, Parquet and JSON, in Python, by `submit` and as a drop."""
     num_rows = int(os.environ.get("TIDEMILL_TABLE_ROWS", "200"))
     monkeypatch.chdir(tmp_path)
     words = ["food", "view", "room", "staff", "bed", "a, b", 'a "c"', "é\nü"]
@@ -422,7 +422,7 @@ def test_rows_of_a_table_are_the_same_whichever_way_they_go(
         )
     rows = reviews.to_pylist()
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    asked = [
+    requests = [
         {
             "custom_id": row["id"],
             "url": "/v1/chat/completions",
@@ -432,7 +432,7 @@ def test_rows_of_a_table_are_the_same_whichever_way_they_go(
         for row in rows
     ]
     # A line's bytes seed what is sampled.
-    Path("requests.jsonl").write_bytes(b"".join(to_json(line) + b"\n" for line in asked))
+    Path("requests.jsonl").write_bytes(b"".join(to_json(line) + b"\n" for line in requests))
     recipe = "prompt = 'Is it good? {{ review }}'\nid = 'id'\nparams = {max_tokens = 4}\n"
     Path("t.recipe.toml").write_text(recipe, encoding="utf-8")
     environment = environment_for(cloud.endpoint_url) | {"PYTHONPATH": str(ROOT)}

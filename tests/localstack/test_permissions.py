@@ -49,7 +49,7 @@ CONFIG = (
     .replace("drop_tenants = false", "drop_tenants = true")
     .replace("[retention]", "[retention]\nerase_batches = true")
 )
-# The emulator asks for rights that IAM does not know: there a batch of messages is sent by the
+# The emulator checks permissions that IAM does not have: there a batch of messages is sent by the
 # right to send one, and parameters are read by the right to those of their path.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_awssystemsmanager.html
@@ -242,10 +242,10 @@ def put_policy(iam: Any, role: str, policy: dict[str, Any]) -> None:
 
 def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> None:
     """Intake, launcher, worker, finalize and who counts ends have all the rights they need."""
-    told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+    settings = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
     aws = Aws(lambda service, **_: guarded.client(service))
     deployment = Deployment(read_settings(guarded.outputs.environment))
-    with Processes({**guarded.worker, **told}, guarded.folder) as processes:
+    with Processes({**guarded.worker, **settings}, guarded.folder) as processes:
         fleet = LocalFleet(processes, aws, deployment, lambda _: None)
         fleet.release(
             FleetPlan(MODEL, "processes", "r:1"), sys.executable, "-m", "tidemill", "worker"
@@ -326,7 +326,7 @@ def test_the_api_answers_and_cancels_under_its_roles(
 def test_the_api_keeps_files_under_its_role(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files and uploads of either way, from the first byte to the last, as OpenAI's SDK asks."""
+    """Files and uploads of both kinds work, from the first byte to the last, with OpenAI's SDK."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
     key = create_key(client_options(guarded.environment), guarded.outputs, name="files")
     expires: Any = {"anchor": "created_at", "seconds": 3600}
@@ -350,9 +350,9 @@ def test_the_api_keeps_files_under_its_role(
             ).id
             for _ in range(2)
         ]
-        asked = {"part_numbers": [1, 2]}
+        request = {"part_numbers": [1, 2]}
         for upload_id in begun:
-            urls = client.post(f"/uploads/{upload_id}/urls", body=asked, cast_to=httpx.Response)
+            urls = client.post(f"/uploads/{upload_id}/urls", body=request, cast_to=httpx.Response)
             size = urls.json()["part_bytes"]
             for number, part in enumerate(urls.json()["data"]):
                 sent = httpx.put(part["url"], content=data[number * size :][:size])
@@ -377,12 +377,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_the_api_runs_batches_under_its_role(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a file to its rows, with all that is told of a batch and of its tenant."""
+    """A file becomes rows, with all figures of its batch and its tenant."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
     key = create_key(client_options(guarded.environment), guarded.outputs, name="batches")
-    told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+    settings = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
     with (
-        Processes({**guarded.worker, **told}, guarded.folder) as processes,
+        Processes({**guarded.worker, **settings}, guarded.folder) as processes,
         OpenAI(base_url=f"{guarded.api_url}/v1", api_key=key) as client,
         httpx.Client(base_url=guarded.api_url, headers={"Authorization": f"Bearer {key}"}) as http,
     ):
@@ -404,8 +404,8 @@ def test_the_api_runs_batches_under_its_role(
         assert results["complete_through"] == len(EXAMPLE.splitlines())
 
         def is_in_history() -> bool:
-            told = http.get(f"/v1/batches/{made.id}/history").json()["data"]
-            return sum(bucket["completed"] for bucket in told) == len(rows)
+            buckets = http.get(f"/v1/batches/{made.id}/history").json()["data"]
+            return sum(bucket["completed"] for bucket in buckets) == len(rows)
 
         wait_for(is_in_history)  # which workers tell every few seconds
         assert made.id in [each.id for each in client.batches.list()]
@@ -444,7 +444,7 @@ FORBIDDEN: dict[str, Callable[[Guarded, Any], object]] = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_a_worker_cannot(what: str, guarded: Guarded) -> None:
-    """What is not a worker's business is refused to it."""
+    """Operations outside a worker's duties are denied."""
     with pytest.raises(ClientError) as refused:
         FORBIDDEN[what](guarded, lambda service: guarded.client(service, guarded.worker))
     assert "AccessDenied" in refused.value.response["Error"]["Code"]

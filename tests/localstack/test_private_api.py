@@ -1,4 +1,4 @@
-"""A private API and what else a review asks for, deployed to an emulator and called."""
+"""A private API and other requirements of security reviews, deployed to an emulator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ permissions_boundary = "arn:aws:iam::000000000000:policy/boundary"
 def test_a_private_api_answers_under_the_paths_of_a_public_one(
     ministack: Emulator, tmp_path: Path
 ) -> None:
-    """By its stages, with a key: pages, lists, refusals, and a file whose bytes are no text."""
+    """Requests name a stage and a key: pages, lists, refusals, and a file of binary content."""
     endpoint = ministack.client("s3").meta.endpoint_url
     environment = environment_for(endpoint)
     options = client_options(environment)

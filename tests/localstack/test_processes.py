@@ -1,4 +1,4 @@
-"""Why a process has ended, in a few words."""
+"""Reasons of process exits, in a few words."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ from localstack.processes import exit_reason
     ],
 )
 def test_the_reason_is_the_last_complaint(status: int, log: str, reason: str) -> None:
-    """What a person would look for in the log."""
+    """It is the line that a person would look for in the log."""
     assert exit_reason(status, log) == reason

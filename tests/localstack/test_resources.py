@@ -17,13 +17,13 @@ from tidemill.handler.settings import read_settings
 
 @pytest.fixture(scope="session")
 def emulator(each_emulator: Emulator) -> Emulator:
-    """Return each emulator in turn, always: what each makes of our calls is what is asked here."""
+    """Return each emulator in turn, always: the tests are about their handling of our calls."""
     return each_emulator
 
 
 @pytest.fixture
 def resources(emulator: Emulator) -> Resources:
-    """A deployment of its own, on each emulator in turn."""
+    """A separate deployment, on each emulator in turn."""
     return emulator.create()
 
 
@@ -40,7 +40,7 @@ def drain(sqs: Any, url: str, wait_seconds: int = 2) -> list[str]:
 
 
 def test_made_twice_they_are_the_same(emulator: Emulator) -> None:
-    """What is in them stays."""
+    """Their contents stay."""
     prefix = f"twice-{uuid4().hex[:10]}"
     first = create_resources(emulator.endpoint_url, prefix=prefix, models=[MODEL])
     item = {"pk": {"S": "a"}, "sk": {"S": "b"}}
@@ -64,7 +64,7 @@ def test_their_environment_is_what_handlers_read(resources: Resources) -> None:
 def test_uploads_of_input_files_ring_and_others_do_not(
     emulator: Emulator, resources: Resources
 ) -> None:
-    """By the prefix, whatever the name, also when the upload has many parts."""
+    """The prefix decides, whatever the name, also for multipart uploads."""
     s3, sqs = emulator.client("s3"), emulator.client("sqs")
     drain(sqs, resources.drops)
     for key in ("other/a.jsonl", "input/A.CSV", "input/a b+é.jsonl"):
@@ -82,10 +82,10 @@ def test_uploads_of_input_files_ring_and_others_do_not(
     assert keys == {"input/A.CSV", "input/a b+é.jsonl", "input/parts.jsonl"}
 
 
-def test_messages_that_nobody_deletes_end_among_the_dead_letters(
+def test_undeleted_messages_end_in_the_dead_letter_queue(
     emulator: Emulator, resources: Resources
 ) -> None:
-    """Of the control queue and of a model's, after as many receives as on AWS."""
+    """Messages of the control queue and of a model's go there, after as many receives as on AWS."""
     sqs = emulator.client("sqs")
     drain(sqs, resources.control)
     for url, max_receives in (

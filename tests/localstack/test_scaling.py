@@ -38,7 +38,7 @@ class Mill:
 
     cloud: Cloud
     fleet: LocalFleet
-    said: list[str]
+    notices: list[str]
 
     def release(
         self, name: str, *command: str, max_workers: int = 3, service_seconds: float = 0.2
@@ -49,8 +49,8 @@ class Mill:
         worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
         worker += ["--exit-when-idle", "1"]
         plan = FleetPlan(MODEL, "processes", name, max_workers, target_seconds=1, start_seconds=1)
-        told = {"TIDEMILL_ENGINE_COMMAND": json.dumps(engine)}
-        self.fleet.release(plan, *(command or worker), **told)
+        variables = {"TIDEMILL_ENGINE_COMMAND": json.dumps(engine)}
+        self.fleet.release(plan, *(command or worker), **variables)
 
     def state(self) -> FleetState:
         """Return what is remembered of the fleet."""
@@ -74,7 +74,10 @@ class Mill:
         """Return what holds as soon as it does."""
         deadline = time.monotonic() + SECONDS
         while not (found := holds()):
-            assert time.monotonic() < deadline, (self.said, self.cloud.read_log("lambdas")[-3000:])
+            assert time.monotonic() < deadline, (
+                self.notices,
+                self.cloud.read_log("lambdas")[-3000:],
+            )
             time.sleep(0.05)
         return found
 
@@ -94,14 +97,14 @@ def mill(ministack: Emulator, tmp_path: Path) -> Iterator[Mill]:
     with ExitStack() as stack:
         cloud = stack.enter_context(Cloud(resources, ministack.environment | SETTINGS, tmp_path))
         cloud.start_lambdas("--reaper-seconds", "1")
-        said: list[str] = []
-        fleet = cloud.fleet(said.append)
+        notices: list[str] = []
+        fleet = cloud.fleet(notices.append)
         stack.enter_context(fleet.reconciling())
-        yield Mill(cloud, fleet, said)
+        yield Mill(cloud, fleet, notices)
 
 
 def lines(count: int) -> bytes:
-    """Return a file of so many requests."""
+    """Return a file of that many requests."""
     requests = [
         {
             "custom_id": f"line-{number}",
@@ -115,7 +118,7 @@ def lines(count: int) -> bytes:
 
 
 def test_workers_come_with_work_and_go_without(mill: Mill) -> None:
-    """From none to three and back; one that is killed is replaced, and no row is lost."""
+    """They grow to three and shrink to none; a killed one is replaced, and no row is lost."""
     count = 300
     mill.put_rate()
     mill.release("r:1")
@@ -127,20 +130,20 @@ def test_workers_come_with_work_and_go_without(mill: Mill) -> None:
     mill.wait_until(lambda: len(mill.running()) < 3)
     mill.wait_until(lambda: len(mill.running()) == 3)
     mill.ends("x", count)
-    # Said once the table has let go of each.
-    mill.wait_until(lambda: sum("there was no more work" in line for line in mill.said) == 3)
-    assert sum("killed by SIGKILL" in line for line in mill.said) == 1
+    # Reported once the table has forgotten each.
+    mill.wait_until(lambda: sum("there was no more work" in line for line in mill.notices) == 3)
+    assert sum("killed by SIGKILL" in line for line in mill.notices) == 1
 
 
 def test_workers_that_only_die_are_braked_until_another_release(mill: Mill) -> None:
-    """What is remembered says why, nobody starts more of them, and a good release runs the file."""
+    """The state has the reason, no more of them are started, and a good release runs the file."""
     mill.release("r:bad", sys.executable, "-c", "print('tidemill: no such dtype'); exit(1)")
     mill.cloud.drop("x", lines(20))
     breaker = mill.wait_until(lambda: mill.state().breaker)
     assert breaker.release == "r:bad"
     assert "no such dtype" in breaker.reason
     mill.wait_until(lambda: "reaped" in mill.cloud.read_log("lambdas").rpartition("brak")[2])
-    assert sum("starts" in line for line in mill.said) == 3
+    assert sum("starts" in line for line in mill.notices) == 3
     mill.release("r:good", service_seconds=0.01)
     mill.ends("x", 20)
 
@@ -165,12 +168,12 @@ def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
     assert ("r:1", "r:2") in seen
     assert min(map(len, seen)) >= 1, "both were stopped at once"
     mill.ends("x", count)
-    mill.wait_until(lambda: sum("was asked to end" in line for line in mill.said) == 2)
+    mill.wait_until(lambda: sum("it was stopped" in line for line in mill.notices) == 2)
 
 
 @pytest.mark.long
 def test_a_machine_without_room_is_waited_for(mill: Mill) -> None:
-    """The fleet says what is missing, and asks less often; when there is room the file is run."""
+    """The fleet reports the reason, and tries less often; when there is room the file is run."""
     mill.fleet.max_processes = 0
     mill.release("r:1")
     mill.cloud.drop("x", lines(20))

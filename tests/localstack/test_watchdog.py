@@ -1,4 +1,4 @@
-"""What a killed owner leaves behind is ended by its watchdog."""
+"""The watchdog ends the processes that a killed owner leaves behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_there(pid: int) -> bool:
 
 
 def test_a_child_ends_with_an_owner_that_was_killed() -> None:
-    """Which had no time to end it."""
+    """The owner had no time to end it."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -49,7 +49,7 @@ def test_a_child_ends_with_an_owner_that_was_killed() -> None:
 
 
 def test_who_does_not_hear_is_killed() -> None:
-    """After the time it was given."""
+    """It is killed after its grace period."""
     with subprocess.Popen(
         [sys.executable, "-c", DEAF], start_new_session=True, stdout=subprocess.PIPE
     ) as child:

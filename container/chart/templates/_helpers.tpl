@@ -52,13 +52,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- toYaml $models -}}
 {{- end -}}
 
-{{/* Refuses, by their names, values that only contradict each other. */}}
+{{/* Rejects values that contradict each other, by their names. */}}
 {{- define "tidemill.check" -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) -}}
-{{- fail (printf "the release is named %s: a name of letters, digits and dashes, a letter first, is one that Services take" .Release.Name) -}}
+{{- fail (printf "the release is named %s: Services require a name of letters, digits and dashes that begins with a letter" .Release.Name) -}}
 {{- end -}}
 {{- if and .Values.models (not .Values.image.repository) -}}
-{{- fail "image.repository is empty: name the image that container/Dockerfile makes" -}}
+{{- fail "image.repository is empty: set the image built from container/Dockerfile" -}}
 {{- end -}}
 {{- range $name := list "TIDEMILL_WORK_QUEUES" "TIDEMILL_MODEL_ALIASES" -}}
 {{- with get $.Values.deployment.environment $name -}}
@@ -75,26 +75,26 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- $_ := set $keys $model.name $key -}}
 {{- if not (or $model.workers.enabled $model.serve.enabled) -}}
-{{- fail (printf "models.%s has neither workers.enabled nor serve.enabled: nothing would run it" $key) -}}
+{{- fail (printf "models.%s has neither workers.enabled nor serve.enabled: enable one of them" $key) -}}
 {{- end -}}
 {{- if $model.workers.enabled -}}
 {{- range list "TIDEMILL_TABLE" "TIDEMILL_BUCKET" "TIDEMILL_CONTROL_QUEUE" "TIDEMILL_WORK_QUEUES" -}}
 {{- if not (get $.Values.deployment.environment .) -}}
-{{- fail (printf "deployment.environment has no %s, which workers of models.%s need: take the Data stack's output WorkerEnvironment" . $key) -}}
+{{- fail (printf "deployment.environment has no %s, which workers of models.%s require: set it to the Data stack's output WorkerEnvironment" . $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (include "tidemill.region" $) -}}
-{{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s need one" $key) -}}
+{{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s require a region" $key) -}}
 {{- end -}}
 {{- if not (hasKey $queues $model.name) -}}
-{{- fail (printf "models.%s.name is %s, which has no queue in TIDEMILL_WORK_QUEUES (%s); without workers, say workers.enabled: false" $key $model.name (keys $queues | sortAlpha | join ", ")) -}}
+{{- fail (printf "models.%s.name is %s, which has no queue in TIDEMILL_WORK_QUEUES (%s); without workers, set workers.enabled: false" $key $model.name (keys $queues | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (int $model.workers.min) (int $model.workers.max) -}}
 {{- fail (printf "models.%s.workers.min is above workers.max, %d" $key (int $model.workers.max)) -}}
 {{- end -}}
 {{- if and $model.workers.minHours (eq $.Values.scaling "keda") -}}
-{{- fail (printf "models.%s.workers.minHours needs scaling: launcher; KEDA keeps workers.min at all hours" $key) -}}
+{{- fail (printf "models.%s.workers.minHours requires scaling: launcher; KEDA keeps workers.min at all hours" $key) -}}
 {{- end -}}
 {{- if $model.tensorParallelSize -}}
 {{- if mod (int $model.gpus) (int $model.tensorParallelSize) -}}
@@ -102,7 +102,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 {{- if and $model.serve.data.volume (or $model.serve.autoscaling.enabled (gt (int $model.serve.replicas) 1)) -}}
-{{- fail (printf "models.%s.serve.data.volume is one server's folder: it takes 1 replica and no autoscaling" $key) -}}
+{{- fail (printf "models.%s.serve.data.volume belongs to one server: it requires 1 replica and no autoscaling" $key) -}}
 {{- end -}}
 {{- $targets := list -}}
 {{- range $model.serve.autoscaling.targets -}}
@@ -111,18 +111,18 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 {{- if not $targets -}}
-{{- fail (printf "models.%s.serve.autoscaling.targets are all 0: one is needed" $key) -}}
+{{- fail (printf "models.%s.serve.autoscaling.targets are all 0: set at least one" $key) -}}
 {{- end -}}
 {{- if gt (int $model.serve.autoscaling.minReplicas) (int $model.serve.autoscaling.maxReplicas) -}}
 {{- fail (printf "models.%s.serve.autoscaling.minReplicas is above maxReplicas, %d" $key (int $model.serve.autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- if and $model.serve.apiKeys.existingSecret $model.serve.metrics.podMonitor (not $model.serve.metrics.existingSecret) -}}
-{{- fail (printf "models.%s.serve.metrics.existingSecret is empty: with apiKeys, figures need a key" $key) -}}
+{{- fail (printf "models.%s.serve.metrics.existingSecret is empty: with apiKeys, metrics require a key" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* The image by its digest, or else by its tag. */}}
+{{/* The image by its digest, else by its tag. */}}
 {{- define "tidemill.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -142,7 +142,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* Flags of the engine that come of a model's values and suit every command, as a list. */}}
+{{/* Engine flags from a model's values, valid for every command, as a list. */}}
 {{- define "tidemill.engineFlags" -}}
 {{- $flags := list -}}
 {{- if .weights -}}
@@ -168,7 +168,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- ternary "cuda" "cpu" (gt (int .gpus) 0) -}}
 {{- end -}}
 
-{{/* Requests, which are the limits too, of a model's container. */}}
+{{/* Resource requests of a model's container, which are also its limits. */}}
 {{- define "tidemill.resources" -}}
 requests: &resources
   cpu: {{ .cpu | quote }}
@@ -179,7 +179,7 @@ requests: &resources
 limits: *resources
 {{- end -}}
 
-{{/* The image's own user, who owns the volumes. */}}
+{{/* The image's own user, which owns the volumes. */}}
 {{- define "tidemill.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -190,7 +190,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* A container that writes to its volumes and nowhere else. */}}
+{{/* A container that can write only to its volumes. */}}
 {{- define "tidemill.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -201,9 +201,9 @@ capabilities:
 {{/* Fields of a pod that runs a model. */}}
 {{- define "tidemill.modelPod" -}}
 automountServiceAccountToken: false
-# A Service called tidemill-server would say TIDEMILL_SERVER_PORT.
+# A Service called tidemill-server would set TIDEMILL_SERVER_PORT.
 enableServiceLinks: false
-# As process 1 it would miss a signal in its first moment.
+# As PID 1 it would miss signals during its start.
 shareProcessNamespace: true
 securityContext:
   {{- include "tidemill.podSecurity" . | nindent 2 }}
@@ -217,7 +217,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* A volume source: an emptyDir, unless another one is given. */}}
+{{/* A volume source: an emptyDir by default. */}}
 {{- define "tidemill.volume" -}}
 {{- if .volume -}}
 {{- toYaml .volume -}}
@@ -227,7 +227,7 @@ emptyDir:
 {{- end -}}
 {{- end -}}
 
-{{/* Volumes of a pod of (list model cache); several GPUs talk through the host's memory. */}}
+{{/* Volumes of a pod of (list model cache); several GPUs communicate through host memory. */}}
 {{- define "tidemill.modelVolumes" -}}
 - name: cache
   {{- include "tidemill.volume" (last .) | nindent 2 }}
@@ -265,7 +265,7 @@ emptyDir:
 {{- toYaml (merge (dict "AWS_REGION" $region "AWS_DEFAULT_REGION" $region) .Values.deployment.environment) -}}
 {{- end -}}
 
-{{/* A container's list of variables, of a dict. */}}
+{{/* A container's list of environment variables, from a dict. */}}
 {{- define "tidemill.env" -}}
 {{- $list := list -}}
 {{- range $name, $value := . -}}

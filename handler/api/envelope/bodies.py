@@ -65,13 +65,13 @@ def body_of(event: APIGatewayProxyEventV2) -> bytes:
     try:
         body = base64.b64decode(text, validate=True) if event.is_base64_encoded else text.encode()
     except (binascii.Error, ValueError) as exc:
-        raise Refused("The body is no text and no base64.", code="invalid_body") from exc
+        raise Refused("The body is neither text nor base64.", code="invalid_body") from exc
     if len(body) > MAX_BODY_BYTES:
         raise TooLarge(
-            f"The body has {len(body):,} bytes; {MAX_BODY_BYTES:,} are taken. Larger files come in "
-            "parts by `POST /v1/uploads` (`client.uploads.upload_file_chunked(..., "
+            f"The body has {len(body):,} bytes; the maximum is {MAX_BODY_BYTES:,}. Upload larger "
+            "files in parts with `POST /v1/uploads` (`client.uploads.upload_file_chunked(..., "
             "part_size=4_000_000)`; without `part_size` the SDK sends parts of 64 MB, which are "
-            "refused like this), or are put into the deployment's bucket under input/."
+            "too large), or put them into the deployment's bucket under input/."
         )
     return body
 
@@ -101,8 +101,8 @@ def _read_json(content_type: str, body: bytes) -> Any:
         found = load_json(body, allow_inf_nan=False)
     except TooManyValues as exc:
         raise TooLarge(f"The body {exc}.") from exc
-    except ValueError as exc:  # nested too deeply, a lone surrogate, an endless number, no UTF-8
-        message = f"The body is no JSON: {str(exc)[:200]}."
+    except ValueError as exc:  # nested too deeply, a lone surrogate, an infinite number, not UTF-8
+        message = f"The body is not valid JSON: {str(exc)[:200]}."
         raise Refused(message, code="invalid_json") from exc
     if not isinstance(found, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")

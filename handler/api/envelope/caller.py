@@ -26,16 +26,16 @@ from ...tenants.oidc import (
 )
 from .errors import Refused
 
-_MAKE_ONE: Final = "`tidemill keys create` makes one."
+_MAKE_ONE: Final = "Create a key with `tidemill keys create`."
 _WRONG_KEY: Final = (
-    f"The API key is wrong or was revoked. This deployment's keys begin with `tm_`; {_MAKE_ONE}"
+    f"Invalid or revoked API key. Keys of this deployment begin with `tm_`. {_MAKE_ONE}"
 )
-_WRONG_TOKEN: Final = "The token is refused, as it was a moment ago: send a new one."
+_WRONG_TOKEN: Final = "The token was refused a moment ago: send a new one."
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller of a request; a signed one has no key, and a person with a token a `subject`."""
+    """Caller of a request; a signed request has no key, and a user with a token has a `subject`."""
 
     tenant: str
     key_id: str | None = None
@@ -43,13 +43,13 @@ class Caller:
 
 
 class Unauthorized(Refused):
-    """A request without a key that is right, of which nothing was read and nothing done."""
+    """A request without a valid key; nothing of it was read or done."""
 
     status = HTTPStatus.UNAUTHORIZED
 
 
 class IssuerDown(Refused):
-    """A token that cannot be verified now, as the keys of its issuer are not to be had."""
+    """A token that cannot be verified now, because its issuer's keys cannot be fetched."""
 
     code = "issuer_unavailable"
     status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -59,9 +59,9 @@ class IssuerDown(Refused):
 def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Operation[Caller]:
     """Return the caller; raises Unauthorized without a valid key, AwsError if the store fails.
 
-    Raises LimitReached for an address from which many wrong keys came. No key is let in unread: a
-    revoked one is refused from the next request on. Requests signed with IAM are all of the tenant
-    that owns what is dropped into the bucket.
+    Raises LimitReached for an address from which many wrong keys came. Every key is read, so a
+    revoked one is refused from the next request on. Requests signed with IAM belong to the tenant
+    that owns objects dropped into the bucket.
     """
     authorizer = event.request_context.authorizer
     if authorizer and authorizer.iam and authorizer.iam.user_arn:
@@ -70,7 +70,7 @@ def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Ope
     token = rest.strip()
     if scheme.lower() != "bearer" or not token:
         raise Unauthorized(
-            f"The request has no API key: send one as `Authorization: Bearer tm_…`. {_MAKE_ONE}",
+            f"Missing API key: send `Authorization: Bearer tm_…`. {_MAKE_ONE}",
             code="missing_api_key",
         )
     address = event.request_context.http.source_ip
@@ -90,7 +90,7 @@ def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Ope
 
 
 def _verify(tokens: TokenVerifier, token: str, now: float) -> tuple[Caller | None, str]:
-    """Return the person with a token, or why it is refused; raises IssuerDown."""
+    """Return the user with a token, or why it is refused; raises IssuerDown."""
     try:
         person = tokens.verify(token, now)
     except TokenRefused as exc:
@@ -101,9 +101,9 @@ def _verify(tokens: TokenVerifier, token: str, now: float) -> tuple[Caller | Non
 
 
 def tenant_of(context: Mapping[str, Any]) -> str:
-    """Return the tenant of the request in hand, from the context of the app that let it in.
+    """Return the tenant of the current request, from the context that authentication sets.
 
-    Raises KeyError for one that nobody let in.
+    Raises KeyError if the request was not authenticated.
     """
     caller: Caller = context["caller"]
     return caller.tenant
@@ -111,5 +111,5 @@ def tenant_of(context: Mapping[str, Any]) -> str:
 
 aws = cache(Aws)
 
-# Of the context of a request that is asked with HEAD, and answered as with GET.
+# Context key of a HEAD request, which is answered like a GET.
 IS_HEAD = "is_head"

@@ -1,4 +1,4 @@
-"""Errors of the API in OpenAI's form; internal details are never shown."""
+"""Errors of the API in OpenAI's format; internal details are never shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.protocol.errors import RequestError
 from ...observability import logger
 from ...tenants.limits import LimitReached
 
-# A client chooses the names of what it nests.
+# Clients choose the names in nested parameters.
 _MAX_PARAM_CHARS: Final = 200
 # The longest `Retry-After` that OpenAI's clients follow.
 _MAX_WAIT_SECONDS = 60
@@ -47,7 +47,7 @@ class NotFound(Refused):
 
 
 class Gone(Refused):
-    """Something that was there and is no longer kept."""
+    """An object that existed and has been deleted."""
 
     code = "gone"
     status = HTTPStatus.GONE
@@ -62,7 +62,7 @@ class NotFinished(Refused):
 
     def __init__(
         self,
-        message: str = "This is not finished yet: call again, it goes on where it is.",
+        message: str = "The operation is not finished yet: repeat the request to continue it.",
         *,
         code: str | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ def refuse_more(exc: LimitReached) -> Response[str]:
 
 def refuse_unknown(_: Exception) -> Response[str]:
     """Return the 404 for an unknown method or path."""
-    return error(HTTPStatus.NOT_FOUND, "There is no such method and path here.", code="unknown_url")
+    return error(HTTPStatus.NOT_FOUND, "Unknown method or path.", code="unknown_url")
 
 
 def fail(exc: Exception) -> Response[str]:
@@ -116,7 +116,7 @@ def fail(exc: Exception) -> Response[str]:
     logger.error("request failed", exc_info=exc)
     return error(
         HTTPStatus.INTERNAL_SERVER_ERROR,
-        "Something went wrong on our side; try again in a moment.",
+        "Internal error; retry in a moment.",
         kind="server_error",
         code="internal_error",
     )

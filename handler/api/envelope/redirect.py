@@ -9,7 +9,7 @@ from aws_lambda_powertools.event_handler import Response, content_types
 
 
 def redirect(url: str, sentence: str, headers: Mapping[str, str] | None = None) -> Response[str]:
-    """Return an answer that sends a client to a url by the same method."""
+    """Return a response that redirects a client to a URL with the same method."""
     return Response(
         status_code=int(HTTPStatus.TEMPORARY_REDIRECT),
         content_type=f"{content_types.TEXT_PLAIN}; charset=utf-8",

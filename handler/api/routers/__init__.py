@@ -1,1 +1,1 @@
-"""One router a kind of object, and what its objects look like."""
+"""One router per kind of object, with the schemas of its objects."""

@@ -1,4 +1,4 @@
-"""`/v1/batches`: what runs, how far it is, and its end."""
+"""`/v1/batches`: create, list, read, cancel and erase batches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ..envelope.errors import Gone, NotFound, Refused
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
-# Of each batch in a list; a single batch shows all errors kept. Lambda responses are below 6 MB.
+# For each batch in a list; a single batch shows all stored errors. Lambda limits replies to 6 MB.
 MAX_ERRORS_IN_LISTS: Final = 5
 
 
@@ -38,17 +38,17 @@ def make_batch(
     request: Annotated[BatchRequest, Body()],
     key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
 ) -> BatchObject:
-    """Make a batch of a file, or return the one that the same idempotency key has made."""
+    """Create a batch from a file, or return the one created with the same idempotency key."""
     fields = request.fields()
     if key is not None and fields["idempotency_key"] not in (None, key):
         raise Refused(
-            "`idempotency_key` and the header `Idempotency-Key` are not the same.",
+            "`idempotency_key` and the header `Idempotency-Key` differ.",
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    tenant, asked = tenant_of(router.context), parse_request(fields)
+    tenant, parsed = tenant_of(router.context), parse_request(fields)
     try:
-        batch = aws().run(create_batch(deployment(), tenant, asked, int(time.time())))
+        batch = aws().run(create_batch(deployment(), tenant, parsed, int(time.time())))
     except BatchErased as exc:
         raise Gone(str(exc), code=exc.code) from exc
     return _batch_response(batch)
@@ -78,7 +78,7 @@ def retrieve_batch(batch_id: str) -> BatchObject:
 
 @router.post("/v1/batches/<batch_id>/cancel")
 def cancel_batch(batch_id: str) -> BatchObject:
-    """Cancel a batch; the rows that are finished by then are kept."""
+    """Cancel a batch; rows finished by then are retained."""
     own_batch(router.context, batch_id)
     try:
         batch = aws().run(cancel(deployment(), batch_id, int(time.time())))
@@ -91,7 +91,7 @@ def cancel_batch(batch_id: str) -> BatchObject:
 
 @router.delete("/v1/batches/<batch_id>")
 def erase_batch(batch_id: str) -> BatchObject:
-    """Erase a batch that has ended with its input, its results and its rows, for good."""
+    """Erase an ended batch with its input, its results and its rows, permanently."""
     batch = own_batch(router.context, batch_id)
     try:
         batch = aws().run(request_erasure(deployment(), batch, int(time.time())))
@@ -119,7 +119,7 @@ def own_batch(context: Mapping[str, Any], batch_id: str, param: str | None = Non
 
 
 def _unknown(batch_id: str, param: str | None) -> NotFound:
-    return NotFound(f"There is no batch {batch_id[:100]}.", param=param, code="batch_not_found")
+    return NotFound(f"Batch {batch_id[:100]} not found.", param=param, code="batch_not_found")
 
 
 def _batch_response(batch: Batch) -> BatchObject:

@@ -1,4 +1,4 @@
-"""A tenant's figures as Prometheus scrapes them; imported when it does."""
+"""A tenant's metrics in Prometheus's text format; imported only for a scrape."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Stats:
-    """What a registry asks for metrics."""
+    """Collector that the registry calls for metrics."""
 
     def __init__(self, stats: StatsObject) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric: gauges of what is active, counters of what has ended."""
+        """Yield every metric: gauges of active batches, counters of ended ones."""
         active, ended = self._stats.active, self._stats.ended
         yield _gauges("active_batches", "Batches that have not ended.", "status", active.batches)
         for name, words, value in (
             ("waiting_rows", "Lines of running batches without a row.", active.rows_waiting),
             ("waiting_shards", "Shards that wait for a worker.", active.shards_waiting),
-            ("running_shards", "Shards that a worker has.", active.shards_running),
-            ("rows_per_second", "Rows a second over the last minute.", active.rows_per_second),
-            ("tokens_per_second", "Generated tokens a second.", active.tokens_per_second),
-            ("input_tokens_per_second", "Tokens read a second.", active.input_tokens_per_second),
-            ("audio_per_second", "Seconds of audio a second.", active.audio_seconds_per_second),
+            ("running_shards", "Shards that a worker runs.", active.shards_running),
+            ("rows_per_second", "Rows per second over the last minute.", active.rows_per_second),
+            ("tokens_per_second", "Generated tokens per second.", active.tokens_per_second),
+            ("input_tokens_per_second", "Input tokens per second.", active.input_tokens_per_second),
+            ("audio_per_second", "Seconds of audio per second.", active.audio_seconds_per_second),
             ("active_audio_seconds", "Audio of active batches.", active.audio_seconds),
             ("active_gpu_seconds", "GPU time of active batches.", active.gpu_seconds),
         ):

@@ -36,15 +36,15 @@ from ..envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"file-[0-9a-f]{32}", re.ASCII)
-# OpenAI's limit is more; its clients ask for the next page.
+# Below OpenAI's limit; its clients request the next page.
 _MAX_LISTED: Final = 1000
 
 
 @router.post("/v1/files")
 def create_file(
-    file: Annotated[UploadFile, FileParam(description="The lines, as JSONL.")],
+    file: Annotated[UploadFile, FileParam(description="The requests, as JSONL.")],
     purpose: Annotated[str, Form(json_schema_extra={"enum": [BATCH]})],
     expires_anchor: Annotated[
         Literal["created_at"] | None, Form(alias="expires_after[anchor]")
@@ -54,10 +54,10 @@ def create_file(
         Form(alias="expires_after[seconds]", ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS),
     ] = None,
 ) -> FileObject:
-    """Keep a file for batches to read."""
+    """Upload a file of requests for batches."""
     check_purpose(purpose)
     if (expires_anchor is None) is not (expires_seconds is None):
-        raise Refused("`expires_after` needs `anchor` and `seconds`.", param="expires_after")
+        raise Refused("`expires_after` requires `anchor` and `seconds`.", param="expires_after")
     if not file.content:
         raise Refused("`file` is empty.", param="file", code="empty_file")
     tenant, file_id, now = tenant_of(router.context), f"file-{uuid4().hex}", int(time.time())
@@ -91,7 +91,7 @@ def list_files(
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
     purpose: Annotated[str | None, Query()] = None,
 ) -> Page[FileObject]:
-    """List the tenant's files, the newest or the oldest first, a thousand at most."""
+    """List the tenant's files by creation time, at most a thousand."""
     tenant = tenant_of(router.context)
     found, has_more = aws().run(
         deployment().files.list_files(
@@ -107,13 +107,13 @@ def list_files(
 
 @router.get("/v1/files/<file_id>")
 def retrieve_file(file_id: str) -> FileObject:
-    """Return what is known of one file."""
+    """Return one file's metadata."""
     return file_object(own_file(file_id))
 
 
 @router.delete("/v1/files/<file_id>")
 def delete_file(file_id: str) -> FileDeleted:
-    """Delete a file; a batch that reads it goes on."""
+    """Delete a file; a batch that reads it continues."""
     file = own_file(file_id)
     aws().run(deployment().bucket.delete_version(file.key, file.version_id))
     aws().run(deployment().files.delete_file(file, int(time.time())))
@@ -122,18 +122,18 @@ def delete_file(file_id: str) -> FileDeleted:
 
 @router.get("/v1/files/<file_id>/content")
 def file_content(file_id: str) -> Response[str]:
-    """Send the client to where the bytes lie, by a url that is good for an hour."""
+    """Redirect the client to a presigned URL of the content, valid for one hour."""
     file = own_file(file_id)
     call = deployment().bucket.download(
         file.key, file.version_id, disposition=content_disposition(file.filename)
     )
-    if router.context.get(IS_HEAD):  # a url is signed for the method that it is asked with
+    if router.context.get(IS_HEAD):  # a presigned URL is valid for one method only
         call = replace(call, method="head_object")
     return redirect(
         aws().presign(call, MAX_PRESIGNED_SECONDS),
-        "The bytes are at the url in this answer's Location header, which is good for an hour and "
-        "is asked without the key: follow redirects, as `curl -L` does.",
-        # Whoever has the url has the file.
+        "The content is at the URL in the Location header, which is valid for one hour. "
+        "Request it without the API key: follow redirects, as `curl -L` does.",
+        # Anyone who has the URL can read the file.
         headers={"Cache-Control": "no-store"},
     )
 
@@ -156,4 +156,4 @@ def _place_of(file_id: str, tenant: str) -> str:
 
 
 def _unknown(file_id: str, param: str | None) -> NotFound:
-    return NotFound(f"There is no file {file_id[:100]}.", param=param, code="file_not_found")
+    return NotFound(f"File {file_id[:100]} not found.", param=param, code="file_not_found")

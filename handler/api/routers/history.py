@@ -1,4 +1,4 @@
-"""`/v1/batches/{id}/history`: what a batch gained over time, for plots."""
+"""`/v1/batches/{id}/history`: a batch's progress over time, for plots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class HistoryObject(BaseModel):
-    """Rows, tokens and audio by time; a stretch without a row is not there."""
+    """Rows, tokens and audio by time; periods without a row are left out."""
 
     object: Literal["list"] = "list"
     data: list[HistoryBucket]
@@ -25,6 +25,6 @@ class HistoryObject(BaseModel):
 
 @router.get("/v1/batches/<batch_id>/history")
 def list_history(batch_id: str) -> HistoryObject:
-    """Return what a batch gained in each minute, of an older one in each quarter of an hour."""
+    """Return a batch's progress per minute, or per quarter of an hour for an older batch."""
     batch = kept_batch(router.context, batch_id)
     return HistoryObject(data=aws().run(deployment().ledger.list_history(batch.id)))

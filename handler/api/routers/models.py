@@ -1,4 +1,4 @@
-"""`/v1/models`: what lines may ask for."""
+"""`/v1/models`: the models that requests may name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class ModelObject(BaseModel):
-    """OpenAI's Model; nobody knows when one was made. `root` is what runs for this name.
+    """OpenAI's Model; its creation time is unknown. `root` is the model that serves this name.
 
-    The `parent` of an adapter is the model that it is of.
+    The `parent` of an adapter is its base model.
     """
 
     id: str
@@ -31,9 +31,9 @@ class ModelObject(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names of models; there are few, so that OpenAI's list has no pages.
+    """All model names; there are few, so the list has no pages.
 
-    `any_model` is what runs for every other name, None where those are refused.
+    `any_model` serves every other name; it is null if other names are refused.
     """
 
     object: Literal["list"] = "list"
@@ -43,7 +43,7 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models")
 def list_models() -> ModelList:
-    """List the models that are served, those first that are no other name of one."""
+    """List the models that are served; aliases come last."""
     models = deployment().models
     found = [_model_object(name, root) for name, root in models.items() if name != ANY_MODEL]
     found.sort(key=lambda model: model.id != model.root)
@@ -52,11 +52,11 @@ def list_models() -> ModelList:
 
 @router.get("/v1/models/.+")
 def retrieve_model() -> ModelObject:
-    """Return one model; its name may hold slashes, which clients may quote."""
+    """Return one model; its name may contain slashes, which clients may quote."""
     name = unquote(router.current_event.path.removeprefix("/v1/models/"))
     root = model_of(name, deployment().models)
     if root is None:
-        raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
+        raise NotFound(f"Model {name[:100]} not found.", code="model_not_found")
     return _model_object(name, root)
 
 

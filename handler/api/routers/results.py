@@ -35,7 +35,7 @@ def list_results(
     after_line: Annotated[int, Query(ge=0, le=MAX_LINE)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED_ROWS)] = 100,
 ) -> ResultsObject:
-    """List the rows behind a line that are finished; they are here seconds after they were made."""
+    """List the finished rows after a line; they appear here seconds after they are produced."""
     batch = kept_batch(router.context, batch_id)
     try:
         found = read_results(
@@ -44,7 +44,7 @@ def list_results(
     except WorkGone as exc:
         raise Gone(rows_deleted_message(batch), code=WorkGone.code) from exc
     except NotIndexed as exc:
-        words = "There are too many parts to look at in one request; ask again."
+        words = "There are too many parts to read in one request; repeat the request."
         raise NotFinished(words, code=exc.code) from exc
     return ResultsObject(
         data=[_result_row(line, row) for line, row in found.rows],
@@ -55,6 +55,6 @@ def list_results(
 
 def _result_row(line: int, row: bytes | None) -> ResultRow:
     if row is None:
-        words = f"The row has more than {MAX_BYTES:,} bytes: it is in the files of the batch only."
+        words = f"The row has more than {MAX_BYTES:,} bytes: read it from the batch's files."
         return ResultRow(line=line, error={"code": "row_too_large", "message": words})
     return result_row(line, row)

@@ -1,4 +1,4 @@
-"""`/v1/stats` and `/metrics`: how the caller's tenant stands, for other people's dashboards."""
+"""`/v1/stats` and `/metrics`: the state of the caller's tenant, for external dashboards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 @router.get("/v1/stats")
 def show_stats() -> StatsObject:
-    """Return what is under way, and what all that has ended came to."""
+    """Return the state of active batches, and totals over ended ones."""
     return tenant_stats(aws(), deployment(), tenant_of(router.context), time.time())
 
 
 @router.get("/metrics")
 def show_metrics() -> Response[str]:
-    """Return the same in the format of Prometheus."""
+    """Return the same in Prometheus's text format."""
     from .exposition import CONTENT_TYPE, expose
 
     return Response(int(HTTPStatus.OK), content_type=CONTENT_TYPE, body=expose(show_stats()))

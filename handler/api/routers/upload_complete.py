@@ -1,7 +1,7 @@
-"""The end of an upload: its parts become one object, and the object a file.
+"""Completion of an upload: its parts become one object, and the object becomes a file.
 
-A run that is out of time says so, and the next call goes on where it was: S3 knows which parts of
-the object are there. Nothing is a file before all of it is.
+A run that is out of time reports this, and the next call resumes it: S3 knows which parts are
+stored. The file exists only once all of its bytes are stored.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ...errors import AwsError, NotThere
 from ..envelope.errors import NotFinished, Refused
 
 MAX_MD5_BYTES: Final = 256 * 2**20
-# What S3 may take to end an upload of many parts, and the table to note it.
+# Time that S3 may take to complete an upload of many parts, and the table to record it.
 _RESERVE_SECONDS: Final = 8.0
 _CHUNK_BYTES: Final = 2**20
-# S3's words for a part that was sent once more since it was listed.
+# S3's error codes for a part that was sent again since it was listed.
 _CHANGED: Final = frozenset({"InvalidPart", "InvalidPartOrder"})
 
 
 @dataclass(slots=True)
 class Completion:
-    """One call's work on an upload; `time_left` gives the seconds until it must have answered."""
+    """One call's work on an upload; `time_left` returns the seconds until its deadline."""
 
     aws: Aws
     deployment: Deployment
@@ -56,7 +56,7 @@ class Completion:
         return file_key(self.upload.tenant, self.upload.file_id)
 
     def begin(self, way: UploadWay, digest: str, expires_at: int) -> Upload:
-        """Settle the way of the upload and begin S3's own; raises UploadRefused for another way."""
+        """Fix how the parts come and start S3's upload; raises UploadRefused for another way."""
         store, bucket = self.deployment.uploads, self.deployment.bucket
         if self.upload.way is None:
             self._take(self.aws.run(store.choose(self.upload, way, digest, expires_at)))
@@ -75,7 +75,7 @@ class Completion:
         return self.upload
 
     def complete(self, part_ids: Sequence[str], wanted_md5: str | None) -> Upload:
-        """Return the upload, completed; raises UploadRefused, or NotFinished when time is over."""
+        """Return the completed upload; raises UploadRefused, or NotFinished at the deadline."""
         digest = sha256("\n".join(part_ids).encode()).hexdigest() if part_ids else ""
         if self.upload.status == "completed" and self.upload.digest == digest:
             return self.upload
@@ -98,7 +98,7 @@ class Completion:
         return self.upload
 
     def clear(self) -> None:
-        """Throw away what is left of an upload that has ended."""
+        """Delete the leftovers of an upload that has ended."""
         bucket = self.deployment.bucket
         if self.upload.status == "cancelled" and self.upload.multipart_id is not None:
             self.aws.run(bucket.abort_upload(self.key, self.upload.multipart_id))
@@ -148,11 +148,11 @@ class Completion:
             self._check()
             self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
         except NotThere as exc:
-            # Another call was quicker, or the upload was cancelled meanwhile.
+            # Another call was quicker, or the upload was cancelled in the meantime.
             raise NotFinished from exc
 
     def _close(self) -> None:
-        """Have S3 join the parts that were sent to urls; raises UploadRefused for missing ones."""
+        """Have S3 join the parts that were sent to URLs; raises UploadRefused for missing ones."""
         check_sent_to_urls(self.upload)
         upload = self.begin("urls", "", self.upload.expires_at)
         bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
@@ -171,7 +171,7 @@ class Completion:
     def _check_md5(self, wanted: str | None) -> None:
         if wanted is not None and self.upload.num_bytes > MAX_MD5_BYTES:
             raise Refused(
-                f"`md5` is checked for files of up to {MAX_MD5_BYTES:,} bytes: leave it out.",
+                f"`md5` is supported for files of up to {MAX_MD5_BYTES:,} bytes: leave it out.",
                 param="md5",
                 code="md5_unchecked",
             )
@@ -186,7 +186,7 @@ class Completion:
         return digest.hexdigest()
 
     def _give_up(self) -> None:
-        """End an upload whose bytes are not those that were meant."""
+        """End an upload whose bytes do not match the client's declaration."""
         self.upload = self.aws.run(self.deployment.uploads.cancel_upload(self.upload))
         self.clear()
         raise wrong_md5()

@@ -1,4 +1,4 @@
-"""`/v1/uploads`: files too large for one request, in small parts or by urls of S3."""
+"""`/v1/uploads`: files too large for one request, in small parts or by presigned URLs."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from .upload_complete import Completion
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
-# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+# Any other string cannot be an ID of ours, so the table is not queried (its keys have limits).
 _ID: Final = re.compile(r"upload_[0-9a-f]{32}", re.ASCII)
 _HOUR: Final = 3600
 _SMALL_SECONDS, _LARGE_SECONDS = _HOUR, 24 * _HOUR
-# How long the status of a finished upload is kept.
+# How long the status of a finished upload is stored.
 _REMEMBERED_SECONDS: Final = 8 * 24 * _HOUR
 
 
 @router.post("/v1/uploads")
 def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
-    """Begin a file that comes in parts."""
+    """Start an upload in parts."""
     check_purpose(request.purpose)
     now = int(time.time())
     upload = Upload(
@@ -70,7 +70,7 @@ def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
 
 @router.get("/v1/uploads/<upload_id>")
 def retrieve_upload(upload_id: str) -> UploadObject:
-    """Return an upload, with the parts that S3 has of it: a client goes on behind them."""
+    """Return an upload with the parts that S3 has received, so that a client can resume it."""
     return _upload_object(own_upload(upload_id))
 
 
@@ -78,7 +78,7 @@ def retrieve_upload(upload_id: str) -> UploadObject:
 def add_part(
     upload_id: str, data: Annotated[UploadFile, FileParam(description="The bytes of the part.")]
 ) -> UploadPartObject:
-    """Keep a small part, until the upload is completed with it or given up."""
+    """Store a small part until the upload is completed or cancelled."""
     upload, now = own_upload(upload_id), int(time.time())
     check_pending(upload, now)
     if not data.content:
@@ -91,7 +91,7 @@ def add_part(
 
 @router.post("/v1/uploads/<upload_id>/urls")
 def sign_urls(upload_id: str, request: Annotated[UrlsRequest, Body()]) -> PartUrls:
-    """Return urls to PUT parts to, an hour at most; from the first on the upload has a day."""
+    """Return presigned URLs for parts, valid for an hour; the upload must end within a day."""
     upload, now = own_upload(upload_id), int(time.time())
     check_pending(upload, now)
     check_numbers(upload, request.part_numbers)
@@ -110,17 +110,17 @@ def sign_urls(upload_id: str, request: Annotated[UrlsRequest, Body()]) -> PartUr
 
 @router.post("/v1/uploads/<upload_id>/complete")
 def complete_upload(upload_id: str, request: Annotated[CompleteRequest, Body()]) -> UploadObject:
-    """Make the parts a file; repeated it goes on where it was, and changes nothing at its end."""
+    """Join the parts to a file; a repeated call resumes the work, or returns the result."""
     completion = Completion(aws(), deployment(), own_upload(upload_id), _time_left)
     return _upload_object(completion.complete(request.part_ids, request.md5))
 
 
 @router.post("/v1/uploads/<upload_id>/cancel")
 def cancel_upload(upload_id: str) -> UploadObject:
-    """Give an upload up; what came of it is thrown away."""
+    """Cancel an upload and delete its parts."""
     upload = aws().run(deployment().uploads.cancel_upload(own_upload(upload_id)))
     if upload.status == "completed":
-        raise Refused("The upload is completed: delete its file.", code="upload_completed")
+        raise Refused("The upload is completed: delete its file instead.", code="upload_completed")
     Completion(aws(), deployment(), upload, _time_left).clear()
     return _upload_object(upload)
 
@@ -130,12 +130,12 @@ def own_upload(upload_id: str) -> Upload:
     is_id = _ID.fullmatch(upload_id) is not None
     upload = aws().run(deployment().uploads.get_upload(upload_id)) if is_id else None
     if upload is None or upload.tenant != tenant_of(router.context):
-        raise NotFound(f"There is no upload {upload_id[:100]}.", code="upload_not_found")
+        raise NotFound(f"Upload {upload_id[:100]} not found.", code="upload_not_found")
     return upload
 
 
 def _by_urls(upload: Upload, now: int) -> Upload:
-    """Return the upload as one whose parts S3 takes itself; raises Refused for any other."""
+    """Return the upload as one whose parts go to S3 directly; raises Refused for any other."""
     if upload.way is None:
         aws().run(deployment().limits.admit_bytes(upload.tenant, upload.num_bytes, now))
     return Completion(aws(), deployment(), upload, _time_left).begin(

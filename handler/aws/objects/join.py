@@ -1,4 +1,4 @@
-"""Objects joined to one by a multipart upload, which any run can go on with where one stopped."""
+"""Joins objects to one by a multipart upload, which any run can resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .upload_plan import S3_LIMITS, Group, UploadPart, plan_groups, plan_upload
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Most parts are copied inside S3, and wait; of those that are sent each holds 10 MiB at most.
+# Most parts are copied inside S3; each part that is sent takes up to 10 MiB of memory.
 _NUM_THREADS = 64
 _NUM_SENT_AT_ONCE = 24
 _LOOK_SECONDS = 1.0
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class JoinUpload(NamedTuple):
-    """One object in the making: its key, the upload's id, and what it is made of."""
+    """An object being written: its key, the upload's ID, and its segments."""
 
     key: str
     id: str
@@ -44,8 +44,8 @@ def send_missing(
 ) -> dict[int, str]:
     """Upload the missing parts concurrently, and return the ETags of all.
 
-    `check` is called before each part and while they are waited for; what it raises passes through.
-    Raises NotThere when the upload is gone. Nobody else may have sent other bytes to it.
+    `check` is called before each part and while waiting for parts; its exceptions propagate.
+    Raises NotThere if the upload is gone. No other caller may have sent different bytes to it.
     """
     there = aws.run(bucket.list_uploaded(joining.key, joining.id))
     etags: dict[int, str] = {}
@@ -72,8 +72,8 @@ def join_groups(
 ) -> Sequence[SealedSegment]:
     """Return inputs for one upload: the segments, or intermediate objects joined from them.
 
-    Their keys tell which bytes of the whole they are, so those that another run has made are found
-    again, and who makes one a second time changes nothing. `check` is as with `send_missing`.
+    Their keys contain their byte ranges of the whole, so objects from other runs are found again,
+    and writing one twice changes nothing. `check` is as with `send_missing`.
     """
     sizes = array("Q", (segment.num_bytes for segment in segments))
     groups = list(plan_groups(sizes, S3_LIMITS))
@@ -101,7 +101,7 @@ def join_groups(
 def _make_object(
     aws: Aws, bucket: Bucket, key: str, segments: Sequence[SealedSegment], is_over: Event
 ) -> None:
-    """Make one object of segments, or nothing when all is over before it is whole."""
+    """Join segments to one object; nothing if the whole is already finished."""
     upload = JoinUpload(key, aws.run(bucket.create_work_upload(key)), segments)
     etags: dict[int, str] = {}
     for part in plan_upload((segment.num_bytes for segment in segments), S3_LIMITS):
@@ -117,7 +117,7 @@ def _each(
 ) -> list[Result]:
     """Return the results in no particular order; calls run concurrently.
 
-    When `check` or one of them raises, those that have begun are told by the event, and waited for.
+    If `check` or a call raises, the event cancels the calls in progress, and they are awaited.
     """
     rest = iter(tasks)
     results: list[Result] = []
@@ -151,8 +151,8 @@ def _send_part(aws: Aws, bucket: Bucket, joining: JoinUpload, part: UploadPart) 
 
 
 def open_joined(slices: Sequence[Slice], get: Callable[[Slice], bytes]) -> io.BufferedReader:
-    """Return the slices' bytes in a row; one slice is held at a time, and it can be sought."""
-    # Buffered, because S3 takes no short chunk in the middle of a part.
+    """Return the slices' concatenated bytes as a seekable file that holds one slice at a time."""
+    # Buffered, because S3 accepts no short read within a part.
     return io.BufferedReader(_Joined(slices, get), _BUFFER_BYTES)
 
 
@@ -193,6 +193,6 @@ class _Joined(io.RawIOBase):
             self._held = None
             data = self._get(piece)
             if len(data) != piece.end - piece.start:
-                raise OSError(f"{piece.key} has not bytes {piece.start:,} to {piece.end:,}")
+                raise OSError(f"{piece.key} has no bytes {piece.start:,} to {piece.end:,}")
             self._held = (piece, data)
         return self._held[1]

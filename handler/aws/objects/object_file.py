@@ -1,4 +1,4 @@
-"""A pinned object as a file that can be sought, read range by range."""
+"""A pinned object as a seekable file, read range by range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUFFER_BYTES = 2**22
 def open_object(aws: Aws, source: Source) -> io.BufferedReader:
     """Return an object as an open file.
 
-    Reads raise ObjectChanged or NotThere when it is no longer what was pinned.
+    Reads raise ObjectChanged or NotThere if the pinned object was replaced or deleted.
     """
     return io.BufferedReader(_ObjectFile(aws, source), _BUFFER_BYTES)
 

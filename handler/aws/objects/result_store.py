@@ -1,8 +1,8 @@
-"""Result store: kept replies of one scope below a prefix of a bucket, in packs.
+"""Result store: cached replies of one scope, in packs below a prefix of a bucket.
 
-Packs are written once and read by anybody with the prefix. Their indexes are read into a database
-on this machine, and a pack as a whole when it is found to have a reply that is asked for. Whatever
-is wrong with the bucket, the work goes on without: errors are raised as `CacheError`.
+Packs are immutable and can be read by anyone with access to the prefix. Their indexes are read
+into a local database, and a pack is read as a whole when it contains a requested reply. If the
+bucket fails, work continues without the store: errors are raised as `CacheError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..calls import Operation, T
 
 PACK_BYTES: Final = 16 * 2**20
 _MAX_PACKS: Final = 4096
-"""The newest packs of a scope are looked through; a month of 100 files a day has fewer."""
+"""Maximum number of a scope's newest packs searched; 100 files a day make fewer in a month."""
 
 _LOCAL_BYTES: Final = 2**32
 _REFRESH_SECONDS: Final = 30.0
@@ -61,12 +61,12 @@ class Drive(Protocol):
 
 
 class ResultStore:
-    """Kept replies of a scope below `prefix`, of which all take no more than `max_bytes`.
+    """Cached replies of a scope below `prefix`, at most `max_bytes` in all scopes together.
 
-    Thread-safe. Its index and the packs that it has read lie in a temporary folder until `close`,
-    4 GiB at most of the latter. The oldest packs of all scopes are removed to make room.
-    `num_damaged` counts entries and replies whose bytes are not those that were written; they are
-    treated as not found.
+    Thread-safe. Its index and the packs that it has read are in a temporary folder until `close`;
+    the packs take at most 4 GiB. The oldest packs of all scopes are removed to make room.
+    `num_damaged` counts entries and replies that fail their checksum; they are treated as
+    missing.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ResultStore:
             self._index.executescript(_TABLE)
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
-        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        """Return the JSON of a stored reply, with the line's digest and creation time filled in."""
         with self._lock, _raising():
             if (new := self._new.get(key)) is not None:
                 return new.reply_for(digest, created)
@@ -121,10 +121,10 @@ class ResultStore:
         return None if kept is None else kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
-        """Add the reply to a line of a digest; a pack is written when there are 16 MiB of them.
+        """Add the reply to a line of a digest; a pack is written once there are 16 MiB of them.
 
-        That is done by a thread, for which only the fifth pack waits; what fails there is raised by
-        the next call.
+        A thread writes it; the caller waits only before the fifth pack. The next call raises the
+        thread's errors.
         """
         with self._lock:
             self._new[key] = Kept(digest, created, body)
@@ -140,7 +140,7 @@ class ResultStore:
         self._writes.append(self._writer.submit(self.write, source, new))
 
     def _collect_writes(self, most: int) -> None:
-        """Wait until no more than so many packs are being written; raises what has failed."""
+        """Wait until at most that many packs are being written; raises the first error."""
         while self._writes and (self._writes[0].done() or len(self._writes) > most):
             self._writes.popleft().result()
 
@@ -156,7 +156,7 @@ class ResultStore:
                 trim_packs(self._drive, self._bucket, self._prefix, self._max_bytes)
 
     def close(self) -> None:
-        """Write what was added, and remove what is on this machine."""
+        """Write the added replies, and delete the local files."""
         with self._held, self._lock:
             for pack in [*self._local]:
                 self._drop(pack)
@@ -164,7 +164,7 @@ class ResultStore:
             self._collect_writes(0)
 
     def _refresh(self) -> None:
-        """Read the indexes of packs that are new, and forget packs that are gone."""
+        """Read the indexes of new packs, and forget deleted packs."""
         if self._clock() < self._refreshed_at + _REFRESH_SECONDS:
             return
         self._refreshed_at = self._clock()
@@ -176,7 +176,7 @@ class ResultStore:
             self._forget(self._packs[key])
         new = [pack for key, pack in listed.items() if key not in self._packs]
         with ThreadPoolExecutor(_NUM_THREADS) as pool, self._index:
-            # Of a result in several packs the newest is read: it may replace a damaged one.
+            # The newest of several packs with a result is read: it may replace a damaged one.
             for pack, entries in zip(new, pool.map(self._read_index, new), strict=True):
                 if entries is None:
                     continue
@@ -189,7 +189,7 @@ class ResultStore:
                 )
 
     def _read_index(self, pack: Pack) -> list[Entry] | None:
-        """Return the entries of a pack, without those that are damaged; None if it is gone."""
+        """Return the valid entries of a pack; None if the pack is gone."""
         size = min(index_size(pack.name.num_results), pack.head.num_bytes)
         try:
             index = self._drive(self._bucket.get_range(pack.head.key, 0, size)) if size else b""
@@ -216,7 +216,7 @@ class ResultStore:
         return kept
 
     def _drop(self, pack: int) -> None:
-        """Remove a pack from this machine."""
+        """Delete a pack's local copy."""
         with self._local.pop(pack) as file:
             self._num_local_bytes -= file.seek(0, os.SEEK_END)
 
@@ -229,14 +229,14 @@ class ResultStore:
 
 
 class Pack(NamedTuple):
-    """A pack in a bucket, and what its name tells."""
+    """A pack in a bucket, with the facts that its name encodes."""
 
     head: ObjectHead
     name: PackName
 
 
 def list_packs(drive: Drive, bucket: Bucket, prefix: str, folder: str = "") -> list[Pack]:
-    """Return the packs in a folder below a prefix; other objects may lie beside them."""
+    """Return the packs in a folder below a prefix; the folder may contain other objects."""
     found: list[Pack] = []
     after, is_more = "", True
     while is_more:
@@ -256,7 +256,7 @@ def trim_packs(drive: Drive, bucket: Bucket, prefix: str, max_bytes: int) -> Non
 
 
 def _oldest(heads: Iterable[ObjectHead], num_bytes: int) -> Iterator[str]:
-    """Yield the keys of the first objects that take at least so many bytes."""
+    """Yield the keys of the first objects that take at least that many bytes together."""
     for head in heads:
         if num_bytes <= 0:
             return
@@ -270,4 +270,4 @@ def _raising() -> Iterator[None]:
     try:
         yield
     except (AwsError, OSError, sqlite3.Error) as exc:
-        raise CacheError(f"kept results cannot be used: {exc}") from exc
+        raise CacheError(f"stored results are unavailable: {exc}") from exc

@@ -1,4 +1,4 @@
-"""The input object as a stream that outlives its connections, and the lines of that stream."""
+"""The input object as a stream that reconnects, and the lines of that stream."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Opener(Protocol):
     """Opens objects, as `handler.aws.sync.Aws` does."""
 
     def open(self, **pin: Any) -> IO[bytes]:
-        """Return the body of an object as a stream; `pin` is what `get_object` takes."""
+        """Return the body of an object as a stream; `pin` are arguments of `get_object`."""
 
 
 class ObjectStream:
     """The bytes of a pinned object in order, from `start` on.
 
-    When the connection breaks it is opened again where it stood, a few times in a row at most.
+    A broken connection is opened again at the same position, a few times in a row at most.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ObjectStream:
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, none only at the end.
 
-        Raises ObjectChanged or NotThere when the object is no longer what was pinned, AwsError when
+        Raises ObjectChanged or NotThere if the pinned object was replaced or deleted, AwsError if
         it cannot be read.
         """
         left = self._source.num_bytes - self._position
@@ -76,11 +76,11 @@ class ObjectStream:
                 if data:
                     self._position += len(data)
                     return data
-                reason = "it ended too early"
+                reason = "it ended early"
         raise AwsError(f"{self._source.key} cannot be read at byte {self._position:,}: {reason}")
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if self._body is not None:
             self._body.close()
             self._body = None
@@ -88,7 +88,7 @@ class ObjectStream:
     def _open(self) -> IO[bytes]:
         wanted = {"Range": f"bytes={self._position}-"} if self._position else {}
         try:
-            # Without the version, while that is the newest: MiniStack knows no ranges of versions.
+            # Without the version while it is the newest: MiniStack lacks ranges of versions.
             return self._aws.open(**pinned(replace(self._source, version_id=None)), **wanted)
         except (ObjectChanged, NotThere):
             if self._source.version_id is None:
@@ -104,11 +104,11 @@ class ByteSource(Protocol):
 
 
 class LineStream:
-    r"""Reads a stream line by line and tells where each line stands.
+    r"""Reads a stream line by line, with the position of each line.
 
-    It begins at byte `start` and ends before the first line that begins at byte `stop` or behind
-    it, or after `max_lines` whole lines. `look` is called before each chunk is read; what it raises
-    passes through.
+    It begins at byte `start` and ends before the first line that begins at byte `stop` or later,
+    or after `max_lines` whole lines. `look` is called before each chunk is read; its exceptions
+    propagate.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LineStream:
         self._is_at_end = False
 
     def tell(self) -> int:
-        """Return the byte after what was read last."""
+        """Return the position after the last line read."""
         return self._chunk_start + self._position
 
     def readline(self, size: int, /) -> bytes:
@@ -158,7 +158,7 @@ class LineStream:
         return data
 
     def _assemble(self, size: int) -> bytes:
-        """Read on over the ends of chunks; the one at hand has no newline within `size`."""
+        """Read a line that spans several chunks."""
         pieces: list[bytes] = []
         while True:
             stop = min(self._position + size, len(self._chunk))

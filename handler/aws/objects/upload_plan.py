@@ -1,9 +1,9 @@
 """Upload plan: maps segments to parts of uploads, the same in every run.
 
-S3 takes at most 10,000 parts, and all but the last of at least 5 MiB. A part that lies in one
-segment is copied inside S3. What is smaller is sent, with as much of its neighbours as makes a
-part. Segments for which one upload has no room become larger objects first, group by group; the
-last part of each may be small, so that a small segment ends a group and is copied, too.
+S3 allows at most 10,000 parts, and each except the last must have at least 5 MiB. A part within
+one segment is copied inside S3. Smaller segments are sent, with as much of their neighbours as
+fills a part. Segments for which one upload has no room become larger objects first, group by
+group; the last part of each may be small, so that a small segment ends a group and is copied, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Limits of one S3 upload, and the bytes that a group of segments has where it can."""
+    """Limits of one S3 upload, and the preferred size of a group of segments."""
 
     min_part_bytes: int = MIN_COPIED_BYTES
     max_parts: int = MAX_PARTS
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class UploadPart(NamedTuple):
-    """Part `number` (from 1) holds these pieces, one behind another."""
+    """Part `number` (from 1), with its pieces in order."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -49,12 +49,12 @@ class UploadPart(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Say whether S3 can copy the part itself."""
+        """Return whether S3 can copy the part itself."""
         return len(self.pieces) == 1
 
 
 class Group(NamedTuple):
-    """The segments `first` to `end` (exclusive), whose bytes begin at `start` of the whole."""
+    """The segments `first` to `end` (exclusive), which begin at byte `start` of the whole."""
 
     first: int
     end: int
@@ -63,7 +63,7 @@ class Group(NamedTuple):
 
 
 def cut_into_parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes in parts of one size and a last shorter one; of none an empty one."""
+    """Yield the bytes in parts of one size and a shorter last one; without bytes, an empty part."""
     buffer = bytearray()
     is_first = True
     for piece in pieces:
@@ -77,7 +77,7 @@ def cut_into_parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
 
 
 def plan_upload(sizes: Iterable[int], limits: UploadLimits = S3_LIMITS) -> Iterator[UploadPart]:
-    """Yield the parts that hold segments of these sizes (bytes, none 0), in their order."""
+    """Yield the parts for segments of these sizes (bytes, none 0), in order."""
     return (
         UploadPart(number, pieces) for number, pieces in enumerate(_cut(sizes, limits), start=1)
     )
@@ -102,9 +102,9 @@ def _cut(sizes: Iterable[int], limits: UploadLimits) -> Iterator[tuple[Piece, ..
 
 
 def plan_groups(sizes: Sequence[int], limits: UploadLimits = S3_LIMITS) -> Iterator[Group]:
-    """Yield the groups that become objects of their own; none where one upload has room for all.
+    """Yield the groups that become separate objects; none if one upload has room for all.
 
-    They are at most as many as an upload has parts, each but the last large enough for one.
+    There are at most as many as an upload has parts; each but the last is large enough for one.
     """
     if next(islice(plan_upload(sizes, limits), limits.max_parts, None), None) is None:
         return

@@ -1,1 +1,1 @@
-"""The items of the one table, a store for each kind of thing: batches and shards, files, counts."""
+"""Items of the single table, with a store per kind: batches and shards, files, counts."""

@@ -1,6 +1,7 @@
 """Deduplication items of uploads: the newest upload of each results name, and its batch.
 
-No I/O. It outlives every event of the upload, so that none is run twice, whichever way it is told.
+No I/O. An item outlives every event of the upload, so that no upload runs twice, whichever event
+reports it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from tidemill.batch.object_keys import results_name
 
 from .store import META
 
-# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
+# SQS keeps a message for 14 days at most: every event of an upload comes before that.
 EVENTS_END_SECONDS = 15 * 24 * 3600
 
 
 class Arrival(NamedTuple):
-    """Arrival of an upload: S3's sequencer, where its event holds one.
+    """Arrival of an upload: S3's sequencer, if its event contains one.
 
-    `modified` (Unix seconds) is S3's too: the beginning of the upload, which may have taken days.
+    `modified` (Unix seconds) is S3's too: the start of the upload, which may have taken days.
     """
 
     sequencer: str | None
@@ -29,12 +30,12 @@ class Arrival(NamedTuple):
 
 
 def drop_key(bucket: str, outputs: Outputs) -> dict[str, object]:
-    """Return the key of the item about uploads that have these results."""
+    """Return the key of the item about uploads with these results."""
     return {"pk": f"DROP#{bucket}/{results_name(outputs)}", "sk": META}
 
 
 def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
-    """Return the item about an upload that is the newest with its results."""
+    """Return the item about the newest upload with its results."""
     source = batch.source
     return drop_key(source.bucket, batch.outputs) | {
         "batch_id": batch.id,
@@ -49,7 +50,7 @@ def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
 def known_batch(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str | None:
     """Return the batch of this very upload, if the upload is the newest one.
 
-    The event of an upload that was found without it comes late, or not at all.
+    If a sweep found the upload without its event, the event comes late, or not at all.
     """
     source = batch.source
     is_same = newest["batch_id"] == batch.id or (
@@ -63,11 +64,11 @@ def known_batch(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> st
 
 
 def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> bool:
-    """Say whether an unknown upload is older than the newest one.
+    """Return whether an unknown upload is older than the newest one.
 
-    Times decide where S3 has not told its order; an item of before they were kept is newer. Within
-    one second that upload of a key is newer which was found: it is what the key has been since. Of
-    two keys with the same results that one is newer whose event comes last.
+    Times decide if S3 has not reported an order; an item from before times were stored is newer.
+    Within one second, the upload that a listing found is newer, because it is the key's current
+    content. If two keys have the same results, the one whose event arrives last is newer.
     """
     is_same_key = newest.get("key", batch.source.key) == batch.source.key
     if arrival.sequencer is None:
@@ -81,8 +82,8 @@ def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> b
 
 
 def is_known(newest: Mapping[str, Any], key: str, etag: str, modified: int) -> bool:
-    """Say whether an object that lies in the bucket needs no batch, by the newest upload's item."""
-    # What was written before times were kept is no reason to run anything again.
+    """Return whether an object in the bucket needs no batch, by the newest upload's item."""
+    # An object from before times were stored must not run again.
     known_until = newest.get("modified", math.inf)
     if known_until != modified:
         return bool(known_until > modified)
@@ -90,12 +91,12 @@ def is_known(newest: Mapping[str, Any], key: str, etag: str, modified: int) -> b
 
 
 def _expires(batch: Batch) -> int | None:
-    """The memory of an upload outlives every event of it, else a late one would run it again."""
+    """Return the expiry: after every possible event, else a late one would run it again."""
     if batch.expires is None:
         return None
     return max(batch.expires, batch.created_at + EVENTS_END_SECONDS)
 
 
 def _rank(sequencer: str) -> str:
-    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
+    """Return a comparable sequencer: S3's are hexadecimal and of unequal length."""
     return sequencer.upper().ljust(64, "0")

@@ -1,4 +1,4 @@
-"""The table's operations on files: what clients upload, and the results of batches."""
+"""Operations on files: uploads of clients, and results of batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .table import TENANT_INDEX
 
 Order = Literal["asc", "desc"]
 
-# All entries of files in the index lie between the two.
+# All index entries of files are between these two.
 _FIRST, _LAST = "FILE#", "FILE$"
-# How long a list can go on behind a file that was deleted meanwhile.
+# How long a list can continue after a file that was deleted in the meantime.
 _REMEMBERED_SECONDS: Final = 24 * 3600
 
 
 class FileStore(Store):
-    """Makes the operations on the files in a deployment's table."""
+    """Creates operations on the files in a deployment's table."""
 
     __slots__ = ()
 
@@ -31,18 +31,18 @@ class FileStore(Store):
         yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": file_item(file)})
 
     def get_file(self, file_id: str) -> Operation[File | None]:
-        """Return the file of this id, or None; a deleted one is none."""
+        """Return the file with this ID, or None, also if it was deleted."""
         fields = yield from self.get(_file_key(file_id))
         return load(File, fields) if fields and "tenant" in fields else None
 
     def find_place(self, tenant: str, file_id: str) -> Operation[str | None]:
-        """Return the place of a tenant's file in its lists, for a while also of a deleted one."""
+        """Return the place of a tenant's file in its lists; a deleted file keeps it for a while."""
         fields = yield from self.get(_file_key(file_id))
         is_own = fields is not None and tenant in (fields.get("tenant"), fields.get("was_of"))
         return str(fields["created_id"]) if fields is not None and is_own else None
 
     def delete_file(self, file: File, now: int) -> Operation[None]:
-        """Take a file away; only its place in lists is known a while longer."""
+        """Delete a file; only its place in lists is stored a while longer."""
         left = {
             "created_id": _created_id(file),
             "was_of": file.tenant,
@@ -60,9 +60,9 @@ class FileStore(Store):
         order: Order = "desc",
         purpose: str | None = None,
     ) -> Operation[tuple[list[File], bool]]:
-        """Return a tenant's files behind the place `after`, and whether more follow.
+        """Return a tenant's files after the place `after`, and whether more follow.
 
-        The index that it reads may be a moment behind.
+        The index is eventually consistent.
         """
         first, last = (after or _FIRST, _LAST) if order == "asc" else (_FIRST, after or _LAST)
         values = {":tenant": tenant, ":first": first, ":last": last}
@@ -71,7 +71,7 @@ class FileStore(Store):
             "IndexName": TENANT_INDEX,
             "KeyConditionExpression": "tenant = :tenant AND created_id BETWEEN :first AND :last",
             "ScanIndexForward": order == "asc",
-            # The bounds belong to the range: `after` itself comes too.
+            # BETWEEN includes its bounds, so `after` itself is returned too.
             "Limit": limit + 2,
         }
         if purpose is not None:

@@ -12,26 +12,26 @@ from ..calls import Call, Operation
 from ..items import dump, load, to_item
 from .store import Store, condition
 
-# No worker's name: a place that is blocked.
-_NOBODY: Final = "*"
+# The owner of a blocked place; not a worker's name.
+_NO_OWNER: Final = "*"
 
 
 class FleetStore(Store):
-    """Makes the operations on what is remembered of the fleet of a model."""
+    """Creates operations on the stored state of a model's fleet."""
 
     __slots__ = ()
 
     def get_state(self, model: str) -> Operation[FleetState]:
-        """Return the state of a model's fleet; of one that never had a worker an empty one."""
+        """Return the state of a model's fleet; an empty one if it never had a worker."""
         state, _ = yield from self._read(model)
         return state
 
     def change(
         self, model: str, change: Callable[[FleetState], FleetState]
     ) -> Operation[FleetState]:
-        """Replace the state by `change` of it, and return the new state.
+        """Apply `change` to the state, and return the new state.
 
-        Nobody's change between reading and writing is lost: `change` is then called again.
+        After a concurrent write, `change` is called again, so no update is lost.
         """
         while True:
             state, version = yield from self._read(model)
@@ -53,7 +53,7 @@ class FleetStore(Store):
             return changed
 
     def note_look(self, model: str, *, now: int, seconds: int) -> Operation[bool]:
-        """Note a look at a fleet; False if another process has looked in the last `seconds`."""
+        """Record a check of a fleet; False if another process checked it in the last `seconds`."""
         try:
             yield from self.update(
                 _look_key(model),
@@ -66,14 +66,14 @@ class FleetStore(Store):
         return True
 
     def get_rate(self, model: str) -> Operation[WorkerRate]:
-        """Return what workers of the model have measured lately, which may be nothing yet."""
+        """Return the model's latest measured rates, which may be empty."""
         fields = yield from self.get(_pace_key(model))
         return load(WorkerRate, fields) if fields else WorkerRate()
 
     def put_rate(self, model: str, rate: WorkerRate) -> Operation[None]:
         """Replace the last measurements by those of a worker.
 
-        What is 0 was not measured: of that the last word stands.
+        Zero means not measured: the previous value is retained.
         """
         measured = {name: value for name, value in dump(rate).items() if value}
         yield from self.update(_pace_key(model), measured)
@@ -81,9 +81,9 @@ class FleetStore(Store):
     def keep_ready(
         self, model: str, num_workers: int, owner: str, *, now: float, until: float
     ) -> Operation[bool]:
-        """Say whether an idle worker is one of those that stay: each has a place until a time.
+        """Return whether an idle worker is one of those that stay: each has a place until a time.
 
-        It keeps its own place, or takes one whose owner has let the time pass.
+        It keeps its own place, or takes an expired one.
         """
         place = {"owner": owner, "until": int(until)}
         for number in range(num_workers):
@@ -100,10 +100,10 @@ class FleetStore(Store):
         return False
 
     def block_ready(self, model: str, num_workers: int, *, until: float) -> Operation[None]:
-        """Take the places of workers that stay, whoever has them, until a time."""
+        """Reserve the places of workers that stay, whatever their owner, until a time."""
         for number in range(num_workers):
             yield from self.update(
-                _place_key(model, number), {"owner": _NOBODY, "until": int(until)}
+                _place_key(model, number), {"owner": _NO_OWNER, "until": int(until)}
             )
 
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:

@@ -1,4 +1,4 @@
-"""Intake progress in the table: the work units left of files that many runs read."""
+"""Intake progress in the table: the remaining work units of files that many runs read."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .store import Store, condition, nothing_there
 
 
 class IntakeProgressStore(Store):
-    """Makes the operations on how far intake has come with a file."""
+    """Creates operations on the intake progress of a batch."""
 
     __slots__ = ()
 
     def get_or_create(self, batch_id: str, reading: IntakeProgress) -> Operation[IntakeProgress]:
-        """Record the beginning, or return what there is already."""
+        """Record the start, or return the existing progress."""
         return (yield from self._put_if(batch_id, reading, nothing_there()))
 
     def get_progress(self, batch_id: str) -> Operation[IntakeProgress | None]:
-        """Return how far intake has come, None where it has not begun."""
+        """Return the intake progress, or None before the start."""
         fields = yield from self.get(_key(batch_id))
         return load(IntakeProgress, fields) if fields else None
 
     def complete_unit(self, batch_id: str, unit: WorkUnit) -> Operation[IntakeProgress]:
-        """Note that a unit is done, idempotently, and return the units left.
+        """Remove a finished unit, idempotently, and return the progress.
 
-        Raises ConditionFailed when intake has not begun.
+        Raises ConditionFailed before intake has started.
         """
         response = yield Call(
             "dynamodb",
@@ -48,7 +48,7 @@ class IntakeProgressStore(Store):
         return load(IntakeProgress, from_item(response["Attributes"]))
 
     def add_unit(self, batch_id: str, unit: WorkUnit) -> Operation[None]:
-        """Note a unit that is to be done before the phase it belongs to ends."""
+        """Add a unit that must be done before its phase ends."""
         yield Call(
             "dynamodb",
             "update_item",
@@ -67,12 +67,12 @@ class IntakeProgressStore(Store):
     def start_phase(
         self, batch_id: str, reading: IntakeProgress, phase: Phase
     ) -> Operation[IntakeProgress]:
-        """Go on to a phase from `phase`, or return what there is if another run has."""
+        """Move on from `phase`, or return the progress if another run already has."""
         still = condition("#phase = :phase", {":phase": str(phase)})
         return (yield from self._put_if(batch_id, reading, still))
 
     def note_enqueued(self, batch_id: str, phase: Phase) -> Operation[None]:
-        """Note that all units of a phase were rung for, unless it is over by now."""
+        """Record that all messages of a phase were sent, unless the phase has ended."""
         try:
             yield from self.update(
                 _key(batch_id), {"is_rung": True}, "#phase = :phase", {":phase": str(phase)}
@@ -83,7 +83,7 @@ class IntakeProgressStore(Store):
     def _put_if(
         self, batch_id: str, reading: IntakeProgress, required: Mapping[str, Any]
     ) -> Operation[IntakeProgress]:
-        """Put it under a condition, or return what there is where that does not hold."""
+        """Write the progress under a condition, or return the stored one if that fails."""
         put = {"TableName": self.name, "Item": _item(batch_id, reading), **required}
         try:
             yield Call("dynamodb", "put_item", put)
@@ -100,6 +100,6 @@ def _key(batch_id: str) -> dict[str, object]:
 
 
 def _item(batch_id: str, reading: IntakeProgress) -> dict[str, object]:
-    # A set, so that runs beside each other take off what each has done; none is empty.
+    # A set, so that concurrent runs each remove their own units; no stored set is empty.
     left = {"left": set(reading.left) or None}
     return to_item(_key(batch_id) | dump(reading) | left)

@@ -1,6 +1,6 @@
 """Ledger: the history of a batch, and a tenant's totals over its ended batches.
 
-They are added to and never decide anything: a write that is sent twice counts twice, one that fails
+They are sums and never decide anything: a write that is sent twice counts twice, and one that fails
 is left out.
 """
 
@@ -27,12 +27,12 @@ class Total(NamedTuple):
 
 
 class Ledger(Store):
-    """Makes the operations on such sums in the table."""
+    """Creates operations on these sums."""
 
     __slots__ = ()
 
     def add_history(self, batch: Batch, gained: HistoryBucket) -> Operation[None]:
-        """Add to a bucket of the history of a batch, with which it is forgotten."""
+        """Add to a bucket of a batch's history, which expires with the batch."""
         yield from self.update(
             {
                 "pk": f"BATCH#{batch.id}",
@@ -50,7 +50,7 @@ class Ledger(Store):
         )
 
     def add_total(self, batch: Batch, done: Progress, cost: float | None) -> Operation[None]:
-        """Add a batch that has ended to what its tenant's came to."""
+        """Add an ended batch to its tenant's totals."""
         yield from self.update(
             _total_key(batch.tenant),
             {},
@@ -71,7 +71,7 @@ class Ledger(Store):
         )
 
     def get_total(self, tenant: str) -> Operation[Total]:
-        """Return what the tenant's ended batches came to."""
+        """Return the totals of the tenant's ended batches."""
         fields = (yield from self.get(_total_key(tenant))) or {}
         return Total(
             {status: int(fields.get(f"batches_{status}", 0)) for status in sorted(TERMINAL)},
@@ -80,7 +80,7 @@ class Ledger(Store):
         )
 
     def list_history(self, batch_id: str) -> Operation[list[HistoryBucket]]:
-        """Return what a batch has gained, by time."""
+        """Return a batch's history, by time."""
         fields = yield from self.query(f"BATCH#{batch_id}", "HISTORY#")
         return [load(HistoryBucket, item) for item in fields]
 

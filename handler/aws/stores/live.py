@@ -1,11 +1,11 @@
 """Items of shards in progress, and totals over the finished shards of a batch.
 
-One item a live shard holds what changes while it runs; what all came to that are done stands in a
-few others. Both are of one life of a batch: what is left of one of its name that has expired is
-nobody's.
+Each live shard has one item, which contains everything that changes while it runs; a few other
+items contain the totals of finished shards. Both belong to one life of a batch: items left by an
+expired batch of the same name are ignored.
 
-One query from the end reads the live shards first and the counts after: a shard that is committed
-between them is found twice, never not at all. So the counts name the shards that were added last.
+One query from the end reads the live shards first and the totals after them: a shard that is
+committed in between is seen twice, never missed. So the totals name the shards added last.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..calls import Call, Operation
 from ..items import dump, load, to_item
 from .store import Store, expression, present
 
-# Two commits at once on one item of counts: one of them has to come again.
+# Several items of counts, so that two concurrent commits rarely meet on one.
 _NUM_COUNTS: Final = 8
-# Of each such item: more than are added during one read.
+# Shards named by each such item: more than are added during one read.
 _NUM_LAST: Final = 16
-# Sorts behind the numbers of all live shards.
+# Sorts after the numbers of all live shards.
 _LAST_LIVE: Final = "LIVE#:"
-# Of a progress: a later version may tell more.
+# Known fields of a progress: a later version may have more.
 _NUM_FIELDS: Final = len(fields(Progress))
 
 
 class LiveStore(Store):
-    """Makes the operations that look at how batches stand."""
+    """Creates operations that read the progress of batches."""
 
     __slots__ = ()
 
     def get_shard_progress(self, batch: Batch) -> Operation[ShardProgress]:
-        """Return the progress of a batch's shards: a query, and one more a megabyte of live ones.
+        """Return the progress of a batch's shards: a query per megabyte of live ones, at least one.
 
-        Should a hundred be committed in that time, some may be counted twice in this answer.
+        If a hundred are committed in that time, some may be counted twice in this result.
         """
         life, prefix = _life(batch), f"COUNT#{_life(batch)}#"
         bounds = {":pk": f"BATCH#{batch.id}", ":first": prefix, ":last": _LAST_LIVE}
@@ -49,7 +49,7 @@ class LiveStore(Store):
             "TableName": self.name,
             "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
             "ExpressionAttributeValues": to_item(bounds),
-            # The history of the batch has its place between them.
+            # The history of the batch is between them.
             "FilterExpression": "attribute_exists(#state) OR attribute_exists(num_shards)",
             "ExpressionAttributeNames": {"#state": "state"},
             "ScanIndexForward": False,
@@ -60,14 +60,14 @@ class LiveStore(Store):
         while True:
             response = yield Call("dynamodb", "query", arguments)
             items = [item for item in response["Items"] if "state" in item]
-            # As one text: thousands of short ones take several times as long to read.
+            # Parsed as one text: thousands of short ones take several times as long.
             states = from_json(f"[{','.join(item['state']['S'] for item in items)}]")
             live += [
                 _live_of(state, is_given_up="abandoned" in item)
                 for state, item in zip(states, items, strict=True)
                 if state[0] == life
             ]
-            # Those of an earlier batch of this name may follow.
+            # Items of an earlier batch of this name may follow.
             own = (item for item in response["Items"] if item["sk"]["S"].startswith(prefix))
             counts += present(own)
             if not (last := response.get("LastEvaluatedKey")):
@@ -90,7 +90,7 @@ class LiveStore(Store):
     def count_workers(self, batch: Batch) -> Operation[int]:
         """Return how many workers have shards of a batch.
 
-        The name of an owner is that of its worker, a hyphen, and the number of the claim.
+        An owner's name consists of its worker's name, a hyphen, and the number of the claim.
         """
         live = yield from self.query(f"BATCH#{batch.id}", "LIVE#", ("owner",))
         owners = {item["owner"].rpartition("-")[0] for item in live if item.get("owner")}
@@ -98,22 +98,22 @@ class LiveStore(Store):
 
 
 def live_key(batch_id: str, number: int) -> dict[str, object]:
-    """Return the key of what changes of a shard while it is live."""
+    """Return the key of a shard's live item."""
     return {"pk": f"BATCH#{batch_id}", "sk": live_name(number)}
 
 
 def live_name(number: int) -> str:
-    """Return the name of that item in its partition."""
+    """Return the sort key of that item."""
     return f"LIVE#{number:07}"
 
 
 def live_item(shard: Shard) -> dict[str, object]:
-    """Return the item of a shard that was begun."""
+    """Return the live item of a shard that has been claimed."""
     return live_key(shard.batch_id, shard.number) | live_fields(shard) | {"expires": shard.expires}
 
 
 def live_fields(shard: Shard) -> dict[str, object]:
-    """Return what changes of a shard; None where there is nothing to say."""
+    """Return the live fields of a shard; None for those without a value."""
     about = (_life(shard), shard.number, shard.fence, shard.attempts, shard.lease_until)
     return {
         "state": to_json([*about, *dump(shard.progress).values()]).decode(),
@@ -127,7 +127,7 @@ def live_fields(shard: Shard) -> dict[str, object]:
 def with_live(item: Mapping[str, Any], live: Mapping[str, Any] | None) -> Shard:
     """Return the shard, merged from its item and its live item.
 
-    A shard that an earlier version has begun, or has taken since, says all of that itself.
+    A shard that an earlier version has claimed contains these fields itself.
     """
     shard = load(Shard, item)
     if live is None or shard.status is ShardStatus.DONE:
@@ -150,13 +150,13 @@ def with_live(item: Mapping[str, Any], live: Mapping[str, Any] | None) -> Shard:
 
 
 def count_key(shard: Shard) -> dict[str, object]:
-    """Return the key of the counts to which a shard is added when it is done."""
+    """Return the key of the counts to which a finished shard is added."""
     number = shard.number % _NUM_COUNTS
     return {"pk": f"BATCH#{shard.batch_id}", "sk": f"COUNT#{_life(shard)}#{number}"}
 
 
 def counting(shard: Shard, progress: Progress) -> dict[str, Any]:
-    """Return the arguments of the update that adds a shard which is done to its counts."""
+    """Return the arguments of the update that adds a finished shard to its counts."""
     slot = shard.number // _NUM_COUNTS % _NUM_LAST
     return expression(
         {f"last{slot}": shard.number, "expires": shard.expires},
@@ -165,7 +165,7 @@ def counting(shard: Shard, progress: Progress) -> dict[str, Any]:
 
 
 def nonzero_counts(progress: Progress) -> dict[str, Any]:
-    """Return the fields of a progress that say anything."""
+    """Return the fields of a progress that are not zero."""
     return {name: value for name, value in dump(progress).items() if value}
 
 

@@ -1,4 +1,4 @@
-"""Many batches at once: active ones of a tenant, some by id, and how far the reaper has come."""
+"""Many batches at once: a tenant's active ones, some by ID, and the reaper's cursor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CURSOR: Final = {"pk": "REAPER", "sk": META}
 
 
 class Overview(Store):
-    """Makes the operations that look over many items of the table at once."""
+    """Creates operations that read many items of the table at once."""
 
     __slots__ = ()
 
     def list_active(self, tenant: str, *, is_consistent: bool = False) -> Operation[list[Batch]]:
         """Return the tenant's batches that have not ended, oldest first.
 
-        They may be a moment behind, and a new one left out, unless the read `is_consistent`.
+        The list may be a moment old, and miss a new batch, unless the read `is_consistent`.
         """
         listed = yield from self.query(ACTIVE, f"{tenant}#", ("sk",))
         keys = [batch_key(id_of_active(item["sk"])) for item in listed]
@@ -34,19 +34,19 @@ class Overview(Store):
         return sorted((batch for batch in found if not batch.is_terminal), key=creation_key)
 
     def get_batches(self, batch_ids: Iterable[str]) -> Operation[dict[str, dict[str, Any]]]:
-        """Return the fields of those batches that exist, as they are now, by id."""
+        """Return the current fields of those batches that exist, by ID."""
         keys = [batch_key(batch_id) for batch_id in batch_ids]
         found = yield from self.get_many(keys, is_consistent=True)
         return {str(fields["id"]): fields for fields in found}
 
     def get_reaper_cursor(self) -> Operation[str | None]:
-        """Return the name of the active batch that the last run of the reaper ended with.
+        """Return the name of the active batch at which the reaper's last run stopped.
 
-        None where it came to the end of the list.
+        It is None if that run reached the end of the list.
         """
         fields = yield from self.get(_CURSOR)
         return str(fields["after"]) if fields and "after" in fields else None
 
     def put_reaper_cursor(self, after: str | None) -> Operation[None]:
-        """Record where the next run of the reaper goes on."""
+        """Record where the reaper's next run starts."""
         yield from self.update(_CURSOR, {"after": after})

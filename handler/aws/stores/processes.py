@@ -1,4 +1,4 @@
-"""Workers that are processes of one machine: what is wanted of each, and what it is."""
+"""Workers as processes of one machine: the requested and the actual state of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ProcessState = Literal["asked", "running", "stopping"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A worker that is asked for, runs, or is to end; `at` (Unix seconds) is when that was said."""
+    """A worker that is requested, running or stopping; `at` (Unix seconds) is when it became so."""
 
     id: str
     release: str
@@ -25,12 +25,12 @@ class Process:
 
 
 class ProcessStore(Store):
-    """Makes the operations between who wants processes and who starts and ends them."""
+    """Creates operations between the launcher and the machine that runs the processes."""
 
     __slots__ = ()
 
     def ask(self, model: str, process: Process) -> Operation[None]:
-        """Ask for a process; one of this id stays as it is."""
+        """Request a process; an existing one with this ID is unchanged."""
         arguments = {
             "TableName": self.name,
             "Item": to_item(_key(model, process.id) | dump(process)),
@@ -42,12 +42,12 @@ class ProcessStore(Store):
             return
 
     def list_processes(self, model: str) -> Operation[list[Process]]:
-        """Return those that have not ended, in the order of their ids."""
+        """Return the processes that have not ended, in the order of their IDs."""
         found = yield from self.query(_partition(model), _PREFIX)
         return [load(Process, fields) for fields in found]
 
     def tell(self, model: str, process_id: str, state: ProcessState, now: int) -> Operation[bool]:
-        """Say what is wanted of a process, or what it is; False where it has ended."""
+        """Record the requested or the actual state of a process; False if it has ended."""
         try:
             yield from self.update(
                 _key(model, process_id), {"state": state, "at": now}, "attribute_exists(pk)"
@@ -57,13 +57,13 @@ class ProcessStore(Store):
         return True
 
     def forget(self, model: str, process_id: str) -> Operation[None]:
-        """Take note that a process has ended."""
+        """Delete a process that has ended."""
         key = to_item(_key(model, process_id))
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 
 
 def process_id(number: int) -> str:
-    """Return the id of the process of this number."""
+    """Return the ID of the process with this number."""
     return f"{_PREFIX}{number:011}"
 
 

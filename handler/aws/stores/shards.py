@@ -1,7 +1,8 @@
-"""The table's operations on shards: claimed, renewed and committed, each by its owner alone.
+"""Operations on shards: claim, renew and commit, each by the shard's owner only.
 
-What is planned of a shard and what came of it stands in one item, which alone tells whether it is
-done and whose commit counts; what changes while it runs in another, from its first claim on.
+One item contains a shard's plan and result; it alone decides whether the shard is done and whose
+commit counts. Another item contains what changes while the shard runs, from its first claim on.
+A claim grants a lease; its fencing token, which grows with every claim, invalidates older owners.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _LAST_SHARD = 9_999_999
 
 
 class ShardStore(LiveStore):
-    """Makes the operations on the shards of batches in one DynamoDB table."""
+    """Creates operations on the shards of batches in one DynamoDB table."""
 
     __slots__ = ()
 
     def put_shard(self, shard: Shard) -> Operation[None]:
         """Record a planned shard; an existing one is unchanged.
 
-        Unless nobody has begun it and it is of other lines: an earlier version has cut the file.
+        An unclaimed shard with other lines is replaced: an earlier release cut it.
         """
         arguments = {
             "TableName": self.name,
@@ -59,7 +60,7 @@ class ShardStore(LiveStore):
             return
 
     def forget_shards(self, batch_id: str, first: int) -> Operation[None]:
-        """Delete the shards from the one of number `first` on: an earlier version has cut more."""
+        """Delete the shards from number `first` on: an earlier version cut more."""
         after: int | None = first
         while after is not None:
             shards, after = yield from self.list_shards_page(batch_id, after)
@@ -73,7 +74,7 @@ class ShardStore(LiveStore):
         return shard
 
     def list_shards(self, batch_id: str) -> Operation[list[Shard]]:
-        """Return all shards of a batch in their order."""
+        """Return all shards of a batch in order."""
         found: list[Shard] = []
         first: int | None = 0
         while first is not None:
@@ -84,10 +85,10 @@ class ShardStore(LiveStore):
     def list_shards_page(
         self, batch_id: str, first: int = 0, limit: int | None = None
     ) -> Operation[tuple[list[Shard], int | None]]:
-        """Return shards from the one of number `first` on, as many as one answer has.
+        """Return shards from number `first` on, as many as one reply contains.
 
-        They are as they are now, those that are run too. Beside them the number with which the next
-        page begins, None behind the last. At most `limit` of them, where that is said.
+        They show the current state, also of running shards. The second item is the number at which
+        the next page begins, None after the last. `limit` bounds their number.
         """
         fields, last = yield from self._between(
             batch_id, _shard_name(first), _shard_name(_LAST_SHARD), limit
@@ -105,7 +106,7 @@ class ShardStore(LiveStore):
     def list_waiting(
         self, batch_id: str, others: AbstractSet[int], limit: int
     ) -> Operation[list[int]]:
-        """Return the numbers of the first shards that are not done and not among the others."""
+        """Return the numbers of the first shards that are neither done nor excluded."""
         found: list[int] = []
         after = None
         while True:
@@ -131,15 +132,15 @@ class ShardStore(LiveStore):
         lease_seconds: float,
         steal: bool = False,
     ) -> Operation[Shard]:
-        """Take the right to run a shard: a new fence, and a lease that ends after a while.
+        """Claim the right to run a shard: a new fencing token, and a lease with an end.
 
-        `owner` is unique to this claim. With `steal` another's lease counts for nothing. Raises
-        ConditionFailed, whose item is the shard, when it is done, leased or not there.
+        `owner` is unique to this claim. `steal` ignores the lease of another owner. Raises
+        ConditionFailed, whose item is the shard, if it is done, leased or missing.
         """
         while True:
             shard, live = yield from self._read(batch_id, number)
             if shard is None:
-                raise ConditionFailed(f"there is no shard {number} of {batch_id}")
+                raise ConditionFailed(f"batch {batch_id} has no shard {number}")
             if shard.owner == owner:
                 return shard
             if shard.status is ShardStatus.DONE or (shard.is_leased(now) and not steal):
@@ -151,7 +152,7 @@ class ShardStore(LiveStore):
                 fence=shard.fence + 1,
                 attempts=shard.attempts + 1,
             )
-            # Whoever has changed either since it was read is looked at first.
+            # A concurrent writer may have changed either since it was read.
             same = condition("#state = :seen", {":seen": live["state"]}) if live else None
             put = {
                 "TableName": self.name,
@@ -169,7 +170,7 @@ class ShardStore(LiveStore):
     def renew(
         self, shard: Shard, *, lease_until: float, progress: Progress, attempts: int
     ) -> Operation[None]:
-        """Keep a shard and tell how far it is; raises LeaseLost when another owner has it."""
+        """Renew a lease and record the progress; raises LeaseLost if it has another owner."""
         kept = replace(shard, lease_until=lease_until, progress=progress, attempts=attempts)
         try:
             yield from self._update_own(shard, {"state": live_fields(kept)["state"]})
@@ -185,9 +186,9 @@ class ShardStore(LiveStore):
         quarantined: Sequence[int],
         attempts: int,
     ) -> Operation[None]:
-        """Release a shard, with the state of its lines; LeaseLost as with `renew`.
+        """Release a shard, with the state of its lines; raises LeaseLost as `renew` does.
 
-        Given back already it is left as it is: nobody else can have done that.
+        A shard that was already released is unchanged: only this owner can have released it.
         """
         free = replace(
             shard,
@@ -211,7 +212,7 @@ class ShardStore(LiveStore):
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[bool]:
         """Give up the lines without a row of a started shard; True for the first caller only.
 
-        A shard that is done, given up already, or was never begun stays as it is.
+        A shard that is done, already given up, or never begun is unchanged.
         """
         try:
             yield from self.update(
@@ -232,9 +233,9 @@ class ShardStore(LiveStore):
         output_sizes: Sequence[int],
         error_sizes: Sequence[int],
     ) -> Operation[None]:
-        """Commit the segments under the shard's fence as its rows; add it to the batch's totals.
+        """Commit the segments under the shard's fencing token; add it to the batch's totals.
 
-        Both happen or none. Raises LeaseLost when another owner has the shard.
+        Both happen or none. Raises LeaseLost if the shard has another owner.
         """
         done = {
             "status": str(ShardStatus.DONE),
@@ -244,7 +245,7 @@ class ShardStore(LiveStore):
             "suspects": shard.suspects or None,
             "quarantined": shard.quarantined or None,
             "abandoned": shard.abandoned,
-            # An earlier version has kept them here.
+            # An earlier version stored them here.
             **dict.fromkeys(("owner", "lease_until", "attempts")),
         }
         live = {"TableName": self.name, "Key": to_item(live_key(shard.batch_id, shard.number))}
@@ -265,7 +266,7 @@ class ShardStore(LiveStore):
     def _between(
         self, batch_id: str, first: str, last: str, limit: int | None = None
     ) -> Operation[tuple[list[dict[str, Any]], str | None]]:
-        """Return a page of a batch's items, and the name of the last one where more follow."""
+        """Return a page of a batch's items, and the last one's name if more follow."""
         bounds = {":pk": f"BATCH#{batch_id}", ":first": first, ":last": last}
         response = yield Call(
             "dynamodb",
@@ -284,7 +285,7 @@ class ShardStore(LiveStore):
     def _read(
         self, batch_id: str, number: int
     ) -> Operation[tuple[Shard | None, dict[str, Any] | None]]:
-        """Return a shard as it is now, and the item of what is live of it."""
+        """Return the current shard, and its live item."""
         fields = yield from self.get(_shard_key_of(batch_id, number))
         if fields is None or fields["status"] == ShardStatus.DONE:
             return (load(Shard, fields) if fields else None), None
@@ -327,7 +328,7 @@ def _shard_name(number: int) -> str:
 
 
 def _planned(shard: Shard) -> dict[str, object]:
-    """Return the fields of a planned shard that are not as those of every other."""
+    """Return the fields of a planned shard that differ from the defaults."""
     usual = dump(Shard("", -1, -1, -1, -1, -1))
     always = {"status": str(shard.status), "fence": shard.fence}
     return {name: value for name, value in dump(shard).items() if value != usual[name]} | always

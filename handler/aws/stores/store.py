@@ -1,7 +1,7 @@
 """DynamoDB table: reads and writes of items, for operations on batches, shards and keys.
 
-An item whose `expires` (Unix seconds) has passed counts as not there: DynamoDB deletes it when it
-comes to it, which may be days later. What is put in its place must not meet it.
+An item whose `expires` (Unix seconds) has passed counts as absent: DynamoDB deletes it later,
+perhaps after days. A new item in its place must not collide with it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..calls import RETRY_DELAYS_SECONDS, Call, Operation
 from ..items import from_item, to_item, to_value
 
 META = "META"
-_MAX_KEYS = 100  # of one call
+_MAX_KEYS = 100  # per call
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Makes operations on the items of one table; keys are `pk` and `sk`."""
+    """Creates operations on the items of one table; keys are `pk` and `sk`."""
 
     name: str
 
     def get(self, key: Mapping[str, object]) -> Operation[dict[str, Any] | None]:
-        """Return an item as it is now, or None; one that has expired is none."""
+        """Return the current item, or None, also if it has expired."""
         response = yield Call(
             "dynamodb",
             "get_item",
@@ -39,10 +39,10 @@ class Store:
     def get_many(
         self, keys: Sequence[Mapping[str, object]], *, is_consistent: bool = False
     ) -> Operation[list[dict[str, Any]]]:
-        """Return those of the items that are there, in no order.
+        """Return the existing ones of these items, unordered.
 
-        They may be a moment behind unless the read `is_consistent`, which costs twice as much.
-        Raises AwsError when answers leave all out, again and again.
+        The read is eventually consistent unless `is_consistent`, which costs twice as much.
+        Raises AwsError if replies repeatedly leave out everything.
         """
         wanted = [to_item(key) for key in keys]
         consistent = {"ConsistentRead": True} if is_consistent else {}
@@ -56,7 +56,7 @@ class Store:
             request = {"RequestItems": {self.name: {"Keys": some, **consistent}}}
             response = yield Call("dynamodb", "batch_get_item", request, delay_seconds)
             found += present(response["Responses"].get(self.name, ()))
-            # What was too much for one answer, or for the table at this moment.
+            # Keys that exceeded one reply's size, or the table's present capacity.
             left = (response.get("UnprocessedKeys") or {}).get(self.name, {}).get("Keys", [])
             wanted += left
             if len(left) < len(some):
@@ -69,7 +69,7 @@ class Store:
     ) -> Operation[list[dict[str, Any]]]:
         """Return the items of a partition whose `sk` starts with a prefix, in order of `sk`.
 
-        `only` names the fields that are wanted of each, where not all are.
+        `only` names the fields to read, by default all.
         """
         names = (*only, "expires") if only else ()
         found: list[dict[str, Any]] = []
@@ -91,8 +91,8 @@ class Store:
     ) -> Operation[tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]]:
         """Return a page of raw items, up to a megabyte read, and the key to continue after.
 
-        Those that have expired are among them; `having` names values that fields must have. What is
-        returned last is None when no more follow.
+        Expired items are included; `having` names values that fields must have. The key is None
+        after the last page.
         """
         wanted = having or {}
         arguments: dict[str, Any] = {
@@ -128,14 +128,14 @@ class Store:
     ) -> Operation[dict[str, Any]]:
         """Update an item under a condition and return it; ConditionFailed has the current item.
 
-        What is `added` begins at nothing, what is incremented has to be there.
+        `added` fields start at zero; incremented ones must exist.
         """
-        told = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"} if condition else {}
+        returned_item = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"} if condition else {}
         arguments = {
             "TableName": self.name,
             "Key": to_item(key),
             "ReturnValues": "ALL_NEW",
-            **told,
+            **returned_item,
             **expression(
                 fields,
                 increments=increments or {},
@@ -154,7 +154,7 @@ class Store:
 
 
 def is_expired(fields: Mapping[str, Any]) -> bool:
-    """Say whether an item counts as not there any more."""
+    """Return whether an item has expired."""
     return bool(fields.get("expires", math.inf) <= time.time())
 
 
@@ -175,7 +175,7 @@ def condition(words: str, values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def nothing_there() -> dict[str, Any]:
-    """Return the condition of a put that may replace nothing but what has expired."""
+    """Return the condition of a put that may replace only an expired item."""
     return condition("attribute_not_exists(pk) OR #expires <= :now", {":now": int(time.time())})
 
 
@@ -194,10 +194,10 @@ def expression(
     condition: str | None = None,
     values: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of an update; `#name` in a condition means the attribute of that name.
+    """Return the arguments of an update; `#name` in a condition is the attribute of that name.
 
-    A field that is None is removed. `increments` raise numbers that are there, `added` those too
-    that are not.
+    A field that is None is removed. `increments` add to numbers that exist, `added` also to those
+    that do not.
     """
     increments, added = increments or {}, added or {}
     sets = {name: value for name, value in fields.items() if value is not None}

@@ -1,7 +1,7 @@
-"""The table's operations: the truth about batches, moved by conditional writes only.
+"""Operations on batches: the source of truth, changed by conditional writes only.
 
-Any write may have happened although its answer was lost, and is then sent again: where that makes
-its own condition fail, the operation looks at what is there and takes its own work for success.
+Any write may have happened although its reply was lost, and is then sent again. If its own
+condition then fails, the operation reads the item and recognises its own write as success.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from .store import condition, expression, nothing_there, present
 
 TENANT_INDEX = "by_tenant"
 ACTIVE = "ACTIVE"
-# Sorts behind all digits, with which the entries of batches begin, and before those of files.
+# Sorts after all digits, with which the entries of batches begin, and before those of files.
 _LAST_BATCH = ":"
 
 
 class MoveResult(NamedTuple):
-    """The batch as it is now, and whether it has the status that was asked for."""
+    """The current batch, and whether it has the requested status."""
 
     batch: Batch | None
     is_there: bool
 
 
 class LockAttempt(NamedTuple):
-    """A batch as it is now, and whether the caller acquired its lock."""
+    """The current batch, and whether the caller has acquired its lock."""
 
     batch: Batch | None
     is_acquired: bool
 
 
 class Table(ShardStore):
-    """Makes the operations on batches and shards in one DynamoDB table."""
+    """Creates operations on batches and shards in one DynamoDB table."""
 
     __slots__ = ()
 
     def get_batch(self, batch_id: str) -> Operation[Batch | None]:
-        """Return the batch as it is now, or None when there is none of this id."""
+        """Return the current batch, or None if there is none with this ID."""
         fields = yield from self.get(batch_key(batch_id))
         return load(Batch, fields) if fields else None
 
     def create_batch(self, batch: Batch) -> Operation[Batch]:
-        """Record a new batch, or return the one that has its id already."""
+        """Record a new batch, or return the existing one with its ID."""
         try:
             yield self.transact(*self._creation(batch))
         except ConditionFailed:
@@ -64,9 +64,9 @@ class Table(ShardStore):
         return batch
 
     def create_drop(self, batch: Batch, arrival: Arrival) -> Operation[Batch | None]:
-        """Record the batch of an upload, or return the one it made before.
+        """Record the batch of an upload, or return the one that it created before.
 
-        None is returned for one that a newer upload has overtaken. The batch that this one replaces
+        None is returned if a newer upload has overtaken it. The batch that this one replaces
         becomes its `predecessor`.
         """
         key = drop_key(batch.source.bucket, batch.outputs)
@@ -79,7 +79,7 @@ class Table(ShardStore):
             older_id = newest["batch_id"] if newest else None
             older = (yield from self.get_batch(older_id)) if older_id else None
             if older is not None and older.is_terminal and older.final is None:
-                # It has published nothing, so what counts is the one that it replaced.
+                # It has published nothing, so the batch that it replaced counts.
                 older_id = older.predecessor
             follower = replace(batch, predecessor=older_id)
             still = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
@@ -93,7 +93,7 @@ class Table(ShardStore):
             try:
                 yield self.transact(*self._creation(follower), newest_put)
             except ConditionFailed:
-                # Told of again, it may be neither the newest one nor overtaken by an order of S3's.
+                # An event that S3 repeats may be neither the newest nor overtaken in S3's order.
                 made = yield from self.get_batch(batch.id)
                 if made is not None:
                     return made
@@ -112,9 +112,9 @@ class Table(ShardStore):
     ) -> Operation[MoveResult]:
         """Move a batch to a status and set `changes`, if its present status allows that.
 
-        With `source` it is moved from that status only. With `lock_owner` it is moved only while
-        nobody else has acquired its lock, which the move releases. When it has the status already
-        nothing is changed and `is_there` says so.
+        With `source` it is moved from that status only. With `lock_owner` it is moved only if
+        no other run has acquired its lock, which the move releases. If it already has the status,
+        nothing is changed and `is_there` is True.
         """
         allowed, names = _status_in(sources_of(status) if source is None else (source,))
         fields = {"status": str(status), f"{status}_at": now, **changes}
@@ -128,16 +128,16 @@ class Table(ShardStore):
     def change_batch(
         self, batch_id: str, expected: Status, **changes: object
     ) -> Operation[Batch | None]:
-        """Set fields of a batch while it has the expected status; None when it has another."""
+        """Set fields of a batch if it has the expected status; otherwise return None."""
         batch, is_set = yield from self._set_if(
             batch_id, changes, "#status = :expected", {":expected": str(expected)}
         )
         return batch if is_set else None
 
     def note_announced(self, batch: Batch) -> Operation[bool]:
-        """Note that the batch's status was announced; True for only one of concurrent callers.
+        """Record that the batch's status was announced; True for one of concurrent callers.
 
-        True for none if the response to the first was lost, or the batch has moved on.
+        It is True for none if the reply to the first was lost, or the batch has moved on.
         """
         try:
             yield from self.update(
@@ -154,7 +154,7 @@ class Table(ShardStore):
     def change_webhook(self, batch: Batch, **changes: object) -> Operation[Batch | None]:
         """Set fields of a batch whose webhook waits for its next try.
 
-        None when another run has begun that try since `batch` was read, or it waits no more.
+        Returns None if another run has begun that try since `batch` was read, or none is due.
         """
         changed, is_set = yield from self._set_if(
             batch.id,
@@ -165,9 +165,9 @@ class Table(ShardStore):
         return changed if is_set else None
 
     def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
-        """Set a field that has no value yet; return the one that it has then.
+        """Set a field that has no value yet; return the value that it has then.
 
-        None is returned when there is no batch of this id.
+        None is returned if there is no batch with this ID.
         """
         try:
             yield from self.update(
@@ -181,9 +181,9 @@ class Table(ShardStore):
         return value
 
     def choose_end(self, batch_id: str, status: Status, now: int) -> Operation[Batch | None]:
-        """Set when a batch ended if its status leads to `status` and nothing is chosen yet.
+        """Set the end time of a batch if its status leads to `status` and none is set yet.
 
-        Returns the batch as it is now, None when there is none of this id.
+        Returns the current batch, or None if there is none with this ID.
         """
         allowed, names = _status_in(sources_of(status))
         batch, _ = yield from self._set_if(
@@ -208,9 +208,9 @@ class Table(ShardStore):
         return LockAttempt(batch, is_set)
 
     def renew_lock(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
-        """Renew the lock and return the batch as it is now.
+        """Renew the lock and return the current batch.
 
-        None when another run has held the lock since, even if it is free again.
+        Returns None if another run has held the lock since, even if it is free again.
         """
         batch, is_set = yield from self._set_if(
             batch_id, {"turn_until": until}, "#turn = :owner", {":owner": owner}
@@ -220,7 +220,7 @@ class Table(ShardStore):
     def release_lock(self, batch_id: str, owner: str) -> Operation[Batch | None]:
         """Release the lock unless another run holds it by now; return the current batch.
 
-        `turn_until` stays as it was.
+        `turn_until` is unchanged.
         """
         batch, _ = yield from self._set_if(
             batch_id, {}, "#turn = :owner", {":owner": owner}, removed=("turn",)
@@ -238,7 +238,7 @@ class Table(ShardStore):
     ) -> Operation[tuple[Batch | None, bool]]:
         """Change a batch under a condition.
 
-        Returns it as it is now (None when there is none of this id) and whether that changed it.
+        Returns the current batch (None if there is none with this ID) and whether it was changed.
         """
         try:
             found = yield from self.update(
@@ -249,7 +249,7 @@ class Table(ShardStore):
         return load(Batch, found), True
 
     def newest_drop(self, bucket: str, outputs: Outputs) -> Operation[str | None]:
-        """Return the id of the batch that the newest upload with such results made, or None."""
+        """Return the ID of the batch that the newest upload with such results created, or None."""
         fields = yield from self.get(drop_key(bucket, outputs))
         return str(fields["batch_id"]) if fields else None
 
@@ -258,7 +258,7 @@ class Table(ShardStore):
     ) -> Operation[dict[str, dict[str, Any]]]:
         """Return the records of the newest uploads with such results, by `results_name`.
 
-        It may be a moment behind.
+        The read is eventually consistent.
         """
         keys = {results_name(each): drop_key(bucket, each) for each in outputs}
         found = yield from self.get_many(list(keys.values()))
@@ -266,16 +266,16 @@ class Table(ShardStore):
         return {names[fields["pk"]]: fields for fields in found}
 
     def note_erasing(self, batch: Batch, now: int) -> Operation[Batch]:
-        """Note that a batch is erased from now on, once, and return it as it is then.
+        """Mark a batch as being erased, once, and return it as it is then.
 
-        Until it is buried it is in the list of active ones, by a name of its own.
-        Only one that has ended, and of whose end no webhook is still to be told.
+        Until it is buried it is in the list of active batches, under a separate name.
+        Only a batch that has ended, and whose webhook is not pending, can be erased.
         """
         ended, names = _status_in(TERMINAL)
-        told = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
+        no_webhook = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
         change = expression(
             {"erasing_at": now},
-            condition=f"{ended} AND {told} AND attribute_not_exists(#erasing_at)",
+            condition=f"{ended} AND {no_webhook} AND attribute_not_exists(#erasing_at)",
             values={**names, ":pending": "pending"},
         )
         listed = to_item({"pk": ACTIVE, "sk": erasing_name(batch)})
@@ -289,7 +289,7 @@ class Table(ShardStore):
         return replace(batch, erasing_at=now)
 
     def page_of_items(self, batch: Batch, limit: int) -> Operation[list[Mapping[str, Any]]]:
-        """Return the keys of items that belong to a batch beside its own, not more than `limit`."""
+        """Return keys of items that belong to a batch, except its own item, at most `limit`."""
         own = batch_key(batch.id)
         arguments: dict[str, Any] = {
             "TableName": self.name,
@@ -304,14 +304,14 @@ class Table(ShardStore):
         return [key for key in keys if key != to_item(own)]
 
     def delete_item(self, key: Mapping[str, Any]) -> Operation[None]:
-        """Delete an item by its key, as DynamoDB has it."""
+        """Delete an item by its key in DynamoDB's format."""
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 
     def bury(self, batch: Batch) -> Operation[None]:
-        """Put the tombstone of a batch in its place, and forget the name of its upload.
+        """Replace a batch by its tombstone, and forget the name of its upload.
 
-        Raises ConditionFailed for one whose end is not announced, or whose lines are still counted:
-        they would be announced and counted again.
+        Raises ConditionFailed if its end is not announced, or its lines are still counted: they
+        would be announced and counted again.
         """
         if is_drop(batch.outputs):
             yield from self._forget_drop(batch)
@@ -345,7 +345,7 @@ class Table(ShardStore):
     ) -> Operation[tuple[list[Batch], bool]]:
         """Return a tenant's batches, newest first and older than `after`, and whether more follow.
 
-        The index that it reads may be a moment behind.
+        The index is eventually consistent.
         """
         before = _LAST_BATCH if after is None else creation_key(after)
         arguments: dict[str, Any] = {
@@ -369,10 +369,10 @@ class Table(ShardStore):
     def page_of_active(
         self, after: str | None = None, limit: int | None = None
     ) -> Operation[tuple[list[str], str | None]]:
-        """Return names of batches that are not terminal and announced yet, or not erased yet.
+        """Return names of batches that are not terminal and announced, or not erased yet.
 
-        They follow the name `after`, which need not exist any more. The second value is the name
-        that the next page follows, None behind the last.
+        They follow the name `after`, which need not exist any more. The second item is the name
+        that the next page follows, None after the last page.
         """
         arguments = {
             "TableName": self.name,
@@ -389,12 +389,12 @@ class Table(ShardStore):
         return names, str(last["sk"]["S"]) if last else None
 
     def forget_active(self, name: str) -> Operation[None]:
-        """Take a batch off the list of active ones, where it has this name."""
+        """Remove a batch from the list of active ones, under this name."""
         key = to_item({"pk": ACTIVE, "sk": name})
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 
     def rename_active(self, batch: Batch, name: str) -> Operation[None]:
-        """Give an active batch the name by which its tenant finds it, in the place of another."""
+        """Rename an active batch to the name by which its tenant's list finds it."""
         key = {"pk": ACTIVE, "sk": active_name(batch)}
         yield self.transact(
             {"Put": {"TableName": self.name, "Item": to_item(key)}},
@@ -416,7 +416,7 @@ class Table(ShardStore):
 
 
 def _status_in(statuses: Iterable[Status]) -> tuple[str, dict[str, object]]:
-    """Return the condition that a batch has one of these statuses, and the values it names."""
+    """Return the condition that a batch has one of these statuses, and its values."""
     names: dict[str, object] = {
         f":from{number}": str(status) for number, status in enumerate(statuses)
     }
@@ -424,15 +424,15 @@ def _status_in(statuses: Iterable[Status]) -> tuple[str, dict[str, object]]:
 
 
 def active_name(batch: Batch) -> str:
-    """Return the name of a batch on the list of active ones: a tenant's have one beginning."""
+    """Return the name of a batch in the list of active ones; a tenant's share a prefix."""
     return f"{batch.tenant}#{batch.id}"
 
 
 def erasing_name(batch: Batch) -> str:
-    """Return the name of a batch that is being erased on the list of active ones: no tenant's."""
+    """Return the name of a batch being erased in the list of active ones, outside all tenants."""
     return f"#erasing#{batch.id}"
 
 
 def id_of_active(name: str) -> str:
-    """Return the id of the batch of such a name, or of one that an earlier version gave it."""
+    """Return the batch's ID in such a name, also in one from an earlier version."""
     return name.rpartition("#")[2]

@@ -1,4 +1,4 @@
-"""The table's operations on uploads: files in the making, one part after another."""
+"""Operations on uploads: files that arrive in parts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _PENDING = "#status = :pending"
 
 
 class UploadStore(Store):
-    """Makes the operations on the uploads in a deployment's table."""
+    """Creates operations on the uploads in a deployment's table."""
 
     __slots__ = ()
 
     def create_upload(self, upload: Upload) -> Operation[None]:
         """Record a new upload."""
         item = to_item(_upload_key(upload.id) | dump(upload))
-        # Nobody else has its id: to write it again changes nothing.
+        # The ID is unique to this upload: a repeated write changes nothing.
         yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
 
     def get_upload(self, upload_id: str) -> Operation[Upload | None]:
-        """Return the upload of this id as it is now, or None."""
+        """Return the current upload with this ID, or None."""
         fields = yield from self.get(_upload_key(upload_id))
         return load(Upload, fields) if fields else None
 
     def choose(
         self, upload: Upload, way: UploadWay, digest: str, expires_at: int
     ) -> Operation[Upload]:
-        """Settle by which way the bytes come and from which parts; return the upload as it is then.
+        """Fix how the bytes come and which parts count; return the resulting upload.
 
-        What is settled stays, and so does an upload that has ended.
+        The first choice is final, and an upload that has ended is unchanged.
         """
         changes = {"way": way, "digest": digest, "expires_at": expires_at}
         return (
@@ -45,7 +45,7 @@ class UploadStore(Store):
         )
 
     def note_multipart(self, upload: Upload, multipart_id: str) -> Operation[Upload]:
-        """Note S3's id of the upload unless one is known; return the upload as it is then."""
+        """Record S3's upload ID unless one is known; return the resulting upload."""
         return (
             yield from self._change(
                 upload,
@@ -55,11 +55,11 @@ class UploadStore(Store):
         )
 
     def cancel_upload(self, upload: Upload) -> Operation[Upload]:
-        """Give an upload up unless it has ended; return it as it is then."""
+        """Cancel an upload unless it has ended; return the resulting upload."""
         return (yield from self._change(upload, {"status": "cancelled"}, _PENDING))
 
     def complete_upload(self, upload: Upload, file: File) -> Operation[Upload]:
-        """End an upload and record its file, both or none; return the upload as it is then."""
+        """End an upload and record its file, both or none; return the resulting upload."""
         ended = {
             "TableName": self.name,
             "Key": to_item(_upload_key(upload.id)),
@@ -76,7 +76,7 @@ class UploadStore(Store):
         return replace(upload, status="completed")
 
     def forget_upload(self, upload_id: str) -> Operation[None]:
-        """Delete what is known of an upload."""
+        """Delete the item of an upload."""
         key = to_item(_upload_key(upload_id))
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 

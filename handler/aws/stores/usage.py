@@ -1,10 +1,10 @@
-"""Usage counters of a tenant's limits: they never pass a bound, however many writers there are.
+"""Usage counters of a tenant's limits: concurrent writers never exceed a bound.
 
-How long its receivers were waited for is beside them, and is no promise.
+The time spent waiting for the tenant's receivers is counted too, but not bounded.
 
-A count whose answer is lost may be added once more by the next try. Of a day's counts that costs
-the tenant one request or upload, or the GPU seconds of one report of a worker; lines of batches are
-counted once, whatever is lost.
+If the reply to a count is lost, a retry may count twice. For a day's counters this costs the
+tenant one request or upload, or the GPU seconds of one worker report; lines of batches are
+counted exactly once.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from .shards import batch_key
 from .store import Store, expression
 
 Counted = Literal["requests", "bytes"]
-# No tenant's name: what all of them have used.
+# Key of the sum over all tenants; not a tenant's name.
 EVERYBODY: Final = "*"
 
 DAY_SECONDS: Final = 24 * 3600
 _KEPT_SECONDS = 3 * DAY_SECONDS
-# What a receiver may take before it counts as waited for, and what those of a tenant may take.
+# Time of a receiver that is not counted as waiting, and the maximum for those of a tenant.
 PATIENCE_SECONDS: Final = 5.0
 _MAX_WAITED_SECONDS, _WAITED_PERIOD_SECONDS = 300.0, 600
 
 
 class UsageStore(Store):
-    """Makes the operations on what tenants have used."""
+    """Creates operations on the usage of tenants."""
 
     __slots__ = ()
 
     def add(
         self, tenant: str, what: Counted, number: int, *, limit: int, period: str, now: int
     ) -> Operation[bool]:
-        """Add a number to a period's usage unless that exceeds the limit; say whether it was added.
+        """Add a number to a period's usage unless that exceeds the limit; True if it was added.
 
         `period` names a day or a minute.
         """
@@ -59,7 +59,7 @@ class UsageStore(Store):
         return True
 
     def add_gpu_seconds(self, tenant: str, seconds: float, now: float) -> Operation[None]:
-        """Add GPU time to the day of a tenant, or of EVERYBODY; a call is one write or none."""
+        """Add GPU time to the day of a tenant, or of EVERYBODY; one write or none."""
         yield from self.update(
             _day_key(tenant, now),
             {"expires": int(now) + _KEPT_SECONDS},
@@ -80,22 +80,22 @@ class UsageStore(Store):
         )
 
     def may_wait(self, tenant: str, now: int) -> Operation[bool]:
-        """Say whether runs may wait for a tenant's receivers in these ten minutes of the clock.
+        """Return whether runs may wait for a tenant's receivers in the present ten minutes.
 
-        Not any more once they have done so for five minutes: all tenants share the runs.
+        After five minutes of waiting they may not, because all tenants share the runs.
         """
         fields = yield from self.get(_waited_key(tenant, now))
         return float((fields or {}).get("seconds", 0.0)) < _MAX_WAITED_SECONDS
 
     def count_lines(self, tenant: str) -> Operation[int]:
-        """Return the lines of the tenant's active batches that were counted."""
+        """Return the counted lines of the tenant's active batches."""
         fields = yield from self.get(_queue_key(tenant))
         return int((fields or {}).get("num_lines", 0))
 
     def reserve_lines(self, batch: Batch, num_lines: int, limit: int) -> Operation[bool]:
-        """Count a batch's lines unless that would pass the limit; True when they are counted.
+        """Count a batch's lines unless that would exceed the limit; True if they are counted.
 
-        Only while it is validating, and once: whatever ends it gives them back.
+        A batch is counted only while it is validating, and once; its end releases the lines.
         """
         if num_lines > limit:
             return False
@@ -116,7 +116,7 @@ class UsageStore(Store):
         return True
 
     def release_lines(self, batch: Batch) -> Operation[None]:
-        """Take a batch's lines off the count again, once, if they were counted."""
+        """Subtract a batch's lines from the count, once, if they were counted."""
         if batch.queued_lines is None:
             return
         try:
@@ -151,7 +151,7 @@ class UsageStore(Store):
 
 
 def name_of_day(now: float) -> str:
-    """Return the period of `add` that is the day (UTC)."""
+    """Return the name of a day (UTC) as a period of `add`."""
     return f"DAY#{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
 
 

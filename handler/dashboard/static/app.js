@@ -1,5 +1,5 @@
-// Which view is shown, and keeping it fresh. The address behind `#` names the view, so that a
-// reload, the back button and bookmarks work; htmx fetches the views, the server writes them.
+// Shows the current view and refreshes it. The address after `#` names the view, so that a reload,
+// the back button and bookmarks work; htmx fetches the views, which the server renders.
 
 import { drawPlot } from "./plot.js";
 import * as session from "./session.js";
@@ -13,8 +13,8 @@ let pause = REFRESH_SECONDS;
 let timer = null;
 let shown = null;
 
-/** Return the path of the view that the address names. Whatever else it names is no view: a link
- * that somebody has made must not lead to answers that were not written to be shown. */
+/** Return the path of the view in the address. Only known views are returned: a crafted link must
+ * not lead to replies that are not meant to be shown. */
 function pathOfView() {
   const [path, query] = location.hash.slice(1).split("?");
   if (path === "/new") return `${VIEWS}/new`;
@@ -24,21 +24,21 @@ function pathOfView() {
   return `${VIEWS}/batches${after ? `?after=${encodeURIComponent(after)}` : ""}`;
 }
 
-/** Fetch the view that the address names and put it in the place of the one that is there. */
+/** Fetch the view that the address names and replace the present one. */
 async function open() {
   clearTimeout(timer);
   shown = pathOfView();
   await fetchInto({ source: "#content", target: "#content", swap: "innerHTML" });
 }
 
-/** Fetch the changing piece of the view again; everything around it stays. */
+/** Refresh only the changing part of the view. */
 async function refresh() {
   clearTimeout(timer);
   if (!session.isSignedIn() || document.hidden || !find("#live")) return;
   await fetchInto({ source: "#live", target: "#live", select: "#live", swap: "outerHTML" });
 }
 
-/** Have htmx fetch the view; what goes wrong is told by its events, below. */
+/** Have htmx fetch the view; its events, below, report failures. */
 function fetchInto(place) {
   return htmx.ajax("GET", shown, place).catch(() => {});
 }
@@ -53,7 +53,7 @@ function statuses() {
   return new Map(found.map((place) => [place.dataset.batch, place.dataset.status]));
 }
 
-/** Tell of batches whose status is another than before. */
+/** Announce batches whose status has changed. */
 function tellChanges(before) {
   for (const [id, status] of statuses()) {
     if (!before.has(id) || before.get(id) === status) continue;
@@ -83,7 +83,7 @@ function wireRequests() {
     before = statuses();
     failed = find("#live")?.dataset.failed;
   });
-  // In the moment of the swap: a little later it would take the focus from who has moved on.
+  // At the moment of the swap: later it would take the focus from a user who has moved on.
   body.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target.id === "content") enterView();
   });
@@ -107,18 +107,18 @@ function wireRequests() {
   }
 }
 
-/** Say what went wrong; a piece that is refreshed is tried again, ever more rarely. */
+/** Show the error; a refresh is retried at increasing intervals. */
 function fail(event, words) {
   if (event.detail.target?.id === "content") {
     showMissing(words);
     return;
   }
   pause = Math.min(2 * pause, MAX_REFRESH_SECONDS);
-  notice(`${words} What you see may be old; trying again.`, true);
+  notice(`${words} This view may be outdated; retrying.`, true);
   plan();
 }
 
-/** Put words in the place of a view that did not come: what was there before is another address's. */
+/** Show the message in place of a view that failed to load: the old view has another address. */
 function showMissing(words) {
   const missing = find("#missing").content.cloneNode(true);
   missing.querySelector(".words").textContent = words;
@@ -127,7 +127,7 @@ function showMissing(words) {
   enterView();
 }
 
-/** Have the browser fetch a file from where it lies; that url is good for a while only. */
+/** Have the browser fetch a file from S3; the URL is valid for a limited time. */
 async function download(button) {
   button.setAttribute("aria-busy", "true");
   try {
@@ -171,7 +171,7 @@ function wireClicks() {
     const button = event.target.closest("button");
     CLICKS[button?.id]?.(button);
   });
-  // The button that opened it may have been written anew since.
+  // The button that opened it may have been replaced since.
   document.body.addEventListener(
     "close", () => (find("#cancel") || find("#content h1")).focus(), { capture: true },
   );

@@ -1,5 +1,5 @@
-// Where a system has no locale, a browser's language can be one that no formatter takes, such as
-// "en-US@posix"; uPlot formats by it as soon as it is loaded.
+// On a system without a locale, the browser's language may be invalid for formatters, such as
+// "en-US@posix"; uPlot uses it as soon as it is loaded.
 try {
   new Intl.NumberFormat(navigator.language);
 } catch {

@@ -1,4 +1,4 @@
-// The throughput of a batch over time: a plot for the eye, a sentence and a table for the rest.
+// Throughput of a batch over time: a plot, with a sentence and a table for screen readers.
 
 import { call } from "./session.js";
 import { find, notice } from "./words.js";
@@ -8,18 +8,18 @@ const STALE_SECONDS = 15;
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 const upTo = (share) => ({ range: (self, low, high) => [0, high / share || 1] });
-/** Tokens go up with rows: on a scale of the same height one curve would hide the other. */
+/** Tokens grow with rows: on a scale of the same height one curve would hide the other. */
 export const SCALES = { y: upTo(0.9), tokens: upTo(0.5) };
 const NOTHING = { completed: 0, failed: 0, tokens: 0, input_tokens: 0, audio_seconds: 0 };
 let drawn = null;
 let drawnAt = 0;
 
-/** Draw the plot of the view, if it has one; what was drawn a moment ago stays unless `anew`. */
-export async function drawPlot(anew = false) {
+/** Draw the plot of the view, if it has one; a recent plot is retained unless `force`. */
+export async function drawPlot(force = false) {
   const place = find("#plot");
   if (!place) return forget();
   const isFresh = place.dataset.drawn && Date.now() - drawnAt < STALE_SECONDS * 1000;
-  if (isFresh && !anew) return;
+  if (isFresh && !force) return;
   place.dataset.drawn = "yes";
   drawnAt = Date.now();
   try {
@@ -31,15 +31,15 @@ export async function drawPlot(anew = false) {
   }
 }
 
-/** Return stretches of time without gaps, with what was gained in each; the first and the last end
- * where the batch does, so that a rate is never one over time in which nothing could run. */
+/** Return contiguous periods with the progress in each; the first and the last end where the batch
+ * does, so that no rate includes time in which nothing could run. */
 export function stretches(buckets, { from, until }) {
   const begin = Number(from);
   const end = Number(until) || Date.now() / 1000;
   const found = [];
   for (const bucket of buckets) {
     const last = found.at(-1);
-    // Rows are told of a while after they were made: the first ones were made since the beginning.
+    // Rows are reported with a delay: the first ones were produced since the beginning.
     const isFirst = !last && bucket.start - begin < bucket.seconds;
     const start = isFirst ? begin : Math.max(bucket.start, begin);
     if (last && last.end < start) found.push({ start: last.end, end: start, ...NOTHING });
@@ -48,12 +48,12 @@ export function stretches(buckets, { from, until }) {
   return found.map((one) => ({ ...one, seconds: one.end - one.start }));
 }
 
-/** Return how long a batch has run, or ran: what is said to be the time that it took. */
+/** Return how long a batch has run, or ran; the page shows it as the duration. */
 export function secondsOf({ from, until }) {
   return Math.max(1, (Number(until) || Date.now() / 1000) - Number(from));
 }
 
-/** Return what tells most of a batch's work beside its rows: what it heard, wrote, or only read. */
+/** Return the main measure of a batch's work besides rows: audio, generated or input tokens. */
 export function flowOf(found) {
   const has = (key) => found.some((one) => one[key] > 0);
   if (has("audio_seconds")) return { key: "audio_seconds", label: "s of audio/s", head: "Seconds of audio" };
@@ -79,7 +79,7 @@ function paint(place, found) {
   const flow = flowOf(found);
   const isLong = found.at(-1).end - found[0].start > DAY_SECONDS;
   const time = new Intl.DateTimeFormat(undefined, { ...(isLong && { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" });
-  const said = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
+  const format = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
   const options = {
     width: place.clientWidth,
     height: HEIGHT,
@@ -92,9 +92,9 @@ function paint(place, found) {
     ],
     series: [
       { label: "Time", value: (self, at) => (at == null ? "–" : time.format(at * 1000)) },
-      { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: said },
-      { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: said },
-      { label: flow.label, scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
+      { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: format },
+      { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: format },
+      { label: flow.label, scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: format },
     ],
   };
   const times = [...found.map((one) => one.start), found.at(-1).end];
@@ -110,7 +110,7 @@ function forget() {
 function describe(place, found, seconds) {
   const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
   const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
-  const words = `On average ${(rows / seconds).toFixed(1)} rows a second, at most ${most.toFixed(1)}.`;
+  const words = `${(rows / seconds).toFixed(1)} rows per second on average, at most ${most.toFixed(1)}.`;
   place.setAttribute("aria-label", `Plot of rows and ${flowOf(found).label} over time. ${words}`);
   find("#plot-words").textContent = words;
 }

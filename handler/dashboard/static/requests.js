@@ -1,10 +1,10 @@
-// What a file of requests is for, as far as its beginning tells.
+// Endpoint of a file of requests, guessed from its beginning.
 
 const HEAD_BYTES = 65536;
 const GZIP = [0x1f, 0x8b];
 
-/** Return the endpoint of a file's first request, of those that there are: the first of them where
- * none can be read. The server reads all lines. */
+/** Return the endpoint of a file's first request if it is one of `endpoints`, else the first of
+ * these. The server validates all lines. */
 export async function endpointOf(file, endpoints) {
   const text = await headOf(file).catch(() => "");
   for (const [, url] of text.matchAll(/"url"\s*:\s*"(\/[^"\\]*)"/g)) {
@@ -20,7 +20,7 @@ async function headOf(file) {
   if (!GZIP.every((byte, place) => start[place] === byte)) return head.text();
   const reader = head.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
   const { value } = await reader.read();
-  // What is cut off in the middle cannot be read to its end.
+  // A truncated stream cannot be read to its end.
   reader.cancel().catch(() => {});
   return new TextDecoder().decode(value);
 }

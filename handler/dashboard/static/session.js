@@ -1,4 +1,4 @@
-// The key: kept in this tab alone, sent with every request of ours, asked for again when refused.
+// The API key: stored in this tab only, sent with every API request, requested again when rejected.
 
 import { find, forgetNotice, messageOf } from "./words.js";
 
@@ -16,7 +16,7 @@ export function signedIn() {
   return isSignedIn() ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve));
 }
 
-/** Ask for a key; what the page shows is kept meanwhile, so that nothing is lost. */
+/** Show the sign-in form; the view is retained in the meantime, so that nothing is lost. */
 export function askForKey(words = "") {
   sessionStorage.removeItem(KEY);
   show(false);
@@ -24,7 +24,7 @@ export function askForKey(words = "") {
   find("#key").focus();
 }
 
-/** Like fetch, with the key; resolves with an answer that is no refusal, after another sign-in if need be. */
+/** Like fetch, with the key; resolves with an accepted response, after another sign-in if need be. */
 export async function request(path, options = {}) {
   for (;;) {
     await signedIn();
@@ -35,7 +35,7 @@ export async function request(path, options = {}) {
   }
 }
 
-/** Like request, but the JSON of the answer; throws an Error with the API's own words. */
+/** Like request, but resolves with the JSON; throws an Error with the API's message. */
 export async function call(path, options = {}) {
   const answer = await request(path, options);
   const text = await answer.text();
@@ -50,12 +50,12 @@ export function post(path, body) {
   return call(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
-/** Deal with an answer that refuses the key. */
+/** Handle a response that rejects the key. */
 export function refused() {
-  if (isSignedIn()) askForKey("Your key is not accepted any more. Sign in to go on where you were.");
+  if (isSignedIn()) askForKey("Your key is no longer accepted. Sign in to continue.");
 }
 
-/** Wire the form up and try the key that this tab has; `enter` is called after each sign-in. */
+/** Set up the form and try this tab's key; `enter` is called after each sign-in. */
 export function begin(enter) {
   find("#sign-in-form").addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -82,13 +82,13 @@ async function tryKey(tried) {
   try {
     const headers = { Authorization: `Bearer ${tried}` };
     const answer = await fetch("/dashboard/view/session", { headers });
-    if (isRefusal(answer.status)) error.textContent = "This key is not accepted: it is unknown or revoked.";
+    if (isRefusal(answer.status)) error.textContent = "Invalid or revoked key.";
     else if (!answer.ok) error.textContent = messageOf(await answer.text(), answer.status);
     else return accept(tried, (await answer.json()).tenant);
   } catch (problem) {
     error.textContent =
       problem instanceof TypeError && /[^\x21-\x7e]/.test(tried)
-        ? "This is no key: keys have no spaces and no special characters."
+        ? "Invalid key: keys contain no spaces or special characters."
         : "The server cannot be reached. Try again in a moment.";
   }
   return false;
@@ -96,7 +96,7 @@ async function tryKey(tried) {
 
 function accept(accepted, its) {
   sessionStorage.setItem(KEY, accepted);
-  // What another tenant has left on the page, its address too, is nothing for this one.
+  // This tenant must not see another tenant's view, nor its address.
   if (find("#tenant").textContent && find("#tenant").textContent !== its) {
     location.replace(location.pathname);
     return false;

@@ -1,5 +1,5 @@
-// One file, straight to S3 in parts by presigned urls: a part is a slice of the file, read when it is
-// sent, three at a time; what S3 has already is not sent again, after a reload neither.
+// Uploads one file directly to S3, in parts by presigned URLs: a part is a slice of the file, read
+// when it is sent, three at a time; parts that S3 has are not sent again, even after a reload.
 
 import { call, post } from "./session.js";
 
@@ -10,8 +10,8 @@ const URLS_AT_ONCE = 20;
 const COMPLETE_TRIES = 60;
 const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 
-/** Send a file and return the id under which the API knows it; `onProgress` is told the bytes sent.
- * Throws an Error in words; the same call goes on where it was. */
+/** Send a file and return its ID in the API; `onProgress` is called with the bytes sent.
+ * Throws an Error with a message; the same call resumes the upload. */
 export async function transfer(file, { signal, onProgress }) {
   const upload = (await known(file)) || (await begin(file));
   const parts = new Parts(file, upload, onProgress);
@@ -20,7 +20,7 @@ export async function transfer(file, { signal, onProgress }) {
   try {
     await Promise.all(Array.from({ length: AT_ONCE }, () => parts.sendAll(either)));
   } catch (problem) {
-    // What the other senders are at is of no use to the next try.
+    // The next try cannot use parts in flight.
     failing.abort(problem);
     throw problem;
   }
@@ -29,14 +29,14 @@ export async function transfer(file, { signal, onProgress }) {
   return done.file.id;
 }
 
-/** Give up an upload that was begun, so that nothing of it is kept. */
+/** Cancel an upload and have its parts deleted. */
 export async function giveUp(file) {
   const id = sessionStorage.getItem(nameOf(file));
   forget(file);
   if (id) await post(`/v1/uploads/${id}/cancel`, {}).catch(() => {});
 }
 
-// What a file is known by after a reload, when it is chosen again.
+// Identifies a file after a reload, when it is chosen again.
 const nameOf = (file) => `tidemill-upload ${file.name} ${file.size} ${file.lastModified}`;
 const forget = (file) => sessionStorage.removeItem(nameOf(file));
 
@@ -60,7 +60,7 @@ async function complete(id, signal) {
     try {
       return await post(`/v1/uploads/${id}/complete`, { part_ids: [] });
     } catch (problem) {
-      // Of a large file the server may need more than one turn.
+      // For a large file the server may need several calls.
       const isPassing = problem.status === 503 || problem.status === undefined;
       if (!isPassing || tried === COMPLETE_TRIES || signal.aborted) throw problem;
       await sleep(1);
@@ -98,10 +98,10 @@ class Parts {
       signal.throwIfAborted();
       const failure = await this.put(await this.urlOf(number), number, signal);
       if (failure === null) return;
-      // It may have become too old.
+      // The URL may have expired.
       this.urls.delete(number);
       this.note(number, 0);
-      if (tried === MAX_TRIES) throw new Error(`Part ${number} cannot be sent: ${failure}`);
+      if (tried === MAX_TRIES) throw new Error(`Part ${number} could not be uploaded: ${failure}`);
       await sleep(Math.min(2 ** (tried - 1), MAX_DELAY_SECONDS) * (0.5 + Math.random()));
     }
   }
@@ -120,7 +120,7 @@ class Parts {
     for (const { part_number: its, url } of answer.data) this.urls.set(its, url);
   }
 
-  /** PUT one part; resolves with what went wrong, or null. Only XMLHttpRequest tells how far it is. */
+  /** PUT one part; resolves with the error, or null. Only XMLHttpRequest reports progress. */
   put(url, number, signal) {
     return new Promise((resolve, reject) => {
       const body = this.slice(number);
@@ -129,11 +129,11 @@ class Parts {
       signal.addEventListener("abort", abort, { once: true });
       sending.onloadend = () => signal.removeEventListener("abort", abort);
       sending.upload.onprogress = (event) => this.note(number, Math.min(event.loaded, body.size));
-      sending.onerror = () => resolve("the connection broke");
+      sending.onerror = () => resolve("the connection was interrupted");
       sending.onabort = () => reject(signal.reason);
       sending.onload = () => {
         if (sending.status === 200) this.note(number, body.size);
-        resolve(sending.status === 200 ? null : `S3 answered ${sending.status}`);
+        resolve(sending.status === 200 ? null : `S3 returned ${sending.status}`);
       };
       sending.open("PUT", url);
       sending.send(body);

@@ -1,5 +1,5 @@
-// A new batch: a file is chosen or dropped, sent, and made a batch. The transfer belongs to the page,
-// not to a view: it goes on while others are looked at.
+// A new batch: a file is chosen or dropped, uploaded, and submitted. The upload belongs to the page,
+// not to a view: it continues while other views are shown.
 
 import { endpointOf } from "./requests.js";
 import { post } from "./session.js";
@@ -15,7 +15,7 @@ function bytes(number) {
   return `${size.format(number / unit)} ${name}`;
 }
 
-/** Make the form of the view work; a file that was chosen before is still chosen. */
+/** Set up the view's form; a file that was chosen before is still chosen. */
 export function wireForm() {
   const form = find("#new-form");
   if (!form || form.dataset.wired) return;
@@ -37,7 +37,7 @@ export function wireForm() {
     event.preventDefault();
     start(form);
   });
-  // The browser may have let somebody choose before this ran.
+  // The user may have chosen a file before this ran.
   if (input.files[0]) choose(input.files[0]);
   else show();
 }
@@ -52,7 +52,7 @@ function choose(file) {
 
 function show() {
   find("#chosen").textContent = chosen ? `${chosen.name}, ${bytes(chosen.size)}` : "";
-  // The field names its file itself: of one that was dropped, or chosen before, it is told.
+  // The field shows the name of a chosen file itself, but not of a dropped or earlier one.
   const files = new DataTransfer();
   if (chosen) files.items.add(chosen);
   find("#file").files = files.files;
@@ -72,7 +72,7 @@ async function start(form) {
   await run();
 }
 
-/** Send the file and make the batch; what is done already is not done again. */
+/** Upload the file and create the batch; finished steps are not repeated. */
 async function run() {
   const { file, fields, endpoints, key } = running;
   running.control = new AbortController();
@@ -89,13 +89,13 @@ async function run() {
       strict_parameters: fields.unknown === "refuse", idempotency_key: key,
     });
     end();
-    say(`${file.name} is sent and its batch has begun`);
+    say(`${file.name} is uploaded and its batch is created`);
     if (location.hash.startsWith("#/new")) location.hash = `#/batches/${batch.id}`;
   } catch (problem) {
     if (running?.control.signal.aborted) return;
     find("#transfer-words").textContent = `Stopped: ${problem.message}`;
     find("#transfer-again").hidden = false;
-    notice(`${file.name} is not sent: ${problem.message}`);
+    notice(`${file.name} could not be uploaded: ${problem.message}`);
   }
 }
 
@@ -110,11 +110,11 @@ async function stop() {
   const { file, control } = running;
   control.abort(new Error("given up"));
   end();
-  say(`${file.name} is not sent`);
+  say(`Upload of ${file.name} cancelled`);
   await giveUp(file);
 }
 
-/** Shows how far a transfer is, and when it will be there. */
+/** Shows a transfer's progress, rate and remaining time. */
 class Rate {
   constructor(total) {
     this.total = total;
@@ -133,13 +133,13 @@ class Rate {
 
   done() {
     find("#transfer-bar").value = 1;
-    find("#transfer-words").textContent = "Sent; making the batch.";
+    find("#transfer-words").textContent = "Uploaded; creating the batch.";
   }
 }
 
 find("#transfer-stop")?.addEventListener("click", stop);
 find("#transfer-again")?.addEventListener("click", run);
-// A file that misses the place for it must not take the place of the page.
+// A file dropped outside the drop zone must not replace the page.
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 addEventListener("beforeunload", (event) => {
   if (running && find("#transfer-again").hidden) event.preventDefault();

@@ -1,8 +1,8 @@
-// What the page says: errors where they are seen and heard, the rest for those who listen.
+// Messages of the page: errors, visible and announced; status changes, for screen readers only.
 
 export const find = (selector) => document.querySelector(selector);
 
-/** Show an error until it is closed; a passing one goes with the next answer that is good. */
+/** Show an error until it is closed; a temporary one, until the next successful response. */
 export function notice(words, isPassing = false) {
   find("#notice-words").textContent = words;
   find("#notice").dataset.passing = isPassing ? "yes" : "";
@@ -13,22 +13,22 @@ export function forgetNotice(onlyPassing = false) {
   if (!onlyPassing || find("#notice").dataset.passing) find("#notice").hidden = true;
 }
 
-/** Tell a screen reader what others see. */
+/** Announce a change to screen readers. */
 export function say(words) {
-  find("#said").textContent = words;
+  find("#announcement").textContent = words;
 }
 
-/** Return an answer's error in words. */
+/** Return the error message of a response. */
 export function messageOf(text, status) {
   try {
     const found = JSON.parse(text);
-    return found.error?.message || found.message || `The server answered ${status}.`;
+    return found.error?.message || found.message || `The server returned ${status}.`;
   } catch {
-    return `The server answered ${status}.`;
+    return `The server returned ${status}.`;
   }
 }
 
-/** Put times into the reader's own zone. */
+/** Convert times to the local time zone. */
 export function localise(place) {
   const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
   for (const time of place.querySelectorAll("time[datetime]")) {

@@ -1,7 +1,7 @@
 """Client of a Kubernetes API server: Jobs and pods of one namespace, over httpx.
 
 Its methods are those that a `Call` to the service `kubernetes` names. Raises AwsError, whose code
-is the reason in the server's Status; NotThere for what is not there.
+is the reason in the server's Status; NotThere for a missing object.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MERGE_PATCH: Final = "application/merge-patch+json"
 
 
 class NoCluster(Exception):
-    """No API server is known: neither a pod's nor a given one; the message says what to do."""
+    """No API server is known, neither a pod's nor a given one; the message gives advice."""
 
 
 class KubernetesClient:
-    """Calls one API server; with a `token_file`, which rotates, as a service account."""
+    """Calls one API server; as a service account if it has a `token_file`, which rotates."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class KubernetesClient:
         self._token_file = token_file
         self._delays = retry_delays_seconds
         verify = ssl.create_default_context(cafile=str(ca_file)) if ca_file else True
-        # No proxy of the environment: that is for AWS, and the server is next door.
+        # No proxy from the environment: that is for AWS, and the server is inside the cluster.
         self._http = httpx.Client(
             base_url=url, timeout=_TIMEOUT_SECONDS, verify=verify, trust_env=False
         )
@@ -54,7 +54,7 @@ class KubernetesClient:
         self._http.close()
 
     def create_job(self, *, namespace: str, manifest: Mapping[str, Any]) -> Any:
-        """Create a Job; a retry of one that was created raises with the code AlreadyExists."""
+        """Create a Job; a retry after success raises an error with the code AlreadyExists."""
         return self._send("create_job", "POST", _jobs(namespace), json=manifest)
 
     def list_jobs(self, *, namespace: str, **how: Any) -> Any:
@@ -92,8 +92,8 @@ class KubernetesClient:
         except httpx.HTTPStatusError as exc:
             response = exc.response
         except httpx.HTTPError as exc:
-            said = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
-            raise AwsError(said) from exc
+            words = f"kubernetes {what}: {self._http.base_url} cannot be reached: {exc!r}"
+            raise AwsError(words) from exc
         if not response.is_success:
             raise _error(response, what)
         return _json(response, what)
@@ -110,19 +110,19 @@ class KubernetesClient:
 
 
 def connect(environment: Mapping[str, str], url: str | None = None) -> KubernetesClient:
-    """Return a client of the API server of this pod's cluster, or at a url; raises NoCluster."""
+    """Return a client of this pod's cluster, or of the server at a URL; raises NoCluster."""
     if url is not None:
         return KubernetesClient(url)
     host, port = (environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     if not host:
         raise NoCluster(
-            "this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set): name an API server "
-            "by --api-server, such as http://127.0.0.1:8001 of `kubectl proxy`"
+            "not running in a Kubernetes pod (KUBERNETES_SERVICE_HOST is not set): "
+            "pass --api-server, for example --api-server http://127.0.0.1:8001 with `kubectl proxy`"
         )
     token_file = SERVICE_ACCOUNT / "token"
     if not token_file.exists():
         raise NoCluster(
-            f"there is no {token_file}: the pod needs a serviceAccountName, and its token mounted"
+            f"{token_file} not found: the pod needs a serviceAccountName, and its token mounted"
         )
     address = f"[{host}]" if ":" in host else host
     return KubernetesClient(
@@ -155,7 +155,7 @@ def _json(response: httpx.Response, what: str) -> Any:
     try:
         return response.json()
     except ValueError as exc:
-        raise AwsError(f"kubernetes {what}: the answer is no JSON; is it an API server?") from exc
+        raise AwsError(f"kubernetes {what}: the reply is not JSON; is it an API server?") from exc
 
 
 def _error(response: httpx.Response, what: str) -> AwsError:
@@ -165,8 +165,8 @@ def _error(response: httpx.Response, what: str) -> AwsError:
         message, reason = status.get("message"), status.get("reason")
     except (ValueError, AttributeError):
         message, reason = None, None
-    said = f"kubernetes {what}: {message or response.text[:500] or response.reason_phrase}"
+    words = f"kubernetes {what}: {message or response.text[:500] or response.reason_phrase}"
     code = str(reason or response.status_code)
     if response.status_code == _NOT_FOUND and what in {"delete_job", "patch_job"}:
-        return NotThere(said, aws_code=code)
-    return AwsError(said, aws_code=code)
+        return NotThere(words, aws_code=code)
+    return AwsError(words, aws_code=code)

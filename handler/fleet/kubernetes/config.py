@@ -11,7 +11,7 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G
 
 
 class Toleration(BaseModel):
-    """Toleration of a pod, in the words of Kubernetes."""
+    """Toleration of a pod, in Kubernetes's own format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,10 +23,10 @@ class Toleration(BaseModel):
 
 
 class JobConfig(BaseModel):
-    """What the pod of a worker gets; `cpu` and `memory` are both requests and limits.
+    """Settings of a worker's pod; `cpu` and `memory` are both requests and limits.
 
-    `service_account` has the AWS role of workers, by IRSA or EKS Pod Identity; `secrets` are
-    Secrets whose keys become variables. `queue_name` is a LocalQueue of Kueue.
+    `service_account` has the AWS role of workers, by IRSA or EKS Pod Identity; the keys of
+    `secrets` become environment variables. `queue_name` is a Kueue LocalQueue.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,7 +47,7 @@ class JobConfig(BaseModel):
 class KubernetesConfig(JobConfig):
     """Launch configuration of a fleet's Jobs, in one namespace.
 
-    `deployment` (its table) keeps deployments apart that share the namespace.
+    `deployment` (its table) distinguishes deployments that share the namespace.
     """
 
     namespace: Name

@@ -14,16 +14,16 @@ from .config import KubernetesConfig
 CONTAINER: Final = "worker"
 FLEET_LABEL: Final = "tidemill/fleet"
 RELEASE_LABEL: Final = "tidemill/release"
-# On a Job that has ended and whose end the circuit breaker knows.
+# Label of an ended Job whose end the circuit breaker has counted.
 COUNTED_LABEL: Final = "tidemill/counted"
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 DISRUPTED: Final = "DisruptionTarget"
 
-# As ECS's stop timeout; a worker needs half of it.
+# Like ECS's stop timeout; a worker needs half of it.
 _STOP_SECONDS: Final = 120
-# For `kubectl logs` of a worker that has ended.
+# Kept for `kubectl logs` of an ended worker.
 _KEEP_SECONDS: Final = 3600
-# Of the image: container/Dockerfile.
+# As in the image: container/Dockerfile.
 _USER: Final = 10001
 _CACHE, _SCRATCH, _SHARED = "/var/cache/tidemill", "/tmp", "/dev/shm"  # noqa: S108 - volumes
 _HEALTH_FILE: Final = f"{_SCRATCH}/tidemill-health"
@@ -41,22 +41,22 @@ def selector(plan: FleetPlan, config: KubernetesConfig) -> str:
 
 
 def job_name(plan: FleetPlan, config: KubernetesConfig, number: int, attempt: int = 1) -> str:
-    """Return the name of a worker's Job: of one number and attempt there is one."""
+    """Return the name of a worker's Job, which number and attempt determine."""
     name = f"tidemill-{fleet_label(plan, config)}-{number}"
     return name if attempt == 1 else f"{name}-{attempt}"
 
 
 def release_of(config: KubernetesConfig) -> str:
-    """Return the release of a launch configuration: a digest of all that its pods are made of."""
+    """Return the release of a launch configuration: a digest of everything in its pods."""
     return digest(json.dumps(_pod_spec(config), sort_keys=True), 5)
 
 
 def job_manifest(plan: FleetPlan, config: KubernetesConfig, name: str) -> dict[str, Any]:
     """Return the manifest of a worker's Job.
 
-    A pod that its node's end, a preemption or an eviction takes is replaced by Kubernetes and
-    counts as no failure; every other one ends the Job. With a queue of Kueue the Job is created
-    suspended, and Kueue admits it.
+    A pod that is lost to its node's end, a preemption or an eviction is replaced by Kubernetes and
+    does not count as a failure; every other failure ends the Job. With a Kueue queue the Job is
+    created suspended, and Kueue admits it.
     """
     labels = {
         "app.kubernetes.io/name": "tidemill",
@@ -90,7 +90,7 @@ def job_manifest(plan: FleetPlan, config: KubernetesConfig, name: str) -> dict[s
 def _failure_rules() -> list[dict[str, Any]]:
     return [
         {"action": "Ignore", "onPodConditions": [{"type": DISRUPTED, "status": "True"}]},
-        # The message of the Job then has the exit code, also when its pod is gone.
+        # The Job's message then has the exit code, even if its pod is gone.
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": [0]},
@@ -103,7 +103,7 @@ def _pod_spec(config: KubernetesConfig) -> dict[str, Any]:
         ("cache", _CACHE, {}),
         ("scratch", _SCRATCH, {}),
     ]
-    if config.gpus > 1:  # NCCL wants more than a container runtime gives
+    if config.gpus > 1:  # NCCL needs more than a container runtime's default
         volumes.append(("shared", _SHARED, {"medium": "Memory", "sizeLimit": _SHARED_SIZE}))
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -162,7 +162,7 @@ def _container(config: KubernetesConfig, mounts: Mapping[str, str]) -> dict[str,
             "timeoutSeconds": 10,
             "failureThreshold": 3,
         },
-        # The status of the pod then has the last lines of a worker that failed.
+        # The status of the pod then has the last lines of a failed worker.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -1,4 +1,4 @@
-"""Job status: workers, and ends of workers, in what the API server says of Jobs and their pods.
+"""Job status: workers and their ends, from the API server's state of Jobs and pods.
 
 Parsed leniently. No I/O.
 """
@@ -17,10 +17,10 @@ from .job import CONTAINER, COUNTED_LABEL, DISRUPTED, RELEASE_LABEL
 
 Manifest = Mapping[str, Any]
 _ENDED: Final = ("Complete", "Failed")
-# The Job is decided, and its pod may still run.
+# The Job's outcome is decided, but its pod may still run.
 _ENDING: Final = ("FailureTarget", "SuccessCriteriaMet")
 _JOB_NAME_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
-# A container that waits for one of these waits for ever, and holds its GPU meanwhile.
+# A container in one of these states never starts, and holds its GPU in the meantime.
 _BROKEN: Final = frozenset(
     {
         "CreateContainerConfigError",
@@ -31,7 +31,7 @@ _BROKEN: Final = frozenset(
         "InvalidImageName",
     }
 )
-# A cluster that adds nodes as they are needed, or a Job's first pod, gets so long.
+# Time for a cluster to add nodes, or for a Job to create its first pod.
 _PATIENCE_SECONDS: Final = 120
 
 
@@ -71,11 +71,11 @@ def failed_end(model: str, job: Manifest, pods: Sequence[Manifest], now: int) ->
         return None
     pod = pods[-1] if pods else {}
     ended = _container_state(pod).get("terminated") or {}
-    said = " ".join(filter(None, (failure.get("reason"), failure.get("message"))))
+    message = " ".join(filter(None, (failure.get("reason"), failure.get("message"))))
     exit_code = ended.get("exitCode")
     if exit_code is None:
-        exit_code = find_exit_code(said)
-    words = _reason_of(pod, ended) or said
+        exit_code = find_exit_code(message)
+    words = _reason_of(pod, ended) or message
     kind = classify_end("", exit_code, words)
     if _condition(pod, DISRUPTED):
         kind = EndKind.INTERRUPTED
@@ -94,9 +94,9 @@ def failed_end(model: str, job: Manifest, pods: Sequence[Manifest], now: int) ->
 
 
 def broken_start(model: str, job: Manifest, pods: Sequence[Manifest], now: int) -> WorkerEnd | None:
-    """Return the end of a worker whose container can never start, such as for want of its image.
+    """Return the end of a worker whose container can never start, for example without its image.
 
-    Kubernetes would try for ever.
+    Kubernetes would retry for ever.
     """
     if not pods or worker_of(job, pods) is None or job["metadata"].get("deletionTimestamp"):
         return None
@@ -104,30 +104,30 @@ def broken_start(model: str, job: Manifest, pods: Sequence[Manifest], now: int) 
     reason = waiting.get("reason")
     if reason not in _BROKEN:
         return None
-    said = ": ".join(filter(None, (reason, waiting.get("message"))))
-    words = f"its container cannot start: {said}".rstrip(". ")
+    message = ": ".join(filter(None, (reason, waiting.get("message"))))
+    words = f"its container cannot start: {message}".rstrip(". ")
     return WorkerEnd(model, name_of(job), _release(job), now, EndKind.CRASHED, words)
 
 
 def unscheduled(model: str, job: Manifest, pods: Sequence[Manifest], now: int) -> WorkerEnd | None:
     """Return the shortage that a Job without a running pod waits for, or None.
 
-    It goes on waiting: Kubernetes has the queue.
+    The Job stays: Kubernetes has the queue.
     """
     worker = worker_of(job, pods)
     if worker is None or worker.status is not WorkerStatus.STARTING:
         return None
     if (job.get("spec") or {}).get("suspend"):
-        said = "its Job is suspended: Kueue has not admitted it yet"
+        reason = "its Job is suspended: Kueue has not admitted it yet"
     elif not pods:
-        said = f"its Job has no pod: `kubectl describe job {worker.id}` says why"
+        reason = f"its Job has no pod: see `kubectl describe job {worker.id}`"
     elif (found := _condition(pods[-1], "PodScheduled", status="False")) is not None:
-        said = str(found.get("message") or found.get("reason") or "its pod is not scheduled")
+        reason = str(found.get("message") or found.get("reason") or "its pod is not scheduled")
     else:
         return None
     if now < (worker.started_at or now) + _PATIENCE_SECONDS:
         return None
-    return WorkerEnd(model, worker.id, worker.release, now, EndKind.NO_CAPACITY, said)
+    return WorkerEnd(model, worker.id, worker.release, now, EndKind.NO_CAPACITY, reason)
 
 
 def _release(job: Manifest) -> str:

@@ -1,4 +1,4 @@
-"""Kubernetes launcher: one Job per worker, whose name holds the worker's number."""
+"""Kubernetes launcher: one Job per worker, whose name contains the worker's number."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class KubernetesLauncher:
         return [worker for worker in found if worker is not None]
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one Job; its name holds `number`, so that a retry creates no second one.
+        """Create one Job; its name contains `number`, so that a retry creates no second one.
 
-        A Job of that name that has ended is not the worker: the next attempt has a name of its own.
+        A Job of that name that has ended is not this worker: the next attempt gets a new name.
         """
         config = KubernetesConfig.model_validate(plan.means)
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             name = job_name(plan, config, number, attempt)
             if (yield from _create(plan, config, name)) or (yield from _is_alive(plan, name)):
                 return name
-        raise NotStarted(f"the Jobs of worker {number}, up to {name}, have ended already")
+        raise NotStarted(f"the Jobs of worker {number}, up to {name}, have already ended")
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
         """Delete a Job: its pod gets SIGTERM, and two minutes later SIGKILL.
@@ -63,7 +63,7 @@ class KubernetesLauncher:
 
 
 def _create(plan: FleetPlan, config: KubernetesConfig, name: str) -> Operation[bool]:
-    """Create a Job; return False where its name is taken."""
+    """Create a Job; return False if its name is taken."""
     arguments = {"namespace": config.namespace, "manifest": job_manifest(plan, config, name)}
     try:
         yield Call("kubernetes", "create_job", arguments)
@@ -84,7 +84,7 @@ def _is_alive(plan: FleetPlan, name: str) -> Operation[bool]:
 
 
 def classify_refused_job(words: str, reason: str) -> NotStarted | None:
-    """Return the error that a refused create of a Job means; None where unknown."""
+    """Return the error that a refused create of a Job means; None if unknown."""
     if _NO_QUOTA in words:
         return NoCapacity(words)
     if reason in _REFUSED or _DENIED in words:

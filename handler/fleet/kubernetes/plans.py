@@ -1,6 +1,6 @@
-"""Plans file: how the workers of each model are started on Kubernetes, as a user writes it.
+"""Plans file: how each model's workers are started on Kubernetes, as a user writes it.
 
-A JSON object that maps models to plans; a ConfigMap, mounted. A changed one is a new release.
+It is a JSON object that maps models to plans, mounted from a ConfigMap. A change is a new release.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .config import JobConfig, KubernetesConfig
 from .job import release_of
 
 _PREFIX: Final = "TIDEMILL_"
-# Settings that are a worker's own, and no setting of the deployment.
+# Settings of a worker that are not settings of the deployment.
 _OF_WORKERS: Final = ("REUSE", "REUSE_SAMPLED", "REUSE_MAX_SIZE")
 _OF_AWS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _ENDPOINTS: Final = "AWS_ENDPOINT_URL"
 
 
 class PlansRefused(HandlerError):
-    """A plans file that cannot be used; the message has a sentence for each mistake."""
+    """An invalid plans file; the message has a sentence per mistake."""
 
     code = "plans_refused"
 
@@ -74,7 +74,7 @@ def read_plans(
 ) -> dict[str, FleetPlan]:
     """Return the fleet plans of a file by model; raises PlansRefused.
 
-    Workers get those variables of this process that name the deployment's resources.
+    Workers get the variables of this process that name the deployment's resources.
     """
     try:
         text = path.read_bytes()
@@ -87,7 +87,7 @@ def read_plans(
     if strangers := sorted(set(plans) - set(settings.work_queues)):
         known = ", ".join(sorted(settings.work_queues)) or "none"
         raise PlansRefused(
-            f"{path}: {strangers[0]} is no model of this deployment; "
+            f"{path}: model {strangers[0]} is not in this deployment; "
             f"TIDEMILL_WORK_QUEUES has: {known}"
         )
     return {
@@ -101,9 +101,9 @@ def read_plans(
 def passed_environment(
     model: str, settings: Settings, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that a model's workers get of this process: no keys, no other model's.
+    """Return the variables that a model's workers get from this process: no keys, no other model's.
 
-    Another model of the deployment is then no new release of this one.
+    So a change to another model of the deployment is not a new release of this one.
     """
     names = {f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_OF_WORKERS)}
     names -= {f"{_PREFIX}FLEETS"}
@@ -156,7 +156,7 @@ def _worker_arguments(model: str, plan: Plan, settings: Settings) -> Iterator[st
         yield from ("--min-workers", str(plan.min_workers))
     if plan.min_workers_hours:
         yield from ("--min-workers-hours", plan.min_workers_hours)
-    if plan.means.gpus:  # without its GPU a worker must end: it would only hold shards up
+    if plan.means.gpus:  # without its GPU a worker must end: it would only delay shards
         yield from ("--device", "cuda")
 
 
@@ -172,9 +172,9 @@ def _complaints(errors: Sequence[Any], path: Path) -> Iterator[str]:
 def _message(error: Mapping[str, Any]) -> str:
     match error["type"], error.get("ctx", {}):
         case "extra_forbidden", _:
-            return "is no key of a plan"
+            return "is not a known key of a plan"
         case "missing", _:
-            return "must be given"
+            return "is required"
         case "json_invalid", context:
             return f"is not JSON: {context['error']}"
         case "value_error", context:

@@ -54,7 +54,7 @@ class ColdStart:
 
 
 def process_age(proc: Path = Path("/proc")) -> tuple[float, float]:
-    """Return the seconds since this process and its machine started; 0 where unknown."""
+    """Return the seconds since this process and its machine started; 0 if unknown."""
     try:
         uptime = float((proc / "uptime").read_text(encoding="ascii").split()[0])
         fields = (proc / "self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

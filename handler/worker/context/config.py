@@ -38,14 +38,14 @@ class WorkerConfig:
 
     A lease expires after `lease_seconds` without renewal. `visibility_seconds` is the visibility
     timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old, by
-    default as `flush_seconds_for` says, or there are `flush_bytes` of them: with the time of the
+    default `flush_seconds_for`, or there are `flush_bytes` of them: including the time of the
     write, a kill loses at most ten seconds.
-    `max_held_bytes` bounds requests and unflushed rows (backpressure), `max_shards` how many are
-    owned, lines in memory, so that they run in one order. With `reuse` results are kept for later
-    batches of their tenant, `reuse_max_size` bytes of each; with `reuse_sampled` also those that
-    are not determined. After SIGTERM, requests have `grace_seconds` to finish. An engine that needs
-    more than `start_seconds` to load is killed. In `min_workers_hours` as many as `min_workers` of
-    a model's stay although they are idle.
+    `max_held_bytes` bounds requests and unflushed rows (backpressure), `max_shards` the number of
+    owned shards, with their lines in memory, so that they run in one order. `reuse` stores results
+    for later batches of their tenant, at most `reuse_max_size` bytes per tenant; `reuse_sampled`
+    also stores non-deterministic results. After SIGTERM, requests have `grace_seconds` to finish.
+    An engine that needs more than `start_seconds` to load is killed. During `min_workers_hours`,
+    `min_workers` of a model's idle workers stay.
     """
 
     queue: Annotated[str, Field(min_length=1)]
@@ -67,7 +67,7 @@ class WorkerConfig:
     min_workers_hours: Annotated[str, AfterValidator(_checked)] = ""
 
     def min_workers_at(self, now: float) -> int:
-        """Return how many idle workers stay at a time (Unix seconds)."""
+        """Return the number of idle workers that stay at a time (Unix seconds)."""
         return number_at(self.min_workers, self.min_workers_hours, now)
 
     @property
@@ -76,10 +76,10 @@ class WorkerConfig:
         return min(_MAX_TICK_SECONDS, self.lease_seconds / 10, self.visibility_seconds / 10)
 
     def flush_seconds_for(self, num_shards: int) -> float:
-        """Return after how long finished rows of a batch of this many shards become durable.
+        """Return after how many seconds finished rows of a batch of this size become durable.
 
-        The counts of a small batch move every two seconds. Shards of a large one are written in
-        turn, which moves its counts as often: a worker writes at most four parts a second.
+        The counts of a small batch change every two seconds. Shards of a large one are written in
+        turn, so its counts change as often: a worker writes at most four parts per second.
         """
         if self.flush_seconds is not None:
             return self.flush_seconds

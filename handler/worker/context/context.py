@@ -45,12 +45,12 @@ class GpuUsage:
             self.put_back({tenant: seconds, EVERYBODY: seconds})
 
     def put_back(self, left: Mapping[str, float]) -> None:
-        """Keep what was collected and not written, of each tenant or of EVERYBODY."""
+        """Add back collected GPU time that was not written, by tenant, EVERYBODY included."""
         for tenant, seconds in left.items():
             self._seconds[tenant] += seconds
 
     def is_due(self, now: float) -> bool:
-        """Say whether there is GPU time that is old enough to be written."""
+        """Return whether there is GPU time that is due to be written."""
         return bool(self._seconds) and now >= self._collected_at + REPORT_SECONDS
 
     def collect(self, now: float) -> dict[str, float]:
@@ -62,12 +62,12 @@ class GpuUsage:
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
-# A check that is made again takes about as long.
+# Time between two checks; a repeated check takes about as long.
 _RESULTS_SECONDS = 10.0
 
 
 class KnownPause(NamedTuple):
-    """Pause of a batch: its end, and the time until which no message has the batch read again."""
+    """Pause of a batch: its end, and the time until which messages do not reread the batch."""
 
     until: float
     known_until: float
@@ -79,10 +79,9 @@ class WorkerContext:
 
     `usage_meter` sums up the work done, `history` the progress of each batch, `rate_meter` the
     throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
-    `ended_batches` maps batches that were found ended to the time (Unix seconds) until which their
-    messages are dropped, `paused_batches` those whose messages are put off. `paces` are those of
-    batches whose last run here ended less than a minute ago. `tracing` is None where nobody asked
-    for spans.
+    `ended_batches` maps batches that have ended to the time (Unix seconds) until which their
+    messages are dropped; messages of `paused_batches` are postponed. `paces` are those of batches
+    whose last run here ended less than a minute ago. `tracing` is None if spans are disabled.
     """
 
     aws: OperationDriver
@@ -121,7 +120,7 @@ class WorkerContext:
             self.emit(self.cold_start.figures())
 
     def keep_pace(self, batch_id: str, pace: RateWindow) -> None:
-        """Keep the pace of an ended run for the next run of its batch."""
+        """Store the pace of an ended run for the next run of its batch."""
         self.paces[batch_id] = pace
         for known in [each for each in self.paces if not any(self.paces[each].rates)]:
             del self.paces[known]
@@ -141,7 +140,7 @@ class WorkerContext:
             await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
 
     async def write_gpu_usage(self) -> None:
-        """Add the GPU time to that of the day; what was not written is kept for the next time."""
+        """Add the GPU time to the day's usage; an unwritten rest is kept for the next call."""
         left = self.gpu_usage.collect(self.clock())
         try:
             for tenant in tuple(left):
@@ -152,16 +151,16 @@ class WorkerContext:
             self.gpu_usage.put_back(left)
 
     async def read_parity_results(self) -> None:
-        """Copy what other machines have proved; without it the engine proves it itself."""
+        """Copy parity results of other machines; without them the engine runs the parity check."""
         if self.parity_results is not None:
             try:
                 async with asyncio.timeout(_RESULTS_SECONDS):
                     await self.aws.run(self.parity_results.download())
             except Exception as exc:  # noqa: BLE001 - a start does not depend on it
-                logger.warning("parity results cannot be read", reason=repr(exc))
+                logger.warning("parity results could not be read", reason=repr(exc))
 
     async def write_parity_results(self) -> None:
-        """Copy what this machine has proved to where others find it."""
+        """Copy this machine's parity results to the bucket, for other machines."""
         if self.parity_results is not None:
             await self.retry(self.parity_results.upload)
 

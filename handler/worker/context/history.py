@@ -35,7 +35,7 @@ class History:
         self._gains[batch.id, start] = known._replace(gained=known.gained + gained)
 
     def is_due(self, now: float) -> bool:
-        """Say whether unwritten progress is old enough to be written."""
+        """Return whether unwritten progress is old enough to be written."""
         return bool(self._gains) and now >= self._taken_at + REPORT_SECONDS
 
     def collect(self, now: float) -> list[Gains]:

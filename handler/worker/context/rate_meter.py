@@ -13,8 +13,8 @@ _LEAST_SECONDS = 30.0
 class RateMeter:
     """Sums up rows, tokens and time until `collect`; `now` is of a monotonic clock.
 
-    Rates count only time in which lines waited for the engine: an underused worker looks slow, and
-    the next large file of the model would get too many workers.
+    Rates count only time in which lines waited for the engine: an underused worker seems slow, and
+    the model's next large file would get too many workers.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RateMeter:
 
     def add(self, done: Progress) -> None:
         """Add progress that this worker has written to the table."""
-        if done.num_rows:  # what was reused costs nothing, and the next file may have none
+        if done.num_rows:  # reused rows cost nothing, and the next file may have none
             computed = 1 - done.reused / done.num_rows
             self._rows += done.num_rows * computed
             self._expected_work += done.expected.work * computed
@@ -43,11 +43,11 @@ class RateMeter:
         self._full_seconds += seconds if is_full else 0.0
 
     def is_due(self, now: float) -> bool:
-        """Say whether rows have become durable since the last report, at least a minute ago."""
+        """Return whether rows have become durable since the last report, at least a minute ago."""
         return self._has_rows and now >= self._reported_at + REPORT_SECONDS
 
     def collect(self, now: float, wall: float) -> WorkerRate:
-        """Return the time of the last durable row, and the rates where there is enough data."""
+        """Return the time of the last durable row, and the rates if there is enough data."""
         self._reported_at, self._has_rows = now, False
         pace = WorkerRate(int(wall))
         if self._busy_seconds < _LEAST_SECONDS:

@@ -31,13 +31,13 @@ class UsageMeter:
         self._kv_cache_use = max(self._kv_cache_use, kv_cache_use)
 
     def is_due(self, now: float) -> bool:
-        """Say whether unreported work is a minute old; called repeatedly."""
+        """Return whether unreported work is a minute old; called repeatedly."""
         if self._since is None and (self._busy_seconds or self._done != Progress()):
             self._since = now
         return self._since is not None and now >= self._since + REPORT_SECONDS
 
     def collect(self) -> dict[Metric, float]:
-        """Return the metrics and reset; empty where nothing was done."""
+        """Return the metrics and reset; empty if nothing was done."""
         done, busy_seconds, kv_cache_use = self._done, self._busy_seconds, self._kv_cache_use
         self._reset()
         if not busy_seconds and done == Progress():

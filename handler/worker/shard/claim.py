@@ -35,8 +35,8 @@ class Claim(NamedTuple):
 async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: str) -> Claim | None:
     """Claim the shard that a message names.
 
-    None when there is nothing to run: the message has then been handled. `owner` is unique to this
-    claim. Raises AwsError; the message then reappears after its visibility timeout.
+    Returns None if there is nothing to run: the message has then been handled. `owner` is unique to
+    this claim. Raises AwsError; the message then reappears after its visibility timeout.
     """
     target = message.target
     if target is None:
@@ -44,7 +44,7 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         await message.delete()
         return None
     if context.wall() < context.ended_batches.get(target.batch_id, 0.0):
-        # A cancelled batch may have thousands of messages, and no GPU shall wait for each.
+        # A cancelled batch may have thousands of messages; the GPU must not wait for each of them.
         await message.delete()
         return None
     known = context.paused_batches.get(target.batch_id)
@@ -72,14 +72,14 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         return Claim(shard, batch, message, sent_at)
     if batch is not None and (batch.is_terminal or batch.winds_up_since is not None):
         context.ended_batches[batch.id] = math.inf if batch.expires is None else batch.expires
-    await _give_back(context, message, shard, reason or "there is no such batch")
+    await _give_back(context, message, shard, reason or "the batch does not exist")
     return None
 
 
 def skip_reason(batch: Batch | None, shard: Shard, now: float, max_attempts: int) -> str | None:
     """Return the reason not to run a shard that was just claimed, or None."""
     if batch is None:
-        return "there is no such batch"
+        return "the batch does not exist"
     if batch.status is not Status.IN_PROGRESS:
         return f"the batch is {batch.status}"
     if batch.expires_at <= now:
@@ -87,7 +87,7 @@ def skip_reason(batch: Batch | None, shard: Shard, now: float, max_attempts: int
     if shard.abandoned is not None:
         return "the shard was given up"
     if shard.attempts > max_attempts:
-        return f"{shard.attempts - 1} runs of it ended without a new row"
+        return f"no new row in {shard.attempts - 1} attempts"
     return None
 
 
@@ -100,14 +100,14 @@ async def _handle_claim_refusal(
     """Handle the message of a shard that is missing, done, or leased by another worker."""
     shard = load(Shard, item) if item else None
     if shard is None:
-        logger.warning("message dropped", reason="there is no such shard", **target._asdict())
+        logger.warning("message dropped", reason="the shard does not exist", **target._asdict())
         await message.delete()
     elif shard.status is ShardStatus.DONE:
         await advance_if_done(context, target.batch_id)
         logger.info("message dropped", reason="the shard is done", **target._asdict())
         await message.delete()
     else:
-        # A fresh message: one that is received too often would become a dead letter.
+        # A fresh message: after too many receives the old one would become a dead letter.
         jitter = random.uniform(0, min(_MAX_JITTER_SECONDS, context.config.lease_seconds))  # noqa: S311
         delay_seconds = max(0.0, shard.lease_until - context.wall()) + jitter
         logger.info("shard is leased", delay_seconds=delay_seconds, **target._asdict())
@@ -136,7 +136,7 @@ async def _release(context: WorkerContext, shard: Shard, *, attempts: int) -> No
     )
     try:
         await context.aws.run(release)
-    except LeaseLost as exc:  # finalize has claimed it meanwhile
+    except LeaseLost as exc:  # finalize has claimed it in the meantime
         logger.info("lease lost", reason=str(exc), batch_id=shard.batch_id, shard=shard.number)
 
 
@@ -165,7 +165,7 @@ def _emit_queue_wait(context: WorkerContext, message: ShardMessage, batch: Batch
 
 
 async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:
-    """Send a message to advance a running batch that has no shard left; say whether it has none."""
+    """Return whether a running batch has no shard left; if so, send a message to advance it."""
     batch = await context.aws.run(context.deployment.table.get_batch(batch_id))
     if batch is None or batch.status is not Status.IN_PROGRESS:
         return False

@@ -1,4 +1,4 @@
-"""Lease on a shard, as its worker knows it, so that it never writes without one."""
+"""Lease on a shard as its worker tracks it, so that the worker never writes without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lease:
     """Lease that expires `seconds` after its last renewal was sent, by this process's own clock.
 
     The clock runs on while the process is stopped, so an expired lease is noticed before anything
-    else is done. The fence of the shard protects the table from late writes all the same.
+    else is done. The shard's fencing token protects the table from late writes all the same.
     """
 
     seconds: float
@@ -26,12 +26,12 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Say whether another worker may have the shard by now."""
+        """Return whether another worker may have the shard by now."""
         return self.clock() >= self.sent_at + self.seconds
 
     @property
     def is_due(self) -> bool:
-        """Say whether a renewal is due."""
+        """Return whether a renewal is due."""
         return self.clock() >= self.sent_at + self.seconds / 3
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Line order over the shards of a batch, by prefix: prompts that begin alike run together."""
+"""Line order over the shards of a batch: prompts with a common prefix run together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tidemill.protocol.prompt_key import prompt_key
 Rank = tuple[int, ...]
 
 BLOCK_BYTES: Final = 512
-"""Some 128 tokens: to share less is not worth another order."""
+"""About 128 tokens: shorter shared prefixes do not justify reordering."""
 
 MAX_BLOCKS: Final = 32
 
 
 def block_hashes(line: RawLine) -> list[int]:
-    """Return the hash of a prompt up to the end of each of its first blocks; of no request none."""
+    """Return the hash of a prompt up to the end of each of its first blocks, if it has any."""
     try:
         prompt = prompt_key(parse_line(line).body)
     except LineError:
@@ -32,10 +32,10 @@ def block_hashes(line: RawLine) -> list[int]:
 
 
 class LineOrder:
-    """Order of shards' lines: those of a prefix come where the first of them does.
+    """Order of shards' lines: lines with a common prefix come at the place of the first of them.
 
-    Lines that share nothing stay in the order in which they were added. All of it comes before what
-    is in an order of a higher `number`.
+    Lines that share nothing keep the order in which they were added. All of them come before the
+    lines of an order with a higher `number`.
     """
 
     def __init__(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Message of a shard: held by visibility timeout while its shard runs, then deleted or resent."""
+"""Message of a shard: hidden from other workers while the shard runs, then deleted or resent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_target(body: str) -> ShardTarget | None:
 class ShardMessage:
     """One received message; `target` is None for an invalid body. Nothing here may lose a shard.
 
-    `waited_seconds` is its age when it was received, None where unknown; `group` is the tenant for
+    `waited_seconds` is its age when it was received, None if unknown; `group` is the tenant for
     whom it was sent.
     """
 
@@ -47,7 +47,7 @@ class ShardMessage:
 
     @property
     def is_held(self) -> bool:
-        """Say whether the message is held; otherwise it was deleted or resent."""
+        """Return whether the message is held; otherwise it was deleted or resent."""
         return self._message is not None
 
     async def extend_visibility(self) -> None:
@@ -60,7 +60,7 @@ class ShardMessage:
             await self.resend(MAX_DELAY_SECONDS)
             return
         if not await self._context.aws.run(self._context.queue.hide(message, visibility_seconds)):
-            logger.warning("message not held any more", **self.labels)
+            logger.warning("message is no longer held", **self.labels)
         self._extended_at = now
 
     async def delete(self) -> None:

@@ -14,9 +14,9 @@ from .line_order import Rank
 class PendingLines:
     """Hands out each line once: the groups of suspects one after another, and all other lines.
 
-    A group starts when every line of the one before is finished. Other lines are by `ranks`, of all
-    lines, where they are given. An engine that has suspects may have no other line: its owner asks
-    for one kind or the other.
+    A group starts when every line of the previous one is finished. Other lines are ordered by
+    `ranks`, which covers all lines, if given. An engine with suspects may have no other line: the
+    caller requests one kind or the other.
     """
 
     def __init__(
@@ -37,42 +37,42 @@ class PendingLines:
 
     @property
     def num_waiting(self) -> int:
-        """Lines that were not handed out yet."""
+        """Number of lines that were not handed out yet."""
         return self._suspects.num_waiting + len(self._rest)
 
     @property
     def has_next(self) -> bool:
-        """Say whether a line waits that is no suspect."""
+        """Return whether a line waits that is not a suspect."""
         return bool(self._rest)
 
     @property
     def next_rank(self) -> Rank:
-        """Rank of the next line that is no suspect."""
+        """Rank of the next line that is not a suspect."""
         return self._rank_of(self._rest[0])
 
     @property
     def num_inflight(self) -> int:
-        """Lines that were handed out and are not finished."""
+        """Number of lines that were handed out and are not finished."""
         return len(self._inflight) + self._suspects.num_running
 
     @property
     def is_finished(self) -> bool:
-        """Say whether every line is finished."""
+        """Return whether every line is finished."""
         return not self.num_inflight and not self.num_waiting
 
     @property
     def is_on_trial(self) -> bool:
-        """Say whether a group of suspects runs now."""
+        """Return whether a group of suspects runs now."""
         return self._suspects.is_on_trial
 
     @property
     def has_suspects(self) -> bool:
-        """Say whether suspects run next or now: nothing else may be in their engine then."""
+        """Return whether suspects run now or next: no other line may be in their engine then."""
         return self._suspects.has_any
 
     @property
     def has_waiting_group(self) -> bool:
-        """Say whether a group of suspects may start now."""
+        """Return whether a group of suspects may start now."""
         return self._suspects.has_waiting_group
 
     @property
@@ -81,7 +81,7 @@ class PendingLines:
         return self._suspects.groups
 
     def pop(self) -> RawLine | None:
-        """Hand out the next line that is no suspect; None where there is none."""
+        """Hand out the next line that is not a suspect, or None."""
         if not self._rest:
             return None
         line = self._rest.popleft()
@@ -90,7 +90,7 @@ class PendingLines:
         return line
 
     def pop_suspect(self) -> RawLine | None:
-        """Hand out the next suspect; None while no other of its group waits."""
+        """Hand out the next suspect; None if no other of its group waits."""
         number = self._suspects.pop()
         if number is None:
             return None
@@ -117,7 +117,7 @@ class PendingLines:
         return tuple(self._suspected.pop(number) for number in quarantined)
 
     def _handed_out(self, numbers: Collection[int]) -> list[int]:
-        """Return those of the lines that were handed out and are not finished."""
+        """Return the lines among these that were handed out and are not finished."""
         return [one for one in numbers if one in self._inflight or self._suspects.is_running(one)]
 
     def _rank_of(self, line: RawLine) -> Rank:

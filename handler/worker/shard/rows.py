@@ -1,4 +1,4 @@
-"""Unflushed rows of a shard, and the rows that a worker prints without its engine."""
+"""Unflushed rows of a shard, and rows that a worker writes without its engine."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Unflushed:
 
 
 def print_unrun(raw: RawLine, *, is_quarantined: bool) -> FinishedRow | None:
-    """Return the row of a line that must not be given to the engine; None for any other.
+    """Return the row of a line that must not be sent to the engine; None for any other line.
 
-    Such a line is quarantined, or was too long to be kept.
+    Such a line is quarantined, or was too long to be kept in memory.
     """
     if not is_quarantined and raw.overlong is None:
         return None

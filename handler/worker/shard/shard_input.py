@@ -19,12 +19,12 @@ from .claim import Claim
 from .lease import Lease, guarded
 from .rows import compact
 
-# A longer shard is a single line, of which only the digest is kept.
+# A longer shard is a single line, of which only the digest is stored.
 _READ_BYTES = 64 * 2**20
 
 
 class ShardInput:
-    """Input of one claimed shard, read as long as the lease lasts; `labels` are for log lines."""
+    """Input of one claimed shard, read while the lease lasts; `labels` are for log lines."""
 
     def __init__(
         self, claim: Claim, context: WorkerContext, lease: Lease, labels: Mapping[str, Any]
@@ -40,7 +40,7 @@ class ShardInput:
         """Return the index of the rows that earlier runs made durable."""
 
         def left_out(key: str, reason: str) -> None:
-            logger.error("part left out", key=key, reason=reason, **self._labels)
+            logger.error("part unreadable", key=key, reason=reason, **self._labels)
 
         bucket, shard = self._context.deployment.bucket, self._shard
         return await self._retry(
@@ -48,7 +48,7 @@ class ShardInput:
         )
 
     async def read_lines(self) -> list[RawLine]:
-        """Return the lines of the shard; raises ObjectChanged when the input has changed."""
+        """Return the lines of the shard; raises ObjectChanged if the input has changed."""
         shard = self._shard
         with SpooledTemporaryFile(max_size=_READ_BYTES) as file:
             for start in range(shard.start, shard.end, _READ_BYTES):
@@ -57,15 +57,15 @@ class ShardInput:
                 try:
                     file.write(await self._retry(make))
                 except NotThere as exc:
-                    raise ObjectChanged("the object is not there any more") from exc
+                    raise ObjectChanged("the object no longer exists") from exc
             file.seek(0)
             lines = list(read_lines(file, first_number=shard.first_line))
         if len(lines) != shard.num_rows:
-            raise ObjectChanged(f"{len(lines)} lines are where {shard.num_rows} were counted")
+            raise ObjectChanged(f"the shard has {len(lines)} lines, not {shard.num_rows}")
         return lines
 
     async def reuse_results(self, lines: Sequence[RawLine]) -> Collection[FinishedRow]:
-        """Return the rows of those lines that have a kept result."""
+        """Return the rows of those lines that have a stored result."""
         kept = self._context.kept_results
         if kept is None:
             return ()
@@ -76,7 +76,7 @@ class ShardInput:
         return found.rows.values()
 
     async def keep_results(self, index: PartIndex) -> None:
-        """Keep the results of lines that were run for later batches of the tenant."""
+        """Store the results of computed lines for later batches of the tenant."""
         kept, keys = self._context.kept_results, self._result_keys
         if kept is not None and keys:
             await kept.keep(self._batch, self._shard, keys, index)

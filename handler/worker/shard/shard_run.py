@@ -37,7 +37,7 @@ from .shard_span import ShardSpan
 class EarlyEnd(NamedTuple):
     """Reason to release a shard before all its lines have rows.
 
-    With `is_resent` the shard's message is sent again at once; otherwise one for its batch.
+    With `is_resent` the shard's message is sent again at once, else a message for its batch.
     """
 
     reason: str
@@ -46,7 +46,7 @@ class EarlyEnd(NamedTuple):
 
 
 class RowsMissing(HandlerError):
-    """A shard whose lines have all ended has fewer rows than lines; it must not be committed."""
+    """A finished shard has fewer rows than lines; it must not be committed."""
 
     code = "rows_missing"
 
@@ -54,7 +54,7 @@ class RowsMissing(HandlerError):
 class ShardRun:
     """Run of one claimed shard. All its writes but lease renewals come from `work`, in order.
 
-    `wake` is called when lines may be admitted. `check_machine` says, before rows are written,
+    `wake` is called when lines may be admitted. `check_machine` returns, before rows are written,
     whether the machine that computed them is healthy.
     """
 
@@ -104,7 +104,7 @@ class ShardRun:
 
     @property
     def num_waiting(self) -> int:
-        """Number of lines that were not given to the engine yet, as far as known."""
+        """Number of lines that were not sent to the engine yet, as far as known."""
         return self.pending.num_waiting if self.is_open else self.shard.num_rows
 
     @property
@@ -114,7 +114,7 @@ class ShardRun:
 
     @property
     def is_ending(self) -> bool:
-        """Say whether no line may be admitted any more."""
+        """Return whether no line may be admitted any more."""
         return self._ending is not None or self.is_over or self.lease.is_over
 
     @property
@@ -137,13 +137,13 @@ class ShardRun:
 
     @property
     def attempts_if_lost(self) -> int:
-        """Number of claims that count once the worker has died: those of which a line has run."""
+        """Number of claims that count if the worker dies: those in which a line has run."""
         return max(0, self.attempts - (self.is_open and not self.pending.has_begun))
 
     def record_progress(self, progress: Progress) -> None:
-        """Record that the table has this progress, and add what is new to the meters.
+        """Record the progress that the table has, and add the difference to the meters.
 
-        Answers may arrive out of order: older progress adds nothing.
+        Replies may arrive out of order: older progress adds nothing.
         """
         new = progress.since(self._recorded)
         self._recorded += new
@@ -189,7 +189,7 @@ class ShardRun:
 
     def lose(self) -> None:
         """Drop everything: another worker has or may have the shard."""
-        if not self._is_handing_over:  # the fence rejects the write in progress
+        if not self._is_handing_over:  # the fencing token makes the write in progress fail
             self.lease.end()
             self.abort()
             self._changed.set()
@@ -202,7 +202,7 @@ class ShardRun:
     # The run
 
     async def work(self) -> None:
-        """Run the shard to its end; an error ends this shard alone, and releases it."""
+        """Run the shard to its end; an error ends only this shard, and releases it."""
         outcome = "cancelled"
         try:
             await self._open()
@@ -295,7 +295,7 @@ class ShardRun:
         rows = tuple(self._unflushed.rows)
         data = encode_part(rows)
         bucket = self._context.deployment.bucket
-        # A new number for each try: a written part is never changed.
+        # A new number for each try: a written part is immutable.
         key = await self._retry(lambda: bucket.put_part(self.shard, next(self._part_numbers), data))
         self._index.add(key, decode_index(data))
         self._unflushed.drop(len(rows), taken_at)
@@ -317,7 +317,7 @@ class ShardRun:
     async def _commit(self) -> None:
         bucket, table = self._context.deployment.bucket, self._context.deployment.table
         if len(self._index) != self.shard.num_rows:
-            raise RowsMissing(f"{len(self._index)} of {self.shard.num_rows} lines have a row")
+            raise RowsMissing(f"only {len(self._index)} of {self.shard.num_rows} lines have a row")
         seal = self._index.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
         if self._ending is None:
@@ -341,7 +341,7 @@ class ShardRun:
                 self.span.add_batch()
             await self.message.delete()
         except AwsError as exc:  # the message reappears and is handled then
-            logger.warning("message left behind", reason=str(exc), **self.labels)
+            logger.warning("message left to its timeout", reason=str(exc), **self.labels)
 
     async def _release(self) -> None:
         ending = self._ending
@@ -356,7 +356,7 @@ class ShardRun:
                 await self._context.retry(lambda: control.send(message, group=tenant))
                 await self.message.delete()
         except AwsError as exc:
-            logger.warning("message left behind", reason=str(exc), **self.labels)
+            logger.warning("message left to its timeout", reason=str(exc), **self.labels)
 
     async def _release_failed(self, reason: str) -> None:
         """Release the shard and leave its message to the visibility timeout."""
@@ -365,7 +365,7 @@ class ShardRun:
         except LeaseLost as exc:
             self._note_loss(exc)
         except HandlerError as exc:
-            logger.warning("lease left to end", reason=str(exc), **self.labels)
+            logger.warning("lease left to expire", reason=str(exc), **self.labels)
 
     async def _fail_batch(self, reason: str) -> None:
         """Fail a batch whose input has changed since its validation."""
@@ -388,7 +388,7 @@ class ShardRun:
         except LeaseLost as exc:
             self._note_loss(exc)
         except HandlerError as exc:
-            logger.warning("lease left to end", reason=str(exc), **self.labels)
+            logger.warning("lease left to expire", reason=str(exc), **self.labels)
 
     async def _give_back(self, ending: EarlyEnd, attempts: int) -> None:
         verdict = ending.verdict or Verdict(

@@ -16,7 +16,7 @@ _GOOD = frozenset({"committed", "released", "cancelled"})
 
 
 class ShardSpan:
-    """Span of one run of a shard; nothing where nobody asked for spans."""
+    """Span of one run of a shard; does nothing if tracing is off."""
 
     def __init__(self, tracing: Tracing | None, batch: Batch, shard: Shard) -> None:
         self._tracing = tracing
@@ -32,7 +32,7 @@ class ShardSpan:
             self._span = tracing.start("shard", attributes, trace=batch.id)
 
     def add(self, line: RawLine, row: Row, started_ns: int) -> None:
-        """Add a line that an engine has answered, if it is of the sample."""
+        """Add a line that an engine has answered, if it is in the sample."""
         if self._span is None:
             return
         try:
@@ -45,10 +45,10 @@ class ShardSpan:
                 started_ns=started_ns,
             )
         except Exception:  # noqa: BLE001 - the row does not depend on it
-            logger.exception("span is missing", line=line.number)
+            logger.exception("span could not be added", line=line.number)
 
     def add_batch(self) -> None:
-        """Add the span of the batch, from its creation to now: its last shard is committed."""
+        """Add the span of the batch, from its creation to now, when its last shard is committed."""
         if self._tracing is not None:
             batch = self._batch
             attributes = {**_batch_attributes(batch), "tidemill.rows": batch.num_rows}
@@ -56,7 +56,7 @@ class ShardSpan:
             self._tracing.add_root(batch.id, "batch", min(started_ns, time.time_ns()), attributes)
 
     def end(self, outcome: str, done: Progress) -> None:
-        """End the span; a shard that is released was given back on purpose."""
+        """End the span; a released shard was given back on purpose."""
         if self._span is not None:
             attributes: dict[str, Value] = {
                 "tidemill.outcome": outcome,

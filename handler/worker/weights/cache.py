@@ -1,15 +1,15 @@
 """Weight cache on this machine's disk: each object is downloaded once for all processes.
 
-A location has a folder, `<cache>/<name>`:
+Each location has a folder, `<cache>/<name>`:
 
-    blobs/<id>                  the bytes of one object; the id stands for its ETag and size
+    blobs/<id>                  the bytes of one object; the ID depends on its ETag and size
     snapshots/<revision>/<name> hard links to blobs: the model as it was at one time
     in-use/<revision>           shared lock of every process that may read the snapshot
     lock                        exclusive lock of the process that changes the folder
 
-A blob gets its name when it is complete, and a snapshot is named by its revision: whatever exists
-under these names needs no download. Locks are `flock`s and end with their process, however it ends.
-transformers reads a model's revision from a folder named `snapshots`.
+A blob gets its name when it is complete, and a snapshot is named by its revision: an existing
+file under these names needs no download. Locks are `flock`s and end with their process, even if
+it is killed. transformers reads a model's revision from a folder named `snapshots`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ OnProgress = Callable[[DownloadProgress], None]
 def local_weights(
     aws: Aws, location: Location, cache: Path, on_progress: OnProgress, region: str | None = None
 ) -> Iterator[Path]:
-    """Yield a folder with the current model of a location, downloaded where necessary.
+    """Yield a folder with the current model of a location, downloaded if necessary.
 
     While entered, no other process removes the folder. `on_progress` is called about every second
-    until the folder is there. Raises WeightsRefused for weights that are not available, and for
-    those outside the `region`, where one is given; the empty one is that of the client.
+    until the folder is complete. Raises WeightsRefused for unavailable weights, and for weights
+    outside `region`, if given; an empty `region` is that of the client.
     """
     if region is not None:
         aws.run(check_region(location, region or aws.clients["s3"].meta.region_name))
@@ -82,13 +82,13 @@ def local_weights(
             raise refusal(location, exc) from exc
         except OSError as exc:
             reason = exc.strerror or exc
-            raise WeightsRefused(f"{location} cannot be kept in {cache}: {reason}") from exc
+            raise WeightsRefused(f"{location} cannot be stored in {cache}: {reason}") from exc
         yield home.snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Cache folder of one location, and the wanted revision."""
+    """Cache folder of one location, and the requested revision."""
 
     folder: Path
     manifest: Manifest
@@ -135,17 +135,17 @@ class _Home:
                 blob.unlink()
 
     def check_space(self, missing: dict[Path, WeightFile], cache: Path) -> None:
-        """Raise WeightsRefused when the disk cannot hold the missing objects."""
+        """Raise WeightsRefused if the disk is too small for the missing objects."""
         needed = sum(file.num_bytes for file in missing.values())
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise WeightsRefused(
-                f"{self.manifest.location} needs {gigabytes(needed)} in {cache}, "
-                f"where {gigabytes(free)} are free"
+                f"not enough space for {self.manifest.location} in {cache}: {gigabytes(needed)} "
+                f"needed, {gigabytes(free)} free"
             )
 
     def fetch(self, aws: Aws, missing: dict[Path, WeightFile], on_progress: OnProgress) -> None:
-        """Download the missing objects; complete ones are kept even if the rest fails."""
+        """Download the missing objects; complete ones are retained even if the rest fails."""
         location = self.manifest.location
         here = self.manifest.num_bytes - sum(file.num_bytes for file in missing.values())
 
@@ -194,7 +194,7 @@ def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
 
 
 def _is_free(path: Path) -> bool:
-    """Say whether no process holds a lock on this file."""
+    """Return whether no process holds a lock on this file."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +204,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _has(path: Path, file: WeightFile) -> bool:
-    """Say whether a file is there with the size of the object."""
+    """Return whether a file exists with the size of the object."""
     try:
         return path.stat().st_size == file.num_bytes
     except FileNotFoundError:

@@ -43,7 +43,7 @@ def download(
 ) -> None:
     """Write each object to its file atomically, if it is unchanged since it was listed.
 
-    A kill leaves only temporary files beside these, with a suffix of eight digits.
+    A kill leaves only temporary files next to these, with a suffix of eight digits.
     `on_progress` is called before the first request and then about every second, in the caller's
     thread, with the number of bytes downloaded.
     Raises AwsError or OSError of the first failure; ObjectChanged for an object that has changed.
@@ -125,7 +125,7 @@ class _DaemonThreads(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as exc:  # noqa: BLE001 - raised again where it is asked for
+                except BaseException as exc:  # noqa: BLE001 - raised again in the caller
                     future.set_exception(exc)
 
 

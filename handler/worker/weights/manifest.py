@@ -24,7 +24,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
+# Configurations, tokenizers and chat templates of any family; no file with code or pickles.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
 _NOT_WANTED = re.compile(r".*\.index\.json")
 _NO_BUCKET = frozenset({"404", "NoSuchBucket"})
@@ -32,7 +32,7 @@ _DENIED = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled"})
 
 
 class WeightsRefused(HandlerError):
-    """Weights that are not available, or no model; the message has the place and the reason."""
+    """Weights that are unavailable or not a model; the message has the location and the reason."""
 
     code = "weights_refused"
 
@@ -49,7 +49,7 @@ class Location:
         """Parse `s3://bucket/prefix`, with or without a trailing slash."""
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
-            raise WeightsRefused(f"{url} names no bucket: weights are at s3://bucket/prefix")
+            raise WeightsRefused(f"{url} is not a weights URL: use s3://bucket/prefix")
         prefix = prefix.strip("/")
         return cls(bucket, f"{prefix}/" if prefix else "")
 
@@ -100,9 +100,9 @@ def check_region(location: Location, region: str) -> Operation[None]:
     found = answer.get("BucketRegion") or region
     if found != region:
         raise WeightsRefused(
-            f"{location} is in {found}, not in {region} as its workers: each start would carry "
-            f"it from region to region, which takes long and is paid for. Copy it to {region}, or "
-            "allow it by `weights_region` of its model (--weights-region of a worker)"
+            f"{location} is in {found}, but its workers run in {region}: each start would transfer "
+            f"it between regions, which is slow and costs money. Copy it to {region}, or allow it "
+            "with the model's `weights_region` (for a worker, --weights-region)"
         )
 
 
@@ -113,14 +113,14 @@ def find_weights(location: Location) -> Operation[Manifest]:
         if not found and location.prefix.lower().endswith(f"{SUFFIX}/"):
             folder = str(location).rpartition("/")[0].rpartition("/")[0]
             raise WeightsRefused(
-                f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
+                f"{location} is a file: use the prefix that contains the GGUF file ({folder})"
             )
         if not found:
-            raise WeightsRefused(f"there is nothing under {location}")
+            raise WeightsRefused(f"no objects found under {location}")
         if (gguf := _gguf_names(location, found)) is not None:
             tensors: Iterable[str] = gguf
         elif not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
-            raise WeightsRefused(f"{location} holds no {_CONFIG}: it is no model")
+            raise WeightsRefused(f"{location} is not a model: {_CONFIG} not found")
         else:
             tensors = yield from _tensor_names(location, found)
     except AwsError as exc:
@@ -132,16 +132,16 @@ def find_weights(location: Location) -> Operation[Manifest]:
 def refusal(location: Location, error: AwsError) -> WeightsRefused:
     """Return the user-facing error for an error of S3."""
     if error.aws_code in _NO_BUCKET:
-        return WeightsRefused(f"there is no bucket {location.bucket}, which {location} names")
+        return WeightsRefused(f"bucket {location.bucket} of {location} does not exist")
     if error.aws_code in _DENIED and "kms:" in str(error):
         return WeightsDenied(
-            f"{location} is encrypted by a key of KMS that may not be used here: kms:Decrypt on it "
-            "is needed (`weights_key` of the model), and its own policy must allow that"
+            f"access to the KMS key that encrypts {location} is denied: grant kms:Decrypt on it "
+            "(the model's `weights_key`), also in the key's policy"
         )
     if error.aws_code in _DENIED:
         return WeightsDenied(
-            f"access to {location} is denied: s3:ListBucket on the bucket and s3:GetObject on "
-            "the objects are needed"
+            f"access to {location} is denied: grant s3:ListBucket on the bucket and s3:GetObject "
+            "on the objects"
         )
     return WeightsRefused(f"{location} cannot be read: {error}")
 
@@ -158,7 +158,7 @@ def _list(location: Location) -> Operation[dict[str, WeightFile]]:
         response = yield Call("s3", "list_objects_v2", arguments)
         for item in response.get("Contents", ()):
             name = item["Key"].removeprefix(location.prefix)
-            # The empty name is the "folder" that some consoles make.
+            # The empty name is a folder marker that some consoles create.
             if name:
                 found[name] = WeightFile(name, item["Size"], item["ETag"])
         if not response.get("IsTruncated"):
@@ -179,40 +179,40 @@ def _gguf_names(location: Location, found: Mapping[str, WeightFile]) -> list[str
     if len(files) > 1:
         raise WeightsRefused(
             f"{location} has {len(files)} GGUF files ({files[0]}, {files[1]}"
-            f"{', …' if len(files) > 2 else ''}): put the one to serve under a prefix of its own"
+            f"{', …' if len(files) > 2 else ''}): put the one to serve under a separate prefix"
         )
     return files or None
 
 
 def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operation[Iterable[str]]:
-    """Return the objects that hold the tensors, and the index of them if there are many.
+    """Return the objects that contain the tensors, and their index if there are several.
 
-    They are selected as transformers does: many repositories hold a second copy. An adapter may
-    lie beside a tokenizer and a config.json of its own.
+    They are selected as transformers does: many repositories contain a second copy. An adapter
+    may have a tokenizer and a config.json next to it.
     """
     if _ADAPTER_CONFIG in found:
         if _ADAPTER not in found:
             raise WeightsRefused(
-                f"{location} holds no {_ADAPTER}, which its {_ADAPTER_CONFIG} needs"
+                f"{location} has no {_ADAPTER}, which its {_ADAPTER_CONFIG} requires"
             )
         return [_ADAPTER]
     if _WHOLE in found:
         return [_WHOLE]
     if _INDEX not in found:
         raise WeightsRefused(
-            f"{location} holds neither {_WHOLE} nor {_INDEX}: weights of no other format are read"
+            f"{location} has neither {_WHOLE} nor {_INDEX}: other weight formats are not supported"
         )
     pin = {"Bucket": location.bucket, "Key": location.prefix + _INDEX}
     response = yield Call("s3", "get_object", pin | {"IfMatch": found[_INDEX].etag})
     try:
         names = sorted(set(from_json(response["Body"])["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise WeightsRefused(f"{location}{_INDEX} is no index of weights") from exc
+        raise WeightsRefused(f"{location}{_INDEX} is not an index of weights") from exc
     missing = [name for name in names if name not in found]
     if missing or not names:
         what = missing[0] if missing else "a file"
         raise WeightsRefused(
-            f"{location} lacks {what} ({len(missing)} of the {len(names)} that {_INDEX} names)"
+            f"{location} lacks {what} ({len(missing)} of {len(names)} files in {_INDEX} missing)"
         )
     return [_INDEX, *names]
 

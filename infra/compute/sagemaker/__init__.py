@@ -1,1 +1,1 @@
-"""Workers as SageMaker training jobs, without instances of one's own."""
+"""Workers as SageMaker training jobs, without instances in the account."""

@@ -21,21 +21,21 @@ from infra.permissions import allow, service_principal
 from infra.worker_flags import worker_flags
 
 _MAX_VARIABLE, _MAX_ARGUMENT, _MAX_ARGUMENTS = 512, 256, 100
-# Of accounts that have asked for no more; a worker that is stopped loses nothing.
+# The default limit of an account; a worker that is stopped loses nothing.
 _MAX_RUN_SECONDS: Final = 5 * 24 * 3600
-# No more than the smallest of the machines' own disks, which SageMaker takes instead.
+# At most the smallest instance-store disk of the types, which SageMaker uses instead.
 _VOLUME_GIB: Final = 100
-# It looks for the disk on which those GiB are.
+# The entry point looks for the disk of that size.
 _ENTRYPOINT: Final = ("python", "-m", "tidemill.cli.scratch")
-# SageMaker writes all logs of an account's jobs there, and nowhere else.
+# SageMaker writes the logs of all jobs of an account to this group.
 _LOG_GROUP: Final = "/aws/sagemaker/TrainingJobs"
 
 
 class WorkerJobs(Construct):
-    """The parameters of training jobs that run `tidemill worker` of one model; none runs by itself.
+    """The parameters of training jobs that run `tidemill worker` of one model.
 
-    `means` is what the launcher of `handler/fleet/sagemaker.py` must know, and `release` is another
-    one whenever anything of it is. `network` is None for SageMaker's own.
+    `means` contains the settings for the launcher in `handler/fleet/sagemaker.py`, and `release`
+    changes whenever any of them does. `network` is None for SageMaker's own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WorkerJobs(Construct):
 
     @property
     def release(self) -> str:
-        """A name for all that new jobs are made of; tags replace no worker."""
+        """A name that covers all settings of new jobs, except tags, which replace no worker."""
         made = {name: value for name, value in self.means.items() if name != "tags"}
         text = json.dumps(Stack.of(self).resolve(made), sort_keys=True)
         return sha256(text.encode()).hexdigest()[:16]
@@ -85,34 +85,34 @@ class WorkerJobs(Construct):
             **self._data.worker_settings(self._model),
             "AWS_DEFAULT_REGION": Stack.of(self).region,
             "POWERTOOLS_SERVICE_NAME": "worker",
-            # The image leaves it to whoever starts it.
+            # The image does not set it.
             "NVIDIA_VISIBLE_DEVICES": "all",
         }
 
     def _check(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-        """Raise ConfigRefused for more than SageMaker takes of a job."""
+        """Raise ConfigRefused if a limit of SageMaker jobs is exceeded."""
         name = self._model.name
         stack = self._data
         for variable, value in stack.resolve(dict(environment)).items():
             if len(estimate_value(value, variable, stack.stack_name)) > _MAX_VARIABLE:
                 raise ConfigRefused(
-                    f"{name} has more aliases or adapters than a job of SageMaker can be told: "
-                    f"{variable} may have {_MAX_VARIABLE} characters. Give it fewer or shorter "
-                    "ones, or take another compute."
+                    f"{name} has too many aliases or adapters for a SageMaker job: the variable "
+                    f"{variable} is limited to {_MAX_VARIABLE} characters. Use fewer or shorter "
+                    "names, or another compute."
                 )
         if long := [word for word in arguments if len(word) > _MAX_ARGUMENT]:
             raise ConfigRefused(
-                f"{name}: {long[0][:40]}… is longer than the {_MAX_ARGUMENT} characters that a job "
-                "of SageMaker takes of a flag."
+                f"{name}: the argument {long[0][:40]}… exceeds the {_MAX_ARGUMENT} characters that "
+                "SageMaker allows."
             )
         if len(arguments) > _MAX_ARGUMENTS:
             raise ConfigRefused(
-                f"{name} has {len(arguments)} words of flags, and a job of SageMaker takes "
-                f"{_MAX_ARGUMENTS}: give it fewer args, aliases or adapters."
+                f"{name} has {len(arguments)} arguments, and a SageMaker job is limited to "
+                f"{_MAX_ARGUMENTS}: use fewer args, aliases or adapters."
             )
 
     def _add_role(self, network: WorkerNetwork | None, image: WorkerImage) -> iam.Role:
-        """Add the role of a job: what runs in it has it, and what SageMaker does for it, too."""
+        """Add the role of a job, which its container and SageMaker share."""
         stack = Stack.of(self)
         role = iam.Role(self, "Role", assumed_by=service_principal(stack, "sagemaker"))
         statements = [
@@ -120,7 +120,7 @@ class WorkerJobs(Construct):
             *_log_statements(stack),
         ]
         if network is not None:
-            # Of a VPC that another account shares, ARNs have that account, which nobody names here.
+            # In a VPC shared by another account, ARNs contain that account, unknown here.
             is_existing = self._data.config.network.kind == "existing"
             statements += _vpc_statements(stack, network, "*" if is_existing else stack.account)
         for statement in statements:
@@ -130,7 +130,7 @@ class WorkerJobs(Construct):
 
 
 def run_jobs(stack: Stack, jobs: Sequence[WorkerJobs]) -> list[iam.PolicyStatement]:
-    """Return the rights to start, list and stop workers as training jobs."""
+    """Return the permissions to start, list and stop workers as training jobs."""
     ours = stack.format_arn(
         service="sagemaker", resource="training-job", resource_name="tidemill-*"
     )
@@ -143,7 +143,7 @@ def run_jobs(stack: Stack, jobs: Sequence[WorkerJobs]) -> list[iam.PolicyStateme
             ],
             [ours],
         ),
-        # AWS knows no resource for a list of jobs.
+        # ListTrainingJobs does not support resources.
         allow(["sagemaker:ListTrainingJobs"], ["*"]),
         allow(
             ["iam:PassRole"],
@@ -169,7 +169,7 @@ def _log_statements(stack: Stack) -> list[iam.PolicyStatement]:
 
 
 def _vpc_statements(stack: Stack, network: WorkerNetwork, owner: str) -> list[iam.PolicyStatement]:
-    """Return the rights by which SageMaker puts a job's interfaces into a network of an account."""
+    """Return the permissions with which SageMaker attaches a job to a network of an account."""
 
     def arn(resource: str, name: str, account: str = owner) -> str:
         return stack.format_arn(
@@ -196,7 +196,7 @@ def _vpc_statements(stack: Stack, network: WorkerNetwork, owner: str) -> list[ia
             [interfaces],
             own,
         ),
-        # AWS knows no resources for what only looks.
+        # Describe actions do not support resources.
         allow(
             [
                 "ec2:DescribeDhcpOptions",

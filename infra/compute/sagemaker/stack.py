@@ -1,4 +1,4 @@
-"""The Compute stack of SageMaker: what the training jobs of each model are made of."""
+"""The Compute stack for SageMaker: the training job parameters of each model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from infra.pip_target import ROOT
 
 
 class SageMakerStack(Stack):
-    """Workers as training jobs of SageMaker: none, until a Lambda of the Api stack starts some.
+    """Workers as SageMaker training jobs: none, until a Lambda of the Api stack starts some.
 
-    Their image is built from `image`, a folder, unless the configuration names one. A public
-    network is SageMaker's own; of an isolated one this stack makes what workers speak to.
+    Their image is built from the folder `image`, unless the configuration names one. A public
+    network is SageMaker's own; for an isolated one this stack creates the VPC and its endpoints.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Checks before a deployment: what would stop it after minutes of work, or leave it idle."""
+"""Checks before a deployment, for problems that would stop it after minutes or leave it idle."""

@@ -1,9 +1,9 @@
-"""`python -m infra.ops.preflight`: says at once what would stop a deployment after minutes of work.
+"""`python -m infra.ops.preflight`: reports at once what would stop a deployment after minutes.
 
 It checks the configuration, the region and the credentials; with `--deploy` also whether an image
-can be built here, whether the account has the roles and quotas and the network's zones the
-machines, and where the weights are. It changes nothing. What these credentials may not ask, or AWS
-does not answer now, is not checked.
+can be built here, whether the account has the roles, the quotas and, in the network's zones, the
+machines, and where the weights are. It changes nothing. Checks that these credentials may not make,
+or that AWS does not answer now, are skipped.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tidemill.handler.errors import AwsError
 
 
 def deployment_problems(config: Config, client: Any = None) -> Iterator[str]:
-    """Yield sentences on what the account lacks; print what a deployment can do without.
+    """Yield a sentence for each missing requirement; print what a deployment can do without.
 
-    `client` makes a boto3 client of a service.
+    `client` creates a boto3 client of a service.
     """
     client = client or partial(aws_client, config=SHORT_TIMEOUTS)
     of_workers = (
@@ -60,13 +60,13 @@ def deployment_problems(config: Config, client: Any = None) -> Iterator[str]:
             yield str(exc)
         except (BotoCoreError, ClientError, AwsError) as exc:
             if not is_unanswered(exc):
-                yield f"AWS refuses a question about what the configuration names: {exc}"
+                yield f"AWS rejects a value of the configuration: {exc}"
 
 
 def problems(path: Path, *, deploys: bool) -> Iterator[str]:
-    """Yield sentences for each thing that is missing; print what a deployment would go to.
+    """Yield a sentence for each missing requirement; print the account that would be used.
 
-    Of a configuration that is wrong nothing else is checked: it may be for another account.
+    If the configuration is wrong, nothing else is checked: it may be for another account.
     """
     try:
         config = read_config(path)
@@ -88,10 +88,10 @@ def problems(path: Path, *, deploys: bool) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check what there is; 0 when nothing is missing."""
+    """Run the checks; return 0 if nothing is missing."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.preflight", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
-    parser.add_argument("--deploy", action="store_true", help="check all that is to be made")
+    parser.add_argument("--deploy", action="store_true", help="check all that a deployment needs")
     parsed = parser.parse_args(arguments)
     found = list(problems(parsed.config, deploys=parsed.deploy))
     sys.stderr.write("".join(f"{words}\n" for words in found))

@@ -1,4 +1,4 @@
-"""The account: its credentials, its region and the roles that services of AWS need in it."""
+"""The account: its credentials, its region and its service-linked roles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    ConnectionError,  # noqa: A004 - botocore's, which is not an OSError
     HTTPClientError,
 )
 
@@ -20,39 +20,39 @@ from tidemill.handler.errors import AwsError
 SHORT_TIMEOUTS: Final = ClientConfig(
     connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2}
 )
-# Codes of AWS's services for who may not ask.
+# Codes of AWS services for missing permissions.
 _DENIED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "Forbidden", "UnauthorizedOperation"}
 )
-# And for what a region, or an emulator, does not have.
+# And for operations that a region, or an emulator, lacks.
 _UNKNOWN: Final = frozenset({"InvalidAction", "UnknownOperationException"})
 _THROTTLED: Final = frozenset({"RequestLimitExceeded", "SlowDown", "TooManyRequestsException"})
-# Without one the CDK would go to us-east-1 and say so to nobody.
-_NO_REGION = "No AWS region is set: export AWS_REGION=…, or set one in your AWS profile."
+# Without a region the CDK would silently use us-east-1.
+_NO_REGION = "No AWS region is set: export AWS_REGION, or set a region in your AWS profile."
 
 
 class NotReady(Exception):
-    """Something that a deployment needs is missing; the message says what, and where it is from."""
+    """A requirement of a deployment is missing; the message has the remedy."""
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Say whether an error tells nothing of the account: not allowed, throttled, not reached."""
+    """Return whether an error is not about the account: access denied, throttled, unreachable."""
     cause = error.__cause__ if isinstance(error, AwsError) else error
     if not isinstance(cause, ClientError):
         return isinstance(cause, ConnectionError | HTTPClientError)
     response: Mapping[str, Any] = cause.response
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-    # A status in place of a code gives no reason: S3's for HEAD, or that of a service that is
-    # not there.
+    # A status instead of a code gives no reason: S3's for HEAD, or that of a missing
+    # service.
     is_reason = not code.isdigit() and status < 500
     return not is_reason or code in _DENIED | _THROTTLED | _UNKNOWN or code.startswith("Throttl")
 
 
 def check_account(image: str = "") -> str:
-    """Return where a deployment would go to and as whom; raises NotReady.
+    """Return the account, region and identity that a deployment would use; raises NotReady.
 
-    An `image` that its workers are to have must be in the same region: they reach no other.
+    The workers' `image` must be in the same region: they reach no other.
     """
     missing = []
     try:
@@ -67,8 +67,8 @@ def check_account(image: str = "") -> str:
         missing.append(f"AWS cannot be reached: {exc}")
     except (BotoCoreError, ClientError, ValueError) as exc:
         missing.append(
-            f"AWS does not know you: {str(exc).rstrip('.')}. Credentials are those of the aws "
-            "command line: `aws sts get-caller-identity` should answer."
+            f"AWS rejects your credentials: {str(exc).rstrip('.')}. They are those of the AWS "
+            "CLI: `aws sts get-caller-identity` should succeed."
         )
     if missing:
         raise NotReady("\n".join(missing))
@@ -81,7 +81,7 @@ def check_roles(config: Config, iam: Any) -> None:
     if missing:
         raise NotReady(
             f"This account has no service-linked role of {', '.join(missing)}, and the first start "
-            "of a worker would fail: `make bootstrap` makes them."
+            "of a worker would fail: create it with `make bootstrap`."
         )
 
 
@@ -100,5 +100,5 @@ def _services(config: Config) -> Iterator[str]:
 
 
 def _has_role(iam: Any, service: str) -> bool:
-    """Say whether a service has its role; its path says so, whatever the role is called."""
+    """Return whether a service has its role, judging by the path, whatever the role's name."""
     return bool(iam.list_roles(PathPrefix=f"/aws-service-role/{service}/")["Roles"])

@@ -1,4 +1,4 @@
-"""The builder of images: Docker, or another of its kind."""
+"""The builder of images: Docker or a compatible one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _BUILDER_SECONDS = 30
 
 
 def check_builder(environment: Mapping[str, str]) -> None:
-    """Raise NotReady unless what the CDK builds images with is here and answers."""
+    """Raise NotReady unless the CDK's image builder is installed and running."""
     command = environment.get("CDK_DOCKER") or "docker"
     path = shutil.which(command, path=environment.get("PATH", ""))
     if path is None:
         raise NotReady(
-            f"The workers' image is built here, and there is no `{command}`: install Docker, or "
-            "another builder of its kind and name it (export CDK_DOCKER=finch), or give an `image` "
-            "that is built elsewhere (docs/reference/configuration.md)."
+            f"The workers' image is built here, but `{command}` is not installed: install Docker, "
+            "or name a compatible builder (export CDK_DOCKER=finch), or set `image` to one that is "
+            "built elsewhere (docs/reference/configuration.md)."
         )
     try:
-        said = subprocess.run(  # noqa: S603 - what the CDK is about to run
+        result = subprocess.run(  # noqa: S603 - what the CDK is about to run
             [path, "info"],
             capture_output=True,
             text=True,
@@ -31,7 +31,7 @@ def check_builder(environment: Mapping[str, str]) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise NotReady(f"`{command} info` does not answer: {exc}. Is it started?") from exc
-    if said.returncode:
-        words = (said.stderr.strip() or said.stdout.strip()).splitlines()[-1:]
-        raise NotReady(f"`{command} info` fails: {' '.join(words)} Is it started?")
+        raise NotReady(f"`{command} info` does not respond: {exc}. Is it running?") from exc
+    if result.returncode:
+        last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
+        raise NotReady(f"`{command} info` failed: {' '.join(last_line)} Is it running?")

@@ -1,7 +1,7 @@
-"""`python -m infra.ops.preflight.concurrency`: prints how many Lambdas the account runs at a time.
+"""`python -m infra.ops.preflight.concurrency`: prints the account's Lambda concurrency.
 
-Templates cannot ask, and mappings of queues must fit into it. Where Lambda does not answer, nothing
-is printed: the deployment is made for the usual limit.
+Templates cannot look it up, and queue mappings must fit into it. If Lambda does not reply, nothing
+is printed: the deployment assumes the usual limit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tidemill.handler.aws.sync import aws_client
 
 
 def account_concurrency(lambda_: Any) -> int:
-    """Return the runs that the account has for functions without a reservation of their own."""
+    """Return the account's concurrency for functions without reserved concurrency."""
     limit = lambda_.get_account_settings()["AccountLimit"]
     return int(limit.get("UnreservedConcurrentExecutions", limit["ConcurrentExecutions"]))
 
 
 def main() -> int:
-    """Print the number, or an empty line and, to stderr, where it can be named."""
+    """Print the number, or an empty line with advice on stderr."""
     try:
         found = str(account_concurrency(aws_client("lambda", config=SHORT_TIMEOUTS)))
     except (BotoCoreError, ClientError) as exc:
         found = ""
         sys.stderr.write(
-            f"Lambda does not say how many functions the account runs at a time: {exc}. The usual "
-            "1,000 are assumed; name another number in `lambda_concurrency`.\n"
+            f"Lambda did not return the account's concurrency limit: {exc}. The usual 1,000 is "
+            "assumed; set `lambda_concurrency` for another number.\n"
         )
     sys.stdout.write(f"{found}\n")
     return 0

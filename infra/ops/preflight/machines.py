@@ -15,8 +15,8 @@ from infra.ops.zones import region_zones
 def check_machines(config: Config, ec2: Any) -> Iterator[str]:
     """Yield sentences on zones with machines that the network does not cover.
 
-    Raises NotReady for a GPU that none of its zones has, and for subnets that are not there.
-    SageMaker tells nobody what it has before a job is asked for.
+    Raises NotReady for a GPU that none of its zones has, and for missing subnets.
+    SageMaker does not report its instance types before a job is requested.
     """
     subnets = _subnet_zones(config.network, ec2) if config.network.kind == "existing" else set()
     if config.compute == "sagemaker":
@@ -28,23 +28,23 @@ def check_machines(config: Config, ec2: Any) -> Iterator[str]:
         offered = _offered_zones(types, ec2)
         if not offered:
             raise NotReady(
-                f"{ec2.meta.region_name} has no {machines}: take another region, or another `gpu` "
+                f"{ec2.meta.region_name} has no {machines}: use another region, or another `gpu` "
                 "(docs/reference/configuration.md)."
             )
         elsewhere = ", ".join(sorted(offered - covered))
         if not offered & covered:
             raise NotReady(
-                f"There are {machines} in {elsewhere} alone, and the network covers "
+                f"There are {machines} only in {elsewhere}, but the network covers "
                 f"{', '.join(sorted(covered))}: {_advice(config)}."
             )
         if elsewhere:
-            yield f"There are {machines} in {elsewhere}, too: {_advice(config)}."
+            yield f"There are also {machines} in {elsewhere}: {_advice(config)}."
 
 
 def _advice(config: Config) -> str:
     if config.network.kind == "existing":
-        return "give `subnet_ids` in [network] a subnet there"
-    return "name them in `zones` of [network]"
+        return "add a subnet there to `subnet_ids` in [network]"
+    return "add it to `zones` in [network]"
 
 
 def _subnet_zones(network: Network, ec2: Any) -> set[str]:
@@ -54,7 +54,7 @@ def _subnet_zones(network: Network, ec2: Any) -> set[str]:
     except ClientError as exc:
         if exc.response["Error"]["Code"].lower().startswith("invalidsubnet"):
             raise NotReady(
-                f"`subnet_ids` of [network] has one that is not in {ec2.meta.region_name}: {exc}"
+                f"`subnet_ids` in [network] has a subnet not in {ec2.meta.region_name}: {exc}"
             ) from exc
         raise
     others = [each["SubnetId"] for each in found if each["VpcId"] != network.vpc_id]

@@ -1,6 +1,6 @@
-"""Quotas of an account: for GPUs, which a new account has none of, and Lambda's concurrency.
+"""Quotas of an account: for GPUs, where a new account has 0, and Lambda's concurrency.
 
-Other machines of the account count, too: what is left of a quota may be less than said here.
+Other machines of the account count, too: less of a quota may be left than reported here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infra.gpus import GPUS, num_vcpus
 from infra.ops.preflight.account import NotReady
 from infra.ops.preflight.concurrency import account_concurrency
 
-# By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
+# By the first letter of the types and whether they are Spot. P5 had a separate Spot quota in some
 # accounts: the larger of the two counts.
 EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("g", False): ("L-DB2E81BA",),
@@ -26,16 +26,16 @@ EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("p", True): ("L-7212CCBC", "L-C4BD4855"),
 }
 _CONCURRENCY_CODE: Final = "L-B99A9384"
-# What a new account gets when it asks, and every older one has.
+# The default of older accounts; a new account gets it on request.
 _USUAL_CONCURRENCY: Final = 1000
 _CONSOLES: Final = {"us-gov-": "amazonaws-us-gov.com", "cn-": "amazonaws.cn"}
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What workers of some models take of a quota; `per_worker` is by the model's name.
+    """Share of a quota that workers of some models need; `per_worker` is by the model's name.
 
-    `value` is what the account may use at a time, `link` the page that asks for more.
+    `value` is the account's quota, `link` the page on which to request an increase.
     """
 
     quota: str
@@ -47,17 +47,17 @@ class Demand:
 
     @property
     def total(self) -> int:
-        """Return what all workers take together."""
+        """Return the demand of all workers together."""
         return sum(need * self.max_workers[name] for name, need in self.per_worker.items())
 
     @property
     def idle(self) -> list[str]:
-        """Return the models of which not one worker can start."""
+        """Return the models of which not even one worker can start."""
         return [name for name, need in self.per_worker.items() if need > self.value]
 
 
 def check_gpu_quotas(config: Config, quotas: Any) -> Iterator[str]:
-    """Yield sentences on quotas that hold fewer workers than asked for; raises NotReady for none.
+    """Yield sentences on quotas with room for fewer workers than planned; NotReady for none.
 
     `quotas` is a boto3 client of Service Quotas.
     """
@@ -73,7 +73,7 @@ def check_gpu_quotas(config: Config, quotas: Any) -> Iterator[str]:
 
 
 def check_concurrency(lambda_: Any) -> Iterator[str]:
-    """Yield a sentence where the account runs fewer Lambdas at a time than the queues may ask for.
+    """Yield a warning if the account's Lambda concurrency is below the queues' maximum.
 
     It stops no deployment: messages wait, and come again.
     """
@@ -82,15 +82,15 @@ def check_concurrency(lambda_: Any) -> Iterator[str]:
     if runs < wanted:
         link = quota_link(lambda_.meta.region_name, "lambda", _CONCURRENCY_CODE)
         yield (
-            f"Lambda runs {limit} functions at a time in this account: the queues of this "
-            f"deployment get {runs} of them in place of {wanted}, so that files are read and "
-            "finished more slowly, and calls of the API that meet the limit get a 503. Ask for "
-            f"{_USUAL_CONCURRENCY}, and deploy again once you have them: {link}"
+            f"The Lambda concurrency limit of this account is {limit}: the queues of this "
+            f"deployment get {runs} instead of {wanted}, so files are read and finished more "
+            "slowly, and API calls above the limit get a 503. Request "
+            f"{_USUAL_CONCURRENCY}, and deploy again once it is granted: {link}"
         )
 
 
 def quota_link(region: str, service: str, code: str) -> str:
-    """Return the page of the console that shows a quota and takes a request for more."""
+    """Return the console page of a quota, on which an increase can be requested."""
     host = next(
         (host for start, host in _CONSOLES.items() if region.startswith(start)),
         "aws.amazon.com",
@@ -100,9 +100,9 @@ def quota_link(region: str, service: str, code: str) -> str:
 
 def _refusal(demand: Demand) -> str:
     return (
-        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and one worker of '
-        f"{', '.join(demand.idle)} takes {max(demand.per_worker[name] for name in demand.idle)}: "
-        f"none would start. Ask for {demand.total}: {demand.link}"
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit}, but one worker of '
+        f"{', '.join(demand.idle)} needs {max(demand.per_worker[name] for name in demand.idle)}: "
+        f"none would start. Request {demand.total}: {demand.link}"
     )
 
 
@@ -111,17 +111,17 @@ def _shortfall(demand: Demand) -> str:
         f"{demand.value // need} of {name}" for name, need in demand.per_worker.items()
     )
     return (
-        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and all workers take '
-        f"{demand.total}: {shares} will run at a time. Ask for {demand.total}: {demand.link}"
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit}, but all workers need '
+        f"{demand.total}: only {shares} can run. Request {demand.total}: {demand.link}"
     )
 
 
 def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
-    """Yield a demand for each family of machines, in vCPUs of the smallest that do."""
+    """Yield a demand per family of machines, in vCPUs of the smallest suitable ones."""
     families: dict[tuple[str, bool], list[Model]] = {}
     for model in config.models:
         capacity = config.capacity_of(model)
-        if capacity != "reserved":  # a reservation that there is has passed its quota
+        if capacity != "reserved":  # an existing reservation does not count against the quota
             letter = GPUS[model.gpu].families[0][0]
             families.setdefault((letter, capacity == "spot"), []).append(model)
     for family, models in families.items():
@@ -144,7 +144,7 @@ def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
 
 
 def _sagemaker_demands(config: Config, quotas: Any) -> Iterator[Demand]:
-    """Yield a demand for each model, in machines of all types that its jobs are tried on."""
+    """Yield a demand per model, in machines of all types that its jobs may use."""
     known = _sagemaker_quotas(quotas)
     for model in config.models:
         is_spot = config.capacity_of(model) == "spot"
@@ -168,7 +168,7 @@ def _link(quota: Mapping[str, Any], quotas: Any) -> str:
 
 
 def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
-    """Return a quota of the account, AWS's default where it has none of its own, or None."""
+    """Return a quota of the account, else AWS's default, or None."""
     for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
         try:
             found: dict[str, Any] = ask(ServiceCode=service, QuotaCode=code)["Quota"]
@@ -181,7 +181,7 @@ def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
 
 
 def _sagemaker_quotas(quotas: Any) -> dict[str, dict[str, Any]]:
-    """Return the quotas of training jobs by their names, the account's own before defaults."""
+    """Return the quotas of training jobs by name, the account's own before AWS's defaults."""
     return {
         quota["QuotaName"]: quota
         for operation in ("list_aws_default_service_quotas", "list_service_quotas")

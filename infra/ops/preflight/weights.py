@@ -1,4 +1,4 @@
-"""Weights of models: their region, their key of KMS, and whether they are there yet."""
+"""Weights of models: their region, their KMS key, and whether they are uploaded yet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tidemill.handler.worker.weights.manifest import (
 
 
 def check_weights(config: Config) -> None:
-    """Raise NotReady for weights that workers would refuse or could not read; print what lacks.
+    """Raise NotReady for weights that workers would refuse or could not read; print missing files.
 
-    What whoever deploys may not look at is not told: workers have rights of their own.
+    Weights that the caller may not read are skipped, because workers have separate permissions.
     """
     aws = Aws(lambda service, config: aws_client(service, config=config.merge(SHORT_TIMEOUTS)))
     here = aws.clients["s3"].meta.region_name
@@ -36,20 +36,20 @@ def check_weights(config: Config) -> None:
 
 
 def _check_key(aws: Aws, location: Location, key: str) -> None:
-    """Raise NotReady for weights under another key of KMS than the configuration has."""
+    """Raise NotReady for weights under a KMS key other than the configured one."""
     try:
         found = aws.run(find_weights(location))
     except WeightsDenied:
         raise
-    except WeightsRefused as exc:  # they may come yet
-        sys.stdout.write(f"not there yet: {exc}; workers end until it is\n")
+    except WeightsRefused as exc:  # they may be uploaded later
+        sys.stdout.write(f"not uploaded yet: {exc}; workers exit until it is\n")
         return
     largest = max(found.files, key=lambda file: file.num_bytes)
-    asked = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
-    said = aws.clients["s3"].head_object(**asked)
-    used = said.get("SSEKMSKeyId", "") if said.get("ServerSideEncryption", "") != "AES256" else ""
+    largest_object = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
+    head = aws.clients["s3"].head_object(**largest_object)
+    used = head.get("SSEKMSKeyId", "") if head.get("ServerSideEncryption", "") != "AES256" else ""
     if used and used != key:
         raise NotReady(
-            f"{location} is encrypted by a key of KMS, which workers may use where its model names "
-            f'it: weights_key = "{used}" (docs/reference/configuration.md).'
+            f"{location} is encrypted with a KMS key that workers may not use: set its model's "
+            f'weights_key = "{used}" (docs/reference/configuration.md).'
         )

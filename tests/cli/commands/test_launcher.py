@@ -90,7 +90,7 @@ def test_what_cannot_work_is_said_at_once(
     rig.write(gpu=1)
     assert refusal_of(capsys) == (
         2,
-        f"tidemill: {rig.file}: {MODEL}.means.gpu is no key of a plan\n",
+        f"tidemill: {rig.file}: {MODEL}.means.gpu is not a known key of a plan\n",
     )
     rig.write()
     status, said = refusal_of(capsys, "--namespace", "other")

@@ -38,7 +38,7 @@ def test_an_emulator_that_is_not_installed_is_named(
     monkeypatch.setattr("localstack.ministack._ROOT", tmp_path)
     monkeypatch.delenv("MINISTACK", raising=False)
     assert main(["local", "up"]) == 2
-    assert "MiniStack is not installed: `make" in capsys.readouterr().err
+    assert "MiniStack is not installed: run `make" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["local", "up", "--port", str(port)]) == 2
-    assert f"port {port} cannot be listened on: " in capsys.readouterr().err
+    assert f"port {port} is not available: " in capsys.readouterr().err
 
 
 def test_the_deploying_command_that_is_not_installed_is_named(
@@ -55,7 +55,7 @@ def test_the_deploying_command_that_is_not_installed_is_named(
     """It is Node's, and `make demo` brings it."""
     monkeypatch.setattr("localstack.stacks._NODE_BIN", tmp_path)
     assert main(["local", "up"]) == 1
-    assert "cdklocal is not installed: `make demo` installs it" in capsys.readouterr().err
+    assert "cdklocal is not installed: run `make demo`" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(
@@ -85,7 +85,7 @@ def test_more_names_need_one_model_that_they_can_mean(
     config = tmp_path / "config.toml"
     config.write_text("".join(f'[[models]]\nname = "{name}"\ngpu = "l4"\n' for name in "ab"))
     assert main(["local", "up", "--config", str(config), "--any-model"]) == 2
-    assert "there are 2 models; `aliases` in the configuration say which" in capsys.readouterr().err
+    assert "there are 2 models; set `aliases` in the configuration" in capsys.readouterr().err
 
 
 def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tests.container.chart.rendering import Manifest, render
 
-# Every choice that a model has beside those of the examples, under names as long as they may be.
+# Every option of a model that the examples lack, under names of the maximum length.
 LONG: Final = "a-name-as-long-as-it-may-be-30"
 EVERYTHING: Final[dict[str, Any]] = {
     "image": {"digest": f"sha256:{'0123456789abcdef' * 4}", "pullSecrets": ["registry"]},

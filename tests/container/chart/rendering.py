@@ -37,7 +37,7 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return its variables with their values, but for those of Secrets."""
+        """Return its variables with their values, except those from Secrets."""
         return {each["name"]: each["value"] for each in self.spec["env"] if "value" in each}
 
 

@@ -1,4 +1,4 @@
-"""The chart beside our own programs: flags, settings, routes, metrics and names that they know."""
+"""The chart matches our programs: flags, settings, routes, metrics and names."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_every_command_line_is_one_that_our_parser_takes(manifests: Sequence[Man
             assert options["served_model_names"]
 
 
-def test_workers_of_keda_are_told_what_those_of_ecs_are() -> None:
-    """The flags that the CDK app gives a worker of the same model, but for KEDA's own."""
+def test_keda_workers_have_the_flags_of_ecs_workers() -> None:
+    """The CDK app gives a worker of the same model these flags, except KEDA's own."""
     [worker] = containers(of_kind(manifests_of("keda and all else"), "ScaledJob"))
     model = Model(
         name=LLAMA,
@@ -105,7 +105,7 @@ def test_workers_of_keda_are_told_what_those_of_ecs_are() -> None:
 
 
 def test_workers_find_their_queue_and_deployment_in_their_environment() -> None:
-    """By the settings that a worker reads; the queue is the one that KEDA counts."""
+    """Their variables are a worker's settings; KEDA counts messages of the same queue."""
     manifests = manifests_of("keda")
     [job] = of_kind(manifests, "ScaledJob")
     [worker] = containers([job])
@@ -149,7 +149,7 @@ def test_the_launchers_plans_say_what_the_values_say() -> None:
 
 @pytest.mark.parametrize("release", ["launcher", "launcher and all else"])
 def test_the_launcher_takes_its_plans(release: str, tmp_path: Path) -> None:
-    """And makes Jobs of them that are valid in every Kubernetes that the chart is for."""
+    """It creates Jobs that are valid in every Kubernetes version that the chart supports."""
     plans = pytest.importorskip("tidemill.handler.fleet.kubernetes.plans")
     job = importlib.import_module("tidemill.handler.fleet.kubernetes.job")
     manifests = manifests_of(release)
@@ -184,7 +184,7 @@ def test_the_launcher_has_the_verbs_of_its_calls_to_the_cluster() -> None:
 
 
 def test_a_server_has_the_probed_routes_and_they_need_no_key(manifests: Sequence[Manifest]) -> None:
-    """On the port that the container, its Service and its annotations name."""
+    """The container, its Service and its annotations name the same port."""
     routes = {route.path for route in info_routes.routes(cast("Any", None))}
     for container in containers(manifests):
         if container.spec["name"] != "serve":
@@ -225,7 +225,7 @@ def test_workers_are_probed_by_the_health_check_of_the_image(manifests: Sequence
 
 
 def test_what_pods_are_counted_by_are_gauges_of_a_server() -> None:
-    """All that the schema allows as targets, and so those of the defaults too."""
+    """All targets that the schema allows are metrics, and so are the defaults."""
 
     class Engine:
         def stats(self) -> EngineStats:

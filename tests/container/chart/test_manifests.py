@@ -39,15 +39,15 @@ def manifests(request: pytest.FixtureRequest) -> Sequence[Manifest]:
 def test_every_manifest_is_valid_in_the_oldest_and_the_newest_kubernetes(
     manifests: Sequence[Manifest],
 ) -> None:
-    """By their strict schemas, in which unknown fields are mistakes."""
+    """The strict schemas are used, in which unknown fields are errors."""
     assert f'">={VERSIONS[0]}.0-0"' in (CHART / "Chart.yaml").read_text(encoding="utf-8")
-    said = [
+    errors = [
         f"{version} {each['kind']} {words}"
         for version in VERSIONS
         for each in manifests
         for words in complaints(each, version)
     ]
-    assert said == []
+    assert errors == []
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_what_the_image_writes_to_is_a_volume(manifests: Sequence[Manifest]) -> 
             assert set(volumes) <= set(mounts.values())
 
 
-def test_a_model_on_gpus_asks_for_them_and_several_share_memory(
+def test_a_model_on_gpus_requests_them_and_several_share_memory(
     manifests: Sequence[Manifest],
 ) -> None:
-    """One on the CPU asks for none, and says so to its engine."""
+    """A model on the CPU requests none, and its engine has the CPU as device."""
     for each in containers(manifests):
         if each.spec["name"] == "launcher":
             continue
@@ -147,7 +147,7 @@ def test_a_model_on_gpus_asks_for_them_and_several_share_memory(
         assert ("/dev/shm" in paths) == (gpus > 1)  # noqa: S108 - a volume of the pod's own
 
 
-def test_selectors_find_the_pods_of_their_own_model(manifests: Sequence[Manifest]) -> None:
+def test_selectors_match_the_pods_of_their_model(manifests: Sequence[Manifest]) -> None:
     """A Service, a budget and a monitor each select the pods of one Deployment."""
     labels = {
         each["metadata"]["name"]: template["metadata"]["labels"]
@@ -165,7 +165,7 @@ def test_selectors_find_the_pods_of_their_own_model(manifests: Sequence[Manifest
 
 
 def test_service_accounts_are_there_unless_they_are_others(manifests: Sequence[Manifest]) -> None:
-    """Those that the chart makes hold no token; only the launcher's pod gets one."""
+    """Accounts that the chart creates hold no token; only the launcher's pod gets one."""
     made = {each["metadata"]["name"] for each in of_kind(manifests, "ServiceAccount")}
     assert not any(
         each["automountServiceAccountToken"] for each in of_kind(manifests, "ServiceAccount")
@@ -201,7 +201,7 @@ def test_the_launcher_may_do_what_it_does_with_jobs_and_nothing_else() -> None:
     assert [each["kind"] for each in manifests if each["kind"].startswith("Cluster")] == []
 
 
-def test_two_launchers_never_run_beside_each_other_at_a_release() -> None:
+def test_a_release_never_runs_two_launchers_at_once() -> None:
     """The old one ends before the new one starts."""
     [launcher] = of_kind(manifests_of("launcher"), "Deployment")
     assert launcher["spec"]["replicas"] == 1
@@ -246,7 +246,7 @@ def test_a_server_that_keeps_files_is_replaced_and_not_doubled() -> None:
 
 
 def test_helm_finds_nothing_to_say_and_the_notes_name_what_runs() -> None:
-    """As a user sees it after `helm install`."""
+    """The output is that of `helm install`."""
     status, words = helm("lint", "--strict", str(CHART))
     assert status == 0, words
     status, words = helm(

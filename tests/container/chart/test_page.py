@@ -16,7 +16,7 @@ from tests.container.chart.rendering import CHART, EXAMPLES, ROOT, helm_template
 
 PAGE = (ROOT / "docs/integrations/kubernetes.md").read_text(encoding="utf-8")
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-# The launcher's keys are no values of the chart: tests/test_docs.py has them.
+# The launcher's keys are not values of the chart: tests/test_docs.py checks them.
 OF_CHART = re.sub(r"^## Launcher\n.*?(?=^## )", "", PAGE, flags=re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^helm install .*$", PAGE, re.MULTILINE)
 
@@ -47,7 +47,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
-    """In a checkout, beside the file that the stack's output was written to; nothing is sent."""
+    """It runs in a checkout, next to the file with the stack's outputs; nothing is sent."""
     for name in ("container", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "environment.json").symlink_to(EXAMPLES / "environment.json")
@@ -64,7 +64,7 @@ def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_command_for_each_example() -> None:
-    """So that none of them is tried by nobody."""
+    """Each example is tried by a command."""
     assert sorted(re.findall(r"docs/examples/kubernetes/(\w+)\.yaml", "".join(COMMANDS))) == sorted(
         path.stem for path in EXAMPLES.glob("*.yaml")
     )
@@ -78,7 +78,7 @@ def test_the_values_that_the_page_shows_are_taken() -> None:
 
 
 def test_every_value_is_explained_and_every_explained_one_exists() -> None:
-    """Those of a model by their paths below it."""
+    """Values of a model are named by their paths below it."""
     named = set(documented())
     assert {"name", "serve.strategy", "workers.keda.shardsPerEngine"} <= named
     of_models = set(leaves(DEFAULTS["modelDefaults"])) | {"name"}

@@ -48,7 +48,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_the_schema_is_one_and_takes_defaults_and_examples() -> None:
-    """And all else that the chart is tried with."""
+    """Everything else that the chart is tested with is valid too."""
     Draft7Validator.check_schema(SCHEMA)
     examples = [yaml.safe_load(path.read_bytes()) for path in EXAMPLES.glob("*.yaml")]
     assert len(examples) == 4
@@ -111,18 +111,18 @@ def test_the_schema_is_one_and_takes_defaults_and_examples() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(path: str, value: object) -> None:
-    """At its place, or at that of the object which has no such key."""
+    """The error names its place, or that of the object without such a key."""
     values = nested(path, value)
     if path.startswith("models.m."):
         values = laid_over({"models": {"m": MODEL}}, values)
     key = path.rpartition(".")[2]
-    said = mistakes(values)
-    assert said
-    assert any(key in words for words in said), said
+    errors = mistakes(values)
+    assert errors
+    assert any(key in words for words in errors), errors
 
 
 def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
-    """All of them at once, before anything is rendered."""
+    """All are reported at once, before anything is rendered."""
     wrong = {
         "scaling": "karpenter",
         "models": {"llama": {"gpu": 1}, "bge": {"cpu": "three"}},
@@ -174,12 +174,12 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
         (
             "keda",
             {"models": {"llama": {"workers": {"minHours": "Mon-Fri 07:00-18:00"}}}},
-            "models.llama.workers.minHours needs scaling: launcher",
+            "models.llama.workers.minHours requires scaling: launcher",
         ),
         (
             "serve",
             {"models": {"llama": {"serve": {"data": {"volume": {"hostPath": {}}}}}}},
-            "models.llama.serve.data.volume is one server's folder",
+            "models.llama.serve.data.volume belongs to one server",
         ),
         (
             "serve",
@@ -217,7 +217,7 @@ def test_workers_need_a_region_and_servers_get_none_unless_there_is_one() -> Non
     "path", ["deployment.environment", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
 )
 def test_a_default_that_null_takes_away_is_missed_by_its_name(path: str) -> None:
-    """As `--set-json deployment.environment=` does with the output of a command that failed."""
+    """`--set-json deployment.environment=` does so with the output of a failed command."""
     name = path.rpartition(".")[2]
     assert f"missing property '{name}'" in refusal("demo", nested(path, None))
 
@@ -234,7 +234,7 @@ def test_a_target_of_0_is_left_out_and_one_is_needed() -> None:
 
 
 def test_a_model_takes_what_the_defaults_say_unless_it_says_otherwise() -> None:
-    """Also 0, false and an empty list; null takes a model away that another file has."""
+    """0, false and an empty list override, too; null removes a model of another file."""
     values = {
         "modelDefaults": {"gpus": 2, "nodeSelector": {"pool": "gpu"}},
         "models": {"llama": None, "bge": {"gpus": 0, "tolerations": []}},
@@ -247,7 +247,7 @@ def test_a_model_takes_what_the_defaults_say_unless_it_says_otherwise() -> None:
 
 
 def test_every_value_has_a_default_that_says_what_it_is() -> None:
-    """What the schema knows stands in values.yaml, beside `name` alone, which is each model's."""
+    """Every property of the schema is in values.yaml, except `name`, which each model sets."""
 
     def keys(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if reference := schema.get("$ref"):

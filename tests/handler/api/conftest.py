@@ -23,7 +23,7 @@ def any_cloud(emulator: Emulator) -> Iterator[Cloud]:
 
 @pytest.fixture
 def cloud(ministack: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own with two models, one of a name with a slash."""
+    """Return a separate deployment with two models, one of which has a slash in its name."""
     with serving(Cloud.on(ministack, "tidemill-demo", "lab/large", shard_lines="10")) as cloud:
         yield cloud
 

@@ -29,7 +29,7 @@ from tidemill.handler.tenants.keys import ApiKey
 
 EVENTS = Path(__file__).parents[2] / "events"
 URL = "https://api.test"
-# What API Gateway hands on as it stands.
+# Headers that API Gateway passes on unchanged.
 _TEXTS = {"application/json", "application/xml", "application/javascript"}
 
 
@@ -84,7 +84,7 @@ def body_as_sent(body: bytes, content_type: str | None) -> dict[str, Any]:
 def headers_as_sent(request: httpx.Request) -> dict[str, Any]:
     """Return the fields of an event that hold headers: in small letters, joined by commas.
 
-    Cookies have a field of their own.
+    Cookies have a separate field.
     """
     headers: dict[str, str] = {}
     cookies: list[str] = []
@@ -104,8 +104,8 @@ def answered(request: httpx.Request) -> httpx.Response:
     event |= body_as_sent(request.read(), headers.get("content-type"))
     event["requestContext"]["requestId"] = uuid4().hex
     answer = answer_to(event)
-    said = answer.get("body") or ""
-    content = b64decode(said) if answer.get("isBase64Encoded") else said.encode()
+    body = answer.get("body") or ""
+    content = b64decode(body) if answer.get("isBase64Encoded") else body.encode()
     return httpx.Response(
         answer["statusCode"], headers=answer["headers"], stream=httpx.ByteStream(content)
     )

@@ -1,6 +1,6 @@
-"""Every route of the API, and how to call it with the ids of somebody's things.
+"""Every route of the API, and how to call it with the IDs of a tenant's objects.
 
-A route that stands in no table fails the tests: whoever adds one says here what it takes.
+A route that is missing from these tables fails the tests: every new route must be added here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"<(\w+)>")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a route takes beside its path; texts in `{}` are names of ids."""
+    """Inputs of a route besides its path; texts in `{}` are names of IDs."""
 
     json: Mapping[str, Any] | None = None
     files: Mapping[str, tuple[str, bytes]] | None = None
@@ -70,8 +70,8 @@ OF_ALL: Mapping[str, Call] = {
     ),
 }
 # Routes that know nothing of tenants.
-OF_NOBODY = frozenset({"GET /v1/models", "GET /v1/models/.+"})
-# Routes that take an id beside the path: as the query `after`, or where the call has it.
+TENANTLESS = frozenset({"GET /v1/models", "GET /v1/models/.+"})
+# Routes that take another ID in addition to the path: in the query `after`, or as the call does.
 TAKING_IDS: Mapping[str, str] = {
     "GET /v1/batches": "batch_id",
     "GET /v1/files": "file_id",

@@ -1,4 +1,4 @@
-"""What all routes have in common: who is let in, and the form of every error."""
+"""Behaviour common to all routes: authentication, and the format of every error."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ROUTES = [
 
 @pytest.fixture
 def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whatever asks for the deployment or for AWS fail the test."""
+    """Fail the test if anything uses the deployment or AWS."""
 
     def fail() -> Any:
-        pytest.fail("AWS was asked")
+        pytest.fail("AWS was called")
 
     monkeypatch.setattr(batches, "deployment", fail)
     monkeypatch.setattr(batches, "aws", fail)
@@ -42,8 +42,8 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_cloud")
-def test_health_needs_no_key_and_asks_nothing_of_aws() -> None:
-    """It tells whether this Lambda answers, to anybody."""
+def test_health_needs_no_key_and_calls_no_aws_service() -> None:
+    """It reports to any caller whether this Lambda is up."""
     event = request_of("/health")
     del event["headers"]["authorization"]
     answer = answer_to(event)
@@ -54,10 +54,10 @@ def test_health_needs_no_key_and_asks_nothing_of_aws() -> None:
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("authorizer", [None, {}, {"iam": {}}, {"lambda": {"tenant": "lab"}}])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_nobody_is_answered_who_has_no_key(
+def test_a_caller_without_a_key_is_refused(
     method: str, path: str, authorizer: dict[str, Any] | None
 ) -> None:
-    """Whatever else is said of them."""
+    """The caller is refused whatever else the request contains."""
     event = request_of(path, method)
     event["requestContext"]["authorizer"] = authorizer
     del event["headers"]["authorization"]
@@ -67,7 +67,7 @@ def test_nobody_is_answered_who_has_no_key(
 
 @pytest.mark.usefixtures("cloud")
 def test_a_head_is_answered_as_a_get_without_its_body() -> None:
-    """Of every path that can be had; of others it is a 404 like any method."""
+    """HEAD works on every path with a GET; on others it is a 404 like any method."""
     for path in ("/v1/batches", "/v1/models/tidemill-demo", "/health", "/"):
         head, get = (answer_to(request_of(path, method)) for method in ("HEAD", "GET"))
         assert head["statusCode"] == get["statusCode"] < 400
@@ -133,10 +133,8 @@ def test_a_fault_of_ours_is_logged_and_not_shown(
     ("body", "is_base64"),
     [("", False), ("{", False), ("null", False), ("[1]", False), ("/+8=", True), ("\x00", False)],
 )
-def test_a_body_that_nobody_asked_for_changes_nothing(
-    client: OpenAI, *, body: str, is_base64: bool
-) -> None:
-    """A cancel of an unknown batch is a 404 whatever comes with it."""
+def test_an_unexpected_body_is_ignored(client: OpenAI, *, body: str, is_base64: bool) -> None:
+    """A cancel of an unknown batch is a 404 with any body."""
     del client
     event = request_of("/v1/batches/batch_1/cancel", "POST")
     event |= {"body": body, "isBase64Encoded": is_base64}
@@ -144,7 +142,7 @@ def test_a_body_that_nobody_asked_for_changes_nothing(
 
 
 def test_a_key_opens_the_api_and_another_word_does_not(client: OpenAI, token: str) -> None:
-    """As the SDK meets it: it asks once, and raises what it raises for OpenAI's own 401."""
+    """The SDK sends one request, and raises the exception that it raises for OpenAI's own 401."""
     assert list(client.batches.list()) == []
     for wrong in (token[:-1], f"{token}x", "sk-1"):
         with pytest.raises(openai.AuthenticationError) as caught:

@@ -25,17 +25,17 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 def test_the_kept_document_is_that_of_the_routes() -> None:
-    """Whoever changes a route runs `make openapi`."""
+    """After a change of a route, run `make openapi`."""
     assert (ROOT / "docs/reference/openapi.json").read_text(encoding="utf-8") == text(app)
 
 
 def test_the_document_is_valid() -> None:
-    """By the schema of OpenAPI itself."""
+    """OpenAPI's own schema validates it."""
     validate(document(app))
 
 
 def test_the_document_is_served_without_a_key() -> None:
-    """And nothing is asked of AWS for it."""
+    """Serving it calls no AWS service."""
     event = request_of("/openapi.json")
     del event["headers"]["authorization"]
     del event["headers"]["accept-encoding"]
@@ -44,10 +44,10 @@ def test_the_document_is_served_without_a_key() -> None:
     assert json.loads(answer["body"]) == document(app)
 
 
-def test_all_routes_are_told_of_but_those_for_browsers(
+def test_all_routes_except_the_dashboards_are_documented(
     operations: dict[str, dict[str, Any]],
 ) -> None:
-    """A route hides by `include_in_schema=False` alone."""
+    """Only `include_in_schema=False` hides a route."""
     routes = [*app._static_routes, *app._dynamic_routes]
     hidden = {route.openapi_path for route in routes if not route.include_in_schema}
     assert all(
@@ -58,7 +58,7 @@ def test_all_routes_are_told_of_but_those_for_browsers(
 
 
 def test_operations_have_names_words_and_answers(operations: dict[str, dict[str, Any]]) -> None:
-    """By which code is generated and people find their way; no name of powertools is left."""
+    """Code generators and readers need them; no name of Powertools is left."""
     names = [operation["operationId"] for operation in operations.values()]
     assert len(set(names)) == len(names)
     for name, operation in operations.items():
@@ -78,7 +78,7 @@ def test_operations_have_names_words_and_answers(operations: dict[str, dict[str,
 
 
 def test_what_is_made_leads_on_by_its_id(operations: dict[str, dict[str, Any]]) -> None:
-    """To every path that takes such an id, and a file to a batch."""
+    """Links lead to every path that takes such an ID, and from a file to a batch."""
     links = operations["POST /v1/files"]["responses"]["200"]["links"]
     assert set(links) == {"retrieveFile", "deleteFile", "fileContent", "makeBatch"}
     assert links["deleteFile"]["parameters"] == {"file_id": "$response.body#/id"}
@@ -89,7 +89,7 @@ def test_what_is_made_leads_on_by_its_id(operations: dict[str, dict[str, Any]]) 
 
 
 def test_answers_have_a_type(operations: dict[str, dict[str, Any]]) -> None:
-    """So that what a client generates knows every field."""
+    """A generated client therefore knows every field."""
     for name, operation in operations.items():
         for status, answer in operation["responses"].items():
             if status.startswith("2"):

@@ -25,7 +25,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_headers_come_joined_and_cookies_apart(events: list[dict[str, Any]]) -> None:
-    """In small letters, as format 2.0 has them."""
+    """Their names are in lower case, as in format 2.0."""
     headers = [("X-A", "1"), ("x-a", "2"), ("Cookie", "a=1; b=2")]
     answered(httpx.Request("GET", "http://x/health?b=1&a=2&b=", headers=headers))
     (event,) = events

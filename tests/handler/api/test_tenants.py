@@ -15,9 +15,9 @@ from tests.emulators import Emulator
 from tests.handler.api.rig import URL, Gateway, serving
 from tests.handler.api.routes import (
     OF_ALL,
-    OF_NOBODY,
     OF_ONE,
     TAKING_IDS,
+    TENANTLESS,
     Call,
     all_routes,
     path_with,
@@ -27,7 +27,7 @@ from tidemill.batch.progress import HistoryBucket
 from tidemill.batch.states import Status
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
-SECRET = "theirs-and-nobody-elses"
+SECRET = "theirs-and-not-yours"
 NEVER = {
     "batch_id": f"batch_{'0' * 32}",
     "file_id": f"file-{'0' * 32}",
@@ -102,8 +102,8 @@ def tenants(cloud: Cloud) -> Iterator[tuple[Tenant, Tenant]]:
         )
 
 
-def said(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
-    """Return all that a client can learn from an answer, but for the ids that it sent itself."""
+def visible(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
+    """Return everything that a client can learn from a reply, without the IDs that it sent."""
     text = answer.text
     for name, each in ids.items():
         text = text.replace(each, name)
@@ -123,19 +123,19 @@ def things_of(tenant: Tenant) -> list[tuple[int, dict[str, str], str]]:
         for route in OF_ONE
         if route.startswith("GET ") and not re.search("content|link|view|results", route)
     ]
-    return [said(answer, {}) for answer in shown]
+    return [visible(answer, {}) for answer in shown]
 
 
-def test_every_route_stands_in_a_table() -> None:
-    """A new one is not forgotten here."""
-    assert all_routes() == {*OF_ONE, *OF_ALL, *OF_NOBODY}
+def test_every_route_is_in_a_table() -> None:
+    """A new route must be added to the tables."""
+    assert all_routes() == {*OF_ONE, *OF_ALL, *TENANTLESS}
 
 
-@pytest.mark.parametrize("route", sorted({*OF_ONE, *OF_ALL, *OF_NOBODY}))
+@pytest.mark.parametrize("route", sorted({*OF_ONE, *OF_ALL, *TENANTLESS}))
 def test_a_route_serves_whose_things_they_are(
     tenants: tuple[Tenant, Tenant], cloud: Cloud, route: str
 ) -> None:
-    """Or all other tests here would pass against a route that serves nobody."""
+    """Otherwise all other tests here would pass for a route that always fails."""
     method, _ = path_with(route, NEVER)
     tenant = tenants[0]
     if method != "GET":
@@ -159,7 +159,7 @@ def test_what_is_theirs_is_answered_like_what_never_was(
     before = things_of(them)
     answer = us.call(route, them.ids)
     assert answer.status_code == 404
-    assert said(answer, them.ids) == said(us.call(route, NEVER), NEVER)
+    assert visible(answer, them.ids) == visible(us.call(route, NEVER), NEVER)
     assert SECRET not in answer.text
     assert things_of(them) == before
     assert before[0][0] == 200
@@ -177,28 +177,29 @@ def test_what_is_theirs_is_in_no_answer_of_ours(tenants: tuple[Tenant, Tenant], 
 
 
 @pytest.mark.parametrize("route", sorted(TAKING_IDS))
-def test_an_id_of_theirs_beside_the_path_is_none(
+def test_another_tenants_id_outside_the_path_is_unknown(
     tenants: tuple[Tenant, Tenant], route: str
 ) -> None:
-    """As `after`, or as the file of a new batch: the same words as for one that never was."""
+    """In `after`, or as the file of a new batch, it gets the same error as an unknown ID."""
     us, them = tenants
     name = TAKING_IDS[route]
 
-    def asked(ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
+    def reply_for(ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
         query = {} if route.startswith("POST") else {"params": {"after": ids[name]}}
-        return said(us.call(route, ids, **query), ids)
+        return visible(us.call(route, ids, **query), ids)
 
-    assert asked(them.ids) == asked(NEVER)
-    assert asked(them.ids)[0] in {400, 404}
+    assert reply_for(them.ids) == reply_for(NEVER)
+    assert reply_for(them.ids)[0] in {400, 404}
 
 
 def test_parts_of_theirs_are_none_of_ours(tenants: tuple[Tenant, Tenant]) -> None:
-    """In an upload of ours that could be completed, theirs is refused as one that never was."""
+    """Our completable upload refuses another tenant's part like an unknown one."""
     us, them = tenants
     route = "POST /v1/uploads/<upload_id>/complete"
     wanted = {"upload_id": us.ids["upload_id"]}
     answers = [
-        said(us.call(route, wanted | {"part_id": ids["part_id"]}), ids) for ids in (them.ids, NEVER)
+        visible(us.call(route, wanted | {"part_id": ids["part_id"]}), ids)
+        for ids in (them.ids, NEVER)
     ]
     assert answers[0] == answers[1]
     assert answers[0][0] in {400, 404}
@@ -208,7 +209,7 @@ def test_parts_of_theirs_are_none_of_ours(tenants: tuple[Tenant, Tenant]) -> Non
 def test_no_file_is_reached_by_its_place_in_the_bucket(
     tenants: tuple[Tenant, Tenant], cloud: Cloud, key: str
 ) -> None:
-    """Not theirs, nor what was dropped, which belongs to another tenant still."""
+    """Neither another tenant's file nor a dropped one, also another tenant's, is reached."""
     us, them = tenants
     cloud.put(lines_of(1))
     place = f"s3://{cloud.bucket}/{key.format(**them.ids)}"
@@ -216,13 +217,13 @@ def test_no_file_is_reached_by_its_place_in_the_bucket(
         us.http.post("/v1/batches", json={"input_file_id": each, "endpoint": "/v1/completions"})
         for each in (place, f"{place}-never")
     ]
-    first, second = (said(answer, {"place": place}) for answer in answers)
+    first, second = (visible(answer, {"place": place}) for answer in answers)
     assert first[0] in {400, 404}
     assert first[2] == second[2].replace("place-never", "place")
 
 
 def test_an_idempotency_key_is_each_tenants_own(tenants: tuple[Tenant, Tenant]) -> None:
-    """The same word of two tenants makes two batches, and tells neither of the other."""
+    """The same key of two tenants creates two batches, which do not refer to each other."""
     made = set()
     for tenant in tenants:
         answer = tenant.http.post(
@@ -259,7 +260,7 @@ WRONG_KEYS: Mapping[str, Spoil] = {
 
 @pytest.mark.parametrize("wrong", WRONG_KEYS)
 def test_no_route_opens_to_a_key_that_is_none(tenants: tuple[Tenant, Tenant], wrong: str) -> None:
-    """Not one of them, with the ids of things that are there: and nothing has been done."""
+    """Every route refuses a wrong key, even with existing IDs, and does nothing."""
     us, _ = tenants
     before = things_of(us)
     value = WRONG_KEYS[wrong](us.http.headers["Authorization"].removeprefix("Bearer "))

@@ -50,7 +50,7 @@ class Run(Protocol):
 
 
 def aio_driver(emulator: Emulator) -> Iterator[Run]:
-    """Yield a driver that runs operations with aiobotocore in a loop of its own thread."""
+    """Yield a driver that runs operations with aiobotocore in its own thread's event loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -83,5 +83,5 @@ def run(request: pytest.FixtureRequest, emulator: Emulator) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def deployment(emulator: Emulator) -> Deployment:
-    """One deployment for a module's tests, each of which makes batches of its own."""
+    """One deployment for a module's tests, each of which creates separate batches."""
     return deployment_of(emulator.create())

@@ -1,4 +1,4 @@
-"""Batches and shards for tests, each with an id of its own."""
+"""Batches and shards for tests, each with a unique ID."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_SECONDS = 30.0
 
 
 def make_batch(deployment: Deployment, key: str | None = None, **fields: Any) -> Batch:
-    """Return a batch of an upload that nobody has made yet."""
+    """Return a batch of an upload that is not recorded yet."""
     key = key or f"input/{uuid4().hex}.jsonl"
     outputs = outputs_of_drop(key)
     assert outputs is not None
@@ -35,7 +35,7 @@ def make_batch(deployment: Deployment, key: str | None = None, **fields: Any) ->
 
 
 def in_progress(deployment: Deployment, num_shards: int = 1) -> Operation[Batch]:
-    """Record a batch that runs, with so many shards of ten lines."""
+    """Record a running batch with that many shards of ten lines."""
     batch = yield from deployment.table.create_batch(make_batch(deployment))
     for number in range(num_shards):
         shard = Shard(batch.id, number, 10 * number + 1, 10, 100 * number, 100 * number + 100)

@@ -36,7 +36,7 @@ def pinned(run: Run, deployment: Deployment, body: bytes, *, versioned: bool) ->
 def test_a_range_of_the_pinned_object_is_read(
     run: Run, deployment: Deployment, *, versioned: bool
 ) -> None:
-    """From `start` up to `end`; an empty range asks for nothing."""
+    """The range is from `start` up to `end`; an empty range makes no request."""
     source = pinned(run, deployment, b"0123456789", versioned=versioned)
     assert run(read_range(source, 2, 5)) == b"234"
     assert run(read_range(source, 0, 10)) == b"0123456789"
@@ -58,7 +58,7 @@ def test_an_object_that_was_overwritten_is_read_by_its_version(
 def test_an_object_that_has_gone_is_not_there(
     run: Run, deployment: Deployment, emulator: Emulator
 ) -> None:
-    """Neither its version nor its key; reading and asking for it say so."""
+    """Its version and its key are both gone, which reads and HEAD requests report."""
     source = pinned(run, deployment, b"0123456789", versioned=True)
     emulator.client("s3").delete_object(
         Bucket=source.bucket, Key=source.key, VersionId=source.version_id
@@ -71,7 +71,7 @@ def test_an_object_that_has_gone_is_not_there(
 
 
 def test_keys_are_listed_in_order(run: Run, deployment: Deployment) -> None:
-    """Whatever order they were written in; a deleted one is not among them."""
+    """The order of writing does not matter; a deleted key is not listed."""
     prefix = f"list/{uuid4().hex}/"
     keys = [f"{prefix}{number:04}" for number in range(12)]
     for key in reversed(keys):
@@ -82,7 +82,7 @@ def test_keys_are_listed_in_order(run: Run, deployment: Deployment) -> None:
 
 
 def test_keys_are_listed_over_pages() -> None:
-    """S3 answers a thousand at a time: the next page is asked for by the token of the last."""
+    """S3 returns a thousand at a time; the token of each page requests the next."""
     listing = Bucket("b").list_keys("p")
     first = next(listing)
     assert "ContinuationToken" not in first.arguments
@@ -102,7 +102,7 @@ def row(line: int, words: str, *, is_success: bool = True) -> FinishedRow:
 
 
 def test_an_object_that_was_replaced_is_not_deleted(run: Run, deployment: Deployment) -> None:
-    """What has come since it was looked at stays, and what is gone already is no error."""
+    """An object that came later stays, and a missing one is not an error."""
     bucket, key = deployment.bucket, f"stale/{uuid4().hex}"
     run(bucket.put(key, b"old"))
     old = run(bucket.head(key))
@@ -135,8 +135,8 @@ def test_a_version_that_is_replaced_while_it_is_deleted_stays(
     assert run(bucket.get(key)) == b"new"
 
 
-def test_parts_are_told_by_their_heads(run: Run, deployment: Deployment) -> None:
-    """Rows of megabytes are not read to know which lines have one."""
+def test_parts_are_read_by_their_headers(run: Run, deployment: Deployment) -> None:
+    """Megabytes of rows are not read to learn which lines have one."""
     bucket, shard = deployment.bucket, Shard(f"batch_{uuid4().hex}", 0, 1, 2, 0, 9, fence=1)
     run(bucket.put_part(shard, 0, encode_part([row(n, "x" * 100_000) for n in (1, 2)])))
     num_bytes = 0
@@ -160,7 +160,7 @@ def test_parts_are_told_by_their_heads(run: Run, deployment: Deployment) -> None
 def test_parts_of_all_owners_become_segments_in_line_order(
     run: Run, deployment: Deployment
 ) -> None:
-    """Of a line with two rows the older fence's counts; a torn part is left out and told."""
+    """If a line has two rows, the older fencing token's counts; a torn part is reported."""
     bucket = deployment.bucket
     batch_id = f"batch_{uuid4().hex}"
     old, new = (Shard(batch_id, 3, 1, 5, 0, 9, fence=fence) for fence in (1, 2))
@@ -207,8 +207,8 @@ def test_rows_that_alternate_between_parts_come_out_in_order(
     assert len(reads) == len(set(reads)) == 3
 
 
-def test_a_part_tells_where_its_rows_are(run: Run, deployment: Deployment) -> None:
-    """What was written is what is read."""
+def test_a_part_has_an_index_of_its_rows(run: Run, deployment: Deployment) -> None:
+    """The index is read as it was written."""
     data = encode_part([row(1, "é"), row(2, "b")])
     key = run(deployment.bucket.put_part(Shard("batch_p", 0, 1, 2, 0, 9, fence=1), 0, data))
     assert decode_index(run(deployment.bucket.get(key))) == decode_index(data)
@@ -233,7 +233,7 @@ def test_an_upload_of_parts_sent_and_copied_becomes_one_object(
 
 
 def test_an_upload_that_was_given_up_is_gone(run: Run, deployment: Deployment) -> None:
-    """Giving it up twice is no error; its parts cannot be listed."""
+    """A second abort is not an error; the upload's parts cannot be listed."""
     bucket, key = deployment.bucket, f"output/{uuid4().hex}.jsonl"
     upload_id = run(bucket.create_upload(key, {}))
     run(bucket.abort_upload(key, upload_id))

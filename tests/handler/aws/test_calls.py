@@ -1,4 +1,4 @@
-"""What both drivers make of AWS's answers, with clients that answer as they are told."""
+"""Handling of AWS's replies by both drivers, with scripted clients."""
 
 from __future__ import annotations
 
@@ -109,26 +109,26 @@ def one_call() -> Operation[Any]:
 def test_what_meets_a_transaction_or_is_throttled_in_one_is_sent_again(
     drive: Drive, conflict: ClientError
 ) -> None:
-    """Nothing was done: a transaction, and a single write beside one, simply go once more."""
+    """Nothing was done, so a transaction, or a single write outside one, is simply sent again."""
     assert drive(one_call(), conflict, conflict, {"Attributes": {}}) == ({"Attributes": {}}, 3)
 
 
 def test_a_conflict_that_stays_is_an_error(drive: Drive) -> None:
-    """It is told after the last try, with AWS's own code."""
+    """It is raised after the last try, with AWS's own code."""
     error, num_calls = drive(one_call(), cancelled(CONFLICT))
     assert (error.aws_code, num_calls) == ("TransactionCanceledException", 3)
 
 
 @pytest.mark.parametrize("other", [CONFLICT, {"Code": "ThrottlingError"}])
 def test_a_failed_condition_is_not_sent_again(drive: Drive, other: dict[str, str]) -> None:
-    """Not even when another part of the transaction met a conflict: it would fail again."""
+    """It is not sent again even if another part met a conflict: it would fail again."""
     error, num_calls = drive(one_call(), cancelled(other, CONDITION))
     assert isinstance(error, ConditionFailed)
     assert num_calls == 1
 
 
 def test_a_transaction_that_can_never_be_is_not_sent_again(drive: Drive) -> None:
-    """What is wrong with it now is wrong with it later."""
+    """An error in the request itself is permanent."""
     error, num_calls = drive(one_call(), cancelled(INVALID, NO_REASON))
     assert (error.aws_code, num_calls) == ("TransactionCanceledException", 1)
 
@@ -152,7 +152,7 @@ def test_those_who_met_once_wait_differently_long(
 
 
 def test_a_call_may_wait_before_it_is_sent(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as it says, more or less; one that says nothing is sent at once."""
+    """It waits about as long as it specifies; without a delay it is sent at once."""
     waits: list[float] = []
 
     async def note(seconds: float) -> None:
@@ -219,7 +219,7 @@ def test_a_body_is_read_whole() -> None:
 
 
 def test_a_body_that_breaks_off_is_an_error() -> None:
-    """It is no exception of the HTTP library's."""
+    """The error is not an exception of the HTTP library."""
     error, _ = drive_aio(one_call(), TimeoutError("slow"))
     assert isinstance(error, AwsError)
     assert "dynamodb update_item" in str(error)

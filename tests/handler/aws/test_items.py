@@ -43,7 +43,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", [Batch, Shard, File, Progress])
 @given(st.data())
 def test_a_value_comes_back_as_it_was(kind: type[Any], data: st.DataObject) -> None:
-    """With every type it had: an int is no float, an empty tuple is there, a null is a null."""
+    """Types are preserved: ints are not floats, empty tuples and nulls are retained."""
     value = data.draw(values(kind))
     item = to_item({"pk": "key", "tenant_index": 7} | dump(value))
     found = load(kind, from_item(item))
@@ -60,7 +60,7 @@ def test_an_item_holds_no_nulls(shard: Shard) -> None:
 
 
 def test_nulls_inside_a_value_are_left_out_too() -> None:
-    """And come back as the defaults that they were."""
+    """They come back as the defaults that they were."""
     assert to_item({"a": None, "b": {"c": None, "d": 1}}) == {"b": {"M": {"d": {"N": "1"}}}}
 
 
@@ -74,7 +74,7 @@ def test_an_item_of_another_version_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused(number: float) -> None:
-    """DynamoDB has none of them: better here than in a call."""
+def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
+    """DynamoDB has no such numbers: the error comes before the call."""
     with pytest.raises(TypeError):
         to_value(number)

@@ -1,7 +1,7 @@
-"""AWS did it and the answer was lost: whoever does it again finds it done once.
+"""Lost replies: AWS did the work, and a retry finds it done once.
 
-Each operation loses the answer of each of its calls in turn and is then made anew, as workers and
-Lambdas do. What it returns and what it leaves behind must be as if nothing had been lost.
+Each operation loses the reply to each of its calls in turn and is then repeated, as workers and
+Lambdas do. Its result and its effects must be as if no reply had been lost.
 """
 
 from __future__ import annotations
@@ -184,14 +184,14 @@ def moving(deployment: Deployment) -> Operation[Case]:
 
 
 def noting(deployment: Deployment, batch_id: str) -> Operation[bool]:
-    """Note that a batch's status was told."""
+    """Mark a batch's status as announced."""
     batch = yield from deployment.table.get_batch(batch_id)
     assert batch is not None
     return (yield from deployment.table.note_announced(batch))
 
 
-def untold(operation: Operation[bool]) -> Operation[None]:
-    """Run an operation that tells the first from all others: to a second try it says no."""
+def without_result(operation: Operation[bool]) -> Operation[None]:
+    """Run an operation whose result is True only for the first call, and ignore the result."""
     yield from operation
 
 
@@ -285,8 +285,8 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
             shard, progress=PROGRESS, suspects=((1, 2), (3,)), quarantined=(4,), attempts=1
         )
     ),
-    "abandon": of_shard(lambda d, shard: untold(d.table.abandon(shard.batch_id, 0, "why"))),
-    "note_announced": of_batch(lambda d, id_: untold(noting(d, id_))),
+    "abandon": of_shard(lambda d, shard: without_result(d.table.abandon(shard.batch_id, 0, "why"))),
+    "note_announced": of_batch(lambda d, id_: without_result(noting(d, id_))),
     "commit": of_shard(
         lambda d, shard: d.table.commit(
             shard, progress=PROGRESS, output_sizes=[5, 6], error_sizes=[]

@@ -1,4 +1,4 @@
-"""What a deployment says of its fleets, read from parameters."""
+"""Fleet plans of a deployment, read from parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.handler.aws.sync import Aws
 
 @pytest.mark.parametrize("count", [0, 1, 23])
 def test_plans_are_read_page_by_page(count: int) -> None:
-    """All below the path are read, and nothing beside it."""
+    """All parameters below the path are read, and no others."""
     plans = [
         FleetPlan(f"m{n}", "ecs", f"r:{n}", n, 60, means={"a": [n]}) for n in range(1, count + 1)
     ]
@@ -29,8 +29,8 @@ def test_plans_are_read_page_by_page(count: int) -> None:
     assert found == {plan.model: plan for plan in plans}
 
 
-def test_without_a_path_nobody_is_asked() -> None:
-    """A deployment that starts no workers needs no right to read parameters."""
+def test_without_a_path_no_parameter_is_read() -> None:
+    """A deployment that starts no workers needs no permission to read parameters."""
     with pytest.raises(StopIteration) as ended:
         next(FleetPlans("").read())
     assert ended.value.value == {}

@@ -56,7 +56,7 @@ def test_a_url_names_its_region_in_host_and_signature(region: str) -> None:
 
 
 def test_a_part_is_signed_for_its_length() -> None:
-    """Whoever has the url writes this one part, of so many bytes and no more."""
+    """The URL allows writing this one part, with exactly that many bytes."""
     url = httpx.URL(aws_in("eu-west-1").presign(BUCKET.part_url("files/a/b", "up", 7, 5), 60))
     assert url.params["X-Amz-SignedHeaders"] == "content-length;host"
     assert (url.params["uploadId"], url.params["partNumber"]) == ("up", "7")
@@ -70,8 +70,8 @@ def test_no_url_is_good_for_longer_than_an_hour(seconds: int) -> None:
         aws_in("eu-west-1").presign(BUCKET.part_url("k", "up", 1, 5), seconds)
 
 
-def test_a_url_gives_one_object_to_whoever_has_it(emulator: Emulator) -> None:
-    """With no other header; bytes and ranges of them."""
+def test_a_presigned_url_grants_access_to_one_object(emulator: Emulator) -> None:
+    """It needs no other header; it serves whole objects and ranges."""
     cloud = Cloud.on(emulator)
     cloud.put(b"0123456789", "files/lab/ü x")
     call = cloud.deployment.bucket.download("files/lab/ü x", None, disposition="attachment")
@@ -82,7 +82,7 @@ def test_a_url_gives_one_object_to_whoever_has_it(emulator: Emulator) -> None:
 
 
 def test_a_client_in_dual_stack_leaves_all_later_ones_as_they_are() -> None:
-    """botocore writes what it resolves into a client's options: those of one are no other's."""
+    """botocore writes resolved values into a client's options: each client needs a copy."""
 
     def endpoint(**options: Any) -> str:
         def client(service: str, config: Config) -> Any:

@@ -23,13 +23,13 @@ from tidemill.handler.errors import AwsError, NotThere
 
 @pytest.fixture
 def queue(emulator: Emulator) -> Queue:
-    """A queue of its own."""
+    """A separate queue."""
     [url] = emulator.create().work.values()
     return Queue(url)
 
 
 def receive(run: Run, queue: Queue, seconds: float = 0, **options: int) -> list[Message]:
-    """Return what can be received within so many seconds."""
+    """Return the messages received within that many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         found = run(queue.receive(wait_seconds=1, **{"visibility_seconds": 30, **options}))
@@ -38,7 +38,7 @@ def receive(run: Run, queue: Queue, seconds: float = 0, **options: int) -> list[
 
 
 def test_a_message_is_received_by_one(run: Run, queue: Queue) -> None:
-    """It is hidden from others then, and gone once it is deleted; deleting it twice is no error."""
+    """It is then hidden from others, and gone once deleted; a second deletion is not an error."""
     run(queue.send(shard_message("batch_1", 7), group="search"))
     [message] = receive(run, queue, 10)
     assert parse_message(message.body) == {"batch_id": "batch_1", "shard": 7}
@@ -60,8 +60,8 @@ def test_a_message_that_is_not_kept_comes_again(run: Run, queue: Queue) -> None:
     assert again.body == message.body
 
 
-def test_a_message_tells_for_whom_it_was_sent(run: Run, queue: Queue) -> None:
-    """One by one or ten at a time; one for nobody is received as well."""
+def test_a_message_has_its_tenant_as_group(run: Run, queue: Queue) -> None:
+    """Messages are sent singly or ten at a time; those without a tenant are received as well."""
     run(queue.send({"n": 1}, group="search"))
     run(queue.send_all([{"n": 2}, {"n": 3}], group="ads"))
     run(queue.send({"n": 4}, group=None))
@@ -73,7 +73,7 @@ def test_a_message_tells_for_whom_it_was_sent(run: Run, queue: Queue) -> None:
 
 
 def test_a_message_that_has_gone_is_not_kept() -> None:
-    """Its holder is told, and goes on. Emulators take any receipt: AWS is spoken for here."""
+    """Its holder gets False, and continues. Emulators accept any receipt, so the reply is faked."""
     keeping = Queue("url").hide(Message("{}", "receipt"), 60)
     call = next(keeping)
     assert (call.method, call.arguments["VisibilityTimeout"]) == ("change_message_visibility", 60)
@@ -83,7 +83,7 @@ def test_a_message_that_has_gone_is_not_kept() -> None:
 
 
 def test_what_is_refused_of_ten_is_sent_again() -> None:
-    """Only that, and once; refused twice it is an error."""
+    """Only the refused one is sent again, once; a second refusal is an error."""
     sending = Queue("url").send_all([{"n": 0}, {"n": 1}], group="search")
     first = next(sending)
     assert len(first.arguments["Entries"]) == 2
@@ -109,7 +109,7 @@ def test_many_messages_go_ten_at_a_time(run: Run, queue: Queue) -> None:
 
 
 def test_a_delayed_message_comes_later(run: Run, queue: Queue) -> None:
-    """Not at once, but soon; a delay longer than SQS takes is cut to its longest."""
+    """It comes soon, but not at once; a delay longer than SQS allows is cut to the maximum."""
     run(queue.send({"n": 1}, group="search", delay_seconds=1.2))
     run(queue.send({"n": 2}, group="search", delay_seconds=10**6))
     assert run(queue.receive(wait_seconds=0, visibility_seconds=30)) == []
@@ -118,7 +118,7 @@ def test_a_delayed_message_comes_later(run: Run, queue: Queue) -> None:
 
 
 def test_a_queue_that_is_not_there_is_an_error(run: Run, queue: Queue) -> None:
-    """The operation says what AWS said."""
+    """The operation raises AWS's error."""
     with pytest.raises(AwsError):
         run(Queue(f"{queue.url}-no-such").send({"n": 1}, group=None))
 
@@ -128,8 +128,8 @@ def test_a_queue_that_is_not_there_is_an_error(run: Run, queue: Queue) -> None:
     ["", "null", "[]", "7", "{", '"x"', "\ud800"]
     + [json.dumps({"batch_id": batch_id}) for batch_id in ("x" * 65, "é", 7, None)],
 )
-def test_nonsense_is_no_message(body: str) -> None:
-    """Nothing but a JSON object is one, and none with a batch that could not be ours."""
+def test_a_malformed_message_is_refused(body: str) -> None:
+    """Only a JSON object with a possible batch ID is a message."""
     assert parse_message(body) is None
 
 

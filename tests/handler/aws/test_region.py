@@ -1,4 +1,4 @@
-"""Which region clients speak to: as AWS's own tools have it."""
+"""Region of AWS clients: chosen as in AWS's own tools."""
 
 from __future__ import annotations
 

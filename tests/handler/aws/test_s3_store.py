@@ -98,8 +98,8 @@ def test_a_profile_of_the_store_has_its_own_region_and_style(
 
 
 @pytest.mark.parametrize("url", ["minio", "minio:9000", "ftp://minio", "http://", "http://h:x"])
-def test_what_is_no_url_of_a_host_is_refused(url: str) -> None:
-    """By its own name."""
+def test_an_endpoint_without_a_host_is_refused(url: str) -> None:
+    """The error has a separate type."""
     with pytest.raises(BadEndpoint, match=f"Invalid endpoint: {url} \\(write http"):
         find_store({"AWS_ENDPOINT_URL_S3": url})
 
@@ -112,19 +112,19 @@ def refused(code: str) -> ClientError:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (refused("SignatureDoesNotMatch"), "(the store is http://s3: its keys or its region are"),
+        (refused("SignatureDoesNotMatch"), "(the store is http://s3: its keys or its"),
         (refused("NoSuchBucket"), "it has no such bucket)"),
-        (refused("NotImplemented"), "it lacks this operation"),
+        (refused("NotImplemented"), "it does not support this operation"),
         (refused("PathStyleDomainForbidden"), "set addressing_style = virtual"),
-        (EndpointConnectionError(endpoint_url="http://s3"), "it does not answer)"),
+        (EndpointConnectionError(endpoint_url="http://s3"), "it does not respond)"),
         (SSLError(endpoint_url="http://s3", error="x"), "AWS_CA_BUNDLE"),
-        (refused("500"), "or what answers there is not S3"),
+        (refused("500"), "or the port belongs to another server"),
     ],
 )
 def test_what_a_store_says_is_explained(
     error: ClientError | BotoCoreError, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For S3 alone, and not for AWS's own."""
+    """Only errors of S3 are explained, and not those of AWS's own S3."""
     call = Call("s3", "put_object", {})
     assert words not in str(translate(error, call))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")
@@ -133,6 +133,6 @@ def test_what_a_store_says_is_explained(
 
 
 def test_a_missing_object_is_nothing_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no fault of the store."""
+    """It is not reported as a failure of the store."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")
     assert "the store is" not in str(translate(refused("NoSuchKey"), Call("s3", "get_object", {})))

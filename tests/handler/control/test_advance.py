@@ -1,4 +1,4 @@
-"""What comes next for a batch, wherever it stands."""
+"""Next step of a batch, in each of its states."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(cloud: Cloud, batch: Batch) -> OpenWork | None:
 
 
 def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
-    """In one go, where there is time."""
+    """One run does everything if it has time."""
     batch = go_on(files, files.create(lines_of(25)))
     assert batch.status is Status.IN_PROGRESS
     assert batch.shards_rung == 3
@@ -65,7 +65,7 @@ def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
 def test_a_file_that_may_take_long_is_left_to_others(
     files: Cloud, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
 ) -> None:
-    """So that cancels do not wait behind it; whoever takes it in rings for its shards."""
+    """So cancels do not wait behind it; the run that reads it sends the messages for its shards."""
     if pack is bytes:
         monkeypatch.setattr(intake, "SHORT_BYTES", 10)
     batch = go_on(files, files.create(pack(lines_of(25))))
@@ -79,7 +79,7 @@ def test_a_file_that_may_take_long_is_left_to_others(
 
 
 def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time a run rings for some shards, notes how many, and rings for the next run."""
+    """Near its deadline a run sends some messages, records how many, and requests another run."""
     monkeypatch.setattr(shards, "_RING_AT_ONCE", 20)
     batch = files.ingest(files.create(lines_of(450)))
     batch = go_on(files, batch, time_for(0))
@@ -106,7 +106,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_rung_for_no_further(
     assert files.rung_shards() == [0]
 
 
-def test_a_model_that_is_served_no_more_rings_for_nobody(files: Cloud) -> None:
+def test_a_model_that_is_no_longer_served_gets_no_messages(files: Cloud) -> None:
     """The batch waits: for the model, or for the end of its window."""
     batch = files.ingest(files.create(lines_of(3)))
     cloud = files.having(work_queues={})
@@ -128,14 +128,14 @@ def test_a_batch_with_all_shards_done_completes(files: Cloud) -> None:
 
 
 def test_a_window_that_ends_before_the_file_is_read(files: Cloud) -> None:
-    """The batch expires as it stands."""
+    """The batch expires in its current state."""
     batch = go_on(files, files.create(lines_of(3)), after=25 * 3600)
     assert batch.status is Status.EXPIRED
     assert files.has_object(batch.outputs.report_key)
 
 
 def test_a_window_that_ends_while_shards_are_left(files: Cloud) -> None:
-    """Lines that were not run get a row that says so."""
+    """Lines that were not run get a row with the reason."""
     batch = go_on(files, files.create(lines_of(20)))
     finish(files, batch, 0)
     batch = go_on(files, batch, after=25 * 3600)
@@ -145,7 +145,7 @@ def test_a_window_that_ends_while_shards_are_left(files: Cloud) -> None:
 
 
 def test_a_batch_that_has_cost_all_it_may_expires(files: Cloud) -> None:
-    """Its rows are there, its other lines have a row that says so, and no worker is wanted."""
+    """Its rows are there, other lines have a row with the reason, and no worker is requested."""
     cloud = files.having(gpu_hour_prices={MODEL: 3.6})
     batch = go_on(cloud, cloud.create(lines_of(20), metadata={"max-cost": "0.5"}))
     spend(cloud, cloud.claim(batch.id, 0), gpu_seconds=499.0)
@@ -165,8 +165,8 @@ def test_a_batch_that_has_cost_all_it_may_expires(files: Cloud) -> None:
     assert errors.count(b"reached its `max_cost`") == 20
 
 
-def test_a_cost_that_nobody_knows_has_no_limit(files: Cloud) -> None:
-    """The batch fails before anything runs, and says which price is missing."""
+def test_a_cost_limit_requires_a_price(files: Cloud) -> None:
+    """The batch fails before anything runs, and its error names the missing price."""
     batch = go_on(files, files.create(lines_of(20), metadata={"max-cost": "0.5"}))
     assert batch.status is Status.FAILED
     (error,) = batch.errors
@@ -189,7 +189,7 @@ def test_a_shard_that_was_given_up_is_closed(files: Cloud) -> None:
 
 
 def test_a_cancelled_batch_is_brought_to_its_end(files: Cloud) -> None:
-    """What a worker holds is waited for or taken over, then the batch is cancelled."""
+    """Shards that a worker holds are awaited or taken over, then the batch is cancelled."""
     batch = go_on(files, files.create(lines_of(20)))
     files.claim(batch.id)
     files.run(cancel(files.deployment, batch.id, int(time.time())))
@@ -197,8 +197,8 @@ def test_a_cancelled_batch_is_brought_to_its_end(files: Cloud) -> None:
     assert go_on(files, batch, after=30).status is Status.CANCELLED
 
 
-def test_a_status_that_nobody_was_told_of_is_announced(files: Cloud) -> None:
-    """A run that died between the move and the word is made good, also at the end."""
+def test_a_status_without_an_announcement_is_announced(files: Cloud) -> None:
+    """It repairs the death of a run between the move and the event, also at the end."""
     batch, table = files.create(lines_of(3)), files.deployment.table
     files.run(announce(files.deployment, batch))
     files.run(table.move_batch(batch.id, Status.FAILED, 1))

@@ -1,4 +1,4 @@
-"""What Lambdas count: each end, each shard that is given up and each row, once."""
+"""Metrics of Lambdas: each end, each abandoned shard and each row counts once."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Counted = Callable[[], list[Line]]
 
 @pytest.fixture
 def mini(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """Return a deployment of its own, in the process of the control Lambda."""
+    """Return a separate deployment, in the process of the control Lambda."""
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "control")
     return Cloud.on(ministack)
 
 
 @pytest.fixture
 def counted(capsys: pytest.CaptureFixture[str]) -> Counted:
-    """Return what gives the lines since it was last asked."""
+    """Return a function that returns the lines since its last call."""
     return lambda: lines_in(capsys.readouterr().out)
 
 
 def ends(lines: list[Line]) -> list[tuple[dict[str, float], object]]:
-    """Return the ends that were counted, and the status that the line tells."""
+    """Return the ends that were counted, and the status in the line."""
     return [(line.figures, line.labels["status"]) for line in lines if "status" in line.labels]
 
 
@@ -51,10 +51,10 @@ def ends(lines: list[Line]) -> list[tuple[dict[str, float], object]]:
         (Status.EXPIRED, "BatchesFailed"),
     ],
 )
-def test_an_end_is_counted_when_it_is_told(
+def test_an_end_is_counted_when_it_is_announced(
     mini: Cloud, counted: Counted, outcome: Status, metric: str
 ) -> None:
-    """Once, by whichever run, though all look again; its line names the batch."""
+    """One run counts it, though all check again; its line names the batch."""
     drop = mini.drop(4).begin()
     drop.run_shard(0)
     drop.move(Status.FINALIZING, outcome=str(outcome)).finish()
@@ -72,7 +72,7 @@ def test_a_batch_that_was_cancelled_is_not_counted(mini: Cloud, counted: Counted
 
 
 def test_two_runs_that_tell_one_end_count_it_once(mini: Cloud, counted: Counted) -> None:
-    """Both have read the batch before the other has told; its tenant's total has it once."""
+    """Both have read the batch before either announces it; its tenant's total has it once."""
     drop = mini.drop(4).move(Status.FAILED)
     stale = drop.batch
     for _ in range(2):
@@ -82,10 +82,10 @@ def test_two_runs_that_tell_one_end_count_it_once(mini: Cloud, counted: Counted)
     assert {status: number for status, number in total.batches.items() if number} == {"failed": 1}
 
 
-def test_an_end_that_could_not_be_told_is_counted_later(
+def test_an_end_that_could_not_be_announced_is_counted_later(
     mini: Cloud, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its word to the world, which the reaper gives."""
+    """The reaper counts it when it publishes the event."""
     drop = mini.drop(4).move(Status.FAILED)
     with monkeypatch.context() as patch:
         patch.setattr(mini.aws.clients["events"], "put_events", lambda **_: FULL)
@@ -128,7 +128,7 @@ def test_a_shard_that_is_given_up_is_counted_once(
     first: Callable[[Cloud, Drop], None],
     second: Callable[[Cloud, Drop], None],
 ) -> None:
-    """Whoever gives it up first; all that come later see that it is."""
+    """The run that gives it up first counts it; later runs see that it is abandoned."""
     drop = hopeless(mini)
     first(mini, drop)
     second(mini, drop)
@@ -152,13 +152,13 @@ def closing(drop: Drop, cloud: Cloud) -> None:
 
 
 def test_rows_that_finalize_makes_durable_are_counted_by_it(mini: Cloud, counted: Counted) -> None:
-    """Those that the table knew of already are not, nor those that a second run finds done."""
+    """Rows that the table already knew are not counted, nor those that a second run finds done."""
     drop = mini.drop(4).begin()
     shard = drop.claim(0, lease_seconds=60)
-    told = Progress(completed=1, prompt_tokens=10, cached_tokens=4, completion_tokens=3)
+    recorded = Progress(completed=1, prompt_tokens=10, cached_tokens=4, completion_tokens=3)
     drop.put_rows(shard, [1])
     mini.run(
-        mini.deployment.table.renew(shard, lease_until=0, progress=told, attempts=1),
+        mini.deployment.table.renew(shard, lease_until=0, progress=recorded, attempts=1),
     )
     drop.put_rows(shard, [2], number=1)  # durable, and its worker died before it could tell
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))
@@ -176,7 +176,7 @@ def test_rows_that_finalize_makes_durable_are_counted_by_it(mini: Cloud, counted
 def test_rows_of_a_run_that_loses_the_shard_are_not_counted(
     mini: Cloud, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its commit does not happen; whoever has the shard counts them."""
+    """Its commit fails; the owner of the shard counts the rows."""
     drop = mini.drop(4).begin()
     drop.claim(0)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))

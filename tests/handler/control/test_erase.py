@@ -64,7 +64,7 @@ def later() -> float:
 
 
 def run(cloud: Cloud, drop: Drop) -> None:
-    """Let the control Lambda do what the message asks for, when nothing writes any more."""
+    """Run the control Lambda with the message, once no process can write any more."""
     advance(cloud.aws, cloud.deployment, drop.id, plenty, now=later)
 
 
@@ -76,7 +76,7 @@ def everything(cloud: Cloud) -> tuple[set[str], list[dict[str, Any]]]:
 
 
 def test_a_tombstone_remains(cloud: Cloud) -> None:
-    """With id, times and counts: no name of a file, no word of the client's, no byte of a row."""
+    """It has ID, times and counts, but no file name, no text of the client, and no row."""
     drop = ended(cloud)
     before = drop.batch
     assert len(everything(cloud)[0]) > 4
@@ -102,7 +102,7 @@ def test_a_tombstone_remains(cloud: Cloud) -> None:
 
 
 def test_what_later_batches_would_reuse_goes_too(mini: Cloud) -> None:
-    """Of this batch alone: what others of the tenant have computed stays."""
+    """Only this batch's stored results are deleted; those of the tenant's other batches stay."""
     drop = ended(mini)
     prefix = results_prefix(drop.batch.tenant)
     own, other = (f"{prefix}model/00ff/{batch}-0000000.3" for batch in (drop.id, "batch_other"))
@@ -115,7 +115,7 @@ def test_what_later_batches_would_reuse_goes_too(mini: Cloud) -> None:
 
 
 def test_what_is_written_after_the_end_goes_too(cloud: Cloud) -> None:
-    """All is looked through again when no run is left that may write; not before is it erased."""
+    """Everything is checked again when no run may still write; only then is the batch erased."""
     drop = ended(cloud)
     request(cloud, drop)
     cloud.messages()
@@ -151,7 +151,7 @@ def test_an_erasure_whose_message_was_lost_is_done(mini: Cloud) -> None:
 
 
 def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
-    """Also one that has begun to since the client was told that none does."""
+    """It also stays if the other batch began to read it after the request was accepted."""
     drop = ended(mini)
     request(mini, drop)
     reader = mini.drop(4, key="input/y.jsonl")
@@ -168,7 +168,7 @@ def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
 
 
 def test_the_parts_of_an_input_go_with_it(cloud: Cloud) -> None:
-    """With the name that the client gave it; but no others, whatever a dropped file names."""
+    """They are deleted with the client's file name, but no others, whatever a drop names."""
     drop = ended(cloud)
     kept, gone = "upload_1", "upload_2"
     bucket, s3 = cloud.deployment.bucket, cloud.aws.clients["s3"]
@@ -193,7 +193,7 @@ def test_the_parts_of_an_input_go_with_it(cloud: Cloud) -> None:
     assert cloud.run(cloud.deployment.uploads.get_upload(gone)) is None
 
 
-def test_versions_of_another_time_are_not_asked_whose_they_are(
+def test_versions_of_another_time_are_not_checked(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that is uploaded every hour has thousands of them."""
@@ -259,7 +259,7 @@ def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud, stride: int) -> 
 
 
 def test_what_the_time_does_not_allow_is_left_to_another_run(mini: Cloud) -> None:
-    """It is asked for by a message, which comes again also from among the dead letters."""
+    """A message requests the rest; it is also retried from the dead-letter queue."""
     drop = ended(mini)
     request(mini, drop)
     mini.messages()
@@ -295,9 +295,11 @@ def test_an_end_is_announced_and_counted_once(mini: Cloud) -> None:
 
 
 def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
-    """Nor an input that another batch reads, nor anything where the deployment does not say so."""
+    """An input that another batch reads stays, as does everything if erasure is not enabled."""
     drop = mini.drop(4).begin()
-    with pytest.raises(NotErasable, match="in_progress: only one that has ended") as refused:
+    with pytest.raises(
+        NotErasable, match="in_progress: only an ended batch can be erased"
+    ) as refused:
         request(mini, drop)
     assert refused.value.code == "batch_not_ended"
     drop.move(Status.CANCELLING).move(Status.CANCELLED)
@@ -313,12 +315,12 @@ def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
     assert drop.batch.erasing_at == NOW
 
 
-def test_a_webhook_is_told_of_the_end_first(mini: Cloud) -> None:
-    """Or has failed for good: its receiver waits for it."""
+def test_a_pending_webhook_is_delivered_first(mini: Cloud) -> None:
+    """The webhook must be delivered or have failed: its receiver waits for it."""
     drop = ended(mini)
     change = mini.deployment.table.change_batch
     mini.run(change(drop.id, Status.COMPLETED, webhook_delivery="pending"))
-    with pytest.raises(NotErasable, match="has not been told") as refused:
+    with pytest.raises(NotErasable, match="is still pending") as refused:
         request(mini, drop)
     assert refused.value.code == "webhook_pending"
     assert drop.batch.erasing_at is None

@@ -36,7 +36,7 @@ LATER = SETTLED_SECONDS + 60
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Cloud:
-    """Return a deployment of its own, on each emulator in turn."""
+    """Return a separate deployment, on each emulator in turn."""
     return Cloud.on(emulator)
 
 
@@ -46,7 +46,7 @@ def mini(ministack: Emulator) -> Cloud:
     return Cloud.on(ministack)
 
 
-def asked(cloud: Cloud) -> list[Drop | Sweep]:
+def receive_messages(cloud: Cloud) -> list[Drop | Sweep]:
     """Take our own messages about uploads and sweeps off their queues."""
     found = list[Drop | Sweep]()
     for queue in (cloud.deployment.control, cloud.deployment.drops):
@@ -63,9 +63,9 @@ def asked(cloud: Cloud) -> list[Drop | Sweep]:
 def swept(
     cloud: Cloud, *, later: int = LATER, after: str = "", time_left: Callable[[], float] = plenty
 ) -> list[Drop | Sweep]:
-    """Sweep as if so many seconds had passed, and return what was sent."""
+    """Sweep as if that many seconds had passed, and return the messages sent."""
     cloud.run(sweep(cloud.deployment, after, int(time.time()) + later, time_left))
-    return asked(cloud)
+    return receive_messages(cloud)
 
 
 def take(cloud: Cloud, drop: Drop | Sweep) -> Batch | None:
@@ -75,7 +75,7 @@ def take(cloud: Cloud, drop: Drop | Sweep) -> Batch | None:
 
 
 def test_an_upload_without_an_event_is_found_and_run_once(cloud: Cloud) -> None:
-    """By one sweep or more; its event, which comes after all, finds the batch that is there."""
+    """One or more sweeps find it; a late event finds the existing batch."""
     known = cloud.create(lines_of(1), "input/known.jsonl")
     event = cloud.put(lines_of(2), "input/a ü+.csv", {"completion-window": "2h"})
     cloud.put(b"", "input/folder/")
@@ -176,7 +176,7 @@ def test_the_second_upload_of_a_second_is_found(mini: Cloud) -> None:
 
 
 def test_a_late_event_of_the_same_second_replaces_nothing(mini: Cloud) -> None:
-    """What was found since is what the key has become."""
+    """An upload that a listing found later is the key's current content."""
     first, second = _same_second(mini, lines_of(1), lines_of(2))
     [found] = swept(mini)
     newer = take(mini, found)
@@ -209,7 +209,7 @@ def test_two_names_with_the_same_results_are_one(mini: Cloud) -> None:
 
 
 def test_a_sweep_goes_on_where_its_time_ended(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Page by page, and a message for the rest."""
+    """It reads page by page, and a message continues it."""
     for number in range(5):
         mini.put(lines_of(1), f"input/{number}")
     listing = Bucket.list_page
@@ -228,10 +228,10 @@ def test_a_sweep_goes_on_where_its_time_ended(mini: Cloud, monkeypatch: pytest.M
     ]
 
 
-def test_an_event_that_died_before_its_batch_was_made_is_told_again(
+def test_a_lost_event_without_a_batch_is_sent_again(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it was, for as long as the sweep would find it, too."""
+    """It is sent unchanged, for as long as the sweep would find it."""
     monkeypatch.setattr("tidemill.handler.control.dead_letters.MAX_DELAY_SECONDS", 0)
     drop = mini.put(lines_of(1))
     now = int(time.time())
@@ -239,7 +239,7 @@ def test_an_event_that_died_before_its_batch_was_made_is_told_again(
     def dead(message: Drop, later: int) -> list[Drop | Sweep]:
         body = to_json(drop_message(message)).decode()
         mini.run(handle_dead_letter(mini.deployment, body, now + later))
-        return asked(mini)
+        return receive_messages(mini)
 
     again = replace(drop, failing_since=now)
     assert dead(drop, 0) == [again]
@@ -248,37 +248,37 @@ def test_an_event_that_died_before_its_batch_was_made_is_told_again(
     assert take(mini, again) == mini.take(drop)
 
 
-def test_what_a_sweep_found_is_told_again_until_the_next(
+def test_an_upload_found_by_a_sweep_is_sent_again_until_the_next_sweep(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each day would add another message that lives for eight."""
+    """Otherwise each day would add another message that lives for eight."""
     monkeypatch.setattr("tidemill.handler.control.dead_letters.MAX_DELAY_SECONDS", 0)
     mini.put(lines_of(1))
     [found] = swept(mini)
     assert isinstance(found, Drop)
     now = int(time.time())
     again = replace(found, failing_since=now)
-    for later, told in ((0, [again]), (EVERY_SECONDS - 1, [again]), (EVERY_SECONDS, [])):
+    for later, expected in ((0, [again]), (EVERY_SECONDS - 1, [again]), (EVERY_SECONDS, [])):
         body = to_json(drop_message(again if later else found)).decode()
         mini.run(handle_dead_letter(mini.deployment, body, now + later))
-        assert asked(mini) == told
+        assert receive_messages(mini) == expected
     assert swept(mini) == [found]
 
 
 @pytest.mark.parametrize(
     "message", [{"kind": "drop"}, {"kind": "drop", "bucket": 5}, {"kind": "sweep", "after": 5}]
 )
-def test_a_message_that_nobody_sends_asks_for_nothing(message: dict[str, object]) -> None:
-    """It says what is wrong with it."""
+def test_a_malformed_message_is_ignored(message: dict[str, object]) -> None:
+    """The result contains the reason."""
     [ignored] = parse_control(to_json(message).decode())
     assert isinstance(ignored, Ignored)
-    assert "no message of ours: " in ignored.reason
+    assert "not a Tidemill message: " in ignored.reason
 
 
 def test_the_schedule_of_a_day_has_the_control_lambda_sweep(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one Lambda asks, the other looks."""
+    """The reaper Lambda requests it, the control Lambda lists the uploads."""
     for name, value in mini.environment.items():
         monkeypatch.setenv(name, value)
     deployment.cache_clear()
@@ -287,8 +287,10 @@ def test_the_schedule_of_a_day_has_the_control_lambda_sweep(
     reaper.handler({"sweep": True}, LocalLambdaContext("reaper", 900))
     deployment.cache_clear()
     reaper._aws.cache_clear()
-    assert asked(mini) == [Sweep()]
+    assert receive_messages(mini) == [Sweep()]
     monkeypatch.setattr("tidemill.handler.control.sweep.SETTLED_SECONDS", -60)
     body = to_json(sweep_message()).decode()
     control.handle_message(mini.aws, mini.deployment, body, plenty)
-    assert [drop.key for drop in asked(mini) if isinstance(drop, Drop)] == ["input/x.jsonl"]
+    assert [drop.key for drop in receive_messages(mini) if isinstance(drop, Drop)] == [
+        "input/x.jsonl"
+    ]

@@ -18,7 +18,7 @@ from tidemill.handler.tenants.keys import KeyStore
 PRICES = '{"tidemill-demo": 0.8}'
 
 
-# Until it is closed Playwright keeps an event loop running, beside which no asynchronous test can.
+# Until it is closed, Playwright runs an event loop, which excludes asynchronous tests.
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
@@ -31,7 +31,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def cloud(ministack: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own, whose API is that of this process."""
+    """Return a separate deployment, whose API is that of this process."""
     cloud = Cloud.on(ministack, gpu_hour_prices=PRICES)
     environment = {**cloud.environment, "TIDEMILL_GPU_HOUR_PRICES": PRICES}
     with serving(replace(cloud, environment=environment)) as cloud:
@@ -67,7 +67,7 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
     page.on("dialog", lambda dialog: _answer(dialog, complaints))
     page.on(
         "console",
-        lambda said: complaints.append(said.text) if "Content Security" in said.text else None,
+        lambda line: complaints.append(line.text) if "Content Security" in line.text else None,
     )
     yield page
     context.close()
@@ -75,7 +75,7 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
 
 
 def _answer(dialog: Dialog, complaints: list[str]) -> None:
-    """Leave when a page asks whether to; whatever else asks is no page of ours."""
+    """Accept a page's confirmation of leaving; any other dialog is a complaint."""
     if dialog.type == "beforeunload":
         dialog.accept()
     else:

@@ -1,4 +1,4 @@
-"""What stands behind the page in tests: Lambdas that listen to the queue, and a worker.
+"""The backend of the page in tests: Lambdas that listen to the queue, and a worker.
 
 The worker's engine does what the body of a line says: `tests/engine_process/scripted_engine.py`.
 """

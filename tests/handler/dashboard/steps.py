@@ -1,4 +1,4 @@
-"""What people do on the page, and what is looked for there."""
+"""User actions on the page, and elements that tests look for."""
 
 from __future__ import annotations
 

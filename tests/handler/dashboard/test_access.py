@@ -1,4 +1,4 @@
-"""Who uses the page: with a keyboard, on a phone, in the dark, by ear."""
+"""Accessibility of the page: keyboard, phone, dark mode, screen reader."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None
     assert cloud.batch(batch.id).status == "cancelled"
 
 
-def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Whoever is on a link of the list is there still when the list has been fetched again."""
+def test_a_refresh_leaves_the_focus(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """A focused link of the list is still focused when the list has been fetched again."""
     cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     link = page.get_by_role("link", name="x.jsonl")
@@ -114,7 +114,7 @@ def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key
 
 
 def test_a_view_takes_the_focus_at_once_or_never(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Whoever moves on in the moment in which it comes is left where they are."""
+    """A user who moves on at the moment of its arrival keeps the focus."""
     cloud.ingest(cloud.create(lines_of(25)))
     page.add_init_script(MOVE_ON)
     sign_in(page, new_key("default"))
@@ -144,11 +144,11 @@ def test_who_wants_no_motion_gets_none(chromium: Browser, url: str) -> None:
     page.evaluate(
         "document.body.insertAdjacentHTML('beforeend', '<i class=\"status in_progress\">')"
     )
-    said = page.evaluate(
+    animation = page.evaluate(
         "getComputedStyle(document.querySelector('.in_progress'), '::before').animationName"
     )
     context.close()
-    assert said == "none"
+    assert animation == "none"
 
 
 def _left(found: Locator) -> float:

@@ -28,7 +28,7 @@ def test_a_key_opens_the_list(page: Page, cloud: Cloud, new_key: NewKey) -> None
 
 
 def test_a_batch_is_cancelled_after_a_question(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Who says no has changed nothing; who says yes sees it end."""
+    """A batch is unchanged after No, and is cancelled after Yes."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     page.get_by_role("link", name="x.jsonl").click()

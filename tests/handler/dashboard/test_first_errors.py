@@ -44,21 +44,21 @@ def errors_of(batch: Batch) -> str:
     event["headers"].pop("accept-encoding")
     answer = answer_to(event)
     assert answer["statusCode"] == 200
-    said: str = answer["body"]
-    return said
+    body: str = answer["body"]
+    return body
 
 
 def test_errors_are_those_of_the_batch_itself(cloud: Cloud) -> None:
     """A newer drop of the key has written over the object: each shows its own."""
     older, newer = failed(cloud, "1111"), failed(cloud, "2222")
     for batch, own, others in ((older, "1111", "2222"), (newer, "2222", "1111")):
-        said = errors_of(batch)
-        assert own in said
-        assert others not in said
+        body = errors_of(batch)
+        assert own in body
+        assert others not in body
 
 
-def test_errors_of_one_kind_are_told_once() -> None:
-    """With how many there are, and the first of them; another status or code is another kind."""
+def test_errors_of_one_kind_are_shown_once() -> None:
+    """They have a count and an example; another status or code is another kind."""
     failures = [
         Failure(
             f"row-{number}", "invalid_request", f"`top_k` must be -1 or more; got -{number}.", 400
@@ -78,7 +78,7 @@ def test_errors_of_one_kind_are_told_once() -> None:
 
 
 def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for whenever another row has failed."""
+    """It is read again whenever another row has failed."""
     batch = failed(cloud, "3333")
     calls: list[Call] = []
     send = Aws._send
@@ -89,12 +89,12 @@ def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.M
 
     monkeypatch.setattr(Aws, "_send", watched)
     assert "3333" in errors_of(batch)
-    asked = [call.arguments["Key"] for call in calls if call.method == "get_item"]
-    assert sum(key["pk"] == {"S": f"BATCH#{batch.id}"} for key in asked) == 1
+    keys = [call.arguments["Key"] for call in calls if call.method == "get_item"]
+    assert sum(key["pk"] == {"S": f"BATCH#{batch.id}"} for key in keys) == 1
 
 
 def test_errors_of_a_sealed_shard_are_those_of_its_commit(ministack: Emulator) -> None:
-    """While the batch runs: a worker that has lost its lease may have written others."""
+    """A worker that has lost its lease may have written others while the batch runs."""
     cloud = FinalizeCloud.on(ministack)
     drop = cloud.drop(4).begin()
     older = drop.claim(0)

@@ -29,9 +29,9 @@ HOSTILE = (
 def test_hostile_texts_are_shown_and_do_nothing(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """In the list, in a batch, in its errors, in a refusal and in an upload's name."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    """They are in the list, in a batch, in its errors, in a refusal and in an upload's name."""
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     key = f"input/{HOSTILE.replace('/', '')}.jsonl"
     lines = [line_of(HOSTILE, body={"model": MODEL, "messages": [], "raise": HOSTILE})]
     with control_running(cloud), worker_running(cloud, tmp_path):
@@ -51,7 +51,7 @@ def test_hostile_texts_are_shown_and_do_nothing(
         {"name": HOSTILE.replace("/", ""), "mimeType": "text/plain", "buffer": b"{}"}
     )
     expect(page.locator("#chosen")).to_contain_text("<script>alert(2)<script>")
-    assert not [url for url in asked if url.endswith("/x")]
+    assert not [url for url in urls if url.endswith("/x")]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_hostile_texts_are_shown_and_do_nothing(
 def test_a_made_up_address_leads_to_views_only(
     page: Page, cloud: Cloud, new_key: NewKey, address: str
 ) -> None:
-    """Of the API's other answers none is ever taken for a piece of the page."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    """No other reply of the API is ever inserted into the page."""
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     cloud.create(lines_of(1))
     sign_in(page, new_key("default"), f"#{address}")
     page.wait_for_load_state("networkidle")
     expect(page.locator("#tenant")).to_have_text("default")
-    assert not [url for url in asked if "/dashboard" not in url]
+    assert not [url for url in urls if "/dashboard" not in url]
 
 
 def test_unknown_parameters_are_escaped(cloud: Cloud) -> None:
@@ -103,11 +103,11 @@ def test_why_a_file_was_refused_is_escaped(page: Page, cloud: Cloud, new_key: Ne
 
 @pytest.mark.parametrize("template", ["batches.html", "errors.html"])
 def test_every_template_escapes(template: str) -> None:
-    """Whatever is put into one comes out as text."""
+    """Every inserted value is rendered as text."""
     row = json.dumps({"custom_id": HOSTILE, "error": {"message": HOSTILE, "code": HOSTILE}})
     failure = read_row(row.encode())
     assert failure is not None
-    said = render(
+    page_text = render(
         template,
         kinds=group_errors([failure]),
         num_read=1,
@@ -120,8 +120,8 @@ def test_every_template_escapes(template: str) -> None:
         older=HOSTILE,
         is_live=False,
     )
-    assert "<img" not in said
-    assert "<script" not in said
+    assert "<img" not in page_text
+    assert "<script" not in page_text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_every_template_escapes(template: str) -> None:
     ],
 )
 def test_a_row_may_hold_anything(row: bytes) -> None:
-    """The object may have been written by somebody else: what cannot be read is left out."""
+    """Another program may have written the object: unreadable rows are left out."""
     found = read_row(row)
     assert found is None or found.place in {"", "7"}
 
@@ -150,7 +150,7 @@ def test_what_is_not_there_is_refused_in_words(cloud: Cloud, path: str) -> None:
     event["headers"].pop("accept-encoding")
     answer = answer_to(event)
     assert answer["statusCode"] == 404
-    assert json.loads(answer["body"])["error"]["message"].startswith("There is no ")
+    assert json.loads(answer["body"])["error"]["message"].endswith(" not found.")
 
 
 def test_long_names_are_cut_in_errors() -> None:

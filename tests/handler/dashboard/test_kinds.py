@@ -1,4 +1,4 @@
-"""What the page shows of batches that write no tokens: vectors, and recordings."""
+"""Dashboard of batches without output tokens: embeddings, and recordings."""
 
 from __future__ import annotations
 
@@ -41,25 +41,27 @@ def ended(cloud: Cloud, endpoint: str, done: Progress) -> str:
     return batch.id
 
 
-def test_a_batch_of_vectors_tells_what_was_read(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """There are no tokens of an output to be counted, nor to be drawn."""
+def test_a_batch_of_embeddings_shows_its_input_tokens(
+    page: Page, cloud: Cloud, new_key: NewKey
+) -> None:
+    """No output tokens are counted or drawn."""
     done = Progress(1_000, prompt_tokens=42_000)
     sign_in(page, new_key("default"), f"#/batches/{ended(cloud, '/v1/embeddings', done)}")
     figures = page.locator(".figures")
     expect(figures).to_contain_text("Tokens in42,000")
     expect(figures).not_to_contain_text("Tokens out")
     expect(page.get_by_role("img", name="tokens in/s over time")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("columnheader").last).to_have_text("Tokens in")
     expect(table.get_by_role("row").last).to_contain_text("42,000")
     assert obstacles(page) == []
 
 
-def test_a_batch_of_recordings_tells_how_much_was_heard(
+def test_a_batch_of_recordings_shows_its_audio_seconds(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """In the list, in its figures and over time, beside the tokens that were written."""
+    """The list, the figures and the plot show them, in addition to the output tokens."""
     done = Progress(50, prompt_tokens=200, completion_tokens=9_000, audio_seconds=3_725.5)
     batch_id = ended(cloud, "/v1/audio/transcriptions", done)
     sign_in(page, new_key("default"))
@@ -70,21 +72,21 @@ def test_a_batch_of_recordings_tells_how_much_was_heard(
     expect(page.locator(".figures")).to_contain_text("Audio1 h 2 min")
     expect(page.locator(".figures")).to_contain_text("Tokens out9,000")
     expect(page.get_by_role("img", name="s of audio/s over time")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("columnheader").last).to_have_text("Seconds of audio")
     assert obstacles(page) == []
 
 
-def test_a_batch_with_truncated_answers_tells_how_many(
+def test_a_batch_with_truncated_answers_shows_their_number(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """In the list beside the failed rows, and in its figures."""
+    """The list shows it next to the failed rows, and so do the figures."""
     done = Progress(1_500, completion_tokens=9_000, truncated=1_200)
     batch_id = ended(cloud, "/v1/chat/completions", done)
     sign_in(page, new_key("default"))
     row = page.locator(f'[data-batch="{batch_id}"]')
     expect(row.get_by_role("cell", name="truncated")).to_contain_text("1,200 truncated")
     row.get_by_role("rowheader").get_by_role("link").click()
-    expect(page.locator(".figures")).to_contain_text("of them truncated1,200")
+    expect(page.locator(".figures")).to_contain_text("of which truncated1,200")
     assert obstacles(page) == []

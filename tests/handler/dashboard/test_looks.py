@@ -1,4 +1,4 @@
-"""What a page shows of one batch and of many, looked at in a browser."""
+"""Views of one batch and of many, in a browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def running(cloud: Cloud) -> str:
 
 
 def with_errors(cloud: Cloud, num_rows: int) -> str:
-    """Return a batch that has ended with rows that failed, for the same reason but for one."""
+    """Return an ended batch with failed rows, all for the same reason except one."""
     rows = [
         {
             "custom_id": f"row-{number}",
@@ -73,7 +73,7 @@ def with_errors(cloud: Cloud, num_rows: int) -> str:
 def test_errors_of_one_kind_are_one_row_of_the_table(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """With a count, however many there are; nothing of them is clipped on a phone."""
+    """The row has a count of any size; nothing is clipped on a phone."""
     sign_in(page, new_key("default"), f"#/batches/{with_errors(cloud, 30)}")
     table = page.locator("#errors table")
     expect(table.get_by_role("rowheader")).to_have_text(["row-2", "last"])
@@ -93,17 +93,17 @@ def test_errors_of_one_kind_are_one_row_of_the_table(
 def test_a_plot_is_drawn_wherever_the_browser_runs(
     page: Page, cloud: Cloud, new_key: NewKey, script: str
 ) -> None:
-    """Also where the system's language is none that a formatter takes."""
+    """It is drawn even if the formatter does not support the system's language."""
     page.add_init_script(script)
     sign_in(page, new_key("default"), f"#/batches/{running(cloud)}")
     expect(page.locator("#plot canvas")).to_be_visible()
-    expect(page.locator("#plot-words")).to_contain_text("rows a second")
+    expect(page.locator("#plot-words")).to_contain_text("rows per second")
 
 
 def test_rows_a_second_agree_with_the_time_that_it_took(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """All rows of 35 seconds may be told of in the last: they were made in all of them."""
+    """All rows of 35 seconds may be reported in the last: they were produced in all of them."""
     del cloud
     sign_in(page, new_key("default"))
     found = page.evaluate(
@@ -117,16 +117,16 @@ def test_rows_a_second_agree_with_the_time_that_it_took(
 
 
 def test_a_file_that_was_refused_was_not_run(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """So nothing is to come, and it took no time."""
+    """It has no pending rows, and no duration."""
     batch = make_batch(cloud.deployment, status=Status.FAILED, errors=(BatchError("x", "No."),))
     cloud.run(cloud.deployment.table.create_batch(batch))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
-    expect(page.locator("#plot-empty")).to_have_text("Nothing of it was run.")
-    expect(page.locator(".pace")).to_have_text("was not run")
+    expect(page.locator("#plot-empty")).to_have_text("No lines were run.")
+    expect(page.locator(".pace")).to_have_text("not run")
 
 
 def test_no_curve_hides_another(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Tokens that go up with rows stay below them: each has the height of its own scale."""
+    """Tokens that grow with rows stay below them: each has a separate scale."""
     del cloud
     sign_in(page, new_key("default"))
     shares = page.evaluate(

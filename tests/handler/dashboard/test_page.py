@@ -26,7 +26,7 @@ VIEWS = ["session", "batches", "batches/batch_1"]
 
 @pytest.fixture(autouse=True)
 def no_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Let the Lambda belong to a deployment that nobody can reach."""
+    """Give the Lambda an unreachable deployment."""
     for name in ("TABLE", "BUCKET", "CONTROL_QUEUE"):
         monkeypatch.setenv(f"TIDEMILL_{name}", "drops")
     for name, value in environment_for("http://127.0.0.1:1").items():
@@ -40,7 +40,7 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         cached.cache_clear()
 
 
-def asked(path: str, *, encoding: str = "") -> dict[str, Any]:
+def reply_to(path: str, *, encoding: str = "") -> dict[str, Any]:
     """Return the answer to a request without a key."""
     event = request_of(path)
     del event["headers"]["authorization"]
@@ -49,16 +49,16 @@ def asked(path: str, *, encoding: str = "") -> dict[str, Any]:
 
 
 def test_the_address_of_the_api_leads_to_the_page() -> None:
-    """Who opens it in a browser need not know more."""
-    answer = asked("/")
+    """A browser needs nothing but the API's address."""
+    answer = reply_to("/")
     assert (answer["statusCode"], answer["headers"]["Location"]) == (307, "/dashboard")
     assert "/dashboard" in answer["body"]
 
 
 @pytest.mark.parametrize("path", PUBLIC)
 def test_the_page_keeps_to_itself(path: str) -> None:
-    """It loads from us alone, runs no script of its own text, and is in nobody's frame."""
-    answer = asked(path)
+    """It loads only from its origin, runs no inline script, and cannot be framed."""
+    answer = reply_to(path)
     assert answer["statusCode"] == 200
     headers = answer["headers"]
     rules = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
@@ -71,27 +71,27 @@ def test_the_page_keeps_to_itself(path: str) -> None:
 
 def test_the_page_has_no_text_that_runs_and_loads_nothing_from_elsewhere() -> None:
     """The policy above would stop both; the page needs neither."""
-    body = asked("/dashboard")["body"]
+    body = reply_to("/dashboard")["body"]
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", body)
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", body))
     found = re.findall(r'(?:src|href)="([^"#]+)"', body)
     assert len(found) > 5
     assert all(re.fullmatch(rf"/dashboard/assets/{version()}/[\w.]+", name) for name in found)
     for name in found:
-        assert asked(name)["statusCode"] == 200
+        assert reply_to(name)["statusCode"] == 200
 
 
 def test_files_are_kept_for_ever_and_come_compressed() -> None:
     """Their digest is in their path, so that another version has another."""
     path = f"/dashboard/assets/{version()}/pico.min.css"
-    answer = asked(path, encoding="br, gzip")
+    answer = reply_to(path, encoding="br, gzip")
     assert answer["headers"]["Cache-Control"] == "public, max-age=31536000, immutable"
     assert answer["headers"]["Content-Encoding"] == "gzip"
     assert answer["headers"]["Vary"] == "Accept-Encoding"
     packed = b64decode(answer["body"])
-    assert gzip.decompress(packed).decode() == asked(path)["body"] == assets()["pico.min.css"]
+    assert gzip.decompress(packed).decode() == reply_to(path)["body"] == assets()["pico.min.css"]
     assert len(packed) < 20_000
-    assert asked("/dashboard")["headers"]["Cache-Control"] == "no-store"
+    assert reply_to("/dashboard")["headers"]["Cache-Control"] == "no-store"
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_files_are_kept_for_ever_and_come_compressed() -> None:
     ],
 )
 def test_a_file_that_is_not_there(path: str) -> None:
-    """Another version's file is not there either: nobody keeps it under a wrong digest."""
+    """Another version's file is not found: no cache may store it under a wrong digest."""
     event = request_of(path)
     event["headers"].pop("accept-encoding")
     assert refusal_in(answer_to(event))[0] == 404
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nobody_sees_a_view_without_a_key(view: str) -> None:
-    """Its page asks for another one then."""
-    assert refusal_in(asked(f"/dashboard/view/{view}"))[0] == 401
+def test_a_view_requires_a_key(view: str) -> None:
+    """The page then shows the sign-in form."""
+    assert refusal_in(reply_to(f"/dashboard/view/{view}"))[0] == 401
 
 
-def test_a_deployment_of_signed_requests_says_so(no_cloud: pytest.MonkeyPatch) -> None:
-    """A browser cannot sign: it asks for no key then."""
+def test_a_deployment_with_signed_requests_explains_itself(no_cloud: pytest.MonkeyPatch) -> None:
+    """A browser cannot sign requests, so there is no sign-in form."""
     no_cloud.setenv("TIDEMILL_AUTH", "iam")
     deployment.cache_clear()
-    body = asked("/dashboard")["body"]
+    body = reply_to("/dashboard")["body"]
     assert "Signed requests only" in body
     assert "<form" not in body
 

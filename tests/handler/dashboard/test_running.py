@@ -18,7 +18,7 @@ SECONDS = 120_000
 def test_errors_are_read_while_others_run(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """Nobody waits for the end to see what goes wrong; a cancelled batch keeps what is done."""
+    """Errors are visible before the end; a cancelled batch keeps its finished rows."""
     scripts = [{"status": 400}, {}, {"raise": "broken"}, {"wait": 600}]
     with control_running(cloud), worker_running(cloud, tmp_path):
         cloud.put(file_of(scripts), "input/mixed.jsonl")
@@ -49,7 +49,7 @@ def test_a_batch_is_watched_to_its_end(
     errors = page.locator("#errors table")
     expect(errors.get_by_role("rowheader")).to_have_text(["row-21", "row-22"])
     expect(page.get_by_role("img", name="Plot of rows")).to_be_visible()
-    page.get_by_text("The same as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("row").last).to_contain_text("20")
     assert obstacles(page) == []

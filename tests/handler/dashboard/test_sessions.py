@@ -13,12 +13,12 @@ from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 NewKey = Callable[[str], str]
-GONE = "Your key is not accepted any more. Sign in to go on where you were."
+GONE = "Your key is no longer accepted. Sign in to continue."
 
 
 @pytest.mark.parametrize("key", ["wrong", f"tm_{'0' * 16}_{'a' * 43}", "Schlüssel", "two words"])
 def test_a_key_that_is_not_accepted(page: Page, key: str) -> None:
-    """It is said beside the field, which has the focus, and nothing is kept."""
+    """The error is next to the field, which has the focus, and the key is not stored."""
     sign_in(page, key)
     expect(page.locator("#sign-in-error")).to_contain_text("key")
     expect(page.get_by_label("API key")).to_be_focused()
@@ -46,7 +46,7 @@ def test_a_key_revoked_meanwhile(page: Page, cloud: Cloud, new_key: NewKey) -> N
 
 
 def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Not in its list, not by an address, and not what the other has left on the page."""
+    """It is not in the list, not at its address, and not left on the page from before."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     first = new_key("default")
     sign_in(page, first, f"#/batches/{batch.id}")
@@ -59,21 +59,21 @@ def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: New
     expect(page.locator("#tenant")).to_have_text("other")
     assert page.get_by_text("x.jsonl").count() == 0
     page.goto(f"/dashboard#/batches/{batch.id}")
-    told = page.get_by_role("alert").filter(has_text=f"There is no batch {batch.id}")
-    expect(told).to_be_visible()
+    alert = page.get_by_role("alert").filter(has_text=f"Batch {batch.id} not found")
+    expect(alert).to_be_visible()
 
 
 def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """Under its address nothing of another's is shown, and there is a way back."""
+    """Its address shows nothing of another batch, and there is a way back."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
     page.evaluate("location.hash = '#/batches/batch_none'")
-    expect(page.get_by_role("heading", level=1)).to_have_text("This cannot be shown")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Page not available")
     expect(page.get_by_role("heading", level=1)).to_be_focused()
-    expect(page.get_by_role("alert").filter(has_text="There is no batch")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="Batch batch_none not found")).to_be_visible()
     assert page.get_by_text("x.jsonl").count() == 0
     assert page.get_by_role("button", name="Cancel…").count() == 0
     assert obstacles(page) == []
@@ -82,7 +82,7 @@ def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
 
 
 def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Neither the key nor a text of the tenant is in the tab."""
+    """The tab contains neither the key nor a text of the tenant."""
     cloud.create(lines_of(2))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
@@ -92,37 +92,37 @@ def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -
     assert page.get_by_text("x.jsonl").count() == 0
 
 
-def test_a_server_that_fails_is_told_and_tried_again(
+def test_a_failing_server_is_reported_and_retried(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """What is shown stays, said to be old; the words go when the server is back."""
+    """The view stays, marked as outdated; the message goes away when the server is back."""
     cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
     page.route("**/dashboard/view/batches", lambda route: route.abort())
-    told = page.get_by_role("alert").filter(has_text="The server cannot be reached.")
-    expect(told).to_be_visible(timeout=120_000)
+    alert = page.get_by_role("alert").filter(has_text="The server cannot be reached.")
+    expect(alert).to_be_visible(timeout=120_000)
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
     page.unroute("**/dashboard/view/batches")
-    expect(told).to_be_hidden(timeout=120_000)
+    expect(alert).to_be_hidden(timeout=120_000)
 
 
-def test_a_tab_that_nobody_sees_asks_for_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """The list is fetched again when somebody looks again."""
+def test_a_hidden_tab_makes_no_requests(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """The list is fetched again when the tab is visible again."""
     cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
-    asked: list[str] = []
+    urls: list[str] = []
 
     def note(route: Route) -> None:
-        asked.append(route.request.url)
+        urls.append(route.request.url)
         route.continue_()
 
     page.route("**/dashboard/view/**", note)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_timeout(6_500)
-    assert asked == []
+    assert urls == []
     page.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true})")
     with page.expect_response("**/view/batches"):
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

@@ -35,8 +35,8 @@ def test_a_file_is_uploaded_and_run(
     with control_running(cloud), worker_running(cloud, tmp_path):
         sign_in(page, new_key("lab"), "#/new")
         page.get_by_label("A JSONL file").set_input_files(file)
-        page.get_by_label("To be done within").select_option("an hour")
-        page.get_by_label("A parameter that is unknown").select_option("refuses the file")
+        page.get_by_label("Complete within").select_option("an hour")
+        page.get_by_label("Unknown parameters").select_option("refuse the file")
         page.get_by_role("button", name="Upload and start").click()
         expect(page.get_by_role("heading", name="questions.jsonl")).to_be_visible(timeout=SECONDS)
         expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
@@ -54,7 +54,7 @@ def choose(page: Page, file: Path) -> None:
 
 @dataclass
 class Storage:
-    """What a browser asks of the bucket: the parts by number, each as often as it was sent."""
+    """Requests of a browser to the bucket: the parts by number, with the number of times sent."""
 
     cloud: Cloud
     parts: list[int] = field(default_factory=list)
@@ -102,7 +102,7 @@ def test_parts_are_sent_again(page: Page, cloud: Cloud, new_key: NewKey, large: 
 
 
 def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
-    """When the same file is chosen again, what S3 has of it is not sent again."""
+    """If the same file is chosen again, parts that S3 has are not sent again."""
     storage = Storage(cloud, held_from=3)
     storage.watch(page)
     sign_in(page, new_key("lab"), "#/new")
@@ -126,19 +126,19 @@ def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large
 def test_a_storage_that_cannot_be_reached(
     page: Page, cloud: Cloud, new_key: NewKey, large: Path
 ) -> None:
-    """It is said in words; another try goes on where the first was, giving up forgets it."""
+    """The page shows the error; another try resumes the upload, giving up aborts it."""
     storage = Storage(cloud, num_failures=10_000)
     storage.watch(page)
     page.clock.install()
     sign_in(page, new_key("lab"), "#/new")
     choose(page, large)
-    told = page.get_by_role("alert").filter(has_text="cannot be sent: the connection broke")
+    alert = page.get_by_role("alert").filter(has_text="the connection was interrupted")
     for _ in range(300):
         page.clock.fast_forward(20_000)
         page.wait_for_timeout(100)  # in which the parts are sent and break
-        if told.is_visible():
+        if alert.is_visible():
             break
-    expect(told).to_be_visible()
+    expect(alert).to_be_visible()
     storage.num_failures = 0
     page.clock.resume()
     page.get_by_role("button", name="Try again").click()
@@ -153,7 +153,7 @@ def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large:
     with page.expect_request(re.compile("partNumber=")):
         choose(page, large)
     with page.expect_response("**/cancel") as cancelled:
-        page.get_by_role("button", name="Give up").click()
+        page.get_by_role("button", name="Cancel upload").click()
     assert cancelled.value.ok
     expect(page.get_by_role("progressbar", name="Upload")).to_be_hidden()
     left = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.bucket)
@@ -172,7 +172,7 @@ def test_a_key_revoked_in_the_middle_of_an_upload(
     page.get_by_label("A JSONL file").set_input_files(large)
     cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(key), int(time.time())))
     page.get_by_role("button", name="Upload and start").click()
-    expect(page.locator("#sign-in-error")).to_contain_text("not accepted any more")
+    expect(page.locator("#sign-in-error")).to_contain_text("no longer accepted")
     page.get_by_label("API key").fill(new_key("lab"))
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
@@ -197,7 +197,7 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
 
 
 def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Nobody is asked for what its lines say, also of a long file that is packed."""
+    """The user need not choose it, even for a long compressed file."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
     cases = {
@@ -223,16 +223,16 @@ def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: New
     expect(page.get_by_label("Endpoint")).to_have_count(0)
 
 
-def test_what_cannot_be_a_batch_is_said(
+def test_an_invalid_choice_is_reported(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """No file, an empty one: beside the field, before anything is sent."""
+    """A missing or empty file is reported next to the field, before anything is sent."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
     page.get_by_role("button", name="Upload and start").click()
-    told = page.locator("#new-error")
-    expect(told).to_have_text("Choose a file first.")
+    error = page.locator("#new-error")
+    expect(error).to_have_text("Choose a file first.")
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     choose(page, empty)
-    expect(told).to_have_text("empty.jsonl is empty.")
+    expect(error).to_have_text("empty.jsonl is empty.")

@@ -50,7 +50,7 @@ class Cloud:
 
     @classmethod
     def on(cls, emulator: Emulator, **settings: str) -> Cloud:
-        """Make resources of its own on an emulator."""
+        """Create separate resources on an emulator."""
         resources = emulator.create()
         deployment = deployment_of(resources, **settings)
         return cls(emulator, Aws(emulator.client), deployment, resources)
@@ -122,7 +122,7 @@ class Cloud:
                 self.run(queue.delete(message))
                 fields = parse_message(message.body)
                 if fields is not None and "batch_id" in fields:
-                    assert message.group is not None, f"nobody's: {fields}"
+                    assert message.group is not None, f"without a tenant: {fields}"
                     found.append(fields)
             if not received:
                 if found or time.monotonic() >= deadline:
@@ -193,7 +193,7 @@ class Drop:
         return self
 
     def claim(self, number: int, *, lease_seconds: float = -1.0) -> Shard:
-        """Claim a shard as a worker; its lease has lapsed unless told otherwise."""
+        """Claim a shard as a worker; its lease has lapsed by default."""
         shard: Shard = self.cloud.run(
             self.cloud.deployment.table.claim(
                 self.id,

@@ -18,7 +18,7 @@ from tidemill.handler.finalize.close import close_abandoned, skip_reason
 
 
 def test_a_lease_is_respected_for_a_while(mini: Cloud) -> None:
-    """While the worker may not have noticed yet, its shard waits; all others are closed already."""
+    """A shard whose worker may not have noticed yet waits; all others are already closed."""
     drop = mini.drop(12).begin()
     drop.claim(0, lease_seconds=60)
     drop.claim(1)
@@ -47,7 +47,7 @@ def test_a_worker_that_hands_its_rows_in_is_waited_for(mini: Cloud) -> None:
 
 
 def test_a_worker_that_never_lets_go_loses_its_shard(cloud: Cloud) -> None:
-    """After some seconds the lease counts for nothing: what the worker does then has no effect."""
+    """After some seconds its lease is ignored: later writes of the worker have no effect."""
     drop = cloud.drop(4).begin()
     zombie = drop.claim(0, lease_seconds=3600)
     drop.put_rows(zombie, [1])
@@ -64,7 +64,7 @@ def test_a_worker_that_never_lets_go_loses_its_shard(cloud: Cloud) -> None:
 
 
 def test_rows_of_several_owners_count_once(mini: Cloud) -> None:
-    """Of overlapping parts the first counts for a line, and the fill takes only what is missing."""
+    """The first of overlapping parts counts for a line; only missing rows are filled in."""
     drop = mini.drop(4).begin()
     first, second = drop.claim(0), drop.claim(0)
     drop.put_rows(second, [1, 2])
@@ -74,7 +74,7 @@ def test_rows_of_several_owners_count_once(mini: Cloud) -> None:
     assert (drop.progress.completed, drop.progress.failed) == (2, 1)
 
 
-def test_lines_that_are_no_requests_get_their_own_row(mini: Cloud) -> None:
+def test_invalid_lines_get_a_row_with_their_error(mini: Cloud) -> None:
     """Numbers count blank lines and a byte order mark is dropped, as for a worker."""
     drop = mini.drop(2)
     data = b'\xef\xbb\xbf{"custom_id": "a", "url": "/v1/x", "body": {}}\n\n \nnonsense\n'
@@ -97,7 +97,7 @@ def test_lines_that_are_no_requests_get_their_own_row(mini: Cloud) -> None:
 
 
 def _with(cloud: Cloud, drop: Drop, etag: str, version_id: str | None, shard: Shard) -> Drop:
-    """Return another batch like this one over another object, with one shard of its own."""
+    """Return another batch like this one over another object, with one separate shard."""
     source = replace(drop.batch.source, etag=etag, version_id=version_id)
     batch = replace(drop.batch, id=f"{drop.id}x", source=source, predecessor=None)
     cloud.run(cloud.deployment.table.create_batch(batch))
@@ -106,8 +106,8 @@ def _with(cloud: Cloud, drop: Drop, etag: str, version_id: str | None, shard: Sh
     return other.begin()
 
 
-def test_an_input_that_cannot_be_read_any_more_is_told(mini: Cloud) -> None:
-    """Lines that were not run have no row then, the finished ones have, and the errors say why."""
+def test_an_input_that_is_unreadable_is_reported(mini: Cloud) -> None:
+    """Finished lines have rows, the others have none, and the errors give the reason."""
     drop = mini.drop(8).begin()
     drop.run_shard(0)
     drop.put_rows(drop.claim(1), [5])
@@ -122,7 +122,7 @@ def test_an_input_that_cannot_be_read_any_more_is_told(mini: Cloud) -> None:
     assert "can no longer be read" in error["message"]
 
 
-def test_bytes_that_are_no_part_do_not_stop_the_batch(mini: Cloud) -> None:
+def test_foreign_bytes_do_not_stop_the_batch(mini: Cloud) -> None:
     """Foreign bytes among the parts are left out, and the other rows are there."""
     drop = mini.drop(4).begin()
     shard = drop.claim(0)
@@ -133,7 +133,7 @@ def test_bytes_that_are_no_part_do_not_stop_the_batch(mini: Cloud) -> None:
 
 
 def test_rows_that_a_dead_run_filled_in_are_not_counted_as_failures(mini: Cloud) -> None:
-    """What a run put down before it died is made anew, and counts the same."""
+    """Rows filled in by a run before it died are written again, and count the same."""
     drop = mini.drop(4).begin()
     shard = drop.claim(0)
     drop.put_rows(shard, [4])
@@ -171,7 +171,7 @@ def test_an_abandoned_shard_is_closed_while_the_batch_runs(cloud: Cloud) -> None
 
 
 def test_an_abandoned_shard_that_is_held_is_looked_at_again(mini: Cloud) -> None:
-    """Nobody's lease is taken while the batch runs; a message comes when it has ended."""
+    """No lease is taken over while the batch runs; a message comes when it has ended."""
     drop = mini.drop(4).begin()
     drop.claim(0, lease_seconds=2)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))

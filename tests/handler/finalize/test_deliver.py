@@ -82,17 +82,15 @@ def test_failures_of_the_server_are_tried_again(mini: Cloud, tmp_path: Path) -> 
     assert drop.batch.errors == ()
 
 
-def test_a_url_that_has_expired_is_told_with_the_words_of_the_server(
-    mini: Cloud, tmp_path: Path
-) -> None:
-    """A refusal is final; its words are in the Batch, cut short and without the signature."""
+def test_an_expired_url_is_reported_with_the_servers_message(mini: Cloud, tmp_path: Path) -> None:
+    """A refusal is final; its message is in the Batch, truncated and without the signature."""
     drop = finalizing(mini)
     text = "Request has expired 0123456789abcdef%2B 0123456789abcdef+ " + "x" * 1000
     with Receiver(tmp_path, Script(403, text)) as receiver:
         drop.finish(network=receiver.network())
     assert len(receiver.received) == 1
     (message,) = errors_of(drop)
-    assert "answered 403: Request has expired … … xxx" in message
+    assert "the server returned 403: Request has expired … … xxx" in message
     assert "0123456789abcdef" not in message
     assert drop.batch.outputs.output_key in message
     assert len(message) < 700
@@ -102,14 +100,14 @@ def test_a_url_that_has_expired_is_told_with_the_words_of_the_server(
 
 
 @pytest.mark.parametrize("script", [Script(403, "no PUT to {}"), Script(babbles="{}\r\n")])
-def test_a_path_that_is_a_secret_is_not_told(mini: Cloud, tmp_path: Path, script: Script) -> None:
-    """A word in it may say who may write, and an answer repeat it, at length."""
+def test_a_secret_path_is_not_reported(mini: Cloud, tmp_path: Path, script: Script) -> None:
+    """A word in the path may grant write access, and a server may repeat it, at length."""
     word = "T0123456789ABCDEF"
-    told = f"{word} {'x' * 9999}"
+    secret = f"{word} {'x' * 9999}"
     script = replace(
         script,
-        text=script.text.format(told),
-        babbles=script.babbles and script.babbles.format(told),
+        text=script.text.format(secret),
+        babbles=script.babbles and script.babbles.format(secret),
     )
     drop = finalizing(mini, output_url=f"https://{HOST}/put/{word}")
     with Receiver(tmp_path, script) as receiver:
@@ -121,12 +119,12 @@ def test_a_path_that_is_a_secret_is_not_told(mini: Cloud, tmp_path: Path, script
 
 
 def test_five_tries_are_all(mini: Cloud, tmp_path: Path) -> None:
-    """A server that stays broken is given up, and the last answer is told."""
+    """A server that stays broken is given up, and its last reply is reported."""
     drop = finalizing(mini)
     with Receiver(tmp_path, Script(503, "come later")) as receiver:
         drop.finish(network=receiver.network())
     assert len(receiver.received) == 5
-    assert "answered 503: come later" in errors_of(drop)[0]
+    assert "the server returned 503: come later" in errors_of(drop)[0]
     assert drop.batch.status is Status.COMPLETED
 
 
@@ -162,7 +160,7 @@ def test_a_redirect_leads_nowhere(mini: Cloud, tmp_path: Path) -> None:
     with Receiver(tmp_path, script) as receiver:
         drop.finish(network=receiver.network())
     assert receiver.dialled == [(PUBLIC, 443)]
-    assert "answered 302: redirects are not followed" in errors_of(drop)[0]
+    assert "the server returned 302: redirects are not followed" in errors_of(drop)[0]
 
 
 def test_an_address_inside_is_not_dialled(mini: Cloud, tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_host_that_is_not_found_is_looked_up_again(mini: Cloud) -> None:
     drop = finalizing(mini)
     drop.finish(network=Network(resolve=resolve))
     assert drop.batch.output_tries == 5
-    assert "the host was not found" in errors_of(drop)[0]
+    assert "host not found" in errors_of(drop)[0]
 
 
 def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
@@ -204,11 +202,11 @@ def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
     with Receiver(tmp_path, Script()) as receiver:
         deliver(lock, receiver.network())
     assert receiver.received == []
-    assert "did not come to its end" in lock.batch.errors[0].message
+    assert "did not finish" in lock.batch.errors[0].message
 
 
 def test_a_run_that_is_nearly_over_begins_no_try(mini: Cloud, tmp_path: Path) -> None:
-    """Without time the try is left to the next run, and none is used up."""
+    """Near the deadline the try is left to the next run, and none is used up."""
     lock = published(mini, time_left=lambda: 1.0)
     with Receiver(tmp_path, Script()) as receiver, pytest.raises(Requeue):
         deliver(lock, receiver.network())
@@ -229,7 +227,7 @@ def test_time_that_ends_in_a_try_breaks_it_off(mini: Cloud, tmp_path: Path) -> N
 
 
 def slow(lock: BatchLock, seconds: float) -> Network:
-    """Return a network in which a try takes so long and comes to nothing."""
+    """Return a network in which each try takes that many seconds and fails."""
     over = lock.now() + seconds
 
     def connect(*_: object) -> socket.socket:

@@ -29,7 +29,7 @@ def ids(*lines: int) -> list[str]:
 
 
 def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
-    """Rows of all shards stand in the order of lines, and the report tells what there is."""
+    """Rows of all shards are in line order, and the report has their totals."""
     drop = cloud.drop(10).begin()
     for number in (2, 0, 1):
         drop.run_shard(number)
@@ -64,7 +64,7 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("seconds", [3600, 400 * 86_400])
 def test_result_files_may_be_forgotten_before_their_batch(cloud: Cloud, seconds: int) -> None:
-    """So long after they were made, never after the batch that names them; S3 deletes them."""
+    """They expire after their own time, never after the batch that names them; S3 deletes them."""
     drop = cloud.drop(4, options=Options(output_expires_seconds=seconds)).begin()
     drop.run_shard(0)
     drop.move(Status.FINALIZING, outcome="completed").finish()
@@ -79,7 +79,7 @@ def test_result_files_may_be_forgotten_before_their_batch(cloud: Cloud, seconds:
             assert [tag["Key"] for tag in tagged["TagSet"]] == [SHORT_LIVED_TAG]
 
 
-def test_the_price_is_told_where_a_rate_is_set(ministack: Any) -> None:
+def test_the_report_has_a_price_if_a_rate_is_set(ministack: Any) -> None:
     """The report's price is the GPU time at the model's rate."""
     cloud = Cloud.on(ministack, gpu_hour_prices='{"tidemill-demo": 3.6}')
     drop = cloud.drop(4).begin()
@@ -102,7 +102,7 @@ def test_a_batch_whose_rows_all_failed_is_completed(mini: Cloud) -> None:
 
 @pytest.mark.parametrize("num_done", [0, 3, 5])
 def test_a_cancelled_batch_keeps_what_is_finished(cloud: Cloud, num_done: int) -> None:
-    """At 0 %, in the middle and at 99 %: durable rows are there, other lines have none."""
+    """Durable rows exist at 0 %, in the middle and at 99 %; other lines have none."""
     drop = cloud.drop(20).begin()
     for number in range(min(num_done, 4)):
         drop.run_shard(number)
@@ -204,7 +204,7 @@ def test_a_run_may_die_at_any_moment(mini: Cloud, status: Status, stride: int) -
 
 
 def test_two_runs_at_once_do_the_work_once(mini: Cloud) -> None:
-    """Of many doorbells that ring at once one finalizes, and nothing is written twice."""
+    """One of many concurrent messages finalizes, and nothing is written twice."""
     drop = mini.drop(8).begin()
     drop.put_rows(drop.claim(0), [1, 2])
     drop.move(Status.FINALIZING, outcome="expired", ago_seconds=60)
@@ -249,16 +249,16 @@ def test_a_run_that_fails_leaves_the_turn_to_the_next(mini: Cloud) -> None:
 
 
 def test_a_file_that_failed_its_check_has_a_report(mini: Cloud) -> None:
-    """Intake ends a bad file with a report that says why, once, however often it is told."""
+    """Intake ends an invalid file with a report of the reason, once, however often it runs."""
     drop = mini.drop(4)
-    told = (BatchError("invalid_json_line", "not JSON", line=3),)
+    errors = (BatchError("invalid_json_line", "not JSON", line=3),)
     for now in (1000, 2000):
         ended = end_batch(
-            mini.aws, mini.deployment, drop.id, Status.FAILED, now, errors=told, num_errors=1
+            mini.aws, mini.deployment, drop.id, Status.FAILED, now, errors=errors, num_errors=1
         )
         assert ended is not None
         assert ended.failed_at == 1000
-    assert drop.batch.errors == told
+    assert drop.batch.errors == errors
     report = drop.report()
     assert (report["status"], report["failed_at"]) == ("failed", 1000)
     assert report["errors"]["data"] == [
@@ -302,8 +302,8 @@ def test_an_older_upload_publishes_first_and_leaves_the_report_alone(mini: Cloud
     assert newer.report()["id"] == newer.id
 
 
-def test_errors_of_an_older_upload_do_not_stand_beside_a_newer_output(mini: Cloud) -> None:
-    """A result without rows takes the older object of its key away; the versions stay."""
+def test_errors_of_an_older_upload_do_not_accompany_a_newer_output(mini: Cloud) -> None:
+    """A result without rows deletes the older object of its key; the versions stay."""
     older = mini.drop(4).begin()
     older.run_shard(0)
     older.move(Status.FINALIZING, outcome="completed").finish()
@@ -315,10 +315,10 @@ def test_errors_of_an_older_upload_do_not_stand_beside_a_newer_output(mini: Clou
     assert mini.versions(older.batch.outputs.error_key) == 1
 
 
-def test_errors_that_came_meanwhile_are_no_stale_ones(
+def test_newer_errors_are_not_deleted_as_stale(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at what lies there and its deletion somebody may write another."""
+    """Another run may write them between the listing and the deletion."""
     older = mini.drop(4).begin()
     older.run_shard(0)
     older.move(Status.FINALIZING, outcome="completed").finish()

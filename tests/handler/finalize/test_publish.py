@@ -91,7 +91,7 @@ def test_large_segments_are_copied_and_small_ones_joined(cloud: Cloud) -> None:
 
 
 def test_another_run_goes_on_with_the_parts_that_are_there(mini: Cloud) -> None:
-    """However often the time ends in between, every part is sent once."""
+    """Every part is sent once, however many runs it takes."""
     drop = large(mini, 12, 3 * MIB)
     counts = spy(mini)
     num_runs = 0
@@ -107,7 +107,7 @@ def test_another_run_goes_on_with_the_parts_that_are_there(mini: Cloud) -> None:
 
 
 def test_an_older_object_of_the_same_size_is_not_taken_for_ours(mini: Cloud) -> None:
-    """The object tells whose it is: a newer upload's output takes the place of an equal one."""
+    """The object's metadata names its owner: a newer upload's output replaces an equal one."""
     for number in (1, 2):
         drop = large(mini, 1, 10)
         drop.finish()
@@ -116,8 +116,8 @@ def test_an_older_object_of_the_same_size_is_not_taken_for_ours(mini: Cloud) -> 
         assert mini.versions(key) == number
 
 
-def test_an_upload_that_somebody_aborted_is_begun_anew(mini: Cloud) -> None:
-    """A lifecycle rule may take a slow upload away; the object is made all the same."""
+def test_an_aborted_upload_is_started_again(mini: Cloud) -> None:
+    """A lifecycle rule may abort a slow upload; the object is published all the same."""
     drop = large(mini, 4, 3 * MIB)
     drop.finalize(ticks(3))
     upload_id = drop.batch.output_joining
@@ -130,8 +130,8 @@ def test_an_upload_that_somebody_aborted_is_begun_anew(mini: Cloud) -> None:
     assert mini.versions(key) == 1
 
 
-def test_of_two_uploads_one_is_given_up(cloud: Cloud) -> None:
-    """A run that finds another's upload in the batch aborts its own and goes on with that one."""
+def test_one_of_two_uploads_is_aborted(cloud: Cloud) -> None:
+    """A run that finds another's upload in the batch aborts its own and continues with that one."""
     drop = large(cloud, 2, 100)
     stale = BatchLock(cloud.aws, cloud.deployment, drop.batch, plenty)
     key = drop.batch.outputs.output_key
@@ -158,8 +158,8 @@ def test_a_run_that_was_held_up_writes_over_nothing(mini: Cloud) -> None:
     assert mini.read(newer.batch.outputs.output_key) == expected(newer, (20,))
 
 
-def test_a_segment_that_has_gone_is_an_error_and_no_endless_loop(mini: Cloud) -> None:
-    """Without its rows nothing is published, and the failure is told to the queue."""
+def test_a_missing_segment_is_an_error_without_an_endless_loop(mini: Cloud) -> None:
+    """Without its rows nothing is published, and the message fails."""
     drop = large(mini, 2, 10)
     lock = BatchLock(mini.aws, mini.deployment, drop.batch, plenty)
     assert lock.acquire()
@@ -204,7 +204,7 @@ def test_a_batch_waits_for_those_before_one_that_published_nothing(mini: Cloud) 
 
 
 def test_rows_are_lines_of_json(cloud: Cloud) -> None:
-    """What is downloaded parses line by line."""
+    """A downloaded object can be parsed line by line."""
     drop = large(cloud, 3, 10)
     drop.finish()
     data = cloud.read(drop.batch.outputs.output_key) or b""
@@ -222,7 +222,7 @@ def joined_keys(drop: Drop) -> list[str]:
 def test_more_segments_than_an_upload_has_parts_are_joined_twice(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By copies alone where a small segment ends a group, by sizes that S3 takes."""
+    """Parts are copied only, of allowed sizes, if a small segment ends a group."""
     limits = UploadLimits(max_parts=5)
     monkeypatch.setattr("tidemill.handler.aws.objects.join.S3_LIMITS", limits)
     sizes = (4 * MIB, 10)

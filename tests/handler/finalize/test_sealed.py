@@ -76,7 +76,7 @@ def test_what_is_gathered_is_what_the_shards_have() -> None:
 
 
 def test_of_many_shards_little_is_held() -> None:
-    """Some twenty bytes a segment, a page of shards at a time, and the first hundred reasons."""
+    """A segment takes about twenty bytes; a page of shards and a hundred reasons are held."""
     pages = Pages(20_000)
     tracemalloc.start()
     sealed = Sealed("batch_1")

@@ -78,14 +78,14 @@ def json_lines(table: pa.Table) -> bytes:
 
 
 def drop(cloud: Cloud, data: bytes, key: str, recipe: bytes | None = RECIPE) -> Batch:
-    """Drop a recipe and the table beside it, and take that in."""
+    """Drop a recipe and a table next to it, and take in the table."""
     if recipe is not None:
         cloud.put(recipe, f"{key.removesuffix('.gz').rpartition('.')[0]}.recipe.toml")
     return cloud.ingest(cloud.create(data, key))
 
 
 def row_of(number: int, line: dict[str, Any]) -> FinishedRow:
-    """Return the answer to a line: what it asks, in capitals; the second is refused."""
+    """Return the answer to a line: its prompt, in capitals; the second is refused."""
     text = line["body"]["messages"][-1]["content"]
     choice = {"message": {"role": "assistant", "content": text.upper()}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -104,8 +104,8 @@ def run_shards(cloud: Cloud, batch: Batch, numbers: Iterable[int]) -> None:
     lines = cloud.run(bucket.get(batch.source.key)).splitlines()
     for number in numbers:
         shard = cloud.claim(batch.id, number)
-        asked = range(shard.first_line, shard.first_line + shard.num_rows)
-        part = encode_part(row_of(each, from_json(lines[each - 1])) for each in asked)
+        lines_of_shard = range(shard.first_line, shard.first_line + shard.num_rows)
+        part = encode_part(row_of(each, from_json(lines[each - 1])) for each in lines_of_shard)
         cloud.run(bucket.put_part(shard, 0, part))
         index = cloud.run(bucket.index_parts(batch.id, number, left_out=fail))
         seal = index.seal()
@@ -147,7 +147,7 @@ def table_of(cloud: Cloud, batch: Batch) -> bytes:
 
 
 def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:
-    """Columns as they were with those of the results; rows and errors stand beside it."""
+    """It has its columns and those of the results; rows and errors are next to it."""
     batch = drop(files, parquet(REVIEWS), "input/reviews.parquet")
     assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 4)
     assert batch.outputs.table_key == "output/reviews.parquet"
@@ -177,7 +177,7 @@ def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:
 
 
 class Form(NamedTuple):
-    """A format of tables: how one is written, what its recipe says beside, and what comes out."""
+    """A table format: how to write one, additional settings of its recipe, and the result."""
 
     name: str
     written: Callable[[pa.Table], bytes]
@@ -199,7 +199,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_every_format_goes_in_and_out(mini: Cloud, form: Form) -> None:
-    """By its first bytes, whatever its name says; the results' names never meet."""
+    """The first bytes decide the format, whatever the name; names of results never collide."""
     data = form.written(REVIEWS)
     packed = gzip.compress(data) if form.name.endswith(".gz") else data
     batch = drop(mini, packed, f"input/{form.name}", form.recipe + RECIPE)
@@ -229,7 +229,7 @@ def test_every_cell_has_its_value_in_the_table(mini: Cloud) -> None:
 
 
 def test_metadata_is_a_recipe_too_and_takes_the_place_of_the_file(mini: Cloud) -> None:
-    """Under names of their own, so that no other metadata is taken for it."""
+    """The metadata names are specific, so that no other metadata is taken for a recipe."""
     own = {"id": "7", "recipe-prompt": "{{ text }}!", "recipe-keep": "text, stars"}
     params = {"recipe-params": '{"temperature": 0}'}
     mini.put(RECIPE, "input/x.recipe.toml")
@@ -242,8 +242,8 @@ def test_metadata_is_a_recipe_too_and_takes_the_place_of_the_file(mini: Cloud) -
     assert made.schema.names[:2] == ["text", "stars"]
 
 
-def test_a_recipe_is_no_upload_to_run(mini: Cloud) -> None:
-    """It makes no batch, and the daily sweep does not find it."""
+def test_a_recipe_creates_no_batch(mini: Cloud) -> None:
+    """The daily sweep does not find it either."""
     upload = mini.put(RECIPE, "input/x.recipe.toml")
     assert mini.run(create_batch_of_drop(mini.deployment, upload, int(time.time()))) is None
     mini.run(sweep(mini.deployment, "", int(time.time()) + 3600, plenty))
@@ -254,7 +254,7 @@ def test_a_recipe_is_no_upload_to_run(mini: Cloud) -> None:
 
 
 def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a folder is uploaded: the table is looked at again, and then refused."""
+    """When a folder is uploaded, the table is checked again later, and then refused."""
     monkeypatch.setattr(intake, "_WAIT_SECONDS", 0.0)
     batch = mini.ingest(mini.create(parquet(REVIEWS), "input/x.parquet"))
     assert batch.status is Status.VALIDATING
@@ -306,10 +306,10 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_told_before_anything_runs(
+def test_errors_are_reported_before_anything_runs(
     mini: Cloud, data: bytes, recipe: bytes, code: str, words: str
 ) -> None:
-    """With row and column; nothing is left behind."""
+    """They have the row and the column; nothing is left behind."""
     batch = drop(mini, data, "input/x.parquet", recipe)
     assert (batch.status, batch.errors[0].code) == (Status.FAILED, code)
     assert words in batch.errors[0].message
@@ -371,7 +371,7 @@ def test_a_run_may_die_at_any_moment(mini: Cloud) -> None:
 
 
 def test_a_table_that_cannot_be_made_leaves_the_rows(mini: Cloud) -> None:
-    """After some runs that came to no end the batch ends without, and says so."""
+    """After some failed runs the batch ends without a table, and its errors give the reason."""
     batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
 
     def no_time() -> float:
@@ -391,7 +391,7 @@ def test_a_table_that_cannot_be_made_leaves_the_rows(mini: Cloud) -> None:
 
 
 def test_an_input_that_is_gone_leaves_the_rows(mini: Cloud) -> None:
-    """Nobody can put its columns beside them any more."""
+    """Its columns can no longer be joined to them."""
     batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
     gone = {"Bucket": mini.bucket, "Key": batch.input.key, "VersionId": batch.input.version_id}
     mini.aws.clients["s3"].delete_object(**gone)

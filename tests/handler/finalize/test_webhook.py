@@ -1,4 +1,4 @@
-"""Webhooks: what a receiver gets, how often, and what the Batch tells of it."""
+"""Webhooks: the events that a receiver gets, their retries, and their status in the Batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tidemill.net.pinned_connection import Network
 
 @pytest.fixture
 def cloud(ministack: Emulator) -> Cloud:
-    """Return a deployment of its own."""
+    """Return a separate deployment."""
     return Cloud.on(ministack)
 
 
@@ -47,10 +47,10 @@ def hook(tmp_path: Path) -> Iterator[Receiver]:
 
 
 @pytest.mark.parametrize("status", WAYS)
-def test_a_receiver_is_told_of_each_end(
+def test_a_receiver_is_notified_of_each_end(
     cloud: Cloud, secret: str, hook: Receiver, status: Status
 ) -> None:
-    """By the event that OpenAI's SDK knows, signed as it wants, where the batch asked for it."""
+    """The event is OpenAI's, signed for its SDK, and goes to the URL that the batch requested."""
     batch = ended(cloud, status)
     batch.send_webhook(hook.network())
     (got,) = hook.received
@@ -62,9 +62,13 @@ def test_a_receiver_is_told_of_each_end(
     assert event.created_at == getattr(batch.batch, f"{status}_at")
     assert event.id == got.headers["webhook-id"]
     assert got.headers["content-type"] == "application/json"
-    told = batch.batch
-    assert (told.webhook_delivery, told.webhook_tries, told.webhook_due) == ("delivered", 1, None)
-    assert [(each.status_code, each.error) for each in told.webhook_log] == [(204, None)]
+    final = batch.batch
+    assert (final.webhook_delivery, final.webhook_tries, final.webhook_due) == (
+        "delivered",
+        1,
+        None,
+    )
+    assert [(each.status_code, each.error) for each in final.webhook_log] == [(204, None)]
     assert not batch.is_active
 
 
@@ -87,7 +91,7 @@ def test_a_signature_holds_for_its_own_bytes_only(
 
 
 def test_a_new_secret_and_the_old_one_both_sign(cloud: Cloud, secret: str, hook: Receiver) -> None:
-    """For a day: a receiver that knows either understands."""
+    """Both sign for a day, so that a receiver with either secret accepts the event."""
     new = secret_of(cloud)
     batch = ended(cloud)
     batch.send_webhook(hook.network())
@@ -98,10 +102,10 @@ def test_a_new_secret_and_the_old_one_both_sign(cloud: Cloud, secret: str, hook:
     assert len(hook.received[1].headers["webhook-signature"].split()) == 1
 
 
-def test_a_receiver_that_fails_is_told_again_and_again(
+def test_a_receiver_that_fails_is_notified_again_and_again(
     cloud: Cloud, secret: str, tmp_path: Path
 ) -> None:
-    """Nine times in a day, each time the same event with a new time; then it is given up."""
+    """It gets nine tries in a day, each with the same event and a new time; then it is given up."""
     del secret
     batch = ended(cloud)
     with Receiver(tmp_path, Script(500, "down")) as hook:
@@ -114,14 +118,14 @@ def test_a_receiver_that_fails_is_told_again_and_again(
                 batch.wait()
         batch.send_webhook(hook.network())
     assert len(hook.received) == MAX_TRIES == 9
-    told = batch.batch
-    assert (told.webhook_delivery, told.webhook_due) == ("failed", None)
-    assert {(each.status_code, each.error) for each in told.webhook_log} == {(500, "down")}
+    final = batch.batch
+    assert (final.webhook_delivery, final.webhook_due) == ("failed", None)
+    assert {(each.status_code, each.error) for each in final.webhook_log} == {(500, "down")}
     assert not batch.is_active
     ids = {(got.headers["webhook-id"], got.body) for got in hook.received}
     assert len(ids) == 1
     times = [int(got.headers["webhook-timestamp"]) for got in hook.received]
-    assert [each.at for each in told.webhook_log] == times
+    assert [each.at for each in final.webhook_log] == times
     assert [later - earlier for earlier, later in pairwise(times)] == list(DELAYS_SECONDS)
     # What is longer than a queue can wait is left to the reaper.
     assert batch.delays == [5, 60, 300, 900]
@@ -129,7 +133,7 @@ def test_a_receiver_that_fails_is_told_again_and_again(
 
 
 def test_a_receiver_that_is_gone_is_left_alone(cloud: Cloud, secret: str, tmp_path: Path) -> None:
-    """410 says that nobody wants to hear."""
+    """A 410 means that the receiver is gone."""
     del secret
     batch = ended(cloud)
     with Receiver(tmp_path, Script(410, "no more")) as hook:
@@ -152,10 +156,10 @@ def test_a_receiver_that_is_gone_is_left_alone(cloud: Cloud, secret: str, tmp_pa
         (Script(babbles="0123456789abcdef\r\n"), None, "BadStatusLine: …"),
     ],
 )
-def test_what_went_wrong_stands_in_the_log(
+def test_failures_are_in_the_log(
     cloud: Cloud, secret: str, tmp_path: Path, *, script: Script, status_code: int, words: str
 ) -> None:
-    """In few words, and without what the url holds that may be a secret; another try comes."""
+    """They are short, and without the parts of the URL that may be secret; another try follows."""
     del secret
     batch = ended(cloud)
     with Receiver(tmp_path, script, Script(200)) as hook:
@@ -173,8 +177,8 @@ def test_what_went_wrong_stands_in_the_log(
     assert batch.batch.webhook_delivery == "delivered"
 
 
-def test_content_without_end_is_no_failure(cloud: Cloud, secret: str, tmp_path: Path) -> None:
-    """Once it has said 200 a receiver has heard, whatever it says after that."""
+def test_endless_content_is_not_a_failure(cloud: Cloud, secret: str, tmp_path: Path) -> None:
+    """After a status of 200 the delivery has succeeded, whatever content follows."""
     del secret
     batch = ended(cloud)
     with Receiver(tmp_path, Script(drips="text")) as hook:
@@ -194,7 +198,7 @@ def test_an_address_inside_is_not_dialled(cloud: Cloud, secret: str, hook: Recei
     assert batch.batch.webhook_delivery == "delivered"
 
 
-def test_of_two_runs_at_once_one_tries(cloud: Cloud, secret: str, hook: Receiver) -> None:
+def test_one_of_two_concurrent_runs_tries(cloud: Cloud, secret: str, hook: Receiver) -> None:
     """Both have read the batch before either began."""
     del secret
     batch = ended(cloud)
@@ -220,14 +224,14 @@ def test_a_run_that_dies_takes_its_try_with_it(cloud: Cloud, secret: str, hook: 
         with pytest.raises(Died):
             batch.send_webhook(Network(resolve=die))
         assert batch.batch.webhook_tries == tries
-        # Nobody knows yet that it died: as long as it may be on its way there is no other.
+        # Its death is unknown: as long as it may be under way there is no other try.
         batch.at += 55
         batch.send_webhook(hook.network())
         batch.wait()
     batch.send_webhook(hook.network())
     assert hook.received == []
     (tried,) = batch.batch.webhook_log
-    assert "did not come to its end" in str(tried.error)
+    assert "did not finish" in str(tried.error)
     assert batch.batch.webhook_delivery == "failed"
     assert not batch.is_active
 
@@ -255,9 +259,9 @@ def test_a_run_that_was_overtaken_changes_nothing(
         raise OSError
 
     batch.send_webhook(Network(resolve=held_up))
-    told = batch.batch
-    assert (told.webhook_delivery, told.webhook_tries) == ("delivered", 2)
-    assert [each.status_code for each in told.webhook_log] == [204]
+    final = batch.batch
+    assert (final.webhook_delivery, final.webhook_tries) == ("delivered", 2)
+    assert [each.status_code for each in final.webhook_log] == [204]
     assert not batch.is_active
     assert batch.delays == []
 
@@ -282,7 +286,7 @@ def test_a_try_ends_soon_whatever_the_receiver_does(
 
 
 def slow(batch: Ended, seconds: float) -> Network:
-    """Return a network in which a try takes so long and comes to nothing."""
+    """Return a network in which each try takes that many seconds and fails."""
 
     def resolve(*_: object) -> list[str]:
         batch.at += seconds
@@ -306,9 +310,9 @@ def test_slow_receivers_of_one_tenant_hold_few_runs(
     fifth.at = sixth.at = began + 60
     fifth.send_webhook(hook.network())
     assert hook.received == []
-    told = fifth.batch
-    assert (told.webhook_delivery, told.webhook_tries) == ("pending", 1)
-    assert "too slowly" in str(told.webhook_log[0].error)
+    final = fifth.batch
+    assert (final.webhook_delivery, final.webhook_tries) == ("pending", 1)
+    assert "too slowly" in str(final.webhook_log[0].error)
     others = ended(cloud, tenant="search")
     others.at = began + 60
     others.send_webhook(hook.network())
@@ -319,7 +323,7 @@ def test_slow_receivers_of_one_tenant_hold_few_runs(
 
 
 def test_quick_tries_are_not_counted(cloud: Cloud, secret: str, hook: Receiver) -> None:
-    """However many there are: nobody waits for them."""
+    """Any number of them is allowed, because they delay no run."""
     del secret
     batches = [ended(cloud) for _ in range(3)]
     for batch in batches[:2]:
@@ -328,10 +332,8 @@ def test_quick_tries_are_not_counted(cloud: Cloud, secret: str, hook: Receiver) 
     assert cloud.run(cloud.deployment.usage.query("USAGE#default", "WAITED#")) == []
 
 
-def test_each_try_goes_where_the_tenant_is_told_then(
-    cloud: Cloud, secret: str, tmp_path: Path
-) -> None:
-    """A url that was mended gets what was not delivered to the wrong one; none ends it."""
+def test_each_try_uses_the_tenants_current_url(cloud: Cloud, secret: str, tmp_path: Path) -> None:
+    """A corrected URL gets the undelivered event; without a URL the tries end."""
     tenants = cloud.deployment.tenants
     cloud.run(tenants.change("default", webhook_url=f"https://{HOST}/old"))
     first, second = ended(cloud, url=None), ended(cloud, url=None)
@@ -351,11 +353,11 @@ def test_each_try_goes_where_the_tenant_is_told_then(
         third.send_webhook(hook.network())
     assert [got.path for got in hook.received] == ["/old", "/new", "/own"]
     assert second.batch.webhook_delivery == "failed"
-    assert second.batch.webhook_log[0].error == "the tenant has no webhook any more"
+    assert second.batch.webhook_log[0].error == "the tenant no longer has a webhook"
 
 
 def test_an_end_rings_once_wherever_it_came(cloud: Cloud, secret: str) -> None:
-    """A batch that the API's Lambda cancels is told of by the control Lambda, as any other."""
+    """If the API's Lambda cancels a batch, the control Lambda sends its event, as for any other."""
     del secret
     batch = cloud.create(lines_of(1), metadata={"webhook-url": URL})
     cloud.messages()
@@ -369,7 +371,7 @@ def test_an_end_rings_once_wherever_it_came(cloud: Cloud, secret: str) -> None:
 def test_the_message_makes_the_control_lambda_tell(
     cloud: Cloud, secret: str, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing of it keeps the batch from its end: that was reported before."""
+    """A failed delivery does not delay the batch's end, which was reported before."""
     monkeypatch.setattr(webhook, "Network", hook.network)
     batch = ended(cloud, Status.CANCELLED)
     advance(cloud.aws, cloud.deployment, batch.id, plenty)
@@ -380,7 +382,7 @@ def test_the_message_makes_the_control_lambda_tell(
 def test_the_reaper_rings_for_a_try_that_is_overdue(
     cloud: Cloud, secret: str, tmp_path: Path
 ) -> None:
-    """For the first one if its message was lost, and for those that no queue can wait for."""
+    """It sends lost first messages, and those that are due later than a queue can wait."""
     del secret
     batch = ended(cloud)
     cloud.run(announce(cloud.deployment, batch.batch))
@@ -403,7 +405,7 @@ def test_the_reaper_rings_for_a_try_that_is_overdue(
 
 
 def test_a_webhook_needs_a_secret(cloud: Cloud) -> None:
-    """A drop that asks for one fails, and says what to type; it tells nobody."""
+    """A drop that requests a webhook fails with a command as advice; no receiver is notified."""
     batch = cloud.create(lines_of(1), metadata={"webhook-url": URL})
     assert batch.webhook_delivery is None
     (error,) = batch.errors
@@ -412,8 +414,8 @@ def test_a_webhook_needs_a_secret(cloud: Cloud) -> None:
     assert cloud.ingest(batch).status is Status.FAILED
 
 
-def test_a_drop_with_a_wrong_option_tells_the_tenants_webhook(cloud: Cloud, secret: str) -> None:
-    """That it has failed is what its owner wants to hear."""
+def test_a_drop_with_a_wrong_option_notifies_the_tenants_webhook(cloud: Cloud, secret: str) -> None:
+    """Its owner must learn that it has failed."""
     del secret
     cloud.run(cloud.deployment.tenants.change("default", webhook_url=URL))
     batch = cloud.create(lines_of(1), metadata={"completion-window": "soon"})

@@ -1,4 +1,4 @@
-"""Batches that have ended and whose webhook is to be told; what a receiver makes of it."""
+"""Ended batches with a pending webhook, and receivers of their events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watched(Aws):
 
 @dataclass
 class Ended:
-    """A batch that has ended, with a clock of its own."""
+    """A batch that has ended, with a separate clock."""
 
     cloud: Cloud
     id: str

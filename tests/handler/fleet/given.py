@@ -61,7 +61,7 @@ def recorded(name: str, **detail: Any) -> dict[str, Any]:
 
 
 def process_event(**detail: Any) -> dict[str, Any]:
-    """Return what the local cloud tells of the end of a process."""
+    """Return the local cloud's event about the end of a process."""
     known = {
         "model": "local",
         "worker": "7",

@@ -1,4 +1,4 @@
-"""A fleet whose launcher is a list: it refuses, forgets and loses answers as it is told."""
+"""A fleet with a scripted launcher that refuses, forgets, and loses replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ListLauncher:
     num_lost: int = 0
     refusal: HandlerError | None = None
     lists: bool = True
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:  # noqa: ARG002
         """Return the workers, unless lists are late."""
@@ -33,7 +33,7 @@ class ListLauncher:
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
         """Start a worker of this number, if there is none."""
         yield from ()
-        self.asked.append(number)
+        self.requested.append(number)
         if self.refusal:
             raise self.refusal
         name = f"w{number}"

@@ -1,7 +1,7 @@
-"""ECS and SageMaker as far as launchers ask them: they remember tokens and names, as AWS does.
+"""ECS and SageMaker as launchers use them: they remember tokens and names, as AWS does.
 
-What is asked is first looked at by botocore's own description of the services: names, types, and,
-stricter than botocore itself, lengths, patterns and choices.
+Each call is first validated by botocore's own description of the services: names, types, and,
+stricter than botocore itself, lengths, patterns and enums.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ class Services:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     tokens: dict[str, tuple[Mapping[str, Any], str]] = field(default_factory=dict)
-    asked: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     failure: str = ""
 
     def answer(self, call: Call) -> dict[str, Any]:
-        """Do what is asked; raises AwsError as AWS would refuse."""
+        """Perform a call; raises AwsError as AWS would."""
         check(call)
-        self.asked.append(call)
+        self.calls.append(call)
         if self.failure:
             raise AwsError(f"{call.method}: {self.failure}", aws_code=self.failure)
         made: dict[str, Any] = getattr(self, call.method)(**call.arguments)
         return made
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation that asks nothing else."""
+        """Run an operation that calls no other service."""
         try:
             call = next(operation)
             while True:
@@ -93,60 +93,60 @@ class Services:
 
     # ECS
 
-    def run_task(self, **told: Any) -> dict[str, Any]:
+    def run_task(self, **request: Any) -> dict[str, Any]:
         """Run a task, or return the one that this token has run."""
-        token = told["clientToken"]
+        token = request["clientToken"]
         assert re.fullmatch(r"[\x21-\x7e]{1,64}", token)
-        assert re.fullmatch(r"[A-Za-z0-9/_-]{1,128}", told["startedBy"])
+        assert re.fullmatch(r"[A-Za-z0-9/_-]{1,128}", request["startedBy"])
         if token in self.tokens:
             known, arn = self.tokens[token]
-            if known != told:
+            if known != request:
                 raise AwsError("another request", aws_code="ConflictException")
             return {"tasks": [self.tasks[arn]], "failures": []}
         running = [each for each in self.tasks.values() if each["lastStatus"] != "STOPPED"]
         if len(running) >= self.machines:
             return {"tasks": [], "failures": [{"reason": "RESOURCE:GPU"}, {"arn": "i-1"}]}
-        arn = f"arn:aws:ecs:eu-west-1:1:task/{told['cluster']}/{len(self.tasks):032x}"
-        self.tokens[token] = told, arn
+        arn = f"arn:aws:ecs:eu-west-1:1:task/{request['cluster']}/{len(self.tasks):032x}"
+        self.tokens[token] = request, arn
         self.tasks[arn] = {
             "taskArn": arn,
-            "taskDefinitionArn": told["taskDefinition"],
-            "startedBy": told["startedBy"],
+            "taskDefinitionArn": request["taskDefinition"],
+            "startedBy": request["startedBy"],
             "lastStatus": "PROVISIONING",
             "desiredStatus": "RUNNING",
             "createdAt": datetime.fromtimestamp(1000, UTC),
         }
         return {"tasks": [self.tasks[arn]], "failures": []}
 
-    def list_tasks(self, **told: Any) -> dict[str, Any]:
+    def list_tasks(self, **request: Any) -> dict[str, Any]:
         """Return the names of tasks, by the one filter that goes with no other, or by family."""
-        if "startedBy" in told:
-            assert not {"family", "desiredStatus"} & set(told)
+        if "startedBy" in request:
+            assert not {"family", "desiredStatus"} & set(request)
         found = [
             arn
             for arn, task in self.tasks.items()
-            if task["desiredStatus"] == told.get("desiredStatus", "RUNNING")
-            and task["startedBy"] == told.get("startedBy", task["startedBy"])
-            and f"/{told.get('family', '')}" in task["taskDefinitionArn"]
-            and told.get("containerInstance") in {None, task.get("containerInstanceArn")}
+            if task["desiredStatus"] == request.get("desiredStatus", "RUNNING")
+            and task["startedBy"] == request.get("startedBy", task["startedBy"])
+            and f"/{request.get('family', '')}" in task["taskDefinitionArn"]
+            and request.get("containerInstance") in {None, task.get("containerInstanceArn")}
         ]
-        return _paged("taskArns", found, told.get("nextToken"), "nextToken")
+        return _paged("taskArns", found, request.get("nextToken"), "nextToken")
 
-    def describe_tasks(self, **told: Any) -> dict[str, Any]:
+    def describe_tasks(self, **request: Any) -> dict[str, Any]:
         """Return tasks, a hundred at most; ECS forgets those that have ended."""
-        assert len(told["tasks"]) <= _PAGE
-        return {"tasks": [self.tasks[arn] for arn in told["tasks"] if arn in self.tasks]}
+        assert len(request["tasks"]) <= _PAGE
+        return {"tasks": [self.tasks[arn] for arn in request["tasks"] if arn in self.tasks]}
 
-    def stop_task(self, **told: Any) -> dict[str, Any]:
+    def stop_task(self, **request: Any) -> dict[str, Any]:
         """Let a task stop."""
-        self.tasks[told["task"]]["desiredStatus"] = "STOPPED"
+        self.tasks[request["task"]]["desiredStatus"] = "STOPPED"
         return {}
 
     # SageMaker
 
-    def create_training_job(self, **told: Any) -> dict[str, Any]:
-        """Create a job, whose name nobody has had before."""
-        name, kind = told["TrainingJobName"], told["ResourceConfig"]["InstanceType"]
+    def create_training_job(self, **request: Any) -> dict[str, Any]:
+        """Create a job, whose name has never been used."""
+        name, kind = request["TrainingJobName"], request["ResourceConfig"]["InstanceType"]
         if name in self.jobs:
             raise AwsError("Training job names must be unique", aws_code="ResourceInUse")
         of_kind = [each for each in self.jobs.values() if each["kind"] == kind]
@@ -161,18 +161,19 @@ class Services:
         }
         return {"TrainingJobArn": f"arn:{name}"}
 
-    def list_training_jobs(self, **told: Any) -> dict[str, Any]:
+    def list_training_jobs(self, **request: Any) -> dict[str, Any]:
         """Return jobs by a part of their name and their status."""
         found = [
             job
             for name, job in self.jobs.items()
-            if told["NameContains"] in name and job["TrainingJobStatus"] == told["StatusEquals"]
+            if request["NameContains"] in name
+            and job["TrainingJobStatus"] == request["StatusEquals"]
         ]
-        return _paged("TrainingJobSummaries", found, told.get("NextToken"), "NextToken")
+        return _paged("TrainingJobSummaries", found, request.get("NextToken"), "NextToken")
 
-    def stop_training_job(self, **told: Any) -> dict[str, Any]:
+    def stop_training_job(self, **request: Any) -> dict[str, Any]:
         """Let a job stop that runs."""
-        job = self.jobs[told["TrainingJobName"]]
+        job = self.jobs[request["TrainingJobName"]]
         if job["TrainingJobStatus"] != "InProgress":
             raise AwsError("The request was rejected", aws_code="ValidationException")
         job["TrainingJobStatus"] = "Stopping"

@@ -1,4 +1,4 @@
-"""What follows when no machine can be had."""
+"""Backoff after capacity shortages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def refusal(at: int, worker: str = "") -> WorkerEnd:
 
 
 def test_pauses_double_up_to_a_quarter_of_an_hour() -> None:
-    """As long as each try comes when the pause is over; after a quiet hour they begin anew."""
+    """Each try comes when the pause is over; after a quiet hour the pauses start from scratch."""
     state, pauses = FleetState(ends=(BAD,)), []
     for _ in range(7):
         state = back_off(state, refusal(state.not_before))
@@ -29,8 +29,8 @@ def test_pauses_double_up_to_a_quarter_of_an_hour() -> None:
     assert len(later.ends) == 2
 
 
-def test_ten_that_were_asked_for_together_are_one_refusal() -> None:
-    """They are refused within seconds, and each told by an event of its own, perhaps twice."""
+def test_ten_simultaneous_refusals_count_once() -> None:
+    """They are refused within seconds, each with a separate event, perhaps twice."""
     launches = tuple(Launch(f"w{number}", "r:1", 100) for number in range(10))
     state = FleetState(launches=launches)
     for number in (*range(10), 3):
@@ -62,6 +62,6 @@ def test_a_worker_that_runs_since_then_ends_a_shortage(
 
 
 def test_without_a_shortage_nothing_changes() -> None:
-    """However many run."""
+    """The number of running workers does not matter."""
     state = FleetState(ends=(BAD,))
     assert reset_backoff(state, [Worker("w", "r:1", WorkerStatus.RUNNING, 101)]) is state

@@ -1,4 +1,4 @@
-"""When the brake of a fleet is set, what it says, and what lifts it."""
+"""Circuit breaker of a fleet: when it opens, its reason, and how it closes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STARTING, RUNNING, STOPPING = WorkerStatus.STARTING, WorkerStatus.RUNNING, Worke
 
 
 def after(*ends: WorkerEnd, state: FleetState | None = None, rows_at: int = 0) -> FleetState:
-    """Return the state after these ends, each told when it was."""
+    """Return the state after these ends, each counted at its time."""
     state = state or FleetState()
     for end in ends:
         state = count_end(state, end, LOCAL, WorkerRate(rows_at=rows_at), max(end.at, NOW))
@@ -43,8 +43,8 @@ def after(*ends: WorkerEnd, state: FleetState | None = None, rows_at: int = 0) -
 LOOP = [end_of(f"w{n}", NOW + 10 * n) for n in range(CRASHES_TO_TRIP)]
 
 
-def test_a_crash_loop_sets_the_brake() -> None:
-    """The last end of too many says what happened and what to do."""
+def test_a_crash_loop_opens_the_breaker() -> None:
+    """The last of too many ends gives the reason and the advice."""
     assert after(*LOOP[:-1]).breaker is None
     breaker = after(*LOOP).breaker
     assert breaker is not None
@@ -54,13 +54,13 @@ def test_a_crash_loop_sets_the_brake() -> None:
     assert "tidemill workers resume local" in breaker.advice
 
 
-def test_an_end_that_is_told_twice_counts_once() -> None:
+def test_an_end_that_is_reported_twice_counts_once() -> None:
     """Events come at least once, in any order."""
     assert after(LOOP[0], LOOP[1], LOOP[0], LOOP[1], LOOP[0]).breaker is None
 
 
 @given(
-    told=st.lists(
+    reports=st.lists(
         st.tuples(
             st.integers(0, 4),
             st.sampled_from([EndKind.CRASHED, EndKind.CLEAN, EndKind.INTERRUPTED]),
@@ -68,16 +68,16 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
         max_size=12,
     )
 )
-def test_events_in_any_order_and_number_mean_the_same(told: list[tuple[int, EndKind]]) -> None:
-    """A worker ends once: so many that ended badly are a loop, however they are told."""
-    kinds = dict(reversed(told))
-    ends = [end_of(f"w{n}", NOW + n, kinds[n]) for n, _ in told]
+def test_events_in_any_order_and_number_mean_the_same(reports: list[tuple[int, EndKind]]) -> None:
+    """A worker ends once: that many bad ends are a loop, in whatever order they are reported."""
+    kinds = dict(reversed(reports))
+    ends = [end_of(f"w{n}", NOW + n, kinds[n]) for n, _ in reports]
     num_bad = sum(kind is EndKind.CRASHED for kind in kinds.values())
     assert (after(*ends).breaker is not None) is (num_bad >= CRASHES_TO_TRIP)
 
 
-def test_what_is_remembered_has_a_bound() -> None:
-    """Of a release that dies for ever and gets rows done between."""
+def test_the_remembered_ends_are_bounded() -> None:
+    """A release may die for ever and finish rows in between."""
     state = FleetState()
     for number in range(200):
         at = NOW + number
@@ -87,8 +87,8 @@ def test_what_is_remembered_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize(("rows_at", "is_set"), [(NOW - 1, True), (NOW, False), (NOW + 15, False)])
-def test_a_row_since_the_first_end_holds_the_brake_off(rows_at: int, is_set: bool) -> None:  # noqa: FBT001
-    """Workers that get on between their deaths are worth what they cost."""
+def test_a_row_since_the_first_end_keeps_the_breaker_closed(rows_at: int, is_set: bool) -> None:  # noqa: FBT001
+    """Workers that make progress between their deaths are worth their cost."""
     assert (after(*LOOP, rows_at=rows_at).breaker is not None) is is_set
 
 
@@ -102,16 +102,16 @@ def test_a_row_since_the_first_end_holds_the_brake_off(rows_at: int, is_set: boo
         ([("r0", RUNNING), ("r1", STARTING)], False),
         ([("r0", STOPPING)], True),
     ],
-    ids=["nobody", "its own", "others", "both", "its own only start", "others have gone"],
+    ids=["none", "its own", "others", "both", "its own only start", "others have gone"],
 )
 def test_whose_rows_there_are(workers: list[tuple[str, WorkerStatus]], may: bool) -> None:  # noqa: FBT001
-    """While old workers go on, what they do says nothing of a release that dies of its start."""
+    """Rows of old workers prove nothing about a release that dies at its start."""
     there = [Worker(f"w{n}", *worker) for n, worker in enumerate(workers)]
     assert may_have_rows(there, "r1") is may
 
 
 def test_a_row_forgives_only_what_was_before_it() -> None:
-    """So many ends after a row are a loop, whatever was before."""
+    """Too many ends after a row are a loop, whatever happened before."""
     state = after(end_of("early"), *[end_of(f"x{n}", NOW + 60 + n) for n in range(3)], rows_at=NOW)
     assert state.breaker is not None
 
@@ -137,17 +137,17 @@ def test_an_end_that_only_we_can_fix_is_a_refused_start() -> None:
     assert breaker is not None
     assert breaker.code == "start_refused"
     assert "RESOURCE:MEMORY" in breaker.reason
-    assert "Choose a GPU whose machines are large enough" in breaker.advice
+    assert "Choose a GPU whose instance types are large enough" in breaker.advice
 
 
 @pytest.mark.parametrize("kind", [EndKind.CLEAN, EndKind.INTERRUPTED, EndKind.NO_CAPACITY])
 def test_only_bad_ends_count(kind: EndKind) -> None:
-    """Idle, asked to end, without its machine: no such end is the release's fault."""
+    """Idle ends, stop requests and lost machines are not the release's fault."""
     assert after(*(replace(end, kind=kind) for end in LOOP)).breaker is None
 
 
-def test_ends_long_apart_are_no_loop() -> None:
-    """What was hours ago is another matter, and a late event about it counts for nothing."""
+def test_ends_long_apart_are_not_a_loop() -> None:
+    """Ends from hours ago do not count, even if their events arrive late."""
     state = after(*LOOP[:2])
     late = end_of("late", LOOP[1].at + CRASH_GAP_SECONDS + 1)
     assert after(late, state=state).breaker is None
@@ -177,22 +177,22 @@ def test_a_launch_is_over_with_its_worker() -> None:
         assert left == (Launch("w1", "r1", NOW),)
 
 
-def test_another_release_lifts_the_brake() -> None:
-    """It forgets what the one before has done, and only that."""
+def test_another_release_closes_the_breaker() -> None:
+    """It forgets only the ends of the previous release."""
     state = after(*LOOP)
     assert forget_other_releases(state, "r1") == state
     assert forget_other_releases(state, "r2") == replace(state, breaker=None, ends=())
 
 
-def test_a_person_lifts_the_brake() -> None:
+def test_a_person_closes_the_breaker() -> None:
     """The next end is the first again."""
     state = close_breaker(after(*LOOP))
     assert state.breaker is None
     assert after(end_of("next", NOW + 60), state=state).breaker is None
 
 
-def test_a_brake_that_is_set_stays_as_it_was() -> None:
-    """Further ends change neither its reason nor since when it is."""
+def test_an_open_breaker_is_unchanged() -> None:
+    """Further ends change neither its reason nor its time."""
     state = after(*LOOP)
     assert after(end_of("more", NOW + 90, reason="x"), state=state).breaker == state.breaker
 
@@ -200,25 +200,25 @@ def test_a_brake_that_is_set_stays_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("reason", "words", "advice"),
     [
-        ("it ended with exit status 1", "this machine cannot run a known line", "end that machine"),
+        ("it ended with exit status 1", "this machine cannot run a known line", "Terminate"),
         ("CannotPullContainerError: x", None, "registry"),
         ("ResourceInitializationError: pull secrets", None, "role"),
         ("it was killed (exit status 137): OutOfMemoryError", None, "memory"),
         ("it ended with exit status 2", "--seed: no number", "setting"),
-        ("it ended with exit status 1", "something else", "Read the log"),
+        ("it ended with exit status 1", "something else", "Read the worker's log"),
     ],
     ids=["known line", "image", "role", "memory", "setting", "any"],
 )
-def test_the_advice_is_of_what_was_said(reason: str, words: str | None, advice: str) -> None:
-    """What helps depends on what the last worker died of."""
+def test_the_advice_depends_on_the_last_error(reason: str, words: str | None, advice: str) -> None:
+    """The advice fits the error that ended the last worker."""
     ends = [replace(end, reason=reason, last_words=words) for end in LOOP]
     breaker = after(*ends).breaker
     assert breaker is not None
     assert advice in breaker.advice
 
 
-def test_what_waiting_batches_are_told() -> None:
-    """A brake, or since when there is no machine; nothing while all is well."""
+def test_the_waiting_reason_of_a_batch() -> None:
+    """It is an open circuit breaker, or a shortage with its time; none while all is well."""
     assert describe_waiting(FleetState(), NOW) is None
     waiting = describe_waiting(after(*LOOP), NOW)
     assert waiting is not None
@@ -227,8 +227,8 @@ def test_what_waiting_batches_are_told() -> None:
     assert "tidemill workers resume local" in waiting.message
 
 
-def test_batches_are_told_that_there_is_no_machine() -> None:
-    """Since the first refusal, while the last one is fresh."""
+def test_a_shortage_is_a_waiting_reason() -> None:
+    """It counts from the first refusal, while the last one is recent."""
     state = after(
         *(
             end_of(f"n{n}", NOW + n, EndKind.NO_CAPACITY, reason="no room for ml.g6")

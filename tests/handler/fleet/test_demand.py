@@ -1,4 +1,4 @@
-"""How many workers open work wants."""
+"""Demand for workers from open work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY = 24 * 3600
 
 
 def work_of(seconds: float, **changes: Any) -> OpenWork:
-    """Return a batch that takes one worker so many seconds, and has shards for all."""
+    """Return a batch that takes one worker that many seconds, and has shards for all."""
     fields: dict[str, Any] = {"num_shards": 100, "since": NOW, "expires_at": NOW + DAY} | changes
     return OpenWork("b", "m", int(seconds * PACE.rows_per_second), **fields)
 
@@ -28,8 +28,8 @@ def count(*work: OpenWork, pace: WorkerRate = PACE, ready_at: tuple[float, ...] 
     return estimate_demand(work, pace, PLAN, ready_at=ready_at, now=NOW).count
 
 
-def test_nothing_open_wants_nobody() -> None:
-    """Nor do batches whose shards are all done or given up."""
+def test_no_open_batch_needs_no_worker() -> None:
+    """Batches whose shards are all done or given up need none either."""
     assert count() == 0
     assert count(work_of(100, num_shards=0)) == 0
 
@@ -41,7 +41,7 @@ def test_what_is_open_is_done_by_its_target(seconds: float, wants: int) -> None:
 
 
 def test_no_more_than_allowed_or_of_use() -> None:
-    """The plan's maximum holds, and whoever finds no shard would be paid for nothing."""
+    """The plan's maximum holds, and a worker without a shard would only cost money."""
     assert count(work_of(DAY)) == 10
     assert count(work_of(16_500, num_shards=3)) == 3
     assert count(work_of(16_500, num_shards=3, num_running=2), ready_at=(NOW, NOW)) == 3
@@ -49,12 +49,12 @@ def test_no_more_than_allowed_or_of_use() -> None:
 
 
 def test_a_dead_workers_shards_want_one() -> None:
-    """Until their leases lapse nobody else may have them: someone must be there then."""
+    """Until their leases lapse no other worker may take them: one must be running then."""
     assert count(work_of(5, num_shards=2, num_running=2)) == 1
 
 
 def test_an_unknown_rate_wants_one_worker_that_measures_it() -> None:
-    """However much is open: a guess would pay for ten cold starts."""
+    """The amount of open work does not matter: a guess might pay for ten cold starts."""
     for pace in (WorkerRate(), WorkerRate(NOW)):
         found = estimate_demand([work_of(DAY)], pace, PLAN, ready_at=(), now=NOW)
         assert found.count == 1
@@ -100,7 +100,7 @@ def test_a_window_that_ends_soon_is_worth_more_starts() -> None:
 
 
 def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
-    """At least one, never more than allowed or of use, and for more work never fewer."""
+    """It is at least one, never above the maximum or the useful number, and grows with the work."""
     for seed in range(300):
         random = Random(seed)
         batches = [
@@ -125,7 +125,7 @@ def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
 
 
 def test_earlier_ends_come_first() -> None:
-    """What is due later needs nobody more as long as it fits in behind."""
+    """A batch that is due later needs no more workers as long as it can run afterwards."""
     soon, late = work_of(1500, since=NOW - 1800), work_of(1500)
     assert count(soon) == 1
     assert count(soon, late) == 1

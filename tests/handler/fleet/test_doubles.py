@@ -1,4 +1,4 @@
-"""No start is done twice: whoever comes between, and whatever answer is lost."""
+"""Each start happens once, despite concurrent runs and lost replies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
 
     @property
     def num_workers(self) -> int:
-        """How many were ever started, and none has ended."""
+        """Number of workers that were ever started; none has ended."""
         return len(self.services.tasks) + len(self.services.jobs)
 
     def look(self, after: int = 0, aside: Callable[[int], None] = lambda _: None) -> int:
@@ -119,7 +119,7 @@ def test_who_comes_between_two_calls_starts_no_double(
 
 
 def test_a_lost_answer_starts_no_double(make: Callable[[], World]) -> None:
-    """Of each call in turn; in the end as many run as are wanted, and never did one more."""
+    """Each call loses its reply in turn; exactly the required workers run, and never one more."""
     for lost in range(1, MANY):
         world = make()
 
@@ -142,7 +142,7 @@ def test_a_lost_answer_starts_no_double(make: Callable[[], World]) -> None:
 
 
 def test_who_is_killed_leaves_no_double(make: Callable[[], World]) -> None:
-    """A Lambda that dies after any call: the next look goes on, with numbers of its own."""
+    """A Lambda may die after any call: the next run continues, with new numbers."""
     for killed in range(1, MANY):
         world = make()
 

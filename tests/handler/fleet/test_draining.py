@@ -1,4 +1,4 @@
-"""Workers whose machine goes are asked to end, and no others."""
+"""Workers of an ending machine are stopped, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLANS = {plan.model: plan for plan in (ECS, OTHER, LOCAL)}
 
 
 def event(**detail: Any) -> dict[str, Any]:
-    """Return what ECS tells of a machine at a Spot notice, in the form of AWS's documents."""
+    """Return ECS's event about a machine at a Spot notice, in the format of AWS's documents."""
     known = {
         "agentConnected": True,
         "clusterArn": CLUSTER,
@@ -44,7 +44,7 @@ def running(services: Services, plan: FleetPlan, number: int, machine: str) -> s
 
 
 def stopping(services: Services) -> set[str]:
-    """Return the tasks that were asked to end."""
+    """Return the tasks that were stopped."""
     return {
         worker.id
         for plan in (ECS, OTHER)
@@ -53,19 +53,19 @@ def stopping(services: Services) -> set[str]:
     }
 
 
-def test_all_workers_of_the_machine_are_asked_to_end() -> None:
-    """Of every model, and once; those of other machines go on."""
+def test_all_workers_of_the_machine_are_stopped() -> None:
+    """Workers of every model are stopped, once; those of other machines continue."""
     services = Services()
     gone = {running(services, plan, 1, MACHINE) for plan in (ECS, OTHER)}
     running(services, ECS, 2, f"{MACHINE}0")
     for _ in range(2):
         assert services.run(drain_machine(event(), PLANS))
     assert stopping(services) == gone
-    assert [call.method for call in services.asked].count("stop_task") == 2
+    assert [call.method for call in services.calls].count("stop_task") == 2
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         event(status="ACTIVE"),
         event(containerInstanceArn=None),
@@ -75,11 +75,11 @@ def test_all_workers_of_the_machine_are_asked_to_end() -> None:
     ],
     ids=["active", "no machine", "task", "process", "empty"],
 )
-def test_what_tells_of_no_machine_that_goes(told: Mapping[str, Any]) -> None:
-    """It is left to who reads ends."""
+def test_other_events_stop_no_worker(changes: Mapping[str, Any]) -> None:
+    """They are left to the handler of ends."""
     services = Services()
     running(services, ECS, 1, MACHINE)
-    assert not services.run(drain_machine(told, PLANS))
+    assert not services.run(drain_machine(changes, PLANS))
     assert stopping(services) == set()
 
 
@@ -87,4 +87,4 @@ def test_another_cluster_is_nobodys() -> None:
     """Its tasks are not even listed."""
     services = Services()
     assert services.run(drain_machine(event(clusterArn=f"{CLUSTER}-2"), PLANS))
-    assert services.asked == []
+    assert services.calls == []

@@ -1,4 +1,4 @@
-"""Workers as tasks of ECS: what is asked, and what is made of the answers."""
+"""Workers as ECS tasks: the calls, and the handling of the replies."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_a_task_is_run_on_the_capacity_provider() -> None:
     """It says whose it is, has its own address in the network, and a token of its number."""
     services = Services()
     arn = services.run(ECS.start(PLAN, 1_800_000_000))
-    [call] = services.asked
-    told = dict(call.arguments)
-    token = told.pop("clientToken")
+    [call] = services.calls
+    arguments = dict(call.arguments)
+    token = arguments.pop("clientToken")
     assert token.endswith("-1800000000")
-    assert told == {
+    assert arguments == {
         "cluster": "mill",
         "taskDefinition": f"{ARN}:7",
         "count": 1,
@@ -74,18 +74,18 @@ def test_a_task_is_run_on_the_capacity_provider() -> None:
     ],
     ids=["of the machine", "without groups", "public"],
 )
-def test_a_network_is_asked_for_as_the_plan_says(
+def test_the_network_is_that_of_the_plan(
     changes: dict[str, Any], network: dict[str, Any] | None
 ) -> None:
     """ECS refuses one for a task whose network is that of its machine."""
     services = Services()
     services.run(ECS.start(replace(PLAN, means=MEANS | changes), 1))
-    told = services.asked[0].arguments.get("networkConfiguration")
-    assert told == (None if network is None else {"awsvpcConfiguration": network})
+    configuration = services.calls[0].arguments.get("networkConfiguration")
+    assert configuration == (None if network is None else {"awsvpcConfiguration": network})
 
 
 def test_a_number_runs_one_task() -> None:
-    """An answer that was lost is asked for again; another number, or model, is another task."""
+    """A call with a lost reply is repeated; another number, or model, is another task."""
     services = Services()
     first = [services.run(ECS.start(PLAN, 1)) for _ in range(3)]
     second = services.run(ECS.start(PLAN, 2))
@@ -95,7 +95,7 @@ def test_a_number_runs_one_task() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 100, 101, 250])
 def test_tasks_are_listed_and_described_by_the_hundred(count: int) -> None:
-    """None is left out, and none of another model is among them."""
+    """All tasks of the model are listed, and no others."""
     services = Services()
     for number in range(count):
         services.run(ECS.start(PLAN, number))
@@ -105,7 +105,7 @@ def test_tasks_are_listed_and_described_by_the_hundred(count: int) -> None:
 
 
 def test_a_task_is_what_ecs_says_of_it() -> None:
-    """Those that stop are told until they have: they still have their machine."""
+    """Stopping tasks are listed until they have ended: they still occupy their machine."""
     services = Services()
     arns = [services.run(ECS.start(PLAN, number)) for number in range(7)]
     words = [
@@ -143,18 +143,18 @@ def test_a_task_that_is_forgotten_between_two_looks_is_left_out() -> None:
 
 
 def test_a_task_is_stopped() -> None:
-    """By its name; it is told until it has ended."""
+    """It is stopped by its ARN, and listed until it has ended."""
     services = Services()
     services.run(ECS.start(PLAN, 1))
     [worker] = services.run(ECS.list_workers(PLAN))
     services.run(ECS.stop(PLAN, worker))
-    assert services.asked[-1].method == "stop_task"
+    assert services.calls[-1].method == "stop_task"
     [stopping] = services.run(ECS.list_workers(PLAN))
     assert stopping == replace(worker, status=WorkerStatus.STOPPING)
 
 
-def test_a_task_that_hangs_is_stopped_and_is_no_good_end() -> None:
-    """ECS looks at the health of what belongs to a service, and nobody else's."""
+def test_a_task_that_hangs_is_stopped_as_a_bad_end() -> None:
+    """ECS acts on health checks of services' tasks only."""
     services = Services()
     first, second = (services.run(ECS.start(PLAN, number)) for number in (1, 2))
     for arn, health in ((first, "UNHEALTHY"), (second, "HEALTHY")):
@@ -162,16 +162,16 @@ def test_a_task_that_hangs_is_stopped_and_is_no_good_end() -> None:
     services.run(stop_hung_workers(cast("Deployment", None), PLAN))
     found = {worker.id: worker.status for worker in services.run(ECS.list_workers(PLAN))}
     assert found == {first: WorkerStatus.STOPPING, second: WorkerStatus.RUNNING}
-    [stopped] = [call for call in services.asked if call.method == "stop_task"]
+    [stopped] = [call for call in services.calls if call.method == "stop_task"]
     reason = stopped.arguments["reason"]
     assert classify_end("UserInitiated", 137, reason) is EndKind.CRASHED
     assert "hung" in describe_end(137, reason)
     services.run(stop_hung_workers(cast("Deployment", None), PLAN))
-    assert [call.method for call in services.asked].count("stop_task") == 1
+    assert [call.method for call in services.calls].count("stop_task") == 1
 
 
-def test_no_machine_is_told_as_such() -> None:
-    """With the reason that ECS gives."""
+def test_a_shortage_is_reported_as_such() -> None:
+    """The error has the reason that ECS gives."""
     with pytest.raises(NoCapacity, match="RESOURCE:GPU"):
         Services(machines=0).run(ECS.start(PLAN, 1))
 
@@ -185,13 +185,13 @@ def test_no_machine_is_told_as_such() -> None:
     ],
 )
 def test_an_error_is_raised_as_what_helps(code: str, kind: type[Exception]) -> None:
-    """A quota frees itself, a right that is missing does not, and a fault of AWS tells nothing."""
+    """A quota frees itself, a missing permission does not, and a fault of AWS decides nothing."""
     with pytest.raises(kind, match=code):
         Services(failure=code).run(ECS.start(PLAN, 1))
 
 
 def test_means_that_are_wrong_are_named() -> None:
-    """A key that nobody knows would be a setting that does nothing."""
+    """An unknown key would be a setting without effect."""
     with pytest.raises(ValidationError, match="subnet_ids"):
         Services().run(ECS.list_workers(replace(PLAN, means=MEANS | {"subnet_ids": []})))
 

@@ -1,4 +1,4 @@
-"""A day's GPU hours that are used up: what waits says so, and goes on tomorrow."""
+"""Spent GPU hours of a day: waiting batches show the reason, and continue the next day."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def test_a_tenant_waits_for_the_next_day(mini: Cloud) -> None:
     assert pause is not None
     assert (pause.code, pause.since, pause.until) == ("gpu_hours_used_up", NOW, MIDNIGHT)
     assert pause.message == (
-        "The tenant's limit of 2 GPU hours a day is used up. Lines that wait are run from 00:00 "
-        "UTC on."
+        "The tenant's limit of 2 GPU hours per day is used up. Waiting lines run from 00:00 UTC on."
     )
     assert look(cloud, batch, NOW + 1) is None
     assert cloud.batch(batch.id).pause == pause
@@ -77,8 +76,8 @@ def test_a_tenant_waits_for_the_next_day(mini: Cloud) -> None:
     assert cloud.rung_shards() == [0, 1, 2]
 
 
-def test_a_limit_that_is_raised_holds_nobody_longer(mini: Cloud) -> None:
-    """By the reaper's next look."""
+def test_a_raised_limit_ends_the_pause(mini: Cloud) -> None:
+    """The reaper's next run ends it."""
     cloud = mini.having(limits=Limits(gpu_hours_per_day=1))
     batch = cloud.ingest(cloud.create(lines_of(25)))
     spend(cloud, 1)
@@ -91,7 +90,7 @@ def test_a_limit_that_is_raised_holds_nobody_longer(mini: Cloud) -> None:
 def test_a_spent_budget_starts_no_worker_and_raises_the_alarm(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither for what runs nor for a batch that is only read now, whoever's it is."""
+    """No worker is started for running batches, nor for one that is only being validated."""
     started: list[str] = []
 
     def note(_deployment: Deployment, work: OpenWork, _now: int) -> Operation[None]:
@@ -136,7 +135,7 @@ def test_a_pause_is_written_before_any_shard_is_rung_for(
 
 
 def test_a_batch_that_expires_while_it_waits_says_why(mini: Cloud) -> None:
-    """Among its errors, like one for which there was no machine."""
+    """Its errors have the reason, as for a batch without a machine."""
     cloud = mini.having(gpu_hours_per_day=1)
     batch = cloud.ingest(cloud.create(lines_of(5), metadata={"completion-window": "30m"}))
     spend(cloud, 1)

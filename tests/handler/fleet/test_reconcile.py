@@ -1,4 +1,4 @@
-"""What is started and stopped so that a fleet is as it is wanted."""
+"""Starts and stops that bring a fleet to its desired state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fleet(*words: str) -> list[Worker]:
 def test_what_is_missing_is_started(
     there: tuple[str, ...], num_launches: int, wanted: int, starts: int
 ) -> None:
-    """Those that are not listed yet count, and all together are never more than allowed."""
+    """Workers that are not listed yet count, and the total never exceeds the maximum."""
     launches = [Launch(f"l{number}", "r:2", 0) for number in range(num_launches)]
     assert reconcile(fleet(*there), launches, wanted, PLAN, now=NOW) == Actions(starts)
 
@@ -69,14 +69,14 @@ def test_what_is_missing_is_started(
         # Even where fewer would do, the first new one comes before any goes.
         (("1 running", "1 running"), 1, 1, 0),
         (("1 running", "1 running", "2 running"), 1, 0, 1),
-        # Whoever has nothing to do ends by itself.
+        # An idle worker ends by itself.
         (("1 running",), 0, 0, 0),
     ],
 )
 def test_old_releases_are_replaced_one_by_one(
     there: tuple[str, ...], wanted: int, starts: int, stops: int
 ) -> None:
-    """A batch in flight goes on, and a release that cannot run stops nobody where there is room."""
+    """A batch in flight continues, and a broken release stops no worker if there is room."""
     moves = reconcile(fleet(*there), [], wanted, PLAN, now=NOW)
     assert (moves.num_starts, len(moves.stops)) == (starts, stops)
     assert all(worker.release == "r:1" for worker in moves.stops)
@@ -109,14 +109,14 @@ def test_a_large_fleet_is_started_in_several_looks() -> None:
     assert reconcile(there, [], 250, plan, now=NOW) == Actions(50)
 
 
-def test_who_sees_a_part_replaces_nobody() -> None:
-    """Whoever looks at one batch does not know what the others want."""
+def test_a_run_that_sees_one_batch_replaces_no_worker() -> None:
+    """A run for one batch does not know the demand of the others."""
     there = fleet("1 running", "1 running", "1 running")
     assert reconcile(there, [], 1, PLAN, now=NOW, replaces=False) == Actions()
 
 
 def test_a_fleet_becomes_what_it_is_wanted_to_be() -> None:
-    """From any beginning, never with more than allowed, and never with nobody in between."""
+    """From any start, it never exceeds the maximum, and never has no worker in between."""
     for seed in range(200):
         random = Random(seed)
         plan = replace(PLAN, max_workers=random.randint(1, 5))
@@ -148,15 +148,15 @@ def after(status: WorkerStatus) -> WorkerStatus:
 
 
 def test_launches_count_until_they_are_listed_or_late() -> None:
-    """What a launcher lists is no launch any more; what it never lists was none."""
+    """A listed worker is no longer a launch; a launch that is never listed expires."""
     launches = [Launch("w0", "r:2", 100), Launch("w9", "r:2", 100), Launch("w8", "r:2", 50)]
     assert unlisted(launches, fleet("2 running"), 100) == launches[1:]
     assert unlisted(launches, fleet("2 running"), 50 + LAUNCH_SECONDS) == [launches[1]]
     assert unlisted(launches, [], 100 + LAUNCH_SECONDS) == []
 
 
-def test_a_brake_holds_its_release_alone() -> None:
-    """Another release may be the cure; a pause for want of machines holds all."""
+def test_a_breaker_stops_its_release_only() -> None:
+    """Another release may be the cure; a pause after a shortage stops all."""
     braked = FleetState(breaker=CircuitBreaker(1, "r:2", "crash_loop", "It dies.", "Mend it."))
     assert is_start_blocked(braked, "r:2", 5)
     assert not is_start_blocked(braked, "r:3", 5)

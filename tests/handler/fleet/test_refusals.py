@@ -39,17 +39,17 @@ def test_a_refusal_is_known_by_its_code_and_words(
     code: str, words: str, kind: type[NotStarted | None]
 ) -> None:
     """A shortage first: it may come under the code of a mistake."""
-    assert type(classify_refusal(f"ECS runs no task: {words}", code)) is kind
+    assert type(classify_refusal(f"ECS started no task: {words}", code)) is kind
 
 
 @pytest.mark.parametrize(
     ("words", "statuses", "is_too_large"),
     [
         ("TaskFailedToStart: RESOURCE:MEMORY", [], True),
-        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.STARTING], True),
-        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.RUNNING], False),
-        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.STOPPING], False),
-        ("ECS runs no task: AGENT", [], False),
+        ("ECS started no task: RESOURCE:GPU", [WorkerStatus.STARTING], True),
+        ("ECS started no task: RESOURCE:GPU", [WorkerStatus.RUNNING], False),
+        ("ECS started no task: RESOURCE:GPU", [WorkerStatus.STOPPING], False),
+        ("ECS started no task: AGENT", [], False),
     ],
 )
 def test_a_worker_is_too_large_if_an_empty_machine_has_no_room(

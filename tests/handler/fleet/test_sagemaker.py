@@ -1,4 +1,4 @@
-"""Workers as training jobs of SageMaker: what is asked, and what is made of the answers."""
+"""Workers as SageMaker training jobs: the calls, and the handling of the replies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_job_is_a_worker_on_managed_spot() -> None:
     """No ports, channels or retries of SageMaker's own; S3 holds what a job would checkpoint."""
     services = having(l4=1)
     name = services.run(JOBS.start(PLAN, 1_800_000_000))
-    [call] = services.asked
+    [call] = services.calls
     assert call.arguments == {
         "TrainingJobName": name,
         "RoleArn": MEANS["role"],
@@ -78,15 +78,15 @@ def test_a_job_may_be_on_demand_and_in_a_network() -> None:
     services = having(l4=1)
     own = {"spot": False, "subnets": ["subnet-1"], "security_groups": ["sg-1"]}
     services.run(JOBS.start(replace(PLAN, means=MEANS | own), 1))
-    told = services.asked[0].arguments
-    assert told["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400}
-    assert told["EnableManagedSpotTraining"] is False
-    assert told["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    request = services.calls[0].arguments
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400}
+    assert request["EnableManagedSpotTraining"] is False
+    assert request["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
 
 
 @pytest.mark.parametrize("model", ["m", "x" * 300, "Qwen/Qwen3.5-122B_It", "模型(*)", "-"])
 def test_any_model_has_a_name_that_sagemaker_takes(model: str) -> None:
-    """At most 63 letters, digits and hyphens, with the largest number of the next two centuries."""
+    """It has at most 63 letters, digits and hyphens, for numbers of the next two centuries."""
     plan = replace(PLAN, model=model)
     services = having(l4=2)
     name = services.run(JOBS.start(plan, 9_999_999_999))
@@ -104,7 +104,7 @@ def test_any_model_has_a_name_that_sagemaker_takes(model: str) -> None:
     ],
 )
 def test_a_job_without_a_machine_is_still_starting(secondary: str, status: WorkerStatus) -> None:
-    """In progress is also what waits for a machine, for days: nobody goes for its sake."""
+    """A job in progress may wait for a machine, perhaps for days: it replaces no worker."""
     services = having(l4=1)
     name = services.run(JOBS.start(PLAN, 1))
     services.jobs[name]["SecondaryStatus"] = secondary
@@ -114,7 +114,7 @@ def test_a_job_without_a_machine_is_still_starting(secondary: str, status: Worke
 
 
 def test_a_number_makes_one_job() -> None:
-    """A name that is there is the job that was asked for."""
+    """A name that exists is the requested job."""
     services = having(l4=9)
     names = {services.run(JOBS.start(PLAN, 1)) for _ in range(3)}
     assert names == set(services.jobs)
@@ -123,7 +123,7 @@ def test_a_number_makes_one_job() -> None:
 
 
 def test_fleets_and_deployments_know_their_own_jobs() -> None:
-    """Of another model, or in another bucket, they are not listed."""
+    """Jobs of another model, or in another bucket, are not listed."""
     services = having(l4=9)
     mine = services.run(JOBS.start(PLAN, 1))
     near = replace(PLAN, model="org/Model-7B:a-b")
@@ -135,7 +135,7 @@ def test_fleets_and_deployments_know_their_own_jobs() -> None:
 
 
 def test_a_job_of_another_release_is_known_as_such() -> None:
-    """Its name tells that it is not the plan's own; whose it is nobody needs to know."""
+    """Its name shows that its release is not the plan's; its actual release does not matter."""
     services = having(l4=9)
     services.run(JOBS.start(PLAN, 1))
     new = replace(PLAN, release="r:2")
@@ -143,12 +143,12 @@ def test_a_job_of_another_release_is_known_as_such() -> None:
     releases = [worker.release for worker in services.run(JOBS.list_workers(new))]
     assert releases[1] == "r:2"
     assert releases[0] not in {"r:1", "r:2", ""}
-    assert release_of(PLAN, "somebody-elses-job") == ""
+    assert release_of(PLAN, "a-foreign-job") == ""
 
 
 @pytest.mark.parametrize("count", [0, 100, 101, 250])
 def test_jobs_are_listed_page_by_page(count: int) -> None:
-    """Those that stop are told until they have."""
+    """Stopping jobs are listed until they have ended."""
     services = having(l4=300)
     names = [services.run(JOBS.start(PLAN, number)) for number in range(count)]
     for name in names[:3]:
@@ -172,14 +172,14 @@ def test_the_next_type_is_tried_where_a_quota_is_used_up() -> None:
     ("code", "kind"),
     [("ThrottlingException", NotStarted), ("AccessDeniedException", StartRefused)],
 )
-def test_what_is_refused_for_now_is_no_fault(code: str, kind: type[Exception]) -> None:
-    """Too much at once passes by itself, a right that is missing does not."""
+def test_a_temporary_refusal_is_not_an_error(code: str, kind: type[Exception]) -> None:
+    """Throttling passes by itself, a missing permission does not."""
     with pytest.raises(kind, match=code):
         Services(failure=code).run(JOBS.start(PLAN, 1))
 
 
 def test_a_job_that_has_ended_needs_no_stop() -> None:
-    """It ended between the list and the word; anything else that is refused is told."""
+    """It ended between the list and the stop; any other refusal is raised."""
     services = having(l4=1)
     worker = Worker(services.run(JOBS.start(PLAN, 1)), "r:1")
     services.run(JOBS.stop(PLAN, worker))
@@ -201,7 +201,7 @@ def test_a_job_that_has_ended_needs_no_stop() -> None:
     ids=lambda changes: next(iter(changes)),
 )
 def test_means_that_sagemaker_would_refuse_are_named(changes: dict[str, Any]) -> None:
-    """Before anything is asked of AWS."""
+    """They are reported before any AWS call."""
     with pytest.raises(ValidationError, match=next(iter(changes))):
         having(l4=1).run(JOBS.start(replace(PLAN, means=MEANS | changes), 1))
 

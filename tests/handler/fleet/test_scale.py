@@ -1,4 +1,4 @@
-"""Workers are asked for when there is work, once, whoever looks and whatever AWS answers."""
+"""Workers are started when there is work, once, despite concurrent runs and AWS failures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def look(cloud: Cloud, after: int = 0, plan: FleetPlan = PLAN) -> None:
 
 
 def test_what_is_wanted_is_started_once(mill: Cloud, launcher: ListLauncher) -> None:
-    """Whoever looks next finds them, listed or not, and starts none."""
+    """The next run finds them, listed or not, and starts none."""
     look(mill)
     assert len(launcher.workers) == 3
     launcher.lists = False
@@ -82,17 +82,17 @@ def test_what_is_wanted_is_started_once(mill: Cloud, launcher: ListLauncher) -> 
     launcher.run(NOW)
     look(mill, LAUNCH_SECONDS)
     assert len(launcher.workers) == 3
-    assert launcher.asked == [NOW, NOW + 1, NOW + 2]
+    assert launcher.requested == [NOW, NOW + 1, NOW + 2]
     look(mill, LAUNCH_SECONDS + 1)
     assert state_of(mill).launches == ()
 
 
-def test_so_many_are_kept_ready_without_work(mill: Cloud, launcher: ListLauncher) -> None:
-    """In the hours that the plan says, which NOW is in; more where there is work for them."""
+def test_min_workers_are_kept_ready_without_work(mill: Cloud, launcher: ListLauncher) -> None:
+    """They are kept during the plan's hours, which contain NOW; more run if there is work."""
     plan = replace(PLAN, min_workers=2, min_workers_hours="Wed 03:00-04:00")
     plans = {MODEL: plan}
     mill.run(scale_all(mill.deployment, plans, {}, NOW - 3600))
-    assert launcher.asked == []
+    assert launcher.requested == []
     mill.run(scale_all(mill.deployment, plans, {}, NOW))
     assert len(launcher.workers) == 2
     mill.run(scale_all(mill.deployment, plans, {MODEL: [WORK]}, NOW + 1))
@@ -100,13 +100,13 @@ def test_so_many_are_kept_ready_without_work(mill: Cloud, launcher: ListLauncher
 
 
 def test_who_died_is_replaced_under_a_new_number(mill: Cloud, launcher: ListLauncher) -> None:
-    """A number is used once, so that a name that AWS remembers is never asked for again."""
+    """A number is used once, so that a name that AWS remembers is never requested again."""
     look(mill)
     launcher.run(NOW)
     del launcher.workers[1]
     look(mill, LAUNCH_SECONDS)
     assert len(launcher.workers) == 3
-    assert launcher.asked == [NOW, NOW + 1, NOW + 2, NOW + LAUNCH_SECONDS]
+    assert launcher.requested == [NOW, NOW + 1, NOW + 2, NOW + LAUNCH_SECONDS]
 
 
 def test_two_who_look_at_once_start_no_doubles(mill: Cloud, launcher: ListLauncher) -> None:
@@ -121,7 +121,7 @@ def test_two_who_look_at_once_start_no_doubles(mill: Cloud, launcher: ListLaunch
 
 
 def resumed(operation: Operation[T], call: Call) -> Operation[T]:
-    """Go on with an operation that has asked for this call."""
+    """Continue an operation that has made this call."""
     while True:
         try:
             response = yield call
@@ -136,7 +136,7 @@ def resumed(operation: Operation[T], call: Call) -> Operation[T]:
 
 
 def test_a_lost_answer_starts_no_double(mill: Cloud, launcher: ListLauncher) -> None:
-    """The worker may run: it counts until it is listed, and no other start is tried meanwhile."""
+    """The worker may run: it counts until it is listed, and no other start is tried before."""
     launcher.num_lost = 1
     look(mill)
     assert len(launcher.workers) == 1
@@ -155,9 +155,9 @@ def test_what_has_no_machine_is_tried_again_later_and_later(
     tried, last = [], 0
     for after in range(0, 2400, 60):
         look(mill, after)
-        if len(launcher.asked) > last:
+        if len(launcher.requested) > last:
             tried.append(after)
-            last = len(launcher.asked)
+            last = len(launcher.requested)
     assert tried == [0, 60, 180, 420, 900, 1800]
     assert state_of(mill).refusal == "no machine"
     launcher.capacity = 3
@@ -169,7 +169,7 @@ def test_what_has_no_machine_is_tried_again_later_and_later(
 
 
 def test_a_worker_that_runs_ends_the_pause(mill: Cloud, launcher: ListLauncher) -> None:
-    """Machines are there again, as somebody has seen: the others are asked for at once."""
+    """A running worker shows that machines are available: the others are requested at once."""
     launcher.capacity = 0
     look(mill)
     look(mill, 60)
@@ -181,10 +181,10 @@ def test_a_worker_that_runs_ends_the_pause(mill: Cloud, launcher: ListLauncher) 
 
 
 @pytest.mark.parametrize(("braked", "num_started"), [("r:1", 0), ("r:0", 3)])
-def test_a_brake_holds_starts_until_another_release(
+def test_an_open_breaker_prevents_starts_until_another_release(
     mill: Cloud, launcher: ListLauncher, braked: str, num_started: int
 ) -> None:
-    """What crashed again and again is not started; its cure is."""
+    """A release in a crash loop is not started; its fix is."""
     breaker = CircuitBreaker(NOW, braked, "crash_loop", "It dies.", "Mend it.")
     mill.run(mill.deployment.fleets.change(MODEL, lambda _: FleetState(breaker=breaker)))
     look(mill)
@@ -193,18 +193,18 @@ def test_a_brake_holds_starts_until_another_release(
 
 
 @pytest.mark.parametrize(
-    ("code", "num_told"), [("crash_loop", 1), ("start_refused", 1), ("stopped", 0)]
+    ("code", "num_reports"), [("crash_loop", 1), ("start_refused", 1), ("stopped", 0)]
 )
-def test_work_under_a_brake_is_told_of(
-    mill: Cloud, capsys: pytest.CaptureFixture[str], code: str, num_told: int
+def test_work_under_an_open_breaker_is_reported(
+    mill: Cloud, capsys: pytest.CaptureFixture[str], code: str, num_reports: int
 ) -> None:
-    """At every look of the reaper, for the alarm; what a person has stopped alarms nobody."""
+    """Every run of the reaper reports it, for the alarm; a stop by a person raises no alarm."""
     breaker = CircuitBreaker(NOW, PLAN.release, code, "It dies.", "Mend it.")
     mill.run(mill.deployment.fleets.change(MODEL, lambda _: FleetState(breaker=breaker)))
     capsys.readouterr()
     look(mill)
-    told = [line for line in lines_in(capsys.readouterr().out) if "FleetBraked" in line.figures]
-    assert [line.dimensions["model"] for line in told] == [MODEL] * num_told
+    reports = [line for line in lines_in(capsys.readouterr().out) if "FleetBraked" in line.figures]
+    assert [line.dimensions["model"] for line in reports] == [MODEL] * num_reports
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_work_under_a_brake_is_told_of(
         (StartRefused("RunTask: AccessDeniedException"), "start_refused", 4),
         (NoCapacity("RESOURCE:GPU"), "start_refused", 4),
         (NoCapacity("NO ACTIVE INSTANCES"), "no_capacity", 7),
-        (NotStarted("ECS runs no task: SOMETHING NEW"), "not_started", 60),
+        (NotStarted("ECS started no task: SOMETHING NEW"), "not_started", 60),
     ],
 )
-def test_a_start_that_fails_is_told_by_what_helps(
+def test_a_failed_start_is_handled_by_its_cause(
     mill: Cloud, launcher: ListLauncher, refusal: NotStarted, code: str, starts_in_an_hour: int
 ) -> None:
-    """Ours sets the brake, a shortage makes starts rarer, of what is not known neither follows."""
+    """A wrong configuration opens the breaker, a shortage delays starts, others do neither."""
     launcher.refusal = refusal
     for minute in range(60):
         look(mill, 60 * minute)
@@ -227,7 +227,7 @@ def test_a_start_that_fails_is_told_by_what_helps(
         assert waiting is not None
         assert waiting.code == code
         assert str(refusal) in waiting.message
-    assert len(launcher.asked) == starts_in_an_hour
+    assert len(launcher.requested) == starts_in_an_hour
     launcher.refusal = None
     mill.run(mill.deployment.fleets.change(MODEL, lifted))
     look(mill, 3600)
@@ -253,7 +253,7 @@ def test_a_release_takes_the_place_of_the_one_before(mill: Cloud, launcher: List
 
 
 def test_one_models_misfortune_is_not_the_others(mill: Cloud, launcher: ListLauncher) -> None:
-    """A plan that cannot be read as such is told, and the next model is seen to."""
+    """An invalid plan is reported, and the next model is handled."""
     launcher.workers = [Worker("w", "r:1", WorkerStatus.RUNNING, None)]
     broken = FleetPlan("a", "processes", "r:1", max_workers=None)  # type: ignore[arg-type]
     plans = {"a": broken, MODEL: PLAN}
@@ -282,34 +282,34 @@ def rung_for(cloud: Cloud, num_lines: int = 1) -> str:
     return batch.id
 
 
-def asked(cloud: Cloud) -> list[str]:
-    """Return the ids of the processes that are wanted."""
+def process_ids(cloud: Cloud) -> list[str]:
+    """Return the IDs of the processes that are wanted."""
     return [worker.id for worker in cloud.run(list_workers(cloud.deployment, PLAN))]
 
 
 def test_shards_that_are_rung_for_start_a_worker(local: Cloud) -> None:
     """One, as no rate is known; the second batch finds it, and so does the reaper."""
     rung_for(local, num_lines=3)
-    assert len(asked(local)) == 1
+    assert len(process_ids(local)) == 1
     rung_for(local)
     reap(local.aws, local.deployment, int(time.time()))
-    assert len(asked(local)) == 1
+    assert len(process_ids(local)) == 1
 
 
 def test_the_reaper_starts_what_was_lost(local: Cloud) -> None:
-    """A worker that died is replaced while a batch is open, and nobody is when all are done."""
+    """A worker that died is replaced while a batch is open, and not when all are done."""
     rung_for(local)
-    [first] = asked(local)
+    [first] = process_ids(local)
     local.run(local.deployment.processes.forget(MODEL, first))
     reap(local.aws, local.deployment, int(time.time()) + LAUNCH_SECONDS)
-    [second] = asked(local)
+    [second] = process_ids(local)
     assert second != first
 
 
 def test_many_drops_look_at_a_fleet_once(
     local: Cloud, launcher: ListLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In ten seconds, in whichever process; the plans are read again after a minute."""
+    """One check in ten seconds counts for all processes; plans are read again after a minute."""
     calls: Counter[str] = Counter()
 
     def list_workers(_: FleetPlan) -> Operation[list[Worker]]:
@@ -329,7 +329,7 @@ def test_many_drops_look_at_a_fleet_once(
 
 
 def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
-    """It would wait for lines that nobody runs before tomorrow; one that waits has to go."""
+    """It would wait for lines that no worker runs before tomorrow; one that waits has to end."""
     path, now = local.deployment.settings.fleets, int(time.time())
     local.aws.clients["ssm"].put_parameter(
         Name=f"{path}/demo",
@@ -346,18 +346,18 @@ def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
     cloud = local.having(gpu_hours_per_day=1)
     local.run(local.deployment.usage.add_gpu_seconds(EVERYBODY, 3600, now))
     reap(cloud.aws, cloud.deployment, now)
-    assert asked(local) == []
+    assert process_ids(local) == []
     assert not stays(now)
     # The places of its hours are free again when the day, or the reason, has ended.
     assert stays(min(now + 181, now - now % DAY_SECONDS + DAY_SECONDS))
     reap(local.aws, local.deployment, now)
-    assert len(asked(local)) == 1
+    assert len(process_ids(local)) == 1
 
 
-def test_a_shard_that_is_given_up_starts_nobody(local: Cloud) -> None:
+def test_an_abandoned_shard_starts_no_worker(local: Cloud) -> None:
     """Finalize closes it: a worker would find nothing to do."""
     batch_id = rung_for(local)
-    [first] = asked(local)
+    [first] = process_ids(local)
     local.run(local.deployment.processes.forget(MODEL, first))
     for number in range(local.deployment.settings.max_attempts):
         local.run(
@@ -366,17 +366,17 @@ def test_a_shard_that_is_given_up_starts_nobody(local: Cloud) -> None:
             )
         )
     reap(local.aws, local.deployment, int(time.time()) + LAUNCH_SECONDS)
-    assert asked(local) == []
+    assert process_ids(local) == []
 
 
 def test_a_dead_doorbell_leaves_workers_to_the_reaper(local: Cloud) -> None:
     """It looks every minute, and sees what all batches want."""
     batch_id = rung_for(local)
-    [first] = asked(local)
+    [first] = process_ids(local)
     local.run(local.deployment.processes.forget(MODEL, first))
     message = json.dumps(shard_message(batch_id, 0))
     local.run(handle_dead_letter(local.deployment, message, int(time.time())))
-    assert asked(local) == []
+    assert process_ids(local) == []
 
 
 def test_plans_that_cannot_be_read_hold_nothing_up(local: Cloud) -> None:
@@ -389,11 +389,11 @@ def test_plans_that_cannot_be_read_hold_nothing_up(local: Cloud) -> None:
     assert local.batch(batch_id).shards_rung == 3
     reap(local.aws, local.deployment, int(time.time()))
     assert local.rung_shards() == [0, 1, 2]
-    assert asked(local) == []
+    assert process_ids(local) == []
 
 
-def test_workers_of_a_release_are_stopped_when_that_is_asked(local: Cloud) -> None:
-    """Nobody is waited for; those that stop already are not asked twice."""
+def test_workers_of_a_release_are_stopped_on_request(local: Cloud) -> None:
+    """Their ends are not awaited; those that already stop are not stopped again."""
     processes = local.deployment.processes
     rung_for(local)
     assert local.run(stop_workers(local.deployment, PLAN, "another")) == []

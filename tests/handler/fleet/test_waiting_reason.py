@@ -1,4 +1,4 @@
-"""Why a batch waits, wherever people look: its object, the dashboard, its end."""
+"""Waiting reason of a batch: in its object, on the dashboard, and at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mill(ministack: Emulator) -> Iterator[Cloud]:
 
 
 def trip(cloud: Cloud, breaker: CircuitBreaker | None = BREAKER) -> None:
-    """Set or lift the brake of the model."""
+    """Open or close the circuit breaker of the model."""
     cloud.run(cloud.deployment.fleets.change(MODEL, lambda _: FleetState(breaker=breaker)))
 
 
@@ -41,8 +41,8 @@ def running(cloud: Cloud, name: str = "x") -> Batch:
     return cloud.ingest(cloud.create(lines_of(25), f"input/{name}.jsonl"))
 
 
-def test_a_batch_tells_why_it_waits(mill: Cloud) -> None:
-    """While it runs and the brake is set, beside all that OpenAI's object has."""
+def test_a_batch_shows_why_it_waits(mill: Cloud) -> None:
+    """A running batch with an open breaker has it in addition to the fields of OpenAI's object."""
     batch = running(mill)
 
     def seen(batch: Batch) -> dict[str, object] | None:
@@ -63,7 +63,7 @@ def test_a_batch_tells_why_it_waits(mill: Cloud) -> None:
     assert seen(batch) is None
 
 
-def test_where_nobody_starts_workers_nobody_is_asked(mill: Cloud) -> None:
+def test_without_fleets_no_state_is_read(mill: Cloud) -> None:
     """A deployment without fleets pays for no read."""
     batch = running(mill)
     trip(mill)
@@ -72,8 +72,8 @@ def test_where_nobody_starts_workers_nobody_is_asked(mill: Cloud) -> None:
     assert wire.tidemill.waiting is None
 
 
-def test_the_dashboard_tells_why_it_waits(mill: Cloud) -> None:
-    """On the page of the batch and in the list, as text."""
+def test_the_dashboard_shows_why_it_waits(mill: Cloud) -> None:
+    """The batch's page and the list show it, as text."""
     batch = running(mill)
     trip(mill)
     for path, words in (
@@ -85,8 +85,8 @@ def test_the_dashboard_tells_why_it_waits(mill: Cloud) -> None:
         assert words in answer_to(event)["body"]
 
 
-def test_a_batch_that_expires_under_a_brake_says_so(mill: Cloud) -> None:
-    """Among its errors, and so in its report; without a brake its window alone is why."""
+def test_a_batch_that_expires_under_an_open_breaker_has_the_reason(mill: Cloud) -> None:
+    """Its errors and its report contain it; with a closed breaker the window is the only reason."""
     braked, free = running(mill, "a"), running(mill, "b")
     trip(mill)
     expire(mill, braked)

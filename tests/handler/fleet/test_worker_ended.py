@@ -1,4 +1,4 @@
-"""From an event on the control queue to the brake of a fleet, with the log's last words."""
+"""Worker ends, from the event on the control queue to the fleet's circuit breaker."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def event(level: str, message: str, **more: str) -> str:
     ids=["reason", "last", "command", "long"],
 )
 def test_the_last_complaint_counts(lines: list[str], words: str) -> None:
-    """Of errors and of what a command says itself, the last, and with its reason."""
+    """The last error of the log, or of a command's own message, counts, with its reason."""
     calls, found = answered(read_last_error(PLACE), log_of(*lines))
     assert found == words
     assert [call.method for call in calls] == ["get_log_events"]
     assert calls[0].arguments["logStreamName"] == PLACE.stream
 
 
-def test_a_log_that_comes_late_is_asked_for_again() -> None:
-    """Once, after a few seconds."""
+def test_a_late_log_is_read_again() -> None:
+    """It is read once more, after a few seconds."""
     quiet = log_of(event("INFO", "claimed"), "[1, 2]", "no JSON")
     calls, found = answered(read_last_error(PLACE), quiet, log_of(event("ERROR", "late")))
     assert found == "late"
@@ -75,8 +75,8 @@ def test_a_log_that_comes_late_is_asked_for_again() -> None:
     assert answered(read_last_error(PLACE), quiet, quiet)[1] is None
 
 
-def test_a_log_that_cannot_be_read_is_no_error() -> None:
-    """The end counts, without last words."""
+def test_an_unreadable_log_is_not_an_error() -> None:
+    """The end counts, without a last error."""
     assert answered(read_last_error(PLACE), AwsError("no such stream"))[1] is None
 
 
@@ -102,7 +102,7 @@ def tell(cloud: Cloud, number: int, **detail: Any) -> FleetState:
     return state
 
 
-def test_a_loop_of_events_sets_the_brake(fleet: Cloud) -> None:
+def test_a_loop_of_events_opens_the_breaker(fleet: Cloud) -> None:
     """Each message is counted by itself, and a repeated one is not."""
     for number in (0, 0, 0, *range(CRASHES_TO_TRIP - 1)):
         assert tell(fleet, number).breaker is None
@@ -141,6 +141,6 @@ def test_a_task_too_large_for_an_empty_machine_is_a_refused_start(fleet: Cloud) 
 
 
 def test_events_of_no_worker_change_nothing(fleet: Cloud) -> None:
-    """What is not ours, and workers that ended well, leave the fleet as it was."""
+    """Events of other tasks, and of workers that ended well, leave the fleet unchanged."""
     assert tell(fleet, 1, model="another") == FleetState()
     assert tell(fleet, 2, exitCode=0) == FleetState()

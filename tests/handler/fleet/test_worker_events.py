@@ -1,4 +1,4 @@
-"""What events tell of the ends of workers: why each is no more, and whose it was."""
+"""Events about the ends of workers: the reason, and the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = "arn:aws:ecs:eu-west-1:111122223333:task/tidemill/c13b4cb40f1f4fe4a2971f7
 AT = 1_769_191_078
 
 
-def told(event: dict[str, Any]) -> EndEvent:
+def parse_end(event: dict[str, Any]) -> EndEvent:
     """Return what an event is read as, which is an end."""
     found = parse_worker_end(event, PLANS, NOW)
     assert found is not None
@@ -32,7 +32,7 @@ def told(event: dict[str, Any]) -> EndEvent:
 
 def test_a_task_that_was_recorded() -> None:
     """Worker, release, time, exit code and log are those of the event."""
-    assert told(task_event()) == EndEvent(
+    assert parse_end(task_event()) == EndEvent(
         WorkerEnd("demo", TASK, DEFINITION, AT, EndKind.CRASHED, "it ended with exit status 1", 1),
         LogStream("logs", "worker/worker/c13b4cb40f1f4fe4a2971f76ae5a47ad"),
     )
@@ -41,7 +41,7 @@ def test_a_task_that_was_recorded() -> None:
 def test_a_task_of_an_older_revision() -> None:
     """It is of the same fleet, and its release is its own."""
     older = DEFINITION.replace(":1", ":9")
-    end = told(task_event(taskDefinitionArn=older)).end
+    end = parse_end(task_event(taskDefinitionArn=older)).end
     assert (end.model, end.release) == ("demo", older)
 
 
@@ -136,8 +136,8 @@ def test_a_task_of_an_older_revision() -> None:
     ids=str,
 )
 def test_why_a_task_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
-    """Idle, asked, taken, never had: only what is left is the worker's own fault."""
-    assert told(task_event(**detail)).end.kind is kind
+    """Unless it was idle, stopped, interrupted or never started, the end is its own fault."""
+    assert parse_end(task_event(**detail)).end.kind is kind
 
 
 @pytest.mark.parametrize(
@@ -163,23 +163,23 @@ def test_why_a_task_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
     ids=str,
 )
 def test_why_a_job_is_no_more(detail: dict[str, Any], kind: EndKind, exit_code: int | None) -> None:
-    """By its exit code, where its reason tells one, or by its status."""
+    """The exit code decides, if the reason contains one, else the status."""
     if detail.get("TrainingJobStatus") in {"Completed", "Stopped"}:
         detail = {"FailureReason": "", **detail}
-    end = told(job_event(**detail)).end
+    end = parse_end(job_event(**detail)).end
     assert (end.model, end.release) == ("jobs", "image:1")
     assert (end.kind, end.exit_code) == (kind, exit_code)
 
 
-def test_what_a_job_wrote_before_it_failed_is_told() -> None:
+def test_a_jobs_last_output_is_reported() -> None:
     """SageMaker puts it into the reason."""
-    assert "no kernel image" in (told(job_event()).end.last_words or "")
+    assert "no kernel image" in (parse_end(job_event()).end.last_words or "")
 
 
-def test_what_killed_a_task_is_told() -> None:
-    """The container's own reason says of an exit status what it is of."""
+def test_the_signal_that_killed_a_task_is_reported() -> None:
+    """The container's own reason explains the exit status."""
     container = {"name": "worker", "exitCode": 137, "reason": "OutOfMemoryError: killed"}
-    end = told(task_event(containers=[container])).end
+    end = parse_end(task_event(containers=[container])).end
     assert "OutOfMemoryError" in end.reason
     assert "137" in end.reason
 
@@ -198,7 +198,7 @@ def test_what_killed_a_task_is_told() -> None:
 )
 def test_why_a_process_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
     """Processes of the local cloud are judged as tasks are."""
-    assert told(process_event(**detail)).end.kind is kind
+    assert parse_end(process_event(**detail)).end.kind is kind
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_why_a_process_is_no_more(detail: dict[str, Any], kind: EndKind) -> None
         task_event(taskArn=None),
         task_event(startedBy="ecs-svc/1"),
         job_event(TrainingJobStatus="InProgress"),
-        job_event(TrainingJobName="somebody-elses-1"),
+        job_event(TrainingJobName="a-foreign-job-1"),
         process_event(model="another"),
         {"source": "aws.ec2", "detail": {}},
         {"source": "aws.ecs"},
@@ -228,14 +228,14 @@ def test_why_a_process_is_no_more(detail: dict[str, Any], kind: EndKind) -> None
         "empty",
     ],
 )
-def test_what_is_no_end_of_ours(event: dict[str, Any]) -> None:
-    """It is none, and no error."""
+def test_other_events_are_not_ends(event: dict[str, Any]) -> None:
+    """They are ignored without an error."""
     assert parse_worker_end(event, PLANS, NOW) is None
 
 
 def test_an_event_without_a_time_is_of_now() -> None:
     """A clock of ours stands in for one that is missing or odd."""
-    assert told(process_event() | {"time": "yesterday"}).end.at == NOW
+    assert parse_end(process_event() | {"time": "yesterday"}).end.at == NOW
 
 
 _values = st.recursive(

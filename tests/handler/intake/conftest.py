@@ -10,7 +10,7 @@ from tests.handler.intake.rig import Cloud
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Cloud:
-    """Return a deployment of its own, with small shards, on each emulator in turn."""
+    """Return a separate deployment, with small shards, on each emulator in turn."""
     return Cloud.on(emulator, shard_lines="10")
 
 

@@ -35,7 +35,7 @@ def line_of(custom_id: object, **changes: Any) -> bytes:
 
 
 def lines_of(num_lines: int) -> bytes:
-    """Return so many good lines."""
+    """Return that many valid lines."""
     return b"".join(line_of(number) + b"\n" for number in range(num_lines))
 
 
@@ -45,7 +45,7 @@ def plenty() -> float:
 
 
 def time_for(num_looks: int) -> Callable[[], float]:
-    """Return a clock that is generous so many times."""
+    """Return a clock with enough time left for that many calls."""
     left = iter(range(num_looks))
     return lambda: 600.0 if next(left, None) is not None else 0.0
 
@@ -61,11 +61,11 @@ class Cloud:
 
     @classmethod
     def on(cls, emulator: Emulator, *models: str, **settings: str) -> Cloud:
-        """Make resources of its own on an emulator."""
+        """Create separate resources on an emulator."""
         resources = emulator.create(*models)
         deployment = deployment_of(resources, **settings)
-        told = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
-        environment = emulator.environment | resources.environment | told
+        variables = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
+        environment = emulator.environment | resources.environment | variables
         return cls(emulator, Aws(emulator.client), deployment, environment)
 
     def having(self, **settings: Any) -> Cloud:
@@ -142,7 +142,7 @@ class Cloud:
                 self.run(queue.delete(message))
                 fields = parse_message(message.body)
                 if fields is not None and "batch_id" in fields:
-                    assert message.group is not None, f"nobody's: {fields}"
+                    assert message.group is not None, f"without a tenant: {fields}"
                     found.append(fields)
         return found
 

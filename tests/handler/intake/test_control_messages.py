@@ -1,4 +1,4 @@
-"""What messages on the control queue ask for: recorded from AWS's documents and from emulators."""
+"""Messages on the control queue: recorded from AWS's documents and from emulators."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def record_of(name: str, number: int = 0) -> Any:
 
 
 def parse_record(record: Any) -> Any:
-    """Return what a message with this record alone asks for, of an upload its drop."""
+    """Return the request in a message with this record alone; for an upload, its drop."""
     [request] = parse_control(json.dumps({"Records": [record]}))
     return request.drop if isinstance(request, UploadEvent) else request
 
 
 @pytest.mark.parametrize("source", ["aws", "ministack", "moto"])
-def test_the_test_event_asks_for_nothing(source: str) -> None:
-    """It comes when notifications are set up, and nobody is to be alarmed."""
+def test_the_test_event_requests_nothing(source: str) -> None:
+    """It comes when notifications are set up, and must not raise an alarm."""
     [request] = parse_control(recorded(f"{source}_test_event"))
     assert isinstance(request, Ignored)
     assert request.is_expected
@@ -80,8 +80,8 @@ def test_several_records_are_taken_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["aws_delete_marker", "ministack_delete_marker"])
-def test_a_delete_marker_is_no_drop(name: str) -> None:
-    """It is expected where notifications tell of everything."""
+def test_a_delete_marker_is_not_a_drop(name: str) -> None:
+    """It is expected if notifications cover all events."""
     [request] = parse_control(recorded(name))
     assert isinstance(request, Ignored)
     assert request.is_expected
@@ -99,7 +99,7 @@ def test_a_delete_marker_is_no_drop(name: str) -> None:
     ],
 )
 def test_events_of_emulators(source: str, event: str, key: str) -> None:
-    """However they encode the key, it is the one that was uploaded."""
+    """The key is that of the upload, whatever the emulator's encoding."""
     [request] = parse_control(recorded(f"{source}_{event}"))
     assert isinstance(request, UploadEvent)
     assert (request.drop.bucket, request.drop.key) == (BUCKET, key)
@@ -107,7 +107,7 @@ def test_events_of_emulators(source: str, event: str, key: str) -> None:
 
 
 def test_without_a_sequencer_the_time_orders() -> None:
-    """Two uploads of one moment are told apart by their ETag or version."""
+    """Two uploads of one moment differ in their ETag or version."""
     earlier = record_of("moto_put")
     later = json.loads(json.dumps(earlier).replace(earlier["eventTime"], "2999-01-01T00:00:00Z"))
     other = json.loads(json.dumps(earlier))
@@ -143,7 +143,7 @@ def test_a_key_that_is_not_utf8_is_left_alone() -> None:
 
 
 def test_a_message_of_ours_names_a_batch() -> None:
-    """What other parts send to have a batch looked at."""
+    """Other components send it to have a batch advanced."""
     body = to_json(advance_message("batch_1")).decode()
     assert parse_control(body) == [Advance("batch_1")]
 
@@ -167,8 +167,8 @@ def test_a_message_of_ours_names_a_batch() -> None:
         to_json(shard_message("batch_1", 3)).decode(),
     ],
 )
-def test_what_nobody_understands_is_told_and_dropped(body: str) -> None:
-    """It is somebody's mistake, so the reason is there for the log."""
+def test_a_malformed_message_is_reported_and_dropped(body: str) -> None:
+    """It is a sender's mistake, so the log contains the reason."""
     [request] = parse_control(body)
     assert isinstance(request, Ignored)
     assert request.reason
@@ -189,7 +189,7 @@ json_values = st.recursive(
 
 @given(st.text() | json_values.map(json.dumps))
 def test_no_text_is_more_than_nothing(body: str) -> None:
-    """Whatever lies in the queue, parsing it never fails and asks for no upload."""
+    """Parsing any text never fails, and yields no upload."""
     assert all(isinstance(request, Ignored) for request in parse_control(body))
 
 
@@ -207,7 +207,7 @@ def test_a_record_with_anything_in_any_place_is_a_drop_or_ignored(data: st.DataO
 
 
 def test_events_about_workers() -> None:
-    """Whose they are is for the fleets to say, so that they are handed on whole."""
+    """The fleets decide which are ours, so events are passed on whole."""
     event = json.loads(recorded("ecs_task_stopped"))
     assert parse_control(json.dumps(event)) == [WorkerEvent(event)]
     [request] = parse_control(json.dumps({**event, "detail": None}))

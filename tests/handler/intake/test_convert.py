@@ -1,4 +1,4 @@
-"""Files that are no plain JSONL: made plain once, then read as all others are."""
+"""Files other than plain JSONL: converted once, then read like all others."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def content_of(cloud: Cloud, key: str) -> bytes:
 
 
 def uploads_of(cloud: Cloud) -> list[Any]:
-    """Return the multipart uploads that nobody has ended."""
+    """Return the multipart uploads that have not ended."""
     listed = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.bucket)
     return list(listed.get("Uploads", ()))
 
 
 def places_of(shards: list[Shard]) -> list[tuple[int, int, int, int]]:
-    """Return where each shard stands in its file."""
+    """Return the place of each shard in its file."""
     return [(shard.first_line, shard.num_rows, shard.start, shard.end) for shard in shards]
 
 
@@ -74,7 +74,7 @@ def places_of(shards: list[Shard]) -> list[tuple[int, int, int, int]]:
     ],
 )
 def test_every_form_of_a_file_becomes_the_same_shards(cloud: Cloud, name: str, data: bytes) -> None:
-    """Whatever its name says; results go beside it, and the input is told of as it was dropped."""
+    """The name does not matter; results go next to it, and the batch names the dropped input."""
     plain = cloud.create(lines_of(25))
     cloud.ingest(plain)
     batch = cloud.ingest(cloud.create(data, f"input/{name}"))
@@ -94,8 +94,8 @@ def test_a_file_of_the_api_may_have_any_form_too(mini: Cloud) -> None:
     drop = mini.put(gzip.compress(array_of(lines_of(3))), "files/tenant/file-1")
     file = File("file-1", "tenant", drop.key, 10, 1, "lines.gz", "batch")
     mini.run(mini.deployment.files.put_file(file))
-    asked = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}
-    batch = mini.run(create_batch(mini.deployment, "tenant", parse_request(asked), 1_900_000_000))
+    request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}
+    batch = mini.run(create_batch(mini.deployment, "tenant", parse_request(request), 1_900_000_000))
     batch = mini.ingest(batch, now=lambda: 1_900_000_001)
     assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 3)
     assert batch.source.key == converted_key(batch.id)
@@ -141,7 +141,7 @@ def long_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> LongFile:
 
 
 def test_a_long_file_is_made_plain_in_many_runs(mini: Cloud, long_file: LongFile) -> None:
-    """What a run has sent the next one does not send again."""
+    """The next run does not send again the parts that one run has sent."""
     # A look at the clock when it begins, and one before each part.
     batch = mini.ingest(long_file.batch, time_for(3))
     assert (batch.status, long_file.sent) == (Status.VALIDATING, [1, 2])
@@ -153,7 +153,7 @@ def test_a_long_file_is_made_plain_in_many_runs(mini: Cloud, long_file: LongFile
 def test_a_file_that_no_run_can_come_further_with_is_refused(
     mini: Cloud, long_file: LongFile
 ) -> None:
-    """Not tried for ever, but not for runs that had no time or were slow: the sentence helps."""
+    """Tries are limited, except runs that had no time or were slow; the error gives advice."""
     batch = mini.ingest(long_file.batch, time_for(3))
     in_vain = 0
     for num_looks in (3, 0, 2, 4, 3, 3, 0):
@@ -164,14 +164,14 @@ def test_a_file_that_no_run_can_come_further_with_is_refused(
     assert (in_vain, long_file.sent) == (2, [1, 2, 3])
     batch = mini.ingest(batch, time_for(1))
     assert batch.status is Status.FAILED
-    assert batch.errors[0].message.startswith("The file is too long to be unpacked here: split it")
+    assert batch.errors[0].message.startswith("The file is too large to be decompressed here:")
     assert uploads_of(mini) == []
 
 
 def test_a_run_without_the_turn_refuses_nothing(
     mini: Cloud, long_file: LongFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However hopeless it looks to a run that was held up: another one goes on."""
+    """A run that was held up does not decide: another one continues."""
     monkeypatch.setattr(convert, "_MAX_VAIN", 1)
     batch = mini.ingest(long_file.batch, time_for(3))
     table, seconds = mini.deployment.table, iter([600.0])
@@ -188,7 +188,7 @@ def test_a_run_without_the_turn_refuses_nothing(
 
 
 def test_parts_that_were_sent_end_a_time_of_failures(mini: Cloud, long_file: LongFile) -> None:
-    """Only a file that comes no further for hours fails."""
+    """A file fails only after hours without progress."""
     table = mini.deployment.table
     mini.run(table.set_once(long_file.batch.id, "failing_since", 1))
     batch = mini.ingest(long_file.batch, time_for(1))
@@ -200,7 +200,7 @@ def test_parts_that_were_sent_end_a_time_of_failures(mini: Cloud, long_file: Lon
 
 
 def test_a_cancelled_file_is_made_plain_no_further(mini: Cloud, long_file: LongFile) -> None:
-    """Nor one that a newer upload replaces; nothing is left behind."""
+    """Neither is one that a newer upload replaces; nothing is left behind."""
     # At the first part only: parts are sent at the same time, and one upload may overtake another.
     newer = iter([partial(mini.create, lines_of(1), "input/x.jsonl.gz")])
 
@@ -222,8 +222,8 @@ def test_a_file_that_is_cancelled_between_two_runs_leaves_nothing_behind(
     batch = mini.ingest(long_file.batch, time_for(3))
     mini.run(cancel(mini.deployment, batch.id, int(time.time())))
     for message in mini.messages(mini.deployment.intake):
-        asked = IntakeStep(message["batch_id"], message["unit"])
-        run_unit(mini.aws, mini.deployment, asked, plenty)
+        step = IntakeStep(message["batch_id"], message["unit"])
+        run_unit(mini.aws, mini.deployment, step, plenty)
     assert mini.batch(batch.id).status is Status.CANCELLED
     assert uploads_of(mini) == []
 
@@ -231,7 +231,7 @@ def test_a_file_that_is_cancelled_between_two_runs_leaves_nothing_behind(
 def test_a_file_is_made_plain_no_further_behind_its_window(
     mini: Cloud, long_file: LongFile
 ) -> None:
-    """The run stops and rings; whoever hears it lets the batch expire, and nothing is left."""
+    """The run stops and sends a message; its handler lets the batch expire, and nothing is left."""
     late = long_file.batch.expires_at + 1
     batch = mini.ingest(long_file.batch, now=lambda: late + 10 * len(long_file.sent))
     assert batch.status is Status.VALIDATING
@@ -259,10 +259,8 @@ def test_what_holds_no_bytes_is_looked_at_too(mini: Cloud, data: bytes) -> None:
     assert len(looks) > 10
 
 
-def test_an_upload_that_somebody_has_aborted_is_begun_anew(
-    mini: Cloud, long_file: LongFile
-) -> None:
-    """A lifecycle rule, for instance."""
+def test_an_aborted_upload_is_started_again(mini: Cloud, long_file: LongFile) -> None:
+    """A lifecycle rule may abort it, for instance."""
     batch = mini.ingest(long_file.batch, time_for(3))
     assert batch.conversion is not None
     upload_id = batch.conversion.upload
@@ -296,7 +294,7 @@ def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud, stride
 
 @pytest.mark.parametrize("stride", with_long([3], [1]))
 def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud, stride: int) -> None:
-    """What is wrong with the file is told by the next one, not that its upload is gone."""
+    """The next run reports the error in the file, not the missing upload."""
     num_calls, was_killed = 0, True
     while was_killed:
         batch = mini.create(gzip.compress(lines_of(25))[:-1], f"input/{num_calls}.gz")

@@ -68,7 +68,7 @@ def test_a_table_with_a_hostile_recipe_fails_with_a_sentence(
 
 
 def test_a_recipe_file_that_is_nested_too_deeply_fails_the_batch(mini: Cloud) -> None:
-    """A recipe of 2 kB beside a table ends the batch at the first run."""
+    """A recipe of 2 kB next to a table ends the batch at the first run."""
     nested = b"prompt = '{{ text }}'\nparams.x = " + b"[" * 900 + b"]" * 900
     mini.put(nested, "input/x.recipe.toml")
     batch = mini.ingest(mini.create(b"text\nhi\n", "input/x.csv"))

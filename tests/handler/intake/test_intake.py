@@ -1,4 +1,4 @@
-"""From an object to shards, in one run or in many."""
+"""Intake from an object to shards, in one run or in many."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_good_file_is_cut_into_shards_that_can_be_run(cloud: Cloud) -> None:
 
 
 def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
-    """The report beside where its output would be says the same."""
+    """The report in the place of its output contains the same errors."""
     data = lines_of(12) + b"{\n" + line_of(3) + b"\n" + line_of("z", body={"model": "no"})
     batch = cloud.ingest(cloud.create(data))
     assert batch.status is Status.FAILED
@@ -79,7 +79,7 @@ def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
 def test_a_file_of_another_kind_gets_one_clear_message(
     mini: Cloud, data: bytes, code: str, word: str, choice: str
 ) -> None:
-    """Whatever was asked for about invalid lines: there is no other."""
+    """The option for invalid lines does not matter: there is one message."""
     batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": choice}))
     assert batch.status is Status.FAILED
     [error] = batch.errors
@@ -89,14 +89,14 @@ def test_a_file_of_another_kind_gets_one_clear_message(
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(mini: Cloud) -> None:
-    """As Windows programs write it."""
+    """Windows programs write one."""
     batch = mini.ingest(mini.create(b"\xef\xbb\xbf" + lines_of(2)))
     assert batch.status is Status.IN_PROGRESS
     assert mini.shards(batch.id)[0].start == 0
 
 
 def test_invalid_lines_can_be_skipped(mini: Cloud) -> None:
-    """They are rows like others, and their errors are told there."""
+    """They are rows like others, which contain their errors."""
     data = b"[1]\n" + lines_of(3) + b"{\n" + line_of("s", body={"model": "no"})
     batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": "skip"}))
     assert batch.status is Status.IN_PROGRESS
@@ -105,7 +105,7 @@ def test_invalid_lines_can_be_skipped(mini: Cloud) -> None:
 
 
 def test_repeated_ids_fail_a_file_all_the_same(mini: Cloud) -> None:
-    """Its rows could not be told apart."""
+    """Its rows could not be distinguished."""
     data = b"[1]\n" + lines_of(3) + line_of(1)
     batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": "skip"}))
     assert batch.status is Status.FAILED
@@ -120,8 +120,8 @@ def test_unknown_parameters_are_counted_in_the_batch(mini: Cloud) -> None:
     url, found = "/v1/chat/completions", batch.unknown_parameters
     assert batch.status is Status.IN_PROGRESS
     assert found == (UnknownParameter("temprature", url, 2, 2, "temperature"),)
-    asked = {"strict-parameters": "true", "on-invalid-line": "skip"}
-    batch = mini.ingest(mini.create(data, metadata=asked))
+    options = {"strict-parameters": "true", "on-invalid-line": "skip"}
+    batch = mini.ingest(mini.create(data, metadata=options))
     assert batch.status is Status.FAILED
     assert [(error.code, error.line) for error in batch.errors] == [("unknown_parameter", 2)]
 
@@ -188,7 +188,7 @@ def test_the_lock_of_a_creation_holds_for_its_run_alone(mini: Cloud) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 10, 30])
 def test_a_run_that_was_late_with_its_lock_acquires_it_again(mini: Cloud, seconds: int) -> None:
-    """Unless another one has acquired it since."""
+    """It fails only if another run has acquired it since."""
     batch, table = locked(mini, "a"), mini.deployment.table
     late = int(time.time()) + seconds
     if seconds > 20:
@@ -274,7 +274,7 @@ def test_an_input_that_is_gone_fails_the_batch(cloud: Cloud) -> None:
 
 
 def test_an_input_that_was_changed_fails_the_batch(cloud: Cloud) -> None:
-    """Where the bucket keeps no versions there is only what was written last."""
+    """In an unversioned bucket only the last upload exists."""
     batch = cloud.create(lines_of(3))
     source = replace(batch.source, version_id=None)
     other = replace(batch, id="batch_without_version", source=source)
@@ -295,7 +295,7 @@ def test_a_line_without_an_end_is_given_up(mini: Cloud, monkeypatch: pytest.Monk
 
 
 def test_an_endpoint_is_strict_only_where_a_request_named_one(mini: Cloud) -> None:
-    """With the setting, lines of an API batch must be for it; an upload names none."""
+    """If enabled, lines of an API batch must match its endpoint; an upload names none."""
     strict = mini.having(strict_endpoint=True)
     drop = strict.create(lines_of(1) + line_of("t", url="/v1/completions"))
     assert strict.ingest(drop).status is Status.IN_PROGRESS
@@ -309,7 +309,7 @@ def test_an_endpoint_is_strict_only_where_a_request_named_one(mini: Cloud) -> No
         assert all(error.code == "url_mismatch" for error in done.errors)
 
 
-def test_a_service_that_fails_is_no_verdict_on_the_file(
+def test_a_failing_service_does_not_fail_the_file(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends with the error, so that the message comes again, and its turn is free."""

@@ -39,19 +39,19 @@ LIMITS = ShardLimits(3, 400)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An object that lies in memory."""
+    """An object in memory."""
 
     data: bytes
 
     def open(self, **pin: Any) -> IO[bytes]:
-        """Return its bytes, from where it is asked for."""
+        """Return its bytes, from the requested position."""
         first = pin.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-")
         return io.BytesIO(self.data[int(first) :])
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What runs over ranges make of a file."""
+    """Results of the runs over a file's ranges."""
 
     verdict: Verdict
     findings: Findings
@@ -251,7 +251,7 @@ def test_a_line_without_an_end_is_given_up_by_its_number(
 
 
 def test_a_file_of_any_length_has_no_more_ranges_than_runs_can_know_of() -> None:
-    """Those of a longer one are longer."""
+    """A longer file has longer ranges."""
     reading = new_progress(FileFormat(), LIMITS, 5 * 2**40, 2**28, None)
     assert reading.num_ranges == 4096
     assert reading.range_of(4095) == (4095 * reading.range_bytes, 5 * 2**40)

@@ -16,7 +16,7 @@ def shard(number: int) -> Shard:
 
 
 def test_every_shard_is_recorded_before_drain_returns() -> None:
-    """In any order, each once."""
+    """Shards are recorded in any order, each once."""
     recorded: list[int] = []
     with ShardWriter(lambda each: recorded.append(each.number)) as writer:
         for number in range(500):
@@ -54,8 +54,8 @@ def test_the_last_shard_counts_too() -> None:
             writer.drain()
 
 
-def test_only_so_many_shards_wait() -> None:
-    """When none can be recorded the reading waits too: memory does not grow with the file."""
+def test_the_number_of_waiting_shards_is_limited() -> None:
+    """When none can be recorded, reading waits too: memory does not grow with the file."""
     gate = threading.Event()
     written: list[int] = []
     with ShardWriter(lambda _: gate.wait() and None) as writer:

@@ -28,7 +28,7 @@ from tidemill.handler.lifecycle.cancel import cancel
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Cloud:
-    """Return a deployment of its own, with short ranges, on each emulator in turn."""
+    """Return a separate deployment, with short ranges, on each emulator in turn."""
     return Cloud.on(emulator, shard_lines="4", range_bytes="1000")
 
 
@@ -38,7 +38,7 @@ def mini(ministack: Emulator) -> Cloud:
     return Cloud.on(ministack, shard_lines="4", range_bytes="1000")
 
 
-def heard(cloud: Cloud) -> list[IntakeStep]:
+def receive_steps(cloud: Cloud) -> list[IntakeStep]:
     """Take the messages off the intake queue."""
     return [
         IntakeStep(message["batch_id"], message["unit"])
@@ -47,13 +47,13 @@ def heard(cloud: Cloud) -> list[IntakeStep]:
 
 
 def read_whole(cloud: Cloud, batch: Batch, mix: Callable[[list[IntakeStep]], Any]) -> Batch:
-    """Do what every message asks for until there is none; `mix` may repeat them and their order."""
+    """Handle every message until there is none; `mix` may repeat them and their order."""
     waiting = [IntakeStep(batch.id)]
     for _ in range(50):
         mix(waiting)
-        for asked in waiting:
-            run_unit(cloud.aws, cloud.deployment, asked, plenty, chunk_bytes=300)
-        waiting = heard(cloud)
+        for step in waiting:
+            run_unit(cloud.aws, cloud.deployment, step, plenty, chunk_bytes=300)
+        waiting = receive_steps(cloud)
         if not waiting:
             return cloud.batch(batch.id)
     raise AssertionError("messages without end")
@@ -85,7 +85,7 @@ def test_a_long_file_is_taken_in_by_many_runs(cloud: Cloud) -> None:
 
 
 def test_a_bad_long_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
-    """By the numbers that they have in the file, and nothing of it is recorded."""
+    """The numbers are those of the file, and no shard is recorded."""
     data = lines_of(30) + b"{\n" + line_of(3) + b"\n" + line_of("z", body={"model": "no"})
     batch = read_whole(cloud, cloud.create(data), lambda _: None)
     assert batch.status is Status.FAILED
@@ -99,7 +99,7 @@ def test_a_bad_long_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
 
 
 def test_a_range_that_began_with_another_model_is_scanned_again(ministack: Emulator) -> None:
-    """Its lines are wrong by the model of the file's first one, not by that of its own first."""
+    """The model of the file's first line decides which lines are invalid, not the range's first."""
     cloud = Cloud.on(ministack, "a", "b", shard_lines="4", range_bytes="1000")
     other = [line_of(f"b{n}", body={"model": "b"}) + b"\n" for n in range(12)]
     good = [line_of(f"a{n}", body={"model": "a"}) + b"\n" for n in range(12)]
@@ -111,7 +111,7 @@ def test_a_range_that_began_with_another_model_is_scanned_again(ministack: Emula
 
 @pytest.mark.parametrize("range_bytes", [3000, 100_000], ids=["ranges", "one range"])
 def test_a_range_of_very_many_lines_is_scanned_in_parts(mini: Cloud, range_bytes: int) -> None:
-    """However short they are: no run has more than it can do. A model is that of the first line."""
+    """A run is limited even for very short lines; the first line's model applies to all."""
     good, other = lines_of(30), line_of("b", body={"model": "other"}) + b"\n"
     short = mini.having(
         range_bytes=range_bytes, model_aliases={}, work_queues={MODEL: "q", "other": "q"}
@@ -163,7 +163,7 @@ class Dying:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_may_die_at_any_moment(mini: Cloud, seed: int) -> None:
-    """Messages of the dead come again, and the file is taken in as if nobody had died."""
+    """Messages of dead runs come again, and the file is taken in as if none had died."""
     data, dice = lines_of(30), random.Random(seed)
     expected = read_whole(mini, mini.create(data, "input/a.jsonl"), lambda _: None)
     rung = mini.rung_shards()
@@ -171,19 +171,19 @@ def test_runs_may_die_at_any_moment(mini: Cloud, seed: int) -> None:
     waiting, num_deaths = [IntakeStep(batch.id)], 0
     clients, table = mini.aws.clients, mini.deployment.table
     while waiting:
-        asked = waiting.pop(0)
+        step = waiting.pop(0)
         mini.aws.clients = {service: Dying(client, dice) for service, client in clients.items()}
         try:
-            run_unit(mini.aws, mini.deployment, asked, plenty)
+            run_unit(mini.aws, mini.deployment, step, plenty)
         except Killed:
             num_deaths += 1
-            waiting.append(asked)
+            waiting.append(step)
         finally:
             mini.aws.clients = clients
         # A message comes again long after the turn of the dead has lapsed.
         left = mini.batch(batch.id)
         mini.run(table.change_batch(left.id, left.status, turn_until=0))
-        waiting += heard(mini)
+        waiting += receive_steps(mini)
     batch = mini.batch(batch.id)
     assert num_deaths > 2
     assert batch.status is Status.IN_PROGRESS
@@ -196,7 +196,7 @@ def test_a_unit_hears_of_a_cancel(mini: Cloud) -> None:
     """It stops within seconds, and nothing more is done for the batch."""
     batch = mini.create(lines_of(60))
     run_unit(mini.aws, mini.deployment, IntakeStep(batch.id), plenty)
-    asked = next(each for each in heard(mini) if each.unit)
+    step = next(each for each in receive_steps(mini) if each.unit)
     clock, looks = time.time(), iter(range(100))
 
     def now() -> float:
@@ -205,10 +205,10 @@ def test_a_unit_hears_of_a_cancel(mini: Cloud) -> None:
             mini.run(cancel(mini.deployment, batch.id, int(clock)))
         return clock + 10 * number
 
-    run_unit(mini.aws, mini.deployment, asked, plenty, now=now, chunk_bytes=100)
+    run_unit(mini.aws, mini.deployment, step, plenty, now=now, chunk_bytes=100)
     reading = mini.run(mini.deployment.intake_progress.get_progress(batch.id))
     assert reading is not None
-    assert asked.unit in reading.left
+    assert step.unit in reading.left
     assert mini.batch(batch.id).status is Status.CANCELLED
 
 
@@ -216,7 +216,7 @@ def test_a_unit_whose_batch_is_erased_meanwhile_is_over(mini: Cloud) -> None:
     """Its message does not come again: there is nothing to note it in."""
     batch = mini.create(lines_of(60))
     run_unit(mini.aws, mini.deployment, IntakeStep(batch.id), plenty)
-    asked = next(each for each in heard(mini) if each.unit)
+    step = next(each for each in receive_steps(mini) if each.unit)
     table, clock = mini.deployment.table, time.time()
 
     def erase() -> float:
@@ -228,14 +228,14 @@ def test_a_unit_whose_batch_is_erased_meanwhile_is_over(mini: Cloud) -> None:
         return clock
 
     one = _UnitRun(mini.aws, mini.deployment, batch, erase, 100)
-    assert not one.do(WorkUnit.named(asked.unit))
+    assert not one.do(WorkUnit.named(step.unit))
     assert mini.run(table.page_of_items(batch, 500)) == []
-    run_unit(mini.aws, mini.deployment, asked, plenty)
+    run_unit(mini.aws, mini.deployment, step, plenty)
     assert mini.batch(batch.id).status is Status.CANCELLED
 
 
 def test_a_unit_that_comes_behind_the_window_lets_the_batch_expire(mini: Cloud) -> None:
-    """By a word to whoever looks after batches."""
+    """It sends a message for the batch."""
     batch = mini.create(lines_of(60), metadata={"completion-window": "30m"})
     later = time.time() + 1801
     run_unit(mini.aws, mini.deployment, IntakeStep(batch.id, "scan-0"), plenty, now=lambda: later)
@@ -243,20 +243,20 @@ def test_a_unit_that_comes_behind_the_window_lets_the_batch_expire(mini: Cloud) 
 
 
 def test_an_input_that_goes_in_the_middle_fails_the_batch(cloud: Cloud) -> None:
-    """By whichever run finds it gone."""
+    """Any run that finds it missing may fail the batch."""
     batch = cloud.create(lines_of(60))
     run_unit(cloud.aws, cloud.deployment, IntakeStep(batch.id), plenty)
     cloud.aws.clients["s3"].delete_object(
         Bucket=cloud.bucket, Key=batch.source.key, VersionId=batch.source.version_id
     )
-    for asked in heard(cloud):
-        run_unit(cloud.aws, cloud.deployment, asked, plenty)
+    for step in receive_steps(cloud):
+        run_unit(cloud.aws, cloud.deployment, step, plenty)
     batch = cloud.batch(batch.id)
     assert batch.status is Status.FAILED
     assert [error.code for error in batch.errors] == ["input_gone"]
 
 
-def test_what_a_unit_has_left_and_lost_is_no_verdict_on_the_file(
+def test_a_units_lost_results_do_not_fail_the_file(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run fails, so that the message comes again."""
@@ -287,14 +287,14 @@ def test_limits_of_a_deployment_hold_for_files_that_come_after_them(mini: Cloud)
     batch = mini.create(lines_of(60))
     run_unit(mini.aws, mini.deployment, IntakeStep(batch.id), plenty)
     newer = mini.having(shard_lines=50, range_bytes=3000)
-    for asked in heard(mini):
-        run_unit(mini.aws, newer.deployment, asked, plenty)
+    for step in receive_steps(mini):
+        run_unit(mini.aws, newer.deployment, step, plenty)
     batch = read_whole(newer, batch, lambda _: None)
     assert max(shard.num_rows for shard in mini.shards(batch.id)) == 4
 
 
-def test_shards_that_an_earlier_version_has_cut_are_cut_anew(cloud: Cloud) -> None:
-    """Each row stands in one shard, as in a file that no other version has begun to read."""
+def test_shards_that_an_earlier_version_has_cut_are_cut_again(cloud: Cloud) -> None:
+    """Each row is in one shard, as in a file that no other version has begun to read."""
     data, table = lines_of(40), cloud.deployment.table
     expected = read_whole(cloud, cloud.create(data, "input/a.jsonl"), lambda _: None)
     batch = cloud.create(data, "input/b.jsonl")
@@ -305,11 +305,11 @@ def test_shards_that_an_earlier_version_has_cut_are_cut_anew(cloud: Cloud) -> No
     assert rows_in(cloud.shards(batch.id)) == rows_in(cloud.shards(expected.id))
 
 
-def test_a_run_that_hears_of_a_unit_done_rings_for_the_phase_nobody_rang_for(mini: Cloud) -> None:
-    """Whoever opened it died before it had rung."""
+def test_a_repeated_unit_sends_the_lost_messages_of_the_next_phase(mini: Cloud) -> None:
+    """The run that opened the phase died before it sent them."""
     batch = mini.create(lines_of(12))
     run_unit(mini.aws, mini.deployment, IntakeStep(batch.id), plenty)
-    first = heard(mini)
+    first = receive_steps(mini)
     assert intake_message(batch.id, "scan-0") == {
         "kind": "intake",
         "batch_id": batch.id,
@@ -323,6 +323,6 @@ def test_a_run_that_hears_of_a_unit_done_rings_for_the_phase_nobody_rang_for(min
         ExpressionAttributeValues={":no": {"BOOL": False}},
     )
     run_unit(mini.aws, mini.deployment, first[0], plenty)
-    assert heard(mini) == []
+    assert receive_steps(mini) == []
     run_unit(mini.aws, mini.deployment, first[0], plenty)
-    assert [each.unit for each in heard(mini)] == [each.unit for each in first[1:]]
+    assert [each.unit for each in receive_steps(mini)] == [each.unit for each in first[1:]]

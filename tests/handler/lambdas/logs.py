@@ -1,4 +1,4 @@
-"""What a Lambda says in a process of its own, where its environment can ask for much."""
+"""Log of a Lambda in a separate process, whose environment can request verbose logs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ except Exception:
 """
 
 
-def said_of(name: str, event: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Return all that a Lambda logs and answers to one event with the logs turned up."""
+def log_of(name: str, event: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Return all that a Lambda logs and returns for one event, with verbose logs."""
     loud = {"POWERTOOLS_LOGGER_LOG_EVENT": "true", "POWERTOOLS_LOG_LEVEL": "DEBUG"}
     done = subprocess.run(
         [sys.executable, "-c", _RUN],

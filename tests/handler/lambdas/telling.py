@@ -1,4 +1,4 @@
-"""What the world is told of batches."""
+"""Status events that are published for batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidemill.handler.aws.sync import Aws
 @contextmanager
 def listening(aws: Aws) -> Iterator[list[str]]:
     """Note the statuses that a driver publishes, in their order."""
-    told: list[str] = []
+    statuses: list[str] = []
 
     def note(params: Mapping[str, Any], **_: object) -> None:
         [entry] = json.loads(params["body"])["Entries"]
-        told.append(json.loads(entry["Detail"])["status"])
+        statuses.append(json.loads(entry["Detail"])["status"])
 
     events = aws.clients["events"].meta.events
     events.register("before-call", note, unique_id="listening")
     try:
-        yield told
+        yield statuses
     finally:
         events.unregister("before-call", unique_id="listening")

@@ -10,11 +10,11 @@ import pytest
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, event_of, give_key, serving
 from tests.handler.intake.rig import Cloud
-from tests.handler.lambdas.logs import said_of
+from tests.handler.lambdas.logs import log_of
 
 
 def test_a_request_of_the_sdk_is_answered(ministack: Emulator) -> None:
-    """In the form that API Gateway wants, under the request's id, with what its time went on."""
+    """The reply has API Gateway's format, the request's ID, and the times spent."""
     event = event_of("aws_http_request")
     with serving(Cloud.on(ministack)):
         answer = answer_to(event)
@@ -36,12 +36,12 @@ def test_a_request_of_the_sdk_is_answered(ministack: Emulator) -> None:
 def test_the_callers_key_is_never_logged(
     ministack: Emulator, table: str | None, status: int
 ) -> None:
-    """Even where the environment asks for events in the log, and when AWS fails."""
+    """The key stays out of the log even if the environment enables event logs, or AWS fails."""
     event = event_of("aws_http_request")
     cloud = Cloud.on(ministack)
     give_key(cloud, event["headers"]["authorization"], "default")
     environment = dict(cloud.environment)
-    said = said_of("api", event, environment | ({"TIDEMILL_TABLE": table} if table else {}))
-    assert f'"statusCode": {status}' in said
-    assert event["headers"]["authorization"][-43:] not in said
-    assert '"correlation_id"' in said
+    log = log_of("api", event, environment | ({"TIDEMILL_TABLE": table} if table else {}))
+    assert f'"statusCode": {status}' in log
+    assert event["headers"]["authorization"][-43:] not in log
+    assert '"correlation_id"' in log

@@ -1,4 +1,4 @@
-"""How often AWS is called for one batch: who adds a call to its way says so here."""
+"""Number of AWS calls for one batch: an additional call must be added here."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def _name(operation: str, params: Mapping[str, Any]) -> str:
     return f"{operation} " + "/".join(key[part]["S"].partition("#")[0] for part in ("pk", "sk"))
 
 
-def heard(cloud: Cloud, body: object) -> Counter[str]:
-    """Let the control Lambda hear a message and return the calls of that run."""
+def calls_of(cloud: Cloud, body: object) -> Counter[str]:
+    """Let the control Lambda handle a message and return the calls of that run."""
     with counting(cloud.aws) as counts:
         handle_message(cloud.aws, cloud.deployment, to_json(body).decode(), plenty)
     return counts
 
 
 def message_of(cloud: Cloud) -> dict[str, object]:
-    """Drop a file of one shard and return the message that tells of it."""
+    """Drop a file of one shard and return the message about it."""
     drop = cloud.put(lines_of(4))
     return drop_message(drop)
 
@@ -79,9 +79,9 @@ def message_of(cloud: Cloud) -> dict[str, object]:
 def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> None:
     """One run from the message to the doorbell: what each write returns is the batch as it is."""
     cloud = Cloud.on(ministack)
-    with listening(cloud.aws) as told:
-        counts = heard(cloud, message_of(cloud))
-    assert told == ["in_progress"]
+    with listening(cloud.aws) as statuses:
+        counts = calls_of(cloud, message_of(cloud))
+    assert statuses == ["in_progress"]
     assert counts == {
         "HeadObject": 1,
         "GetItem TENANT/META": 1,  # its webhook's secret and its limit of lines
@@ -101,9 +101,9 @@ def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> No
 def test_a_drop_that_is_left_to_another_run_is_announced(ministack: Emulator) -> None:
     """Its lock is released before the message is sent."""
     cloud = Cloud.on(ministack)
-    with listening(cloud.aws) as told:
-        counts = heard(cloud, drop_message(cloud.put(gzip.compress(lines_of(4)))))
-    assert told == ["validating"]
+    with listening(cloud.aws) as statuses:
+        counts = calls_of(cloud, drop_message(cloud.put(gzip.compress(lines_of(4)))))
+    assert statuses == ["validating"]
     [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     assert cloud.batch(batch_id).turn is None
     assert counts["UpdateItem BATCH/META"] == 3  # what it is made plain by, released, announced
@@ -114,8 +114,8 @@ def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> 
     """It finds the batch, and nothing to do but to look for shards that were given up."""
     cloud = Cloud.on(ministack)
     event = message_of(cloud)
-    heard(cloud, event)
-    assert heard(cloud, event) == {
+    calls_of(cloud, event)
+    assert calls_of(cloud, event) == {
         "HeadObject": 1,
         "GetItem TENANT/META": 1,
         "GetItem DROP/META": 1,
@@ -125,12 +125,12 @@ def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> 
 
 
 def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None:
-    """One run closes, publishes both results, reports, ends and tells."""
+    """One run closes, publishes both results, reports, ends and announces."""
     cloud = Cloud.on(ministack)
-    heard(cloud, message_of(cloud))
+    calls_of(cloud, message_of(cloud))
     [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     Drop(Rig(ministack, cloud.aws, cloud.deployment, None), batch_id, []).run_shard(0)
-    counts = heard(cloud, advance_message(batch_id))
+    counts = calls_of(cloud, advance_message(batch_id))
     assert cloud.batch(batch_id).status is Status.COMPLETED
     assert counts == {
         "GetItem BATCH/META": 1,
@@ -145,8 +145,8 @@ def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None
         "CompleteMultipartUpload": 2,
         "PutItem FILE/META": 2,
         "PutObject": 1,
-        # Finalizing, told, the turn taken; those of the results; counts and files, the turn, when
-        # it ended, completed, told, the turn given.
+        # Finalizing, announced, the lock taken; those of the results; counts and files, the lock,
+        # when it ended, completed, announced, the lock released.
         "UpdateItem BATCH/META": 13,
         "UpdateItem USAGE/TOTAL": 1,
         "DeleteItem ACTIVE/default": 1,
@@ -171,7 +171,7 @@ def test_a_batch_is_made_by_few_calls(ministack: Emulator) -> None:
             "SendMessage": 1,
         }
         assert posted()[0] == first - Counter({"GetItem TENANT/META": 1})
-        assert heard(cloud, advance_message(batch_id)) == {
+        assert calls_of(cloud, advance_message(batch_id)) == {
             "GetItem BATCH/META": 1,
             "GetItem TENANT/META": 1,
             "GetObject": 2,
@@ -202,7 +202,7 @@ def posted() -> tuple[Counter[str], str]:
 def test_the_schedule_reads_no_shard_of_a_batch_that_runs(ministack: Emulator) -> None:
     """The batch, and what is live of it and done, however many shards wait in the queue."""
     cloud = Cloud.on(ministack)
-    heard(cloud, message_of(cloud))
+    calls_of(cloud, message_of(cloud))
     [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     cloud.claim(batch_id)
     reap(cloud.aws, cloud.deployment, int(time.time()))

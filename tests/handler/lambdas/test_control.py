@@ -80,7 +80,7 @@ def handle(*bodies: str) -> list[str]:
 
 
 def message_of(cloud: Cloud, key: str, sequencer: str = "01") -> str:
-    """Return the message that tells of an upload."""
+    """Return the message about an upload."""
     return json.dumps(drop_message(Drop(cloud.bucket, key, sequencer)))
 
 
@@ -94,8 +94,8 @@ def newest(cloud: Cloud, key: str) -> str | None:
 def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
     """The event that the bucket itself has sent, through the handler, to the work queue.
 
-    Of S3's events none has a group: the drop is sent on in that of its tenant. Both lie in a queue
-    of their own: a flood of them stands before no message about a batch.
+    S3's events have no group: the drop is sent on in its tenant's. Both are in a separate
+    queue: a flood of them does not delay messages about batches.
     """
     cloud.put(lines_of(25), "input/a b+ü.jsonl")
     deadline = time.monotonic() + 120
@@ -130,7 +130,7 @@ def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
         run = partial(
             control.handle_message, cloud.aws, cloud.deployment, message_of(cloud, key), plenty
         )
-        with listening(cloud.aws) as told:
+        with listening(cloud.aws) as statuses:
             was_killed = is_killed_after(len(results), cloud.aws, run)
             rung = cloud.rung_shards()
             if batch_id := newest(cloud, key):
@@ -141,7 +141,7 @@ def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
             run()
         batch = cloud.batch(newest(cloud, key) or "none")
         assert batch.announced is batch.status is Status.IN_PROGRESS
-        assert list(dict.fromkeys(told)) == ["in_progress"]
+        assert list(dict.fromkeys(statuses)) == ["in_progress"]
         assert {*rung, *cloud.rung_shards()} == {0, 1, 2}
         rows = [
             (shard.first_line, shard.num_rows, shard.start, shard.end)
@@ -161,19 +161,19 @@ def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(cloud
         run = partial(
             control.handle_message, cloud.aws, cloud.deployment, message_of(cloud, key), plenty
         )
-        with listening(cloud.aws) as told:
+        with listening(cloud.aws) as statuses:
             was_killed = is_killed_after(num_calls, cloud.aws, run)
             run()
             batch = cloud.batch(newest(cloud, key) or "none")
             if batch.status is Status.VALIDATING:
                 num_waited += 1
-                assert told == []
+                assert statuses == []
                 assert cloud.run(cloud.deployment.intake.count()) == num_waited
                 change = cloud.deployment.table.change_batch
                 cloud.run(change(batch.id, batch.status, turn_until=0))
                 body = json.dumps(intake_message(batch.id))
                 control.handle_message(cloud.aws, cloud.deployment, body, plenty)
-        assert told[-1] == "in_progress"
+        assert statuses[-1] == "in_progress"
         batch = cloud.batch(batch.id)
         assert batch.announced is batch.status is Status.IN_PROGRESS
         assert batch.turn is None
@@ -185,7 +185,7 @@ def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(cloud
 def test_a_drop_is_cancelled_between_its_creation_and_its_reading(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a newer one of its name here: none of its shards is rung for, and its lock is released."""
+    """A newer upload of its name cancels it: no shard gets a message, and its lock is released."""
     older, newer = (cloud.put(lines_of(25), "input/x.jsonl") for _ in range(2))
     advance_batch = control.advance_batch
 
@@ -201,24 +201,24 @@ def test_a_drop_is_cancelled_between_its_creation_and_its_reading(
         assert (batch.status, batch.turn) == (Status.CANCELLED, None)
 
     monkeypatch.setattr(control, "advance_batch", advance_late)
-    with listening(cloud.aws) as told:
+    with listening(cloud.aws) as statuses:
         control.handle_message(cloud.aws, cloud.deployment, json.dumps(drop_message(older)), plenty)
-    assert told == ["cancelling", "cancelled", "in_progress"]
+    assert statuses == ["cancelling", "cancelled", "in_progress"]
     assert cloud.batch(newest(cloud, "input/x.jsonl") or "none").shards_rung == 3
     assert cloud.rung_shards() == [0, 1, 2]
 
 
 def test_a_message_of_ours_brings_a_batch_forward(cloud: Cloud) -> None:
-    """As any part of the cloud sends it."""
+    """Any component of the cloud may send one."""
     batch = cloud.create(lines_of(5))
     assert handle(json.dumps(advance_message(batch.id))) == []
     assert cloud.batch(batch.id).status is Status.IN_PROGRESS
 
 
-def test_what_nobody_understands_does_not_come_again(
+def test_a_malformed_message_does_not_come_again(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged; the test event is no warning, an unknown batch is."""
+    """It is logged; the test event is not a warning, an unknown batch is."""
     test_event = (EVENTS / "aws_test_event.json").read_text()
     unknown = json.dumps(advance_message("batch_unknown"))
     gone = message_of(cloud, "input/gone.jsonl")
@@ -230,7 +230,7 @@ def test_what_nobody_understands_does_not_come_again(
         ("WARNING", "message dropped"),
         ("WARNING", "no such batch"),
         ("WARNING", "upload gone"),
-        ("WARNING", "upload left alone"),
+        ("WARNING", "upload ignored"),
     ]
 
 
@@ -238,7 +238,7 @@ def test_what_nobody_understands_does_not_come_again(
 def test_a_message_that_fails_comes_again_and_the_others_do_not(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever went wrong with one, the rest of the event is dealt with."""
+    """The rest of the event is processed, whatever the failure."""
 
     def fail_for_bad(aws: Aws, deployment: Deployment, batch_id: str, time_left: Any) -> None:
         if batch_id == "batch_bad":
@@ -303,7 +303,7 @@ def test_each_failure_hides_a_message_for_longer(
 def test_failures_are_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For Lambda such a run is a success: an alarm has nothing else to go by."""
+    """Lambda counts such a run as a success: an alarm needs the metric."""
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "control")
     good, bad = (json.dumps(advance_message(name)) for name in ("batch_good", "batch_bad"))
     handle(good)
@@ -317,7 +317,7 @@ def test_failures_are_figures(
 
 @pytest.mark.usefixtures("cloud")
 def test_a_run_knows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Lambda says is left, in seconds."""
+    """It is Lambda's remaining time, in seconds."""
     seen: list[float] = []
 
     def note(_aws: Aws, _deployment: Deployment, _batch_id: str, time_left: Any) -> None:

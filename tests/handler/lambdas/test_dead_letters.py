@@ -25,12 +25,12 @@ from tidemill.handler.lambdas import dead_letters
 
 @pytest.fixture
 def mini(ministack: Emulator) -> Cloud:
-    """Return a deployment of its own."""
+    """Return a separate deployment."""
     return Cloud.on(ministack)
 
 
 def dead(cloud: Cloud, message: object, *, later: int = 0) -> None:
-    """Deal with one dead message, now or so many seconds later."""
+    """Handle one dead letter, now or that many seconds later."""
     body = message if isinstance(message, str) else to_json(message).decode()
     cloud.run(handle_dead_letter(cloud.deployment, body, int(time.time()) + later))
 
@@ -50,13 +50,13 @@ def test_a_shard_that_can_still_be_run_is_rung_for_again(mini: Cloud) -> None:
 
 
 def test_a_shard_that_fails_again_and_again_is_given_up(mini: Cloud) -> None:
-    """After as many fruitless claims as are allowed the batch is told and goes on without it."""
+    """After the maximum of fruitless claims the batch gets an error and continues without it."""
     drop = mini.drop(4).begin()
     for _ in range(mini.deployment.settings.max_attempts):
         drop.claim(0)
     for _ in range(2):
         dead(mini, shard_message(drop.id, 0))
-        assert "ended without a new row" in (drop.shard(0).abandoned or "")
+        assert "no new row in" in (drop.shard(0).abandoned or "")
         assert mini.messages() == [advance_message(drop.id)]
     assert rung(mini) == []
 
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_for_hours_fails(mini: Cloud) -> None:
 
 
 def test_a_unit_of_a_file_is_tried_again_until_it_has_failed_for_hours(mini: Cloud) -> None:
-    """As any message about the file: none of it is done while one unit is not."""
+    """It is handled like any message about the file: nothing runs until all units are done."""
     drop = mini.drop(4)
     unit = intake_message(drop.id, "scan-1")
     [sent] = [
@@ -101,7 +101,7 @@ def test_a_unit_of_a_file_is_tried_again_until_it_has_failed_for_hours(mini: Clo
 
 
 def test_an_outage_fails_no_file(mini: Cloud) -> None:
-    """However many messages die of it: the time counts, from the first one on."""
+    """The number of messages does not count, but the time since the first failure does."""
     drop = mini.drop(4)
     for later in (0, 80 * 60, PATIENCE_SECONDS - 600):
         dead(mini, advance_message(drop.id), later=later)
@@ -110,7 +110,7 @@ def test_an_outage_fails_no_file(mini: Cloud) -> None:
 
 
 def test_a_batch_that_does_not_advance_is_tried_again_later(mini: Cloud) -> None:
-    """Whatever stands in its way may pass: the message comes again after five minutes."""
+    """The obstacle may pass: the message comes again after five minutes."""
     drop = mini.drop(4).begin()
     operation = handle_dead_letter(mini.deployment, to_json(advance_message(drop.id)).decode(), 0)
     calls = list(_recorded(mini.aws, operation))
@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_advance_is_tried_again_later(mini: Cloud) -> None
 
 
 def _recorded(aws: Aws, operation: Any) -> Iterator[Call]:
-    """Run an operation and yield what it asked for."""
+    """Run an operation and yield its calls."""
     response = None
     try:
         while True:
@@ -142,7 +142,7 @@ def test_a_message_for_a_batch_that_has_ended_is_dropped(mini: Cloud) -> None:
 
 
 def test_an_upload_whose_event_died_is_tried_again(mini: Cloud) -> None:
-    """Where the event got as far as making a batch, that one is rung for, and fails at last."""
+    """If the event had created a batch, that one gets a message, and fails at last."""
     drop = mini.drop(4, sequencer="00AB")
     event = {
         "Records": [
@@ -178,7 +178,7 @@ def test_an_upload_whose_event_died_is_tried_again(mini: Cloud) -> None:
     ],
 )
 def test_nonsense_is_dropped(mini: Cloud, body: str) -> None:
-    """What nobody understands ends here, without a crash."""
+    """A malformed message ends here, without a crash."""
     dead(mini, body)
     assert (mini.messages(), rung(mini)) == ([], [])
 
@@ -201,7 +201,7 @@ def record(body: object) -> dict[str, Any]:
 def test_messages_that_cannot_be_dealt_with_now_come_again(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure of AWS is told for that message alone."""
+    """A failure of AWS is reported for that message only."""
     good, bad = mini.drop(4), mini.drop(4, key="input/y.jsonl")
     environment = mini.emulator.environment | mini.resources.environment
     for name, value in environment.items():

@@ -63,7 +63,7 @@ def test_a_file_is_taken_in_message_by_message(cloud: Cloud) -> None:
 
 
 def test_messages_that_are_about_no_file_do_not_come_again(cloud: Cloud) -> None:
-    """Nor those about a batch that nobody knows; nothing is done for them."""
+    """Neither do those about an unknown batch; nothing is done for them."""
     batch = cloud.create(lines_of(1))
     assert handle(advance_message(batch.id)) == []
     assert handle(intake_message("batch_unknown")) == []
@@ -73,7 +73,7 @@ def test_messages_that_are_about_no_file_do_not_come_again(cloud: Cloud) -> None
 def test_a_message_that_fails_is_seen_again_in_seconds(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the queue that it came from."""
+    """It is hidden for seconds on its own queue."""
     queue: Queue = cloud.deployment.intake
     cloud.run(queue.send(intake_message("batch_any"), group="default"))
 

@@ -33,7 +33,7 @@ from tidemill.handler.lambdas import reaper
 
 @pytest.fixture
 def mini(ministack: Emulator) -> Cloud:
-    """Return a deployment of its own."""
+    """Return a separate deployment."""
     return Cloud.on(ministack)
 
 
@@ -70,7 +70,7 @@ def test_a_healthy_batch_is_left_alone(mini: Cloud) -> None:
 
 
 def test_lost_doorbells_are_rung_again(mini: Cloud) -> None:
-    """With the queue empty, shards that nobody has are rung for once, and no others."""
+    """If the queue is empty, unclaimed shards get one message each, and no others."""
     drop = mini.drop(16).begin()
     drop.run_shard(0)
     drop.claim(1, lease_seconds=600)
@@ -81,7 +81,7 @@ def test_lost_doorbells_are_rung_again(mini: Cloud) -> None:
 
 
 def test_a_busy_queue_hides_lost_doorbells_for_a_while_only(mini: Cloud) -> None:
-    """Where other messages wait, a shard is rung for when nothing has moved for long."""
+    """If other messages wait, a shard gets a message when nothing has moved for long."""
     drop = mini.drop(4).begin()
     queue = mini.deployment.work[MODEL]
     mini.run(queue.send(shard_message("another", 0), group="another"))
@@ -93,13 +93,13 @@ def test_a_busy_queue_hides_lost_doorbells_for_a_while_only(mini: Cloud) -> None
 
 
 def test_shards_that_fail_again_and_again_are_given_up(mini: Cloud) -> None:
-    """After as many fruitless claims as are allowed the shard's lines get rows that say so."""
+    """After the maximum of fruitless claims the shard's lines get rows with the reason."""
     drop = mini.drop(4).begin()
     for _ in range(mini.deployment.settings.max_attempts):
         assert look(mini) == []
         drop.claim(0)
     assert look(mini) == advance(drop)
-    assert "5 runs of it ended without a new row" in (drop.shard(0).abandoned or "")
+    assert "no new row in 5 attempts" in (drop.shard(0).abandoned or "")
     assert look(mini) == advance(drop)
     close_abandoned(mini.aws, mini.deployment, drop.batch, plenty)
     mini.messages(wait_seconds=10)
@@ -127,7 +127,7 @@ def test_a_batch_whose_shards_are_done_moves_on(mini: Cloud) -> None:
 
 
 def test_ringing_that_went_silent_is_rung_for(mini: Cloud) -> None:
-    """What has not gone on for longer than a run lasts is begun again."""
+    """A step without progress for longer than a run lasts is started again."""
     drop = mini.drop(8).move(Status.IN_PROGRESS, shards_rung=1, num_shards=2, shards_left=2)
     assert look(mini) == []
     assert look(mini, STUCK_SECONDS - 5) == []
@@ -138,8 +138,8 @@ def test_ringing_that_went_silent_is_rung_for(mini: Cloud) -> None:
     assert rung(mini) == [shard_message(drop.id, 0), shard_message(drop.id, 1)]
 
 
-def test_a_file_that_nobody_reads_is_rung_for(mini: Cloud) -> None:
-    """Each unit of it that is left, when none was done for longer than a run lasts."""
+def test_a_file_without_progress_gets_new_messages(mini: Cloud) -> None:
+    """Each remaining unit gets one if none was done for longer than a run lasts."""
     drop = mini.drop(8)
 
     def seen(after_seconds: int) -> list[str]:
@@ -200,7 +200,7 @@ def test_no_batch_stays_for_ever(mini: Cloud, status: Status | None, last: Statu
 def test_even_a_bucket_that_takes_nothing_keeps_no_batch_alive(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the report cannot be written the batch ends without one."""
+    """If the report cannot be written, the batch ends without one."""
     drop = mini.drop(4).begin().move(Status.FINALIZING)
     monkeypatch.setattr(mini.deployment, "bucket", Bucket("there-is-no-such-bucket"))
     look(mini, 3600 + OVERDUE_SECONDS + 60)
@@ -210,8 +210,8 @@ def test_even_a_bucket_that_takes_nothing_keeps_no_batch_alive(
     assert active(mini) == []
 
 
-def test_a_status_that_was_not_told_is_told(mini: Cloud) -> None:
-    """A crash between a move and its announcement is mended, and the end leaves the list."""
+def test_an_unannounced_status_is_announced(mini: Cloud) -> None:
+    """A crash between a move and its announcement is repaired, and the end leaves the list."""
     running = mini.drop(4).begin()
     ended = mini.drop(4, key="input/y.jsonl").move(Status.FAILED)
     look(mini)
@@ -240,7 +240,7 @@ def test_one_batch_that_cannot_be_mended_does_not_stop_the_others(
 
 
 def test_an_entry_without_a_batch_is_taken_off_the_list(mini: Cloud) -> None:
-    """What does not exist is not looked at for ever."""
+    """A missing batch is not checked for ever."""
     table = mini.deployment.table.name
     mini.aws.clients["dynamodb"].put_item(
         TableName=table, Item={"pk": {"S": "ACTIVE"}, "sk": {"S": "BATCH#batch_x"}}
@@ -250,7 +250,7 @@ def test_an_entry_without_a_batch_is_taken_off_the_list(mini: Cloud) -> None:
 
 
 def test_an_entry_of_an_earlier_version_is_moved_to_its_tenant(mini: Cloud) -> None:
-    """After one look the tenant's own list has it, and nobody else's."""
+    """After one run only the tenant's own list has it."""
     drop, table = mini.drop(4).begin(), mini.deployment.table
     mini.run(table.forget_active(active_name(drop.batch)))
     assert active(mini) == []
@@ -265,7 +265,7 @@ def test_an_entry_of_an_earlier_version_is_moved_to_its_tenant(mini: Cloud) -> N
 
 
 def test_errors_that_are_known_are_kept(mini: Cloud) -> None:
-    """What a batch was told before it was given up stays in its errors."""
+    """The errors of a batch from before it was given up are retained."""
     known = {"code": "input_changed", "message": "The input has changed."}
     drop = mini.drop(4).begin().move(Status.FINALIZING, outcome="failed", errors=[known])
     look(mini, 3600 + OVERDUE_SECONDS + 60)
@@ -287,8 +287,8 @@ def test_the_handler_reads_its_environment(mini: Cloud, monkeypatch: pytest.Monk
     assert mini.messages(wait_seconds=10) == advance(drop)
 
 
-def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(mini: Cloud) -> None:
-    """One item that this version does not understand: all others are looked at."""
+def test_an_unreadable_batch_does_not_delay_others(mini: Cloud) -> None:
+    """Its item is not understood by this version: all others are checked."""
     drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(4)]
     drops.sort(key=lambda drop: drop.id)
     for drop in drops:
@@ -326,7 +326,7 @@ def test_a_run_without_time_is_continued_by_the_next(
 
 
 def test_a_look_takes_few_calls_for_each_batch(mini: Cloud) -> None:
-    """Healthy batches take one query each, and the depth of their queue is asked for once."""
+    """Healthy batches take one query each, and the depth of their queue is read once."""
     drops = [mini.drop(8, key=f"input/{number}.jsonl").begin() for number in range(10)]
     for drop in drops:
         for number in range(2):

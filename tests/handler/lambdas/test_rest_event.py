@@ -24,7 +24,7 @@ def cloud(ministack: Emulator) -> Iterator[Cloud]:
 
 
 def rest_request(stage: str, path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
-    """Return a request of the SDK to a stage, with other headers beside its own."""
+    """Return a request of the SDK to a stage, with additional headers."""
     event = event_of("aws_rest_request")
     event |= {"path": path, "httpMethod": method}
     event["requestContext"]["stage"] = stage
@@ -33,7 +33,7 @@ def rest_request(stage: str, path: str, method: str = "GET", **headers: str) -> 
 
 
 def test_a_request_of_the_sdk_is_answered(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
-    """As one by an HTTP API is, with what a REST API takes; the log says who asked for what."""
+    """A REST API's event gives the same reply as an HTTP API's; the log names the caller."""
     event = event_of("aws_rest_request")
     give_key(cloud, event["headers"]["Authorization"], "default")
     with caplog.at_level(logging.INFO, logger="tidemill"):
@@ -42,9 +42,9 @@ def test_a_request_of_the_sdk_is_answered(cloud: Cloud, caplog: pytest.LogCaptur
     assert answer["statusCode"] == 200
     assert json.loads(answer["body"])["object"] == "list"
     assert answer["headers"]["x-request-id"] == event["requestContext"]["requestId"]
-    said = vars(caplog.records[-1])
-    assert (said["message"], said["status"], said["method"]) == ("answered", 200, "GET")
-    assert (said["path"], said["address"]) == ("/v1/batches", "10.0.0.7")
+    fields = vars(caplog.records[-1])
+    assert (fields["message"], fields["status"], fields["method"]) == ("answered", 200, "GET")
+    assert (fields["path"], fields["address"]) == ("/v1/batches", "10.0.0.7")
 
 
 def test_a_file_comes_as_it_is(cloud: Cloud) -> None:
@@ -62,7 +62,7 @@ def test_a_file_comes_as_it_is(cloud: Cloud) -> None:
 
 
 def test_a_signature_is_the_tenants_of_drops(cloud: Cloud) -> None:
-    """Who signed stands elsewhere in these events."""
+    """These events have the signer in another field."""
     del cloud
     event = rest_request("v1", "/batches")
     del event["multiValueHeaders"]["Authorization"]
@@ -85,7 +85,7 @@ def test_a_stage_is_the_first_part_of_a_path(stage: str, path: str, whole: str) 
 
 
 def test_several_values_are_joined() -> None:
-    """As an HTTP API joins them; a query is encoded again."""
+    """They are joined as an HTTP API does; a query is encoded again."""
     event = rest_request("v1", "/batches")
     event["multiValueQueryStringParameters"] = {"include[]": ["a b", "c"], "limit": ["2"]}
     event["multiValueHeaders"]["X-Two"] = ["1", "2"]

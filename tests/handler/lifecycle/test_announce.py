@@ -1,4 +1,4 @@
-"""Every status is told at least once, and a batch leaves the active ones when its end is."""
+"""Every status is announced at least once, and an ended batch then leaves the active ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def methods_of(calls: list[Call]) -> list[str]:
 
 @pytest.mark.parametrize("status", Status)
 def test_a_new_status_is_published_and_then_noted(status: Status) -> None:
-    """In this order: what was noted and not told would never be told; an end comes off the list."""
+    """The order prevents a status that is noted but not published; an end leaves the list."""
     batch = replace(BATCH, status=status)
     calls = calls_of(batch)
     end = ["update_item", "delete_item"] if status in TERMINAL else []
@@ -77,30 +77,30 @@ def test_a_new_status_is_published_and_then_noted(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_status_that_was_told_is_not_told_again(status: Status) -> None:
-    """An end still comes off the list: that may be what failed the last time."""
+def test_an_announced_status_is_not_announced_again(status: Status) -> None:
+    """An end still leaves the list: that step may have failed the last time."""
     batch = replace(BATCH, status=status, announced=status)
     assert methods_of(calls_of(batch)) == (["delete_item"] if status in TERMINAL else [])
 
 
-def test_the_status_told_before_does_not_count() -> None:
-    """Each one is told by itself."""
+def test_the_previous_status_does_not_count() -> None:
+    """Each status is announced separately."""
     batch = replace(BATCH, status=Status.FINALIZING, announced=Status.IN_PROGRESS)
     assert methods_of(calls_of(batch)) == ["put_events", "update_item"]
 
 
 def test_a_bus_that_fails_leaves_the_batch_to_the_reaper() -> None:
-    """Nothing is noted and the batch stays active, but whoever moved it goes on."""
+    """Nothing is noted and the batch stays active, but the caller continues."""
     batch = replace(BATCH, status=Status.COMPLETED)
     assert methods_of(calls_of(batch, {"put_events": AwsError("down")})) == ["put_events"]
 
 
-def test_a_batch_that_moved_on_meanwhile_is_no_failure() -> None:
-    """Its new status is for whoever moved it to tell."""
+def test_a_batch_that_moved_on_meanwhile_is_not_a_failure() -> None:
+    """The run that moved it announces its new status."""
     calls = calls_of(BATCH, {"update_item": ConditionFailed("moved")})
     assert methods_of(calls) == ["put_events", "update_item"]
 
 
-def test_no_address_of_a_delivery_is_told() -> None:
-    """A presigned url is a secret."""
+def test_delivery_urls_are_not_announced() -> None:
+    """A presigned URL is a secret."""
     assert "secret" not in repr(calls_of(BATCH))

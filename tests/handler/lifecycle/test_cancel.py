@@ -1,4 +1,4 @@
-"""Cancelling a batch, wherever it stands."""
+"""Cancelling a batch, in each of its states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def move(cloud: Cloud, batch: Batch, *statuses: Status) -> None:
 
 
 def test_a_file_that_is_validated_is_cancelled_at_once(files: Cloud) -> None:
-    """Nothing of it was run, and its report says so."""
+    """No line was run, which its report shows."""
     batch = files.create(lines_of(3))
     done = cancelled(files, batch.id)
     assert done is not None
@@ -38,7 +38,7 @@ def test_a_file_that_is_validated_is_cancelled_at_once(files: Cloud) -> None:
 
 
 def test_a_batch_of_which_nothing_was_run_is_cancelled_at_once(files: Cloud) -> None:
-    """Its shards are rung for, but nobody has claimed one."""
+    """Its shards have messages, but none is claimed."""
     batch = files.ingest(files.create(lines_of(30)))
     done = cancelled(files, batch.id)
     assert done is not None
@@ -86,7 +86,7 @@ def test_a_batch_that_does_not_exist(files: Cloud) -> None:
 def test_a_very_large_batch_winds_up_as_if_it_had_run(
     files: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look at all its shards takes longer than a request may."""
+    """Checking all its shards would take longer than a request may."""
     monkeypatch.setattr("tidemill.handler.lifecycle.cancel._MAX_SHARDS_LOOKED_AT", 2)
     batch = files.ingest(files.create(lines_of(30)))
     done = cancelled(files, batch.id)

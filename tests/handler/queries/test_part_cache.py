@@ -1,4 +1,4 @@
-"""What is remembered of parts, and that it has a bound."""
+"""Cached parts, and the bound on their number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def part_of(*lines: int) -> PartRows:
 
 @given(st.dictionaries(st.integers(1, 2**40), st.binary(min_size=1, max_size=40)))
 def test_places_are_those_of_the_part(rows: dict[int, bytes]) -> None:
-    """Every row is found where it stands, in the order of lines."""
+    """Every row is found at its place, in line order."""
     part = encode_part(FinishedRow(line, row, is_success=True) for line, row in rows.items())
     places = list(PartRows.from_part(decode_index(part)))
     assert [place.line for place in places] == sorted(rows)
@@ -47,7 +47,7 @@ def test_a_part_that_is_put_again_counts_once() -> None:
 
 @pytest.mark.parametrize("num_lines", [0, 500])
 def test_one_part_is_always_remembered(num_lines: int) -> None:
-    """However large it is: the answer that has read it needs it."""
+    """Its size does not matter: the reply that has read it needs it."""
     cache = PartCache(max_rows=1)
     cache.put_part("a", part_of(*range(num_lines)))
     cache.put_part("b", part_of(*range(num_lines)))
@@ -56,6 +56,6 @@ def test_one_part_is_always_remembered(num_lines: int) -> None:
 
 
 def test_rows_of_a_segment_stand_one_after_another() -> None:
-    """From its first byte on."""
+    """They begin at its first byte."""
     assert list(PartRows.from_segment([(3, 10), (7, 5)])) == [(3, 0, 10), (7, 10, 15)]
     assert list(PartRows.from_segment([])) == []

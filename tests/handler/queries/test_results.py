@@ -26,7 +26,7 @@ from tidemill.handler.queries.row_finder import NotIndexed, RowFinder, WorkGone
 def results_of(
     drop: Drop, after_line: int = 0, limit: int = 100, cache: PartCache | None = None
 ) -> Results:
-    """Return an answer, by a process that knows nothing yet unless told otherwise."""
+    """Return a reply, from a process with an empty cache by default."""
     return read_results(
         drop.cloud.aws,
         drop.cloud.deployment,
@@ -58,7 +58,7 @@ def calls_to(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 def test_rows_are_there_as_soon_as_they_are_durable(cloud: Cloud) -> None:
-    """Before the table has learned of them, in the order of lines, over parts and shards."""
+    """They come in line order, over parts and shards, before the table records them."""
     drop = cloud.drop(10).begin()
     first, last = drop.claim(0, lease_seconds=60), drop.claim(2, lease_seconds=60)
     assert lines_in(results_of(drop)) == []
@@ -112,7 +112,7 @@ def test_pages_follow_each_other_to_the_end(mini: Cloud, limit: int) -> None:
 def test_of_many_shards_those_are_read_that_an_answer_needs(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any line on the rows are the same, and the shards before and far behind are not read."""
+    """Any start gives the same rows, and neither earlier nor much later shards are read."""
     drop = mini.drop(78).begin()
     for number in range(0, 20, 2):
         drop.run_shard(number)
@@ -137,8 +137,8 @@ def come_late(drop: Drop, older: Shard) -> None:
     drop.cloud.run(drop.cloud.deployment.bucket.put(key, encode_part([late])))
 
 
-def test_of_two_owners_of_a_shard_each_line_has_one_row(cloud: Cloud) -> None:
-    """That of the one who has the shard, who does not look at what comes later."""
+def test_each_line_has_one_row_despite_two_owners(cloud: Cloud) -> None:
+    """Rows of the present owner count, and it does not read later ones."""
     drop = cloud.drop(4).begin()
     older = drop.claim(0)
     drop.put_rows(drop.claim(0), [2, 3])
@@ -147,7 +147,7 @@ def test_of_two_owners_of_a_shard_each_line_has_one_row(cloud: Cloud) -> None:
 
 
 def test_rows_of_a_sealed_shard_are_those_of_its_commit(cloud: Cloud) -> None:
-    """Whatever parts there are beside it: they stand in the output like this."""
+    """Additional parts do not matter: the output has the same rows."""
     drop, cache = cloud.drop(3).begin(), PartCache()
     older = drop.claim(0)
     drop.run_shard(0)
@@ -162,7 +162,7 @@ def test_rows_of_a_sealed_shard_are_those_of_its_commit(cloud: Cloud) -> None:
 
 
 def test_an_ended_batch_gives_all_its_rows(cloud: Cloud) -> None:
-    """Also those of lines that were never run; blank lines and what has none hold nothing up."""
+    """Rows of lines that never ran are included; blank lines and lost rows do not stop paging."""
     drop = cloud.drop(10, options=Options()).begin()
     shard = drop.claim(0)
     drop.put_rows(shard, [2])
@@ -186,7 +186,7 @@ def test_a_cancelled_batch_gives_what_was_finished(cloud: Cloud) -> None:
 
 
 def test_a_batch_without_shards_has_no_rows(mini: Cloud) -> None:
-    """While it is read, and when it was refused."""
+    """It has none while it is validated, nor after a refusal."""
     drop = mini.drop(4)
     assert results_of(drop, 3) == Results([], 3, has_more=False)
     end_batch(mini.aws, mini.deployment, drop.id, Status.FAILED, 9)
@@ -194,8 +194,8 @@ def test_a_batch_without_shards_has_no_rows(mini: Cloud) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["seal", "cache"])
-def test_work_that_was_deleted_is_told(cloud: Cloud, spoil: str) -> None:
-    """Whether its parts are known to this process or not."""
+def test_deleted_work_is_reported(cloud: Cloud, spoil: str) -> None:
+    """It does not matter whether its parts are cached."""
     drop, cache = cloud.drop(8).begin(), PartCache()
     for number in (0, 1):
         drop.run_shard(number)
@@ -213,7 +213,7 @@ def test_work_that_was_deleted_is_told(cloud: Cloud, spoil: str) -> None:
 def test_heads_and_wanted_rows_are_all_that_is_read(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ranges; a process reads the head of a part once, and of a seal what rows it has."""
+    """Ranges are read; each part's header, and each seal's index, is read once per process."""
     drop, cache = cloud.drop(8).begin(), PartCache()
     drop.run_shard(0, size=100_000)
     shard = drop.claim(1, lease_seconds=60)
@@ -238,7 +238,7 @@ def test_heads_and_wanted_rows_are_all_that_is_read(
 
 
 def test_a_long_head_takes_more_looks(mini: Cloud) -> None:
-    """Of a part of very many rows; a part whose rows are torn is left out."""
+    """A part of very many rows has one; a part whose rows are torn is left out."""
     drop = mini.drop(4).begin()
     shard = drop.claim(0, lease_seconds=60)
     many = encode_part(FinishedRow(n, b"{}\n", is_success=True) for n in range(1, 20_000))
@@ -252,7 +252,7 @@ def test_a_long_head_takes_more_looks(mini: Cloud) -> None:
 
 
 def test_an_answer_has_a_size(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows beyond it come with the next page; one that is larger alone is told of without it."""
+    """Further rows come with the next page; a single larger one is reported without its content."""
     monkeypatch.setattr(read, "MAX_BYTES", 2500)
     drop = mini.drop(8).begin()
     shard = drop.claim(0, lease_seconds=60)
@@ -266,7 +266,7 @@ def test_an_answer_has_a_size(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_answer_reads_few_ranges(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that lie far apart come with the next page."""
+    """Rows that are far apart come with the next page."""
     monkeypatch.setattr(read, "MAX_RANGES", 3)
     drop = mini.drop(8).begin()
     for shard_number in (0, 1):

@@ -41,7 +41,7 @@ def check(cloud: Cloud, token: str) -> ApiKey | None:
 
 
 def calls_of(operation: Operation[T]) -> tuple[list[Call], T]:
-    """Return what an operation asks a table without items, and its result."""
+    """Return the calls of an operation on an empty table, and its result."""
     calls = []
     try:
         call = next(operation)
@@ -54,7 +54,7 @@ def calls_of(operation: Operation[T]) -> tuple[list[Call], T]:
 
 
 def all_items(cloud: Cloud) -> list[dict[str, Any]]:
-    """Return everything that the table holds, as it lies there."""
+    """Return everything that the table contains, unchanged."""
     found = cloud.aws.clients["dynamodb"].scan(TableName=cloud.deployment.table.name)
     items: list[dict[str, Any]] = found["Items"]
     return items
@@ -68,7 +68,7 @@ def changed(text: str, place: int) -> str:
 
 
 def test_a_token_is_the_key_it_was_made_for(files: Cloud) -> None:
-    """Whose it is and what it is for come back, and each key is another."""
+    """Its tenant and name come back, and each key is different."""
     ours, theirs = create(files), create(files, "others", NOW + 1)
     key, other = check(files, ours), check(files, theirs)
     assert key is not None
@@ -85,7 +85,7 @@ def test_a_token_is_the_key_it_was_made_for(files: Cloud) -> None:
 
 
 def test_the_table_never_holds_a_secret(files: Cloud) -> None:
-    """Whoever reads the whole table cannot make a token of what is there."""
+    """A reader of the whole table cannot construct a token."""
     token = create(files)
     found = re.fullmatch(r"tm_([0-9a-f]{16})_([\w-]{43})", token)
     assert found is not None
@@ -95,13 +95,13 @@ def test_the_table_never_holds_a_secret(files: Cloud) -> None:
 
 
 @pytest.mark.parametrize("place", [3, 18, 20, -1])
-def test_a_token_with_one_wrong_character_is_no_key(files: Cloud, place: int) -> None:
-    """Whether it stands in the id or in the secret."""
+def test_a_token_with_one_wrong_character_is_refused(files: Cloud, place: int) -> None:
+    """It may be in the ID or in the secret."""
     assert check(files, changed(create(files), place)) is None
 
 
 def test_a_secret_opens_its_own_key_only(files: Cloud) -> None:
-    """An id with the secret of another key is no key."""
+    """An ID with the secret of another key is refused."""
     first, second = create(files), create(files)
     assert check(files, f"tm_{key_id_of(first)}_{second[-43:]}") is None
 
@@ -122,7 +122,7 @@ def test_a_secret_opens_its_own_key_only(files: Cloud) -> None:
     ],
 )
 def test_what_has_no_form_of_a_key_costs_no_request(token: str) -> None:
-    """The table is not asked, whatever is sent and however long it is."""
+    """The table is not read, for any text of any length."""
     assert calls_of(KeyStore("table").check(token)) == ([], None)
 
 
@@ -137,7 +137,7 @@ def test_an_unknown_key_costs_one_request() -> None:
 def test_every_key_costs_the_same_comparison(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """One look at the table and one comparison in constant time: no clock tells ids that exist."""
+    """Each costs one read and one comparison in constant time: timing does not reveal IDs."""
     compared: list[tuple[int, int]] = []
 
     def compare(known: str, given: str) -> bool:
@@ -162,7 +162,7 @@ def test_every_key_costs_the_same_comparison(
 
 
 def test_a_revoked_key_is_worthless_and_others_are_not(files: Cloud) -> None:
-    """It says when it was revoked first, however often that is asked for."""
+    """It keeps the time of the first revocation, however often that is repeated."""
     token, other = create(files), create(files)
     for now in (NOW + 5, NOW + 9):
         key = files.run(keys_of(files).revoke(key_id_of(token), now))
@@ -179,7 +179,7 @@ def test_revoking_a_key_that_is_not_there_makes_none(files: Cloud) -> None:
 
 
 def test_keys_are_listed_oldest_first_and_revoked_ones_too(files: Cloud) -> None:
-    """All of them, or one tenant's."""
+    """The list has all keys, or one tenant's."""
     tokens = [create(files, tenant, NOW - age) for age, tenant in enumerate("aba")]
     files.run(keys_of(files).revoke(key_id_of(tokens[0]), NOW))
     ids = [key_id_of(token) for token in reversed(tokens)]
@@ -197,8 +197,8 @@ def test_a_key_is_for_a_tenant_that_can_have_files(files: Cloud, tenant: str) ->
     assert files.run(keys_of(files).list_keys()) == []
 
 
-def test_a_key_is_no_batch_of_its_tenant(files: Cloud) -> None:
-    """They lie in one table, but the listing of batches does not see keys."""
+def test_a_key_is_not_listed_as_a_batch(files: Cloud) -> None:
+    """They share a table, but the listing of batches does not see keys."""
     create(files)
     assert files.run(files.deployment.table.list_batches("default", limit=10)) == ([], False)
 
@@ -216,14 +216,14 @@ def test_no_key_takes_the_place_of_another(files: Cloud, monkeypatch: pytest.Mon
     assert key.tenant == "default"
 
 
-def test_a_table_that_fails_is_no_answer(ministack: Emulator) -> None:
-    """A key is not taken for unknown when the table could not be asked."""
+def test_a_failing_table_is_an_error(ministack: Emulator) -> None:
+    """A key is not treated as unknown when the table could not be read."""
     cloud = Cloud.on(ministack)
     with pytest.raises(AwsError):
         cloud.run(KeyStore("no-such-table").check(f"tm_{'0' * 16}_{'a' * 43}"))
 
 
 def test_the_id_is_found_in_a_token() -> None:
-    """What is no token is taken for an id."""
+    """Any other text is treated as an ID."""
     assert key_id_of(f"tm_{'1' * 16}_{'a' * 43}") == "1" * 16
     assert key_id_of("1" * 16) == "1" * 16

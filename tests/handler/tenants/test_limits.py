@@ -1,4 +1,4 @@
-"""What a tenant may use, and what it is told when that is used up."""
+"""Tenant limits, and the errors when they are reached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE = int(time.time()) // DAY_SECONDS * DAY_SECONDS + DAY_SECONDS - 10
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Cloud:
-    """Return a deployment of its own on each emulator in turn."""
+    """Return a separate deployment on each emulator in turn."""
     return Cloud.on(emulator)
 
 
@@ -57,7 +57,7 @@ def test_requests_are_admitted_up_to_the_limit_of_a_day(cloud: Cloud) -> None:
         cloud.run(cloud.deployment.limits.admit_request("ads", LATE))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE))
     assert error.retry_after_seconds == 10
-    assert "limit of 2 requests a day" in error.message
+    assert "2 requests per day" in error.message
     cloud.run(cloud.deployment.limits.admit_request("search", LATE))
     cloud.run(cloud.deployment.limits.admit_request("ads", LATE + 10))
     assert [day["requests"] for day in used(cloud, "ads")] == [2, 1]
@@ -70,11 +70,11 @@ def test_requests_are_admitted_up_to_the_limit_of_a_minute(cloud: Cloud) -> None
         cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 15))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 15))
     assert error.retry_after_seconds == 25
-    assert "limit of 2 requests a minute" in error.message
+    assert "2 requests per minute" in error.message
     cloud.run(cloud.deployment.limits.admit_request("search", LATE - 15))
     cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 75))
     error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 75))
-    assert "limit of 3 requests a day" in error.message
+    assert "3 requests per day" in error.message
 
 
 def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
@@ -82,7 +82,7 @@ def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
     cloud = limited(cloud, bytes_per_day=100)
     cloud.run(cloud.deployment.limits.admit_bytes("ads", 60, LATE))
     error = refusal(cloud, cloud.deployment.limits.admit_bytes("ads", 41, LATE))
-    assert "41 bytes would pass the limit of 100" in error.message
+    assert "41 bytes would exceed the limit of 100" in error.message
     refusal(cloud, cloud.deployment.limits.admit_bytes("new", 101, LATE))
     cloud.run(cloud.deployment.limits.admit_bytes("ads", 40, LATE))
     assert [day["bytes"] for day in used(cloud, "ads")] == [100]
@@ -105,7 +105,7 @@ def test_the_limit_holds_however_many_come_at_once(mini: Cloud) -> None:
 
 
 def test_nothing_is_written_without_a_limit(mini: Cloud) -> None:
-    """Whoever has no limits costs no writes."""
+    """A tenant without limits costs no writes."""
     batch = mini.create(lines_of(3))
     for operation in (
         mini.deployment.limits.admit_request("default", LATE),
@@ -131,7 +131,7 @@ def test_a_tenants_own_limit_counts_more_than_everybodys(mini: Cloud) -> None:
 
 
 def test_a_tenant_is_read_once_a_minute(mini: Cloud) -> None:
-    """What is set for it holds a minute later at the latest."""
+    """A changed setting applies within a minute."""
     store, reads = mini.deployment.tenants, 0
     known = KnownTenants(store)
 
@@ -151,7 +151,7 @@ def test_a_tenant_is_read_once_a_minute(mini: Cloud) -> None:
     mini.run(store.change("ads", requests_per_day=5))
     assert (found(159.0), reads) == (None, 1)
     assert (found(160.0), reads) == (5, 2)
-    assert (found(159.1), reads) == (5, 2)  # a caller that tells whole seconds
+    assert (found(159.1), reads) == (5, 2)  # a caller with whole seconds
     assert (found(150.0), reads) == (5, 3)  # a clock that was set back
 
 
@@ -168,7 +168,7 @@ def test_the_tenants_that_are_remembered_are_a_bounded_number(mini: Cloud) -> No
 
 
 def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
-    """A file that does not fit beside them fails; the API takes no batch when they fill it all."""
+    """A file beyond the limit fails; the API accepts no batch when it is reached."""
     cloud = limited(cloud, queued_lines=10)
     deployment = cloud.deployment
     first, second, third = (cloud.create(lines_of(1), key=f"input/{name}.jsonl") for name in "abc")
@@ -188,7 +188,7 @@ def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
 
 
 def test_a_limit_that_is_set_before_a_drop_holds_for_it(mini: Cloud) -> None:
-    """Whatever the process knew of the tenant: a drop's creation reads it."""
+    """A drop's creation reads the tenant again, whatever the process has cached."""
     mini.run(mini.deployment.limits.admit_batch("default", time.time()))
     mini.run(mini.deployment.tenants.change("default", queued_lines=2))
     batch = mini.ingest(mini.create(lines_of(3)))
@@ -196,7 +196,7 @@ def test_a_limit_that_is_set_before_a_drop_holds_for_it(mini: Cloud) -> None:
 
 
 def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
-    """Whoever dies in between does the same again."""
+    """A run that dies in between repeats it with the same result."""
     cloud = limited(cloud, queued_lines=10)
     usage, batch = cloud.deployment.usage, cloud.create(lines_of(1))
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
 
 
 def test_lines_of_a_batch_that_has_ended_are_not_counted(mini: Cloud) -> None:
-    """Nobody would ever give them back."""
+    """They would never be given back."""
     cloud = limited(mini, queued_lines=10)
     batch = cloud.create(lines_of(1))
     cloud.run(cloud.deployment.table.move_batch(batch.id, Status.FAILED, LATE))

@@ -1,4 +1,4 @@
-"""Tokens of people: whose are taken, by keys that are made here, and when the issuer is asked."""
+"""Users' tokens: which are accepted, with generated keys, and when the issuer is contacted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def published(key: Any, key_id: str) -> dict[str, Any]:
 
 
 def token(key: Any = EC_KEY, kid: str | None = "one", alg: str = "ES256", **changes: Any) -> str:
-    """Return a signed token that is good but for the changes; None takes a claim away."""
+    """Return a signed token, valid except for the changes; None removes a claim."""
     now = int(time.time())
     claims = {"iss": ISSUER, "aud": "tidemill", "sub": "u-1", "department": "search"}
     claims |= {"exp": now + 600, "nbf": now, "iat": now} | changes
@@ -80,7 +80,7 @@ def issuer() -> Issuer:
 
 @pytest.fixture
 def verify(issuer: Issuer) -> Callable[..., Person]:
-    """Return a verifier's method, called at a time of its own clock."""
+    """Return a verifier's method, with a separate clock."""
     verifier = TokenVerifier(SETTINGS, issuer.fetch)
 
     def call(given: str, now: float = 0.0) -> Person:
@@ -90,7 +90,7 @@ def verify(issuer: Issuer) -> Callable[..., Person]:
 
 
 def test_a_token_names_its_tenant(issuer: Issuer, verify: Callable[..., Person]) -> None:
-    """By a key of either kind, and for one audience among others; keys are fetched once."""
+    """Keys of both kinds work, for one audience among others; keys are fetched once."""
     issuer.keys["two"] = RSA_KEY
     assert verify(token()) == Person("search", "u-1")
     assert verify(token(RSA_KEY, "two", "RS256", aud=["x", "tidemill"])).tenant == "search"
@@ -106,7 +106,7 @@ NOW = int(time.time())
         ({"exp": NOW - 120}, "it has expired"),
         ({"nbf": NOW + 86_400}, "it is not valid yet"),
         ({"aud": "another"}, "it is for another audience"),
-        ({"iss": "https://login.example.com"}, "it is of another issuer"),
+        ({"iss": "https://login.example.com"}, "it is from another issuer"),
         ({"sub": None}, "it lacks one of exp, iss, aud and sub"),
         ({"exp": None}, "it lacks one of exp, iss, aud and sub"),
         ({"department": None}, "claim `department` does not name a tenant"),
@@ -123,7 +123,7 @@ NOW = int(time.time())
     ],
 )
 def test_a_token_is_refused(verify: Callable[..., Person], changes: Changes, words: str) -> None:
-    """With the reason, and nothing of the token."""
+    """The error has the reason, and no part of the token."""
     given = token(**changes)
     with pytest.raises(TokenRefused) as refused:
         verify(given)
@@ -132,7 +132,7 @@ def test_a_token_is_refused(verify: Callable[..., Person], changes: Changes, wor
 
 
 def test_a_claim_that_is_null_names_no_tenant(verify: Callable[..., Person]) -> None:
-    """Nor one called `None`."""
+    """No tenant is called `None` either."""
     claims = jwt.decode(token(), options={"verify_signature": False}) | {"department": None}
     given = jwt.encode(claims, EC_KEY, algorithm="ES256", headers={"kid": "one"})
     with pytest.raises(TokenRefused, match="does not name a tenant"):
@@ -140,15 +140,15 @@ def test_a_claim_that_is_null_names_no_tenant(verify: Callable[..., Person]) -> 
 
 
 @pytest.mark.parametrize("given", ["a.b.c", "..", "e30.e30.e30", "é.é.é", "\ud800.b.c"])
-def test_what_is_no_token_is_refused(verify: Callable[..., Person], given: str) -> None:
-    """Before an issuer is asked."""
+def test_a_malformed_token_is_refused(verify: Callable[..., Person], given: str) -> None:
+    """It is refused before the issuer is contacted."""
     assert is_token(given)
     with pytest.raises(TokenRefused):
         verify(given)
 
 
 def test_a_key_that_is_new_is_fetched(issuer: Issuer, verify: Callable[..., Person]) -> None:
-    """Once a minute for what nobody knows; a key that is withdrawn is good for an hour."""
+    """Unknown keys are fetched once a minute; a withdrawn key is valid for an hour."""
     verify(token())
     issuer.keys = {"two": OTHER_KEY}
     new = token(OTHER_KEY, "two")
@@ -165,10 +165,10 @@ def test_a_key_that_is_new_is_fetched(issuer: Issuer, verify: Callable[..., Pers
         verify(new, 60 + 3600)
 
 
-def test_an_issuer_that_is_down_refuses_nobody(
+def test_tokens_are_accepted_while_the_issuer_is_down(
     issuer: Issuer, verify: Callable[..., Person]
 ) -> None:
-    """Keys that are known hold for a day; without them it is asked again after some seconds."""
+    """Known keys stay valid for a day; without them, the issuer is tried again after seconds."""
     issuer.is_down = True
     with pytest.raises(IssuerUnavailable):
         verify(token())
@@ -190,7 +190,7 @@ def test_an_issuer_must_be_who_was_meant(issuer: Issuer, verify: Callable[..., P
 
 
 def test_keys_that_sign_nothing_are_left_out(issuer: Issuer) -> None:
-    """Of other kinds, uses and curves, and keys that are broken: the rest are taken."""
+    """Keys of other kinds, uses and curves, and broken ones, are skipped: the rest are accepted."""
     others = [
         {"kty": "OKP", "crv": "Ed25519", "x": "AA", "kid": "a"},
         {"kty": "EC", "crv": "P-9", "x": "AA", "y": "AA", "kid": "b"},
@@ -246,7 +246,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def test_keys_are_fetched_by_tls_alone(site: str) -> None:
-    """From where the issuer says, and never too much; what fails is an error that is caught."""
+    """They come only from the issuer's URL, within a size limit; failures raise known errors."""
     assert fetch_json(f"{site}/keys") == {"keys": []}
     with pytest.raises(ValueError, match="https"):
         fetch_json(f"{site}/keys".replace("https", "http"))

@@ -45,7 +45,7 @@ def is_stopped(
 
 
 def test_a_token_is_refused_again_for_the_rest_of_its_minute() -> None:
-    """The next minute asks the table again; a token that nobody tried is asked for, too."""
+    """The table is read again in the next minute, and for a token that was not tried before."""
     refusals = Refusals()
     refusals.note("wrong", HERE, NOW, is_right=False)
     assert is_known(refusals, "wrong", THERE, NOW + 59)
@@ -53,8 +53,8 @@ def test_a_token_is_refused_again_for_the_rest_of_its_minute() -> None:
     assert not is_known(refusals, "wrong", THERE, NOW + 60)
 
 
-def test_a_token_that_was_let_in_is_asked_for_until_it_is_refused() -> None:
-    """A key that is revoked meanwhile is refused as any other."""
+def test_an_accepted_token_is_read_until_it_is_refused() -> None:
+    """A key that is revoked in the meantime is refused like any other."""
     refusals = Refusals()
     refusals.note("key", HERE, NOW, is_right=True)
     exhaust(refusals, HERE, limit=LOOKED_UP_REFUSALS_A_MINUTE)
@@ -64,7 +64,7 @@ def test_a_token_that_was_let_in_is_asked_for_until_it_is_refused() -> None:
 
 
 def test_a_key_that_was_let_in_is_not_locked_out_for_an_hour() -> None:
-    """By whoever tries keys at its address, in any minute; each use begins another hour."""
+    """Attacks from its address cannot lock it out; each use begins another hour."""
     refusals = Refusals()
     for begin in (NOW, NOW + RIGHT_SECONDS - 60):
         refusals.note("key", HERE, begin, is_right=True)
@@ -75,7 +75,7 @@ def test_a_key_that_was_let_in_is_not_locked_out_for_an_hour() -> None:
 
 
 def test_a_key_that_may_be_right_is_looked_up_for_longer() -> None:
-    """What has not the form of one, or was refused, is stopped at once."""
+    """A malformed or refused token is stopped at once."""
     refusals = Refusals()
     exhaust(refusals, HERE)
     assert is_stopped(refusals, HERE)
@@ -87,7 +87,7 @@ def test_a_key_that_may_be_right_is_looked_up_for_longer() -> None:
 
 
 def test_an_address_waits_for_the_next_minute() -> None:
-    """And is told how long that is; what it repeats counts as well."""
+    """The error gives the time; repeated requests count as well."""
     refusals = Refusals()
     refusals.note("wrong", HERE, NOW, is_right=False)
     for _ in range(REFUSALS_A_MINUTE - 1):
@@ -99,7 +99,7 @@ def test_an_address_waits_for_the_next_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "asked", "stopped"),
+    ("tried", "address", "stopped"),
     [
         ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
         ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
@@ -107,11 +107,11 @@ def test_an_address_waits_for_the_next_minute() -> None:
         ("", "unknown", True),
     ],
 )
-def test_addresses_of_one_site_are_one(tried: str, asked: str, *, stopped: bool) -> None:
-    """A site of IPv6 has 64 bits; what is no address is one site."""
+def test_addresses_of_one_site_are_one(tried: str, address: str, *, stopped: bool) -> None:
+    """An IPv6 site has 64 bits; all invalid addresses are one site."""
     refusals = Refusals()
     exhaust(refusals, tried)
-    assert is_stopped(refusals, asked) == stopped
+    assert is_stopped(refusals, address) == stopped
 
 
 def test_memory_is_bounded() -> None:

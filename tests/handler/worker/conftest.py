@@ -13,7 +13,7 @@ from tests.handler.worker.rig import Rig
 
 @pytest.fixture
 def rig(ministack: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Return a deployment of its own; workers that were started are killed in the end."""
+    """Return a separate deployment; started workers are killed at the end."""
     for name, value in ministack.environment.items():
         monkeypatch.setenv(name, value)
     rig = Rig.on(ministack, tmp_path)

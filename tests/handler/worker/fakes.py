@@ -20,11 +20,11 @@ from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 class FakeEngine:
     """An engine in this process, one link a life.
 
-    `asked` are all requests that it was given, `inside` those that it has, and `company` what it
-    had when each came. The lives that are `stillborn`, counted from 1, die while they start; after
-    `refuses_after` lives it cannot be started any more. `stats` is what it says of itself. It
-    serves `endpoints`, and `is_broken` ends a life by any line at all; to the known line it replies
-    with `known_status`.
+    `requests` are the names of all requests that it received, `inside` those in flight, and
+    `company` those in flight when each came. The lives that are `stillborn`, counted from 1, die
+    while they start; after `refuses_after` lives it cannot be started any more. `stats` is what it
+    reports of itself. It serves `endpoints`, and `is_broken` ends a life by any line at all; to the
+    known line it replies with `known_status`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FakeEngine:
         self.known_status = known_status
         self.says_broken = False
         self.stats = EngineStats(kv_cache_usage=0.25)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.inside: set[str] = set()
         self.company: list[frozenset[str]] = []
         self.num_lives = 0
@@ -116,9 +116,9 @@ class FakeLink:
         return Row(0, done.is_success, done.usage or Usage(), done.row)
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Do as the body says, and take note of who asks."""
+        """Follow the body's instructions, and record the request."""
         name = body.get("custom_id", "known")
-        self._engine.asked.append(name)
+        self._engine.requests.append(name)
         self._engine.inside.add(name)
         self._engine.company.append(frozenset(self._engine.inside))
         try:

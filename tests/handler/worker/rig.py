@@ -1,7 +1,8 @@
 """Batches on an emulator whose shards wait for a worker, and workers to run them.
 
-A worker in this process has an engine in this process; a worker as a process of its own has the
-scripted engine as a third one. Both do what the body of a line says: see `scripted_engine`.
+A worker in this process has an engine in this process; a worker as a separate process has the
+scripted engine as a third one. Both follow the instructions in a line's body: see
+`scripted_engine`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class QuickConfig(WorkerConfig):
 
 @dataclass
 class Rig:
-    """A deployment of its own on an emulator, and the driver of its operations."""
+    """A separate deployment on an emulator, and the driver of its operations."""
 
     emulator: Emulator
     folder: Path
@@ -99,7 +100,7 @@ class Rig:
 
     @classmethod
     def on(cls, emulator: Emulator, folder: Path, **settings: str) -> Rig:
-        """Make resources of its own on an emulator."""
+        """Create separate resources on an emulator."""
         resources = emulator.create()
         more = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
         environment = emulator.environment | resources.environment | more
@@ -114,7 +115,7 @@ class Rig:
         return self.aws.run(operation)
 
     def results_digest_at(self, _created: int) -> bytes | None:
-        """Return what decides results, or raise why nobody knows."""
+        """Return the digest of what determines results, or raise why it is unknown."""
         if isinstance(self.results_digest, OSError):
             raise self.results_digest
         return self.results_digest
@@ -205,7 +206,7 @@ class Rig:
         self,
         *,
         engine: FakeEngine | None = None,
-        beside: Sequence[FakeEngine] = (),
+        other_engines: Sequence[FakeEngine] = (),
         aws: Any = None,
         parity_results: ParityResults | None = None,
         tracing: Tracing | None = None,
@@ -233,7 +234,7 @@ class Rig:
                 tracing=tracing,
             )
             engine = engine or FakeEngine()
-            worker = Worker(context, *(each.new_life for each in (engine, *beside)))
+            worker = Worker(context, *(each.new_life for each in (engine, *other_engines)))
             running = RunningWorker(worker, engine, asyncio.create_task(worker.run()))
             try:
                 yield running
@@ -244,7 +245,7 @@ class Rig:
                     await asyncio.to_thread(kept.close)
 
     def start(self, *options: object, engine: Sequence[object] | None = ()) -> Process:
-        """Start `tidemill worker` as a process of its own.
+        """Start `tidemill worker` as a separate process.
 
         `engine` are arguments of the scripted engine; the real one is taken when it is None.
         """
@@ -331,7 +332,7 @@ class Work:
 
     @property
     def is_free(self) -> bool:
-        """Say whether nobody owns a shard that is not done."""
+        """Return whether an unfinished shard has no owner."""
         return all(self.shard(n).owner is None for n in range(self.num_shards))
 
     def keys(self, kind: str) -> list[str]:
@@ -370,7 +371,7 @@ class RunningWorker:
 
 
 class Process:
-    """A `tidemill worker` of its own; `journal` is what its engine notes, over all its lives."""
+    """A separate `tidemill worker`; `journal` contains its engine's notes, over all its lives."""
 
     def __init__(
         self, rig: Rig, number: int, options: Sequence[object], engine: Sequence[object] | None
@@ -403,7 +404,7 @@ class Process:
 
     @property
     def log(self) -> str:
-        """Return all that it has said."""
+        """Return all of its output."""
         return self.log_path.read_text(encoding="utf-8")
 
     def events(self, message: str) -> list[dict[str, Any]]:
@@ -412,8 +413,8 @@ class Process:
         events = [json.loads(line) for line in lines if line.endswith("}")]
         return [event for event in events if event["message"] == message]
 
-    def asked(self, event: str = "started") -> list[str]:
-        """Return the custom ids that its engine has begun or finished, in order."""
+    def requests(self, event: str = "started") -> list[str]:
+        """Return the custom IDs of requests that its engine has begun or finished, in order."""
         if not self.journal_path.exists():
             return []
         lines = self.journal_path.read_text(encoding="utf-8").splitlines()

@@ -23,7 +23,7 @@ GOOD: dict[str, Any] = {}
 
 
 def times(count: int, matches: Callable[[Call], bool]) -> Callable[[Call], Exception | None]:
-    """Fail the first so many calls that match."""
+    """Fail the first calls that match, up to that number."""
     left = [count]
 
     def refuse(call: Call) -> Exception | None:
@@ -90,8 +90,8 @@ async def test_a_commit_that_failed_is_sent_again(rig: Rig, *, after: bool) -> N
 @pytest.mark.parametrize(
     "method", ["receive_message", "get_object", "list_objects_v2", "get_item", "delete_message"]
 )
-async def test_a_service_that_fails_for_a_while_is_asked_again(rig: Rig, method: str) -> None:
-    """Nothing is lost, whatever it was that failed."""
+async def test_a_service_that_fails_for_a_while_is_called_again(rig: Rig, method: str) -> None:
+    """Nothing is lost, whichever call failed."""
     work = rig.batch(GOOD, GOOD, shard_lines=1)
     async with failing(rig, times(2, lambda call: call.method == method), tick_seconds=0.2):
         await until(lambda: work.is_done)
@@ -128,7 +128,7 @@ async def test_renewals_that_fail_are_made_good_before_the_lease_ends(rig: Rig) 
 async def test_a_shard_that_cannot_be_written_is_given_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while, with an attempt counted; its message is left to come again."""
+    """It is given back after a while, with an attempt counted; its message comes again."""
     monkeypatch.setattr(site_module, "PATIENCE_SECONDS", 0.3)
     work = rig.batch(GOOD)
     async with failing(rig, times(1_000, is_part), visibility_seconds=30):
@@ -138,7 +138,7 @@ async def test_a_shard_that_cannot_be_written_is_given_back(
 
 
 async def test_a_lease_that_cannot_be_renewed_ends_all_writing(rig: Rig) -> None:
-    """Though nobody has taken the shard: somebody may have."""
+    """No other worker has taken the shard, but it could have."""
     work = rig.batch(GOOD, {"wait": NEVER})
 
     def refuse(call: Call) -> Exception | None:
@@ -147,7 +147,7 @@ async def test_a_lease_that_cannot_be_renewed_ends_all_writing(rig: Rig) -> None
     async with failing(
         rig, refuse, lease_seconds=6, flush_seconds=NEVER, visibility_seconds=60
     ) as running:
-        await until(lambda: running.engine.asked)
+        await until(lambda: running.engine.requests)
         await until(lambda: not running.engine.inside)
     assert work.keys("part") == []
     assert work.shard().owner is not None
@@ -204,7 +204,7 @@ async def test_a_part_that_is_none_counts_as_not_there(rig: Rig) -> None:
     work.ring()
     async with rig.worker() as running:
         await until(lambda: work.is_done)
-    assert running.engine.asked == ["c3", "c4"]
+    assert running.engine.requests == ["c3", "c4"]
     assert work.ids() == ["old", "old", "c3", "c4"]
 
 
@@ -227,7 +227,7 @@ async def test_what_is_unexpected_ends_one_shard_only(rig: Rig) -> None:
 async def test_a_worker_that_can_take_no_work_ends_badly(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it may end by itself: it costs money, and as a good end nobody would hear of it."""
+    """Even if it could end well: it costs money, and a good end would go unnoticed."""
     monkeypatch.setattr(worker_module, "MAX_BACKOFF_SECONDS", 0.01)
     refuses = times(-1, lambda call: call.method == "receive_message")
     async with failing(rig, refuses, exit_when_idle_seconds=0) as running:
@@ -247,12 +247,12 @@ async def test_messages_that_come_too_late_are_put_back(rig: Rig) -> None:
 
 
 async def test_repeated_messages_run_a_shard_once(rig: Rig) -> None:
-    """Whether they come while it runs or when it is done."""
+    """They may come while it runs or when it is done."""
     work = rig.batch({"wait": 1}, rings=False)
     work.ring(0, 0, 0)
     async with rig.worker() as running:
         await until(lambda: work.is_done and not rig.run(rig.queue.count()))
         work.ring()
         await until(lambda: not rig.run(rig.queue.count()))
-    assert running.engine.asked == ["c1"]
+    assert running.engine.requests == ["c1"]
     assert work.shard().fence == 1

@@ -1,4 +1,4 @@
-"""What is kept alive, how often, and what ends a run."""
+"""Heartbeat: what is kept alive, how often, and what ends a run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def done(heartbeat: Heartbeat) -> None:
 async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """After a third of it, unless there is progress to tell."""
+    """It is renewed after a third of its time, or earlier to report progress."""
     work = rig.batch(GOOD)
     run = await claimed(context)
     heartbeat = beats(context, [run])
@@ -92,7 +92,7 @@ async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(
 async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """Also where nobody had that one yet: the first beat tells it, and in a minute it is over."""
+    """The first beat reports it even without a previous owner, and in a minute it is over."""
     work = rig.batch(GOOD, GOOD, GOOD, shard_lines=1)
     ended = await claimed(context)
     context.clock.now += 10  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(
 
 
 async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, context: WorkerContext) -> None:
-    """By the requests in flight; time of an idle one, or of a stopped process, is nobody's."""
+    """Shares follow the requests in flight; time of an idle or stopped process is not charged."""
     rig.batch(*[GOOD] * 4)
     rig.batch(*[GOOD] * 4)
     runs = [await claimed(context), await claimed(context)]
@@ -269,10 +269,10 @@ async def test_requests_shorter_than_a_beat_have_their_time(
     assert run.gpu_seconds == 2 * 3 * 0.25
 
 
-async def test_figures_are_told_once_a_minute_of_work(
+async def test_metrics_are_emitted_once_a_minute_of_work(
     rig: Rig, context: WorkerContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the time in which there were requests, and the fullest that the cache has been."""
+    """They include the time with requests, and the highest use of the cache."""
     context = replace(context, config=rig.config(lease_seconds=30, tick_seconds=3))
     rig.batch(*[GOOD] * 4)
     run = await claimed(context)
@@ -284,14 +284,14 @@ async def test_figures_are_told_once_a_minute_of_work(
     load.add(run, 1)
     gpu_time.engines.append(load)
     run._durable = Progress(completed=2, completion_tokens=60)
-    told = []
+    emitted = []
     for _ in range(45):
         context.clock.now += 3  # type: ignore[attr-defined]
         run.lease.renewed(context.clock())
         await done(heartbeat)
-        told += [(context.clock() - 1_000, line) for line in lines_in(capsys.readouterr().out)]
-    assert [at for at, _ in told] == [63, 126]
-    first, second = (line.figures for _, line in told)
+        emitted += [(context.clock() - 1_000, line) for line in lines_in(capsys.readouterr().out)]
+    assert [at for at, _ in emitted] == [63, 126]
+    first, second = (line.figures for _, line in emitted)
     assert (first["RowsCompleted"], second["RowsCompleted"]) == (2, 0)
     assert first["TokensPerSecond"] == round(60 / 63, 3)
     assert (first["KvCacheUse"], second["KvCacheUse"]) == (75, 25)
@@ -303,13 +303,13 @@ def test_why_a_batch_goes_no_further(rig: Rig) -> None:
     batch = rig.batch(GOOD, rings=False).batch
     assert end_reason(batch, batch.expires_at - 1) is None
     assert end_reason(batch, batch.expires_at) == "the batch has expired"
-    assert end_reason(None, 0) == "the batch is gone"
+    assert end_reason(None, 0) == "the batch no longer exists"
     cancelling = batch.moved(Status.CANCELLING, 0)
     assert end_reason(cancelling, 0) == "the batch is cancelling"
 
 
-async def test_the_pace_of_a_model_is_told(rig: Rig, context: WorkerContext) -> None:
-    """Its first durable rows at once, and rates when they are known; a silent one tells nothing."""
+async def test_the_pace_of_a_model_is_reported(rig: Rig, context: WorkerContext) -> None:
+    """First durable rows are reported at once, and rates when they are known."""
     fleets = context.deployment.fleets
     heartbeat = beats(context, [])
     await done(heartbeat)

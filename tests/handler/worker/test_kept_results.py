@@ -17,17 +17,17 @@ from tidemill.handler.errors import AwsError
 
 def greedy(name: str, **body: Any) -> bytes:
     """Return a line whose answer is determined, unless `body` says otherwise."""
-    told = {"custom_id": name, "temperature": 0, "messages": []} | body
-    line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": told}
+    request = {"custom_id": name, "temperature": 0, "messages": []} | body
+    line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": request}
     return json.dumps(line).encode() + b"\n"
 
 
 async def finished(rig: Rig, work: Work, **changes: Any) -> int:
-    """Let a worker run a batch; return how many lines its engine was asked."""
+    """Let a worker run a batch; return how many lines its engine received."""
     engine = FakeEngine()
     async with rig.worker(engine=engine, **{"reuse": True, **changes}):
         await until(lambda: work.is_done)
-    return len(engine.asked)
+    return len(engine.requests)
 
 
 def packs(rig: Rig) -> list[str]:
@@ -81,7 +81,7 @@ async def test_truncated_answers_are_counted_where_they_are_reused_too(rig: Rig)
 
 
 async def test_results_are_of_one_tenant_one_model_and_what_is_determined(rig: Rig) -> None:
-    """Of another tenant or digest all lines are computed; sampled ones are reused when asked."""
+    """Lines of another tenant or digest are computed; sampled ones are reused on request."""
     lines = [greedy("a"), greedy("b", seed=7, temperature=1), greedy("c", temperature=1)]
     lines += [greedy("d", status=400)]
     assert await finished(rig, rig.batch(*lines)) == 4
@@ -103,7 +103,7 @@ async def test_lines_with_and_without_the_model_share_results(rig: Rig) -> None:
 
 
 async def test_equal_sampled_lines_keep_their_own_results(rig: Rig) -> None:
-    """Across shards and batches, wherever their shards begin."""
+    """They do so across shards and batches, wherever their shards begin."""
     line = greedy("a", temperature=1)
     first = rig.batch(*[line] * 6, shard_lines=2)
     assert await finished(rig, first, reuse_sampled=True) == 6
@@ -113,8 +113,8 @@ async def test_equal_sampled_lines_keep_their_own_results(rig: Rig) -> None:
     assert len({row["response"]["body"]["id"] for row in second.sealed()}) == 7
 
 
-async def test_nothing_is_kept_unless_the_deployment_says_so(rig: Rig) -> None:
-    """By default the bucket holds rows, and no copies of them."""
+async def test_no_results_are_stored_unless_enabled(rig: Rig) -> None:
+    """By default the bucket contains rows, and no copies of them."""
     assert await finished(rig, rig.batch(greedy("a")), reuse=False) == 1
     assert packs(rig) == []
 
@@ -139,7 +139,7 @@ async def test_a_pack_that_is_not_as_it_was_costs_its_results(rig: Rig, spoiled:
 
 @pytest.mark.parametrize("method", ["list_objects_v2", "get_object", "put_object"])
 async def test_a_store_that_cannot_be_used_costs_no_line(rig: Rig, method: str) -> None:
-    """Neither when results are looked up, nor when they are kept."""
+    """No line fails, neither by a lookup nor by a write."""
     await finished(rig, rig.batch(greedy("a")))
 
     def refuses(call: Call) -> Exception | None:
@@ -149,13 +149,13 @@ async def test_a_store_that_cannot_be_used_costs_no_line(rig: Rig, method: str) 
 
     work = rig.batch(greedy("a"), greedy("b"))
     async with QuickAws() as aws:
-        num_asked = await finished(rig, work, aws=FaultyAws(aws, refuses))
+        num_requests = await finished(rig, work, aws=FaultyAws(aws, refuses))
     assert work.ids() == ["a", "b"]
-    assert num_asked == (1 if method == "put_object" else 2)
+    assert num_requests == (1 if method == "put_object" else 2)
 
 
 async def test_a_part_that_cannot_be_read_again_costs_its_results_alone(rig: Rig) -> None:
-    """The shard is committed; so it is where nobody can say what decides results."""
+    """The shard is committed; so it is if the results' digest is unknown."""
 
     def refuses(call: Call) -> Exception | None:
         is_part = call.method == "get_object" and "/part-" in call.arguments["Key"]

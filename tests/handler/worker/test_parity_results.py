@@ -1,4 +1,4 @@
-"""What one machine has proved of a model is there for the next one, and nothing else is."""
+"""Results of parity checks are shared between machines, and nothing else is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keys(rig: Rig) -> list[str]:
 def test_results_go_from_machine_to_machine(
     rig: Rig, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that an engine has made or used, and no others; each is written once."""
+    """Only results that an engine has produced or used are shared; each is written once."""
     worker = results(rig)
     rig.run(worker.download())
     rig.run(worker.upload())
@@ -62,8 +62,8 @@ def test_results_go_from_machine_to_machine(
 
 
 @pytest.mark.usefixtures("machine")
-def test_what_is_no_result_is_left_where_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path, another name, something large, what is torn, and all but the newest."""
+def test_other_files_are_left_where_they_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths, other names, large and torn files, and all but the newest are not results."""
     bucket = rig.deployment.bucket
     A.save(b"{}")
     rig.run(results(rig).upload())
@@ -84,7 +84,7 @@ def test_what_is_no_result_is_left_where_it_is(rig: Rig, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("machine")
 async def test_a_worker_shares_what_its_engine_has_proved(rig: Rig) -> None:
-    """Once the engine is ready; a bucket that cannot be read is no error."""
+    """It does so once the engine is ready; an unreadable bucket is not an error."""
     A.save(b"{}")
     async with rig.worker(parity_results=results(rig)) as worker:
         await until(lambda: keys(rig))
@@ -96,7 +96,7 @@ async def test_a_worker_shares_what_its_engine_has_proved(rig: Rig) -> None:
 
 
 def test_a_pipe_in_the_cache_blocks_nothing(rig: Rig, machine: Path) -> None:
-    """Nor does a folder."""
+    """A folder blocks nothing either."""
     machine.mkdir(parents=True)
     os.mkfifo(machine / f"proof-{A.digest}")
     (machine / f"proof-{B.digest}").mkdir()

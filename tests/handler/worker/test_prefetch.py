@@ -1,4 +1,4 @@
-"""Which shards a worker claims before it needs them, and whose line comes next."""
+"""Prefetched shards of a worker, and the order of their lines."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Owned:
 
 @dataclass
 class Answers:
-    """An engine that answers at once; `asked` are its lines in their order."""
+    """An engine that replies at once; `requests` are its lines in their order."""
 
-    asked: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
 
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Answer a line."""
-        self.asked.append(number)
+        self.requests.append(number)
         return Row(created, True, Usage(), data)  # noqa: FBT003
 
 
@@ -89,7 +89,7 @@ class NeverAnswers:
 async def test_lines_of_a_prefix_run_together_whatever_shard_they_are_in(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """Those of shards that were claimed together; what was claimed later comes later."""
+    """The shards were claimed together; lines that were claimed later come later."""
     bodies = [{"prompt": 1_000 * text} for text in "abcabcabc"]
     work = rig.batch(*bodies, shard_lines=3, rings=False)
     owned = Owned(context)
@@ -101,7 +101,7 @@ async def test_lines_of_a_prefix_run_together_whatever_shard_they_are_in(
     engine = Answers()
     owned.feed(engine, max_inflight=1).admit()
     await until(lambda: all(run.pending.is_finished for run in owned.runs))
-    assert engine.asked == [4, 1, 5, 2, 6, 3, 7, 8, 9]
+    assert engine.requests == [4, 1, 5, 2, 6, 3, 7, 8, 9]
 
 
 async def test_batches_take_turns(rig: Rig, context: WorkerContext) -> None:
@@ -144,7 +144,7 @@ async def num_taken(
 async def test_as_much_is_prefetched_as_runs_in_five_minutes(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """And no more than a share of what is left, by how many workers run the batch."""
+    """It is at most a share of the remainder, by the number of workers on the batch."""
     batch = (work := rig.batch(*[GOOD] * 160, shard_lines=4, rings=False)).batch
     other = rig.batch(GOOD, rings=False).batch
     assert await num_taken(context, batch, rows_per_second=0) == 1

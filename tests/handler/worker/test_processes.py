@@ -1,4 +1,4 @@
-"""Workers as processes of their own, with an engine as a third: what signals and deaths do."""
+"""Workers as separate processes, with an engine as a third: signals and deaths."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def names(*numbers: int) -> list[str]:
 
 
 def has_begun(process: Process, count: int = 1) -> bool:
-    """Say whether the engine has begun so many requests."""
-    return len(process.asked()) >= count
+    """Return whether the engine has begun that many requests."""
+    return len(process.requests()) >= count
 
 
 def test_a_batch_is_run_to_its_commit(rig: Rig) -> None:
@@ -46,7 +46,7 @@ def test_a_batch_is_run_to_its_commit(rig: Rig) -> None:
 
 
 def test_what_happens_is_logged_with_its_shard(rig: Rig) -> None:
-    """One JSON object an event, with what can be told from outside: nothing of the requests."""
+    """Each event is one JSON object, with facts from outside: nothing of the requests."""
     work = rig.batch(GOOD, {"text": "secret"}, GOOD)
     process = rig.start("--exit-when-idle", 1)
     assert process.wait() == 0
@@ -69,9 +69,9 @@ def test_two_workers_share_a_batch(rig: Rig) -> None:
     wait_for(lambda: all(process.events("engine ready") for process in both))
     work.ring()
     wait_for(lambda: work.is_done, lambda: "\n".join(process.log for process in both))
-    asked = [process.asked() for process in both]
-    assert all(asked)
-    assert sorted(asked[0] + asked[1]) == sorted(names(*range(1, 61)))
+    requests = [process.requests() for process in both]
+    assert all(requests)
+    assert sorted(requests[0] + requests[1]) == sorted(names(*range(1, 61)))
     assert [work.shard(n).fence for n in range(12)] == [1] * 12
     assert work.ids() == names(*range(1, 61))
 
@@ -83,7 +83,7 @@ def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
     wait_for(lambda: all(process.events("engine ready") for process in both))
     work.ring(0, 0, 0, 0)
     wait_for(lambda: work.is_done and not rig.run(rig.queue.count()))
-    assert both[0].asked() + both[1].asked() == ["c1"]
+    assert both[0].requests() + both[1].requests() == ["c1"]
     assert work.num_left == 0
 
 
@@ -95,7 +95,7 @@ def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
     first.kill()
     second = rig.start()
     wait_for(lambda: work.is_done, lambda: second.log)
-    assert second.asked() == ["c11", "c12"]
+    assert second.requests() == ["c11", "c12"]
     shard = work.shard()
     assert (shard.fence, shard.suspects, shard.quarantined) == (2, (), ())
     assert work.ids() == names(*range(1, 13))
@@ -103,15 +103,15 @@ def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
 
 
 def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None:
-    """When it wakes, the other one has the shard: no part, no commit, no message of its follows."""
+    """The other worker has the shard by then: it writes no part, commits nothing, sends nothing."""
     work = rig.batch(GOOD, {"wait": 6}, {"wait": 6})
     zombie = rig.start("--lease-seconds", 2, "--flush-seconds", NEVER)
-    wait_for(lambda: zombie.asked("finished") == ["c1"], lambda: zombie.log)
+    wait_for(lambda: zombie.requests("finished") == ["c1"], lambda: zombie.log)
     zombie.send(signal.SIGSTOP)
     wait_for(lambda: work.shard().lease_until < time.time())
     other = rig.start("--lease-seconds", NEVER)
     work.ring()
-    wait_for(lambda: len(other.asked()) == 3, lambda: other.log)
+    wait_for(lambda: len(other.requests()) == 3, lambda: other.log)
     zombie.send(signal.SIGCONT)
     wait_for(lambda: zombie.events("lease lost"), lambda: zombie.log)
     wait_for(lambda: work.is_done, lambda: other.log)
@@ -127,7 +127,7 @@ def test_a_signal_gives_the_work_back(rig: Rig, number: signal.Signals) -> None:
     """Finished rows are kept, the next worker goes on at once, and no attempt is counted."""
     work = rig.batch(GOOD, {"wait": NEVER, "custom_id": "slow"}, GOOD)
     process = rig.start("--flush-seconds", NEVER, "--grace-seconds", 0.5)
-    wait_for(lambda: len(process.asked("finished")) == 2, lambda: process.log)
+    wait_for(lambda: len(process.requests("finished")) == 2, lambda: process.log)
     process.send(number)
     assert process.wait() == 0
     shard = work.shard()
@@ -139,7 +139,7 @@ def test_a_signal_gives_the_work_back(rig: Rig, number: signal.Signals) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(rig: Rig) -> None:
-    """As a kill would: the lease ends by itself, and the engine with the worker."""
+    """It acts like a kill: the lease ends by itself, and the engine with the worker."""
     work = rig.batch({"wait": NEVER})
     process = rig.start("--grace-seconds", 30)
     wait_for(lambda: has_begun(process), lambda: process.log)
@@ -151,10 +151,10 @@ def test_a_second_signal_ends_it_at_once(rig: Rig) -> None:
 
 
 def test_a_cancel_stops_what_runs(rig: Rig) -> None:
-    """With what was finished; the worker goes on with other batches."""
+    """Finished rows are committed; the worker continues with other batches."""
     work = rig.batch(GOOD, *[{"wait": NEVER}] * 5)
     process = rig.start("--max-inflight", 3)
-    wait_for(lambda: len(process.asked()) == 4, lambda: process.log)
+    wait_for(lambda: len(process.requests()) == 4, lambda: process.log)
     work.move(Status.CANCELLING)
     wait_for(lambda: work.is_free, lambda: process.log)
     assert work.index().lines == {1}
@@ -164,7 +164,7 @@ def test_a_cancel_stops_what_runs(rig: Rig) -> None:
 
 
 def test_a_line_that_kills_the_engine_twice_is_quarantined(rig: Rig) -> None:
-    """The other lines of its shard get their rows; so do those of the shard beside it."""
+    """The other lines of its shard get their rows; so do those of the concurrent shard."""
     bodies = [GOOD if n % 2 else SLOW for n in range(24)]
     bodies[7] = {"die": True, "wait": 0.05}
     work = rig.batch(*bodies, shard_lines=12)
@@ -174,7 +174,7 @@ def test_a_line_that_kills_the_engine_twice_is_quarantined(rig: Rig) -> None:
     [row] = work.sealed("errors")
     assert row["custom_id"] == "c8"
     assert row["response"]["body"]["error"]["code"] == "engine_killed"
-    assert process.asked().count("c8") >= 2
+    assert process.requests().count("c8") >= 2
     assert [event["line"] for event in process.events("quarantined")] == [8]
     assert "killed by SIGKILL" in {event["reason"] for event in process.events("engine died")}
     assert process.process.poll() is None
@@ -196,7 +196,7 @@ def test_an_engine_that_hangs_is_killed(rig: Rig, how: str) -> None:
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
-    """With 1 and its words, before it has taken anything."""
+    """The exit status is 1, with the engine's message, before any message is received."""
     work = rig.batch(GOOD)
     process = rig.start(engine=["--refuse", "no such model"])
     assert process.wait() == 1
@@ -206,7 +206,7 @@ def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
 
 
 def test_an_input_that_is_deleted_fails_the_batch(rig: Rig) -> None:
-    """While it runs: what was read goes on to its end, the next shard cannot."""
+    """A shard in progress is finished, but the next one cannot be read."""
     work = rig.batch({"wait": 2}, GOOD, shard_lines=1, rings=False)
     process = rig.start("--max-inflight", 1, "--lease-seconds", 30)
     work.ring(0)

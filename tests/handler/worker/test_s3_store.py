@@ -48,7 +48,7 @@ async def test_a_shard_is_run_through_the_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By keys of its own, in a region of its own, with the rows that a bucket of AWS's gets."""
+    """It uses the store's keys and region, and the rows are those that a bucket of AWS gets."""
     bodies: list[Any] = [{"text": "ä" * n, "status": 400 if n == 3 else 200} for n in range(20)]
     found = []
     for where in ("AWS", "store"):
@@ -76,7 +76,7 @@ def without_time(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_and_a_worker_with_weights_of_the_store_give_equal_rows(
     rig: Rig, store: StrictStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As processes with the real engine, by one model, from one file."""
+    """Both are processes with the real engine, the same model, and one file."""
     move_to_store(rig, store, monkeypatch)
     for path in MODEL_PATH.iterdir():
         store.put(f"m/{path.name}", path.read_bytes())

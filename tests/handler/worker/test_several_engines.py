@@ -47,18 +47,18 @@ def names(*numbers: int) -> list[str]:
 
 async def loaded(*engines: FakeEngine) -> None:
     """Wait until all engines have answered the known line."""
-    await until(lambda: all(one.asked == ["known"] and not one.inside for one in engines))
+    await until(lambda: all(one.requests == ["known"] and not one.inside for one in engines))
 
 
 async def test_the_lines_of_one_shard_are_shared(rig: Rig) -> None:
     """Half each, though one engine had room for all; the rows are in the order of the lines."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]):
+    async with rig.worker(engine=one, other_engines=[other]):
         await loaded(*engines)
         work = rig.batch(*[{"wait": n % 3 / 50} for n in range(40)])
         await until(lambda: work.is_done)
     assert work.ids() == names(*range(1, 41))
-    shares = [engine.asked[1:] for engine in engines]
+    shares = [engine.requests[1:] for engine in engines]
     assert sorted(shares[0] + shares[1]) == sorted(work.ids())
     assert [*map(len, shares)] == [20, 20]
 
@@ -66,7 +66,7 @@ async def test_the_lines_of_one_shard_are_shared(rig: Rig) -> None:
 async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
     """The shard is not given back, and what the other engine has goes on."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+    async with rig.worker(engine=one, other_engines=[other], flush_seconds=NEVER) as running:
         await loaded(*engines)
         work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": 0.2}] * 9, *[{"wait": 1}] * 10)
         await until(lambda: work.is_done)
@@ -75,14 +75,14 @@ async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
     assert work.ids() == names(*range(2, 21))
     [row] = work.sealed("errors")
     assert row["response"]["body"]["error"]["code"] == "engine_killed"
-    asked = one.asked + other.asked
-    assert asked.count("c1") > 1
-    assert [asked.count(name) for name in names(*range(11, 21))] == [1] * 10
+    requests = one.requests + other.requests
+    assert requests.count("c1") > 1
+    assert [requests.count(name) for name in names(*range(11, 21))] == [1] * 10
 
 
 async def test_the_last_death_gives_the_shards_back(rig: Rig) -> None:
-    """With the suspects of both, which are quarantined once they have run alone."""
-    async with rig.worker(engine=FakeEngine(), beside=[FakeEngine()]):
+    """The suspects of both engines are stored, and quarantined once they have run alone."""
+    async with rig.worker(engine=FakeEngine(), other_engines=[FakeEngine()]):
         work = rig.batch(*[{"die": 1, "wait": 0.1}] * 2, GOOD)
         await until(lambda: work.is_done)
     assert (work.ids(), work.ids("errors")) == (names(3), names(1, 2))
@@ -98,23 +98,23 @@ async def test_suspects_run_alone_while_another_engine_goes_on(rig: Rig) -> None
         )
     )
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]):
+    async with rig.worker(engine=one, other_engines=[other]):
         await loaded(*engines)
         work.ring()
         await until(lambda: work.is_done)
-    assert one.asked[1:4] == names(2, 3, 6)
+    assert one.requests[1:4] == names(2, 3, 6)
     assert {"c2", "c3"} in one.company
     assert all(
         some <= {"c2", "c3"} or some == {"c6"} or not some & {"c2", "c3", "c6"}
         for some in one.company
     )
-    assert other.asked[1] == "c1"
+    assert other.requests[1] == "c1"
 
 
 async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) -> None:
-    """Only its own lines are suspects for the next worker."""
+    """The next worker suspects only its own lines."""
     one, other = engines = [FakeEngine(endpoints=KNOWN, refuses_after=n) for n in (1, 9)]
-    async with rig.worker(engine=one, beside=[other]) as running:
+    async with rig.worker(engine=one, other_engines=[other]) as running:
         await loaded(*engines)
         work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": NEVER}] * 3)
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -125,19 +125,19 @@ async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) 
 async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
     """Its engine dies of a line of ours: the machine is left, with what others have finished."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other]) as running:
+    async with rig.worker(engine=one, other_engines=[other]) as running:
         await loaded(*engines)
         other.is_broken = True
         work = rig.batch(*[{"wait": NEVER}] * 2, GOOD, {"wait": 0.2})
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
-    assert other.asked == ["known", *names(3, 4), "known"]
+    assert other.requests == ["known", *names(3, 4), "known"]
     assert work.shard().quarantined == ()
     assert work.is_free
 
 
 @pytest.mark.parametrize("order", ["first", "at once", "later"])
 async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str) -> None:
-    """Not the line that was alone in the engine that only died, whichever is heard of first."""
+    """The line alone in an engine that merely died is not blamed, in either order of events."""
     work = rig.batch(*[{"wait": NEVER}] * 4, rings=False)
     claimed = work.claim()
     rig.run(
@@ -146,7 +146,7 @@ async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str)
         )
     )
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+    async with rig.worker(engine=one, other_engines=[other], flush_seconds=NEVER) as running:
         await loaded(*engines)
         work.ring()
         await until(lambda: one.inside and other.inside)
@@ -166,7 +166,7 @@ async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str)
 async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
     """Within the time of grace, and the shard is committed."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
-    async with rig.worker(engine=one, beside=[other], grace_seconds=30) as running:
+    async with rig.worker(engine=one, other_engines=[other], grace_seconds=30) as running:
         await loaded(*engines)
         work = rig.batch(*[{"wait": 0.3}] * 4)
         await until(lambda: one.inside and other.inside)
@@ -174,20 +174,20 @@ async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
 
 
 class ByHand:
-    """An engine whose lines the test finishes; `asked` are those that it has got."""
+    """An engine whose lines the test finishes; `requests` are the lines that it has received."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self._rows: list[asyncio.Future[Row]] = []
 
     async def fetch_row(self, number: int, *_: object) -> Row:
         """Return the row once it is finished."""
-        self.asked.append(number)
+        self.requests.append(number)
         self._rows.append(asyncio.get_running_loop().create_future())
         return await self._rows[-1]
 
     async def finish(self, *places: int) -> None:
-        """Finish lines by their places in `asked`."""
+        """Finish lines by their places in `requests`."""
         for place in places:
             self._rows[place].set_result(Row(0, True, Usage(), b"{}\n"))  # noqa: FBT003
         for _ in range(5):
@@ -226,25 +226,25 @@ async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
     """Each is filled up by the quarter; at the end there is a share for each."""
     lines = [RawLine(number, b"{}") for number in range(1, 43)]
     async with fed_by_hand(rig, *lines) as (one, other):
-        assert one.asked == [*range(1, 17)]
-        assert other.asked == [*range(17, 33)]
+        assert one.requests == [*range(1, 17)]
+        assert other.requests == [*range(17, 33)]
         await one.finish(0, 1)
         await other.finish(0, 1, 2)
         await one.finish(2)
-        assert len(one.asked + other.asked) == 32
+        assert len(one.requests + other.requests) == 32
         await other.finish(3)
-        assert other.asked[16:] == [33, 34, 35, 36]
+        assert other.requests[16:] == [33, 34, 35, 36]
         await one.finish(3)
-        assert one.asked[16:] == [37, 38, 39, 40]
+        assert one.requests[16:] == [37, 38, 39, 40]
         await one.finish(*range(4, 20))
-        assert one.asked[20:] == [41, 42]
+        assert one.requests[20:] == [41, 42]
 
 
 async def test_engines_share_the_memory(rig: Rig) -> None:
     """Else the first would take it, and the others run one long line at a time."""
     lines = [RawLine(number, b"x" * 100) for number in range(1, 43)]
     async with fed_by_hand(rig, *lines, max_held_bytes=1_200) as (one, other):
-        assert [len(one.asked), len(other.asked)] == [6, 6]
+        assert [len(one.requests), len(other.requests)] == [6, 6]
 
 
 def children(process: Process) -> list[int]:
@@ -255,10 +255,10 @@ def children(process: Process) -> list[int]:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
 def test_an_engine_process_that_is_killed_is_replaced(rig: Rig) -> None:
-    """Its lines run again beside those of the other one; SIGTERM then ends the worker with 0."""
+    """Its lines run again alongside those of the other one; SIGTERM then ends the worker with 0."""
     work = rig.batch(*[{"wait": 2}] * 8, *[GOOD] * 16)
     process = rig.start("--data-parallel-size", 2, "--max-inflight", 4)
-    wait_for(lambda: len(children(process)) == 2 and len(process.asked()) >= 8)
+    wait_for(lambda: len(children(process)) == 2 and len(process.requests()) >= 8)
     victim = children(process)[0]
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: work.is_done, lambda: process.log)

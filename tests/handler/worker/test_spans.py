@@ -36,14 +36,14 @@ async def test_shards_of_all_workers_are_in_the_trace_of_their_batch(rig: Rig) -
     assert [span for span in requests if "error.type" in span.attributes] != []
 
 
-async def test_a_shard_that_is_given_back_says_so(rig: Rig) -> None:
-    """Another worker's span goes on."""
+async def test_a_span_shows_that_its_shard_is_given_back(rig: Rig) -> None:
+    """Another worker's span continues."""
     exporter = InMemorySpanExporter()
     tracing = OtlpTracing(exporter, Sample())
     work = rig.batch({"wait": 30})
     engine = FakeEngine()
     async with rig.worker(engine=engine, tracing=tracing):
-        await until(lambda: engine.asked)
+        await until(lambda: engine.requests)
     tracing.close()
     spans: list[Any] = [*exporter.get_finished_spans()]
     [shard] = spans

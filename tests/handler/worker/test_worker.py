@@ -33,7 +33,7 @@ def advance(work: Work) -> dict[str, Any]:
 
 
 async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
-    """However they finish; failures stand apart, blank lines have none, nonsense has one."""
+    """The order of finishing does not matter; failures are separate, blank lines have no row."""
     bodies: list[Any] = [{"wait": n % 7 / 100, "status": 400 if n == 3 else 200} for n in range(20)]
     bodies[5:5] = [b"\n", b"  \r\n", b"{\n"]
     work = rig.batch(*bodies, shard_lines=6)
@@ -49,7 +49,7 @@ async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
 
 
 async def test_a_long_shard_is_read_in_pieces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that lie across them are whole."""
+    """Lines that span two pieces are whole."""
     monkeypatch.setattr(shard_input, "_READ_BYTES", 50)
     work = rig.batch(*[{"text": "é" * n} for n in range(30)], shard_lines=12)
     async with rig.worker():
@@ -63,7 +63,7 @@ async def test_a_line_that_is_too_long_is_answered_without_the_engine(rig: Rig) 
     work = rig.batch(GOOD, {"text": "x" * MAX_LINE_BYTES}, GOOD)
     async with rig.worker() as running:
         await until(lambda: work.is_done)
-    assert running.engine.asked == ["c1", "c3"]
+    assert running.engine.requests == ["c1", "c3"]
     assert work.ids() == ["c1", "c3"]
     [row] = work.sealed("errors")
     assert row["error"]["line"] == 2
@@ -90,7 +90,7 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
 
 
 async def test_audio_that_was_heard_is_recorded(rig: Rig) -> None:
-    """In seconds, also of a recording that is not a whole number of them long."""
+    """It is recorded in seconds, also of a recording with a fraction of a second."""
     work = rig.batch({"hear": 12.5}, {"hear": 0.25}, GOOD, {"status": 500, "hear": 9.0})
     async with rig.worker():
         await until(lambda: work.is_done)
@@ -98,7 +98,7 @@ async def test_audio_that_was_heard_is_recorded(rig: Rig) -> None:
 
 
 async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
-    """What a shard made in the last minute counts in the one beside it when it has ended."""
+    """Rows of a shard in the last minute count for the next shard when the first has ended."""
     work = rig.batch({"wait": 2}, GOOD, {"wait": NEVER}, shard_lines=2)
     async with rig.worker():
         await until(lambda: work.shard(1).progress.rows_per_second)
@@ -107,27 +107,27 @@ async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
 
 
 async def test_the_engine_does_not_drain_between_shards(rig: Rig) -> None:
-    """While a slow line holds one shard, the lines of others run beside it, up to a limit."""
+    """While a slow line holds one shard, other shards' lines run concurrently, up to a limit."""
     works = [rig.batch({"wait": NEVER, "custom_id": f"slow-{n}"}, GOOD) for n in range(5)]
     async with rig.worker(max_shards=4) as running:
-        await until(lambda: len(running.engine.asked) == 8)
+        await until(lambda: len(running.engine.requests) == 8)
         await until(lambda: all(work.index().lines == {2} for work in works if work.shard().owner))
         assert sum(work.shard().owner is not None for work in works) == 4
         assert len(running.engine.inside) == 4
 
 
 async def test_a_full_engine_takes_no_further_shard(rig: Rig) -> None:
-    """Lines that wait here would be run by nobody else."""
+    """No other worker could run the lines that wait here."""
     work = rig.batch(*[{"wait": NEVER}] * 8, shard_lines=4)
     async with rig.worker(max_inflight=2) as running:
-        await until(lambda: len(running.engine.asked) == 2)
+        await until(lambda: len(running.engine.requests) == 2)
         await asyncio.sleep(0.5)
         assert [work.shard(n).owner is None for n in (0, 1)] in ([True, False], [False, True])
         assert len(running.engine.inside) == 2
 
 
 async def test_held_bytes_are_bounded(rig: Rig) -> None:
-    """Beside one request that may be longer than all of it."""
+    """The bound excludes one request that may exceed all of it."""
     work = rig.batch(*[{"text": "x" * 1_000, "wait": 0.01}] * 20)
     async with rig.worker(max_held_bytes=2_500) as running:
         await until(lambda: work.is_done)
@@ -149,22 +149,22 @@ async def test_durable_rows_are_not_computed_again(rig: Rig) -> None:
     assert (changed.fence, changed.attempts, changed.progress.completed) == (1, 0, 5)
     assert changed.suspects == ()
     async with rig.worker() as second:
-        await until(lambda: second.engine.asked)
-    assert second.engine.asked == ["c5"]
+        await until(lambda: second.engine.requests)
+    assert second.engine.requests == ["c5"]
     assert work.shard().progress.completed == 5
 
 
 async def test_a_stop_gives_requests_their_grace(rig: Rig) -> None:
-    """What finishes in it is committed; nothing else is begun."""
+    """Requests that finish in it are committed; no other is begun."""
     work = rig.batch({"wait": 0.5}, GOOD)
     async with rig.worker(max_inflight=1, grace_seconds=30) as running:
-        await until(lambda: running.engine.asked)
-    assert running.engine.asked == ["c1"]
+        await until(lambda: running.engine.requests)
+    assert running.engine.requests == ["c1"]
     assert work.index().lines == {1}
     assert rig.messages(rig.queue) == [{"batch_id": work.id, "shard": 0}]
     whole = rig.batch({"wait": 0.5})
     async with rig.worker(grace_seconds=30) as running:
-        await until(lambda: running.engine.asked)
+        await until(lambda: running.engine.requests)
     assert whole.is_done
 
 
@@ -178,8 +178,8 @@ async def test_a_stop_before_the_model_is_loaded_ends_at_once(rig: Rig) -> None:
     assert len(rig.messages(rig.queue)) == 1
 
 
-async def test_a_worker_that_is_idle_ends_when_told_so(rig: Rig) -> None:
-    """After its work, with 0."""
+async def test_an_idle_worker_ends_if_configured(rig: Rig) -> None:
+    """It ends after its work, with 0."""
     work = rig.batch(GOOD)
     async with rig.worker(exit_when_idle_seconds=1) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 0
@@ -187,7 +187,7 @@ async def test_a_worker_that_is_idle_ends_when_told_so(rig: Rig) -> None:
 
 
 async def test_work_that_is_there_is_done_before_it_may_be_idle(rig: Rig) -> None:
-    """Who may not wait at all still looks once."""
+    """A worker without an idle time still looks for work once."""
     work = rig.batch(GOOD)
     async with rig.worker(exit_when_idle_seconds=0) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 0
@@ -195,7 +195,7 @@ async def test_work_that_is_there_is_done_before_it_may_be_idle(rig: Rig) -> Non
 
 
 async def test_messages_that_ring_for_nothing_keep_no_worker(rig: Rig) -> None:
-    """Those of a shard that another runs come back for as long as it does: they are no work."""
+    """Messages of another worker's shard come back as long as it runs: they are not work."""
     work = rig.batch(GOOD, rings=False)
     shard = work.claim()
     rig.run(
@@ -286,7 +286,7 @@ async def test_a_batch_that_expires_is_run_no_further(rig: Rig) -> None:
     """The worker sees it by itself, however long it took until its lines run."""
     work = rig.batch(GOOD, {"wait": NEVER})
     async with rig.worker() as running:
-        await until(lambda: len(running.engine.asked) == 2)
+        await until(lambda: len(running.engine.requests) == 2)
         table = rig.deployment.table
         rig.run(table.change_batch(work.id, Status.IN_PROGRESS, expires_at=int(time.time())))
         await until(lambda: work.is_free)
@@ -296,7 +296,7 @@ async def test_a_batch_that_expires_is_run_no_further(rig: Rig) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 async def test_an_input_that_is_gone_fails_the_batch(rig: Rig, how: str) -> None:
-    """With the reason; what is rung for is the batch, not the shard."""
+    """The batch has the reason, and gets a message instead of its shard."""
     work = rig.batch(GOOD, GOOD)
     client = rig.aws.clients["s3"]
     source = work.batch.source
@@ -306,7 +306,7 @@ async def test_an_input_that_is_gone_fails_the_batch(rig: Rig, how: str) -> None
         client.put_object(**where, Body=b"something else\n")
     async with rig.worker() as running:
         await until(lambda: work.batch.status is Status.FINALIZING and work.is_free)
-    assert running.engine.asked == []
+    assert running.engine.requests == []
     batch = work.batch
     assert batch.outcome is Status.FAILED
     assert [error.code for error in batch.errors] == ["input_changed"]
@@ -330,7 +330,7 @@ async def test_lines_that_were_not_counted_are_another_input(rig: Rig) -> None:
 
 
 async def test_a_poisonous_line_is_found_and_the_others_get_their_rows(rig: Rig) -> None:
-    """It dies alone, having been a suspect before; its row says so; the rest is as ever."""
+    """It dies alone, after being a suspect; its row has the reason; the rest is as ever."""
     bodies: list[Any] = [GOOD] * 30
     bodies[17] = {"die": 1, "wait": 0.05}
     work = rig.batch(*bodies, shard_lines=16)
@@ -342,7 +342,7 @@ async def test_a_poisonous_line_is_found_and_the_others_get_their_rows(rig: Rig)
     assert row["custom_id"] == "c18"
     assert row["response"]["status_code"] == 500
     assert row["response"]["body"]["error"]["code"] == "engine_killed"
-    assert running.engine.asked.count("c18") > 1
+    assert running.engine.requests.count("c18") > 1
     assert work.shard(1).quarantined == (18,)
     assert rig.messages(rig.queue) == []
 
@@ -363,7 +363,7 @@ async def test_the_first_death_of_one_line_makes_it_a_suspect_only(rig: Rig) -> 
 
 
 async def test_a_death_keeps_what_was_finished(rig: Rig) -> None:
-    """Before the flush was due; of two shards each keeps its own suspects."""
+    """Rows are stored before their flush was due; each of two shards keeps its own suspects."""
     works = [rig.batch(GOOD, {"wait": NEVER}, GOOD), rig.batch(GOOD, {"die": 1, "wait": 0.5})]
     async with rig.worker(engine=FakeEngine(refuses_after=1), flush_seconds=NEVER) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -371,8 +371,8 @@ async def test_a_death_keeps_what_was_finished(rig: Rig) -> None:
     assert [work.shard().suspects for work in works] == [((2,),), ((2,),)]
 
 
-async def test_suspects_run_with_nothing_beside_them(rig: Rig) -> None:
-    """Neither another shard's lines nor their own shard's others."""
+async def test_suspects_run_alone(rig: Rig) -> None:
+    """Neither another shard's lines nor other lines of their shard run in the meantime."""
     work = rig.batch(*[{"wait": 0.05}] * 8, rings=False)
     claimed = work.claim()
     suspects = ((2, 3, 4), (6,))
@@ -425,7 +425,7 @@ async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int
     work = with_suspects(rig, *groups)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN, is_broken=True)) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
-    assert running.engine.asked == ["known"]
+    assert running.engine.requests == ["known"]
     shard = work.shard()
     assert (shard.suspects, shard.quarantined) == (groups, ())
     assert (shard.owner, shard.attempts) == (None, 0)
@@ -436,7 +436,7 @@ async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int
 
 
 async def test_a_machine_that_its_engine_calls_broken_blames_no_line(rig: Rig) -> None:
-    """Its lines are no suspects, and the worker ends with it."""
+    """Its lines are not suspects, and the worker ends with it."""
     engine = FakeEngine(endpoints=KNOWN)
     engine.says_broken = True
     work = rig.batch(GOOD, {"die": True})
@@ -446,16 +446,16 @@ async def test_a_machine_that_its_engine_calls_broken_blames_no_line(rig: Rig) -
 
 
 async def test_a_machine_that_breaks_is_found_at_its_second_death(rig: Rig) -> None:
-    """Of the first, lines are suspected, which no third machine ever quarantines."""
+    """The first makes its lines suspects, which no third machine ever quarantines."""
     engine = FakeEngine(endpoints=KNOWN)
     async with rig.worker(engine=engine) as running:
-        await until(lambda: engine.asked and not engine.inside)
+        await until(lambda: engine.requests and not engine.inside)
         engine.is_broken = True
         work = rig.batch(*[GOOD] * 4)
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert engine.num_lives == 2
-    assert engine.asked.count("known") == 2
-    assert engine.asked[-1] == "known"
+    assert engine.requests.count("known") == 2
+    assert engine.requests[-1] == "known"
     assert (work.shard().suspects, work.shard().quarantined) == (((1, 2, 3, 4),), ())
 
 
@@ -465,17 +465,17 @@ async def test_a_machine_that_is_broken_runs_no_line(rig: Rig, fault: dict[str, 
     work = rig.batch(*[GOOD] * 4)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN, **fault)) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
-    assert running.engine.asked == ["known"]
+    assert running.engine.requests == ["known"]
     assert (work.shard().suspects, work.shard().quarantined) == ((), ())
 
 
 async def test_a_machine_proves_itself_once_a_life(rig: Rig) -> None:
-    """With nothing beside it and before any line."""
+    """The check runs alone and before any line."""
     first, second = with_suspects(rig, (3, 4), (6,)), rig.batch(GOOD, {"die": 1}, GOOD)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
         await until(lambda: first.is_done and second.is_done)
-    assert running.engine.asked.count("known") == running.engine.num_lives
-    assert running.engine.asked[0] == "known"
+    assert running.engine.requests.count("known") == running.engine.num_lives
+    assert running.engine.requests[0] == "known"
     assert [one for one in running.engine.company if "known" in one] == [
         frozenset({"known"})
     ] * running.engine.num_lives
@@ -485,7 +485,7 @@ async def test_rows_are_not_kept_of_a_machine_that_failed_and_is_not_well(rig: R
     """A step failed and passed, and then a known line fails: another machine runs these lines."""
     engine = FakeEngine(endpoints=KNOWN)
     async with rig.worker(engine=engine) as running:
-        await until(lambda: engine.asked and not engine.inside)
+        await until(lambda: engine.requests and not engine.inside)
         engine.stats, engine.known_status = EngineStats(failures=1), 500
         work = rig.batch(*[GOOD] * 4)
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -499,15 +499,15 @@ async def test_rows_are_not_kept_of_a_machine_that_failed_and_is_not_well(rig: R
 
 
 async def test_rows_are_kept_of_a_machine_that_failed_and_is_well(rig: Rig) -> None:
-    """A known line says so once for each failure."""
+    """The known line succeeds once for each failure."""
     engine = FakeEngine(endpoints=KNOWN)
     async with rig.worker(engine=engine):
-        await until(lambda: engine.asked and not engine.inside)
+        await until(lambda: engine.requests and not engine.inside)
         engine.stats = EngineStats(failures=1)
         for _ in range(2):
             work = rig.batch(*[GOOD] * 4)
             await until(lambda work=work: work.is_done)
-    assert engine.asked.count("known") == 2
+    assert engine.requests.count("known") == 2
 
 
 async def test_a_line_that_a_model_refuses_proves_nothing_and_costs_nothing(rig: Rig) -> None:
@@ -525,7 +525,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_engine_that_dies_while_it_starts_is_started_again(rig: Rig) -> None:
-    """What killed it may have gone: memory that another process had, a driver that came up."""
+    """The cause may have gone: another process's memory, or a driver that was not ready."""
     work = rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn={1, 2})) as running:
         await until(lambda: work.is_done)
@@ -534,7 +534,7 @@ async def test_an_engine_that_dies_while_it_starts_is_started_again(rig: Rig) ->
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
-    """After as many deaths as the documentation says, and before it has taken a message."""
+    """It is given up after the documented number of deaths, before a message is received."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
@@ -543,14 +543,14 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
 
 
 async def test_a_worker_is_stopped_while_its_engine_waits_to_start_again(rig: Rig) -> None:
-    """With 0, and at once."""
+    """It ends at once, with 0."""
     async with rig.worker(engine=FakeEngine(stillborn={1})) as running:
         await until(lambda: running.engine.num_lives == 1)
     assert (running.status, running.engine.num_lives) == (0, 1)
 
 
 async def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
-    """With 1, before it has taken a message."""
+    """The exit status is 1, before a message is received."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1

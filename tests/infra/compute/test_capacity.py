@@ -1,4 +1,4 @@
-"""The machines of each model: the right GPUs, few rights, and none while nobody needs one."""
+"""Machines of each model: the right GPUs, few permissions, and none without demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
-    """With a tenth of the memory, and a processor, left for the system and for ECS."""
+    """A tenth of the memory, and a vCPU, are left for the system and for ECS."""
     gpu = GPUS[name]
     for count, machines in gpu.instances.items():
         processors, gibibytes, gpus = MACHINES[machines[0]]
@@ -50,7 +50,7 @@ def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
-    """By the names that their own clients check."""
+    """botocore's own enums contain their names."""
     session = botocore.session.get_session()
     ec2 = session.get_service_model("ec2").shape_for("InstanceType").enum
     jobs = session.get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
@@ -60,7 +60,7 @@ def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
 
 
 def test_managed_machines_have_the_gpus_of_one_worker(compute: dict[str, Compute]) -> None:
-    """Neither fewer nor more, of the right kind, with room for the task and for the system."""
+    """They have exactly those GPUs, with room for the task and the system."""
     wanted = {"orgbig": ("g6.*", 4, 192), "small": ("g4dn.*", 1, 16)}
     for kind in ("managed", "managed, Spot"):
         made = compute[kind]
@@ -88,7 +88,7 @@ def test_managed_machines_keep_weights_on_their_own_disks(compute: dict[str, Com
 
 
 @pytest.mark.parametrize(("kind", "option"), [("managed", "ON_DEMAND"), ("managed, Spot", "SPOT")])
-def test_managed_machines_are_spot_if_asked(
+def test_managed_machines_are_spot_if_configured(
     compute: dict[str, Compute], kind: str, option: str
 ) -> None:
     """The switch of the configuration reaches ECS."""
@@ -99,7 +99,7 @@ def test_managed_machines_are_spot_if_asked(
 
 
 def test_a_group_has_a_machine_for_each_worker_or_none(compute: dict[str, Compute]) -> None:
-    """From none to `max_workers`, each with the GPUs of one; ECS says how many."""
+    """It has up to `max_workers` machines, each with one worker's GPUs; ECS sets the number."""
     made = compute["groups"]
     assert {
         name: (group["MinSize"], group["MaxSize"], group.get("DesiredCapacity"))
@@ -141,7 +141,7 @@ def test_a_group_is_all_spot_or_not_at_all(
         assert shares["OnDemandPercentageAboveBaseCapacity"] == on_demand
         assert shares.get("OnDemandBaseCapacity", 0) == 0
         assert shares["SpotAllocationStrategy"] == "price-capacity-optimized"
-        # "Capacity Rebalancing" replaces a machine at a recommendation, which is no interruption.
+        # "Capacity Rebalancing" replaces a machine on a recommendation, not an interruption.
         assert group["CapacityRebalance"] is False
 
 
@@ -166,13 +166,13 @@ def test_a_spot_notice_is_a_signal_to_the_worker(compute: dict[str, Compute]) ->
 
 
 def test_machines_join_the_cluster(compute: dict[str, Compute]) -> None:
-    """The agent is told which one."""
+    """The agent gets the cluster's name."""
     for template in templates_of(compute["groups"]).values():
         assert settings_of(template)["ECS_CLUSTER"] == "Cluster"
 
 
 def test_no_task_gets_its_machines_rights(compute: dict[str, Compute]) -> None:
-    """Neither by a bridge, which is one hop more, nor by a network interface of its own."""
+    """Neither a bridge, which is one hop more, nor a separate network interface gives them."""
     for template in templates_of(compute["groups"]).values():
         assert template["MetadataOptions"]["HttpTokens"] == "required"
         assert template["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
@@ -180,7 +180,7 @@ def test_no_task_gets_its_machines_rights(compute: dict[str, Compute]) -> None:
 
 
 def test_disks_are_encrypted(compute: dict[str, Compute]) -> None:
-    """Weights and what a worker writes lie on no disk in clear."""
+    """Weights and a worker's files are on encrypted disks only."""
     for template in templates_of(compute["groups"]).values():
         [disk] = template["BlockDeviceMappings"]
         assert disk["DeviceName"] == "/dev/xvda"
@@ -254,7 +254,7 @@ def test_a_machine_may_serve_its_cluster_and_do_nothing_else(
 def test_ecs_starts_machines_with_the_policy_that_aws_keeps_for_it(
     compute: dict[str, Compute],
 ) -> None:
-    """That policy hands over roles of one name only; two regions of an account need two names."""
+    """AWS's policy passes roles of one name only; two regions of an account need two names."""
     made = compute["managed"]
     roles = made.of("AWS::IAM::Role")
     assert roles["MachinesRole"]["RoleName"] == "ecsInstanceRole-tidemill-eu-west-1"

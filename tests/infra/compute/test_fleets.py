@@ -1,4 +1,4 @@
-"""Who is told when a model's work is not done, and by which figures."""
+"""Alarms about unfinished work of a model, and their metrics."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def alarms(made: Compute, slug: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_alarm_is_told(any_kind: Compute) -> None:
-    """None turns red unseen, and what people are told says where to read on."""
+def test_every_alarm_is_sent(any_kind: Compute) -> None:
+    """No alarm goes unseen, and each notification says where to read on."""
     for plan in any_kind.plans().values():
         slug = "".join(filter(str.isalnum, plan.model.lower()))
         found = alarms(any_kind, slug)
@@ -45,10 +45,10 @@ def test_every_alarm_is_told(any_kind: Compute) -> None:
         ("LeasesLost", Metric.LEASES_LOST, "worker"),
     ],
 )
-def test_what_processes_tell_is_looked_at(
+def test_metrics_of_processes_have_alarms(
     compute: dict[str, Compute], kind: str, metric: Metric, service: str
 ) -> None:
-    """By the figure of the model, as whoever counts it tells it."""
+    """The alarm uses the model's metric, with the name under which a process emits it."""
     alarm = alarms(compute["managed"], "small")[kind]
     assert (alarm["Namespace"], alarm["MetricName"], alarm["Statistic"]) == (
         NAMESPACE,
@@ -61,15 +61,15 @@ def test_what_processes_tell_is_looked_at(
     }
 
 
-def test_a_brake_is_told_at_once(compute: dict[str, Compute]) -> None:
-    """The first one; a lease that is lost to a machine's death is nothing to tell."""
+def test_an_open_breaker_raises_an_alarm_at_once(compute: dict[str, Compute]) -> None:
+    """The first one does; a lease lost to a machine's death raises none."""
     found = alarms(compute["managed"], "small")
     assert (found["Braked"]["EvaluationPeriods"], found["Braked"]["Threshold"]) == (1, 0)
     assert found["LeasesLost"]["EvaluationPeriods"] > 1
 
 
-def test_open_work_without_workers_is_told(compute: dict[str, Compute]) -> None:
-    """After half an hour, which is longer than a machine takes to start."""
+def test_open_work_without_workers_raises_an_alarm(compute: dict[str, Compute]) -> None:
+    """It comes after half an hour, which is longer than a machine takes to start."""
     alarm = alarms(compute["managed"], "orgbig")["NoWorker"]
     read = {m["Id"]: m["MetricStat"] for m in alarm["Metrics"] if "MetricStat" in m}
     assert {name: stat["Metric"]["MetricName"] for name, stat in read.items()} == {
@@ -91,8 +91,8 @@ def test_open_work_without_workers_is_told(compute: dict[str, Compute]) -> None:
 @pytest.mark.parametrize(
     ("window", "seconds"), with_long([("24h", 6 * 3600)], [("1h", 900), ("14d", 302_400)])
 )
-def test_shards_that_wait_for_long_are_told(synth: Synth, window: str, seconds: int) -> None:
-    """While most of the window is left to do something about it."""
+def test_shards_that_wait_for_long_raise_an_alarm(synth: Synth, window: str, seconds: int) -> None:
+    """It comes while most of the window is left."""
     made = Compute(synth({"windows": {"default": window}}))
     found = alarms(made, "tidemilldemo")["OldestMessage"]
     assert found["MetricName"] == "ApproximateAgeOfOldestMessage"

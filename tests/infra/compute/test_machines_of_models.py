@@ -51,7 +51,7 @@ def launch_of(provider: dict[str, Any]) -> dict[str, Any]:
 def test_a_machine_has_the_memory_that_a_worker_is_to_get(
     managed: dict[str, dict[str, Any]], groups: Compute, synth: Synth
 ) -> None:
-    """More than the smallest leaves is asked of ECS, and smaller types are left out of a group."""
+    """ECS is given a minimum above the smallest type's, and a group leaves out smaller types."""
     assert groups.task("large")["Memory"] == str(40 * 1024)
     needs = launch_of(managed["large"])["InstanceRequirements"]
     # As in a group: 32 GiB are too few, and 48 no machine has.
@@ -68,7 +68,7 @@ def test_a_machine_has_the_memory_that_a_worker_is_to_get(
 
 
 def test_larger_machines_are_taken_up_to_a_price(managed: dict[str, dict[str, Any]]) -> None:
-    """By default up to twice the cheapest's; EC2's own limit would leave every larger one out."""
+    """The default limit is twice the cheapest; EC2's own would exclude every larger type."""
     limits = {
         name: {key: value for key, value in needs.items() if "Price" in key}
         for name, provider in managed.items()
@@ -131,22 +131,22 @@ def test_a_machine_may_stay_for_the_next_worker(managed: dict[str, dict[str, Any
 def test_machines_and_tasks_have_the_tags_of_their_deployment(
     managed: dict[str, dict[str, Any]], groups: Compute
 ) -> None:
-    """Whoever starts them: ECS by its provider's and a task by its definition's, a group itself."""
+    """ECS tags by its provider, a task by its definition, and a group by itself."""
 
-    def told(tags: list[dict[str, str]]) -> dict[str, str]:
+    def tags_of(tags: list[dict[str, str]]) -> dict[str, str]:
         return {tag["Key"]: tag["Value"] for tag in tags if tag["Key"] != "Name"}
 
     for provider in managed.values():
         assert provider["ManagedInstancesProvider"]["PropagateTags"] == "CAPACITY_PROVIDER"
         # EC2 refuses a machine that is to tell such keys to what runs on it.
         assert launch_of(provider)["InstanceMetadataTagsPropagation"] is False
-        assert told(provider["Tags"]) == ALL_TAGS
+        assert tags_of(provider["Tags"]) == ALL_TAGS
     for name in MODELS:
-        assert told(groups.task(name)["Tags"]) == ALL_TAGS
+        assert tags_of(groups.task(name)["Tags"]) == ALL_TAGS
     for group in groups.of("AWS::AutoScaling::AutoScalingGroup").values():
-        assert told(group["Tags"]) == ALL_TAGS
+        assert tags_of(group["Tags"]) == ALL_TAGS
         assert all(tag["PropagateAtLaunch"] for tag in group["Tags"])
     for template in groups.of("AWS::EC2::LaunchTemplate").values():
         specified = template["LaunchTemplateData"]["TagSpecifications"]
         assert {each["ResourceType"] for each in specified} == {"instance", "volume"}
-        assert all(told(each["Tags"]) == ALL_TAGS for each in specified)
+        assert all(tags_of(each["Tags"]) == ALL_TAGS for each in specified)

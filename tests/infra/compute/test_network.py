@@ -41,8 +41,8 @@ def isolated(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Com
 # Of every network
 
 
-def test_nobody_comes_in(any_kind: Compute) -> None:
-    """Workers and their machines have one group, which lets nothing in."""
+def test_there_is_no_inbound_access(any_kind: Compute) -> None:
+    """Workers and their machines have one group, which allows no inbound traffic."""
     groups = any_kind.of("AWS::EC2::SecurityGroup")
     assert not any(group.get("SecurityGroupIngress") for group in groups.values())
     assert "NetworkWorkers.GroupId" not in {
@@ -68,7 +68,7 @@ def test_every_subnet_has_the_free_gateways(any_kind: Compute) -> None:
     assert len(tables) == len(any_kind.of("AWS::EC2::Subnet"))
 
 
-def test_nobody_carries_data_away_with_keys_of_his_own(any_kind: Compute) -> None:
+def test_foreign_keys_cannot_carry_data_away(any_kind: Compute) -> None:
     """The gateways lead to all buckets and tables there are, for this account's roles only."""
     layers = "arn:aws:s3:::prod-eu-west-1-starport-layer-bucket/*"
     gateways = {
@@ -77,7 +77,7 @@ def test_nobody_carries_data_away_with_keys_of_his_own(any_kind: Compute) -> Non
         if endpoint["VpcEndpointType"] == "Gateway"
     }
     assert gateways == {
-        # Layers of images lie in a bucket of AWS's.
+        # Layers of images are in a bucket of AWS's.
         "s3": [("Allow", "s3:*", "*", OURS), ("Allow", "s3:GetObject", layers, None)],
         "dynamodb": [("Allow", "dynamodb:*", "*", OURS)],
     }
@@ -94,7 +94,7 @@ def test_a_public_network_costs_nothing_while_nothing_runs(public: Compute) -> N
 
 
 def test_machines_have_an_address_of_each_sort(public: Compute) -> None:
-    """By the one ECS's agent pulls images and ships logs, by the other tasks reach SQS."""
+    """The ECS agent pulls images and ships logs by IPv4, and tasks reach SQS by IPv6."""
     subnets = public.of("AWS::EC2::Subnet").values()
     assert len(subnets) == DEFAULT_ZONES
     for subnet in subnets:
@@ -112,7 +112,7 @@ def test_machines_have_an_address_of_each_sort(public: Compute) -> None:
 def test_tasks_reach_sqs_where_it_has_such_addresses(
     compute: dict[str, Compute], region: str
 ) -> None:
-    """Tasks have no public address of the older sort: SQS is told them by its other name."""
+    """Tasks have no public IPv4 address: they use SQS's dual-stack endpoint."""
     made = compute["managed"]
     for slug in ("orgbig", "small"):
         assert made.environment(slug)["AWS_ENDPOINT_URL_SQS"] == "https://sqs.eu-west-1.api.aws"
@@ -151,10 +151,8 @@ def test_a_network_has_the_zones_and_addresses_that_it_is_given(
     ("compute", "groups"),
     [("managed-instances", GROUPS_OF_OTHERS), ("asg", []), ("asg", GROUPS_OF_OTHERS)],
 )
-def test_workers_go_where_somebody_else_has_made_a_network(
-    synth: Synth, compute: str, groups: list[str]
-) -> None:
-    """Nothing is added to it but a group without a way in, where none is named."""
+def test_workers_use_an_existing_network(synth: Synth, compute: str, groups: list[str]) -> None:
+    """Only a group without inbound access is added, if none is configured."""
     network = EXISTING | {"security_group_ids": groups}
     made = Compute(synth({"compute": compute, "network": network}))
     kinds = {resource["Type"] for resource in made.templates["Compute"]["Resources"].values()}
@@ -170,7 +168,7 @@ def test_workers_go_where_somebody_else_has_made_a_network(
     [plan] = made.plans().values()
     assert plan.means["subnets"] == EXISTING["subnet_ids"]
     assert plan.means["security_groups"] == expected
-    # SQS by its usual name: whether its routes know others nobody can tell.
+    # SQS by its usual name: whether its routes support others is unknown.
     assert "AWS_ENDPOINT_URL_SQS" not in json.dumps(made.templates["Compute"])
 
 
@@ -187,8 +185,8 @@ def test_nothing_leads_out_of_an_isolated_network(compute: dict[str, Compute]) -
     assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443)
 
 
-def test_urls_in_lines_are_reached_where_that_is_asked_for(compute: dict[str, Compute]) -> None:
-    """By one NAT gateway for all zones; workers have no public address, and nobody comes in."""
+def test_urls_in_lines_are_reached_if_configured(compute: dict[str, Compute]) -> None:
+    """They go through one NAT gateway for all zones; workers have no public address."""
     made = compute["isolated, with a way out"]
     [gateway] = made.of("AWS::EC2::NatGateway")
     ways = {

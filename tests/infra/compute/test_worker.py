@@ -53,14 +53,14 @@ def test_nothing_runs_by_itself(any_kind: Compute) -> None:
 
 
 def test_lambdas_read_how_a_models_workers_are_started(made: Compute) -> None:
-    """Where they look for it, in the form that they understand."""
-    told = {
+    """It is in the parameter that they read, in the format that they parse."""
+    paths = {
         function["Environment"]["Variables"]["TIDEMILL_FLEETS"]
         for function in made.properties("AWS::Lambda::Function").values()
     }
     parameters = made.of("AWS::SSM::Parameter").values()
-    assert {parameter["Name"].rpartition("/")[0] for parameter in parameters} == told
-    assert told == {"/tidemill/tidemill/fleets"}
+    assert {parameter["Name"].rpartition("/")[0] for parameter in parameters} == paths
+    assert paths == {"/tidemill/tidemill/fleets"}
     plans = made.plans()
     for slug, model in MODELS.items():
         plan = plans[model["name"]]
@@ -78,7 +78,7 @@ def test_workers_run_on_their_models_machines_only(made: Compute) -> None:
 
 
 def test_workers_run_in_the_workers_network(any_kind: Compute) -> None:
-    """On an interface of their own, to which ECS gives no public address."""
+    """They have separate interfaces, to which ECS gives no public address."""
     for plan in any_kind.plans().values():
         means = EcsConfig.model_validate(plan.means)
         assert len(means.subnets) == 2
@@ -110,7 +110,7 @@ def test_a_task_is_known_by_its_deployment_and_model(made: Compute) -> None:
 
 
 def test_who_starts_workers_may_start_these_and_no_others(made: Compute) -> None:
-    """Of the families of this deployment, in its cluster, as the roles of its models."""
+    """They may start this deployment's task families, in its cluster, with its models' roles."""
     in_cluster = json.dumps({"ArnEquals": {"ecs:cluster": "Cluster.Arn"}})
     passed = json.dumps({"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}})
     running = f"arn:aws:ecs:{ACCOUNT}:task/Cluster/*"
@@ -231,7 +231,7 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
 
 @pytest.mark.parametrize("named", [":v1.2", f"@sha256:{'0' * 64}"])
 def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
-    """By its tag or its digest; the role that pulls may pull that repository's alone."""
+    """It is named by tag or digest; the role may pull only from its repository."""
     registry = "444455556666.dkr.ecr.eu-west-1.amazonaws.com"
     made = Compute(synth({"image": f"{registry}/team/tidemill{named}"}))
     image = made.container("tidemilldemo")["Image"]
@@ -256,9 +256,9 @@ def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
     """It ends within a minute by default, as the docs say; before SIGKILL at the latest."""
 
     def stop_seconds(grace_seconds: float, wait_seconds: float) -> float:
-        asked = worker._HANDLING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
-        # A message that a look at the queue still brings is put back meanwhile.
-        returned = max(asked + client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS)
+        handling = worker._HANDLING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
+        # A message that a receive call still returns is put back in the meantime.
+        returned = max(handling + client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS)
         return returned + heartbeat._FINISH_SECONDS + worker._LAST_SECONDS
 
     usual = WorkerConfig(queue="q")
@@ -278,7 +278,7 @@ def test_no_task_is_kept_from_being_stopped(any_kind: Compute) -> None:
 
 
 def test_logs_are_kept_for_as_long_as_the_configuration_says(synth: Synth) -> None:
-    """Each model has a group of its own."""
+    """Each model has a separate group."""
     kept = Compute(synth({"models": [BIG, SMALL], "retention": {"log_days": 7}}))
     groups = kept.of("AWS::Logs::LogGroup")
     for slug in MODELS:
@@ -288,7 +288,7 @@ def test_logs_are_kept_for_as_long_as_the_configuration_says(synth: Synth) -> No
     assert len(groups) == len(MODELS)
 
 
-def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> None:
+def test_a_worker_gets_its_model_by_flags_that_it_knows(made: Compute) -> None:
     """The command is one that `tidemill` takes, and means what the configuration says."""
     for slug, model in MODELS.items():
         options = options_of(made, slug)
@@ -302,7 +302,7 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
 
 
 def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told the region, and with all of its variables goes there by IPv6, as to its queue."""
+    """It gets the region, and with its variables uses IPv6 for it, as for its queue."""
     made = Compute(synth({"models": [SMALL | {"weights_region": "us-west-2"}]}))
     region = options_of(made, "small").given["weights_region"]
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -316,7 +316,7 @@ def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.Mo
 
 
 def test_a_worker_knows_how_many_are_kept_ready(synth: Synth) -> None:
-    """As its plan does, by which the reaper starts them."""
+    """Its plan has the same number, with which the reaper starts them."""
     ready = {"min_workers": 1, "min_workers_hours": "Mon-Fri 07:00-18:00"}
     made = Compute(synth({"models": [SMALL | ready]}))
     [plan] = made.plans().values()
@@ -326,13 +326,13 @@ def test_a_worker_knows_how_many_are_kept_ready(synth: Synth) -> None:
 
 
 def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute]) -> None:
-    """It lies in the image; its name is the configuration's."""
+    """It is in the image; its name is the configuration's."""
     options = options_of(compute["as it is"], "tidemilldemo")
     assert (options.model, options.served_model_names) == (None, ("tidemill-demo",))
 
 
 def test_a_worker_serves_the_adapters_of_its_model(synth: Synth) -> None:
-    """By the prefix of each; a flag among `args` adds to them."""
+    """Each has its prefix; a flag in `args` adds to them."""
     adapters = [{"name": name, "weights": f"s3://tuned/{name}"} for name in ("sql", "lab/tone")]
     more = ["--lora-modules", "more=/models/more"]
     made = Compute(synth({"models": [SMALL | {"adapters": adapters, "args": more}]}))
@@ -398,7 +398,7 @@ def test_volumes_are_the_tasks_own(any_kind: Compute) -> None:
 
 
 def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
-    """For the machines' processors, and without whatever else lies in a checkout."""
+    """The build is for the machines' processors, and excludes all else in a checkout."""
     app = App(outdir=str(tmp_path))
     WorkerImage(Stack(app, "Stack"), "Image", existing="")
     app.synth()
@@ -484,7 +484,7 @@ def test_without_weights_a_worker_reads_no_other_bucket(compute: dict[str, Compu
 
 
 def test_only_tasks_of_this_account_take_a_workers_role(any_kind: Compute) -> None:
-    """ECS must not be talked into it by somebody else."""
+    """ECS must not be used as a confused deputy by other accounts."""
     found = [
         statement
         for name, role in any_kind.of("AWS::IAM::Role").items()
@@ -498,7 +498,7 @@ def test_only_tasks_of_this_account_take_a_workers_role(any_kind: Compute) -> No
 
 
 def test_ecs_may_fetch_the_image_and_write_the_log(made: Compute) -> None:
-    """That is all that starting a task takes."""
+    """Starting a task needs no other permission."""
     images = (
         f"arn:aws:ecr:{ACCOUNT}:repository/cdk-hnb659fds-container-assets-111122223333-eu-west-1"
     )

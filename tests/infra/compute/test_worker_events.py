@@ -1,4 +1,4 @@
-"""Workers that end, and machines that go, are told to the control queue."""
+"""Ends of workers and of machines are sent to the control queue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def machine(status: str, cluster: str = CLUSTER) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("event", "is_told"),
+    ("event", "is_sent"),
     [
         (stopped(), True),
         (stopped(stopCode="SpotInterruption"), True),
@@ -58,10 +58,10 @@ def machine(status: str, cluster: str = CLUSTER) -> dict[str, Any]:
         (machine("DRAINING", f"{CLUSTER}-two"), False),
     ],
 )
-def test_an_end_in_this_cluster_is_told(
-    ministack: Emulator, compute: dict[str, Compute], event: dict[str, Any], *, is_told: bool
+def test_an_end_in_this_cluster_is_sent(
+    ministack: Emulator, compute: dict[str, Compute], event: dict[str, Any], *, is_sent: bool
 ) -> None:
-    """As EventBridge compares an event with what a rule asks for; what it means the brake says."""
+    """Rules match events as EventBridge does; the circuit breaker interprets them."""
     client = ministack.client("events")
     telling = [
         rule["Name"]
@@ -70,11 +70,11 @@ def test_an_end_in_this_cluster_is_told(
             EventPattern=json.dumps(rule["EventPattern"]), Event=json.dumps(event)
         )["Result"]
     ]
-    assert len(telling) == is_told
+    assert len(telling) == is_sent
 
 
 def test_the_event_comes_to_the_control_queue_as_it_is(any_kind: Compute) -> None:
-    """Where the handler reads an end of a worker of the model from it."""
+    """The handler reads the end of a worker of the model from it."""
     for rule in rules_of(any_kind):
         [target] = rule["Targets"]
         assert target["Arn"] == "DoorbellsControl.Arn"
@@ -85,9 +85,9 @@ def test_the_event_comes_to_the_control_queue_as_it_is(any_kind: Compute) -> Non
         event = stopped(taskDefinitionArn=definition, startedBy=started_by(plan.model))
         [request] = parse_control(json.dumps(event))
         assert isinstance(request, WorkerEvent)
-        told = parse_worker_end(request.event, any_kind.plans(), now=1)
-        assert told is not None
-        assert told.end.model == plan.model
+        end = parse_worker_end(request.event, any_kind.plans(), now=1)
+        assert end is not None
+        assert end.end.model == plan.model
 
 
 def test_only_rules_of_this_deployment_ring_for_ends(any_kind: Compute) -> None:

@@ -40,8 +40,8 @@ def check(
         else:
             stubber.add_response("describe_key", {"KeyMetadata": metadata | {"KeyId": "abc"}})
             # A policy of one statement may have it without a list.
-            said = statements[0] if len(statements) == 1 else statements
-            policy = json.dumps({"Statement": said})
+            statement = statements[0] if len(statements) == 1 else statements
+            policy = json.dumps({"Statement": statement})
             stubber.add_response("get_key_policy", {"Policy": policy})
         check_key(config, kms)
 
@@ -61,19 +61,19 @@ ROOT = {"AWS": "arn:aws:iam::111122223333:root"}
     ],
 )
 def test_a_key_that_lets_services_in_is_good(principals: tuple[Any, ...]) -> None:
-    """In one statement or in several, by either name of CloudWatch Logs."""
+    """Its policy may have one statement or several, with either name of CloudWatch Logs."""
     check(GOOD, principals)
 
 
 def test_a_key_must_let_services_make_data_keys() -> None:
-    """By its action or a pattern of it: what may only decrypt writes nothing."""
+    """The action may be a pattern; a service that may only decrypt cannot write."""
     for action in ("kms:GenerateDataKey*", ["kms:Decrypt", "kms:GenerateDataKey"], "*"):
         check(GOOD, ({"Service": SERVICES},), action=action)
-    with pytest.raises(NotReady, match="does not let s3"):
+    with pytest.raises(NotReady, match="does not allow s3"):
         check(GOOD, ({"Service": SERVICES},), action=["kms:Decrypt", "kms:DescribeKey"])
 
 
-def test_a_deployment_without_a_key_asks_nothing() -> None:
+def test_a_deployment_without_a_key_makes_no_calls() -> None:
     """AWS's own keys need no check."""
     check_key(
         make_config({"models": [{"name": "m", "gpu": "l4"}]}, "test"),
@@ -84,19 +84,19 @@ def test_a_deployment_without_a_key_asks_nothing() -> None:
 @pytest.mark.parametrize(
     ("metadata", "principals", "key", "words"),
     [
-        (GOOD, (ROOT,), KEY, f"does not let {', '.join(SERVICES)} use it"),
-        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not let {LOGS} use it"),
-        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not let s3.amazonaws.com use it"),
-        (None, (), KEY, "There is no key arn:aws:kms:"),
+        (GOOD, (ROOT,), KEY, f"does not allow {', '.join(SERVICES)} to use it"),
+        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not allow {LOGS} to use it"),
+        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not allow s3.amazonaws.com to use it"),
+        (None, (), KEY, "kms_key arn:aws:kms:"),
         (GOOD | {"KeyState": "Disabled"}, (), KEY, "kms_key is Disabled"),
-        (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "of the kind RSA_2048"),
-        (GOOD, (), KEY.replace("west", "north"), "kms_key is of eu-north-1, and the deployment"),
+        (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "with key spec RSA_2048"),
+        (GOOD, (), KEY.replace("west", "north"), "kms_key is in eu-north-1, but the deployment"),
     ],
 )
-def test_what_a_key_lacks_is_said(
+def test_missing_permissions_of_a_key_are_reported(
     metadata: dict[str, Any] | None, principals: tuple[Any, ...], key: str, words: str
 ) -> None:
-    """In a sentence, before anything is made."""
-    with pytest.raises(NotReady) as said:
+    """The error is one sentence, before anything is created."""
+    with pytest.raises(NotReady) as caught:
         check(metadata, principals, key)
-    assert words in str(said.value)
+    assert words in str(caught.value)

@@ -20,12 +20,12 @@ class Iam:
 
     def __init__(self, refused: dict[str, tuple[str, str]]) -> None:
         self._refused = refused
-        self.asked: list[str] = []
+        self.services: list[str] = []
 
     def create_service_linked_role(self, **arguments: Any) -> dict[str, Any]:
         """Make a role, or say why not."""
         service = arguments["AWSServiceName"]
-        self.asked.append(service)
+        self.services.append(service)
         if service in self._refused:
             code, message = self._refused[service]
             error = {"Error": {"Code": code, "Message": message}}
@@ -46,25 +46,25 @@ def test_roles_of_the_services_are_made() -> None:
 
 
 def test_roles_that_are_there_are_left() -> None:
-    """IAM says so by a message; the others are made all the same."""
+    """IAM reports them by a message; the others are created all the same."""
     assert make_roles(Iam({"ecs.amazonaws.com": ("InvalidInput", TAKEN)})) == list(SERVICES[1:])
     assert make_roles(Iam(dict.fromkeys(SERVICES, ("InvalidInput", TAKEN)))) == []
 
 
-def test_who_may_not_make_roles_is_told_what_to_ask_for() -> None:
-    """Every service was tried before, and the command to run names each that is left."""
+def test_a_missing_permission_for_roles_is_explained() -> None:
+    """Every service was tried before, and the command to run names each remaining one."""
     iam = Iam({"spot.amazonaws.com": ("AccessDenied", "User: me is not authorized")})
     with pytest.raises(RolesRefused) as refused:
         make_roles(iam)
-    assert iam.asked == list(SERVICES)
+    assert iam.services == list(SERVICES)
     words = str(refused.value)
     assert "iam:CreateServiceLinkedRole" in words
     assert "  aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in words
     assert "ecs.amazonaws.com" not in words
 
 
-def test_another_refusal_is_no_role_that_is_there() -> None:
-    """An input that IAM does not take, or a throttled call, must not pass for success."""
+def test_another_refusal_is_not_an_existing_role() -> None:
+    """An invalid input, or a throttled call, must not pass for success."""
     for code in ("InvalidInput", "Throttling"):
         with pytest.raises(ClientError, match=code):
             make_roles(Iam({"ecs.amazonaws.com": (code, "Something else is wrong.")}))
@@ -78,5 +78,5 @@ def test_bootstrapping_twice_is_once(
         monkeypatch.setenv(name, value)
     assert [linked_roles.main(), linked_roles.main()] == [0, 0]
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "service-linked roles: all there"
+    assert out.splitlines()[-1] == "service-linked roles: all exist"
     assert err == ""

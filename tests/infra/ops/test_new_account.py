@@ -35,10 +35,10 @@ Answer = Callable[[str, Mapping[str, Any]], dict[str, Any] | str]
 
 @dataclass(frozen=True)
 class Account:
-    """What an account's APIs answer; without more said, as a new account's.
+    """Replies of an account's APIs; by default, those of a new account.
 
-    `quotas` are its own by code or by name, `defaults` AWS's; of a quota that is in neither there
-    is none. `denied` services answer nothing but the `error`.
+    `quotas` are its own by code or by name, `defaults` AWS's; a quota in neither does not exist.
+    `denied` services reply with nothing but the `error`.
     """
 
     quotas: Mapping[str, int] = field(default_factory=dict)
@@ -78,30 +78,30 @@ class Account:
     def _concurrency(self, *_: Any) -> dict[str, Any]:
         return {"AccountLimit": {"ConcurrentExecutions": self.concurrency}}
 
-    def _roles(self, _: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = [service for service in self.roles if f"/{service}/" in asked["PathPrefix"]]
+    def _roles(self, _: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        found = [service for service in self.roles if f"/{service}/" in request["PathPrefix"]]
         return {"Roles": [_role(service) for service in found]}
 
-    def _ec2(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any] | str:
+    def _ec2(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any] | str:
         if operation == "DescribeAvailabilityZones":
             return {"AvailabilityZones": [{"ZoneName": zone} for zone in ZONES]}
         if operation == "DescribeSubnets":
-            if not set(asked["SubnetIds"]) <= set(self.subnets):
+            if not set(request["SubnetIds"]) <= set(self.subnets):
                 return "InvalidSubnetID.NotFound"
             found = {"AvailabilityZone": "eu-west-1a", "VpcId": "vpc-01234567"}
-            return {"Subnets": [found | {"SubnetId": name} for name in asked["SubnetIds"]]}
-        [wanted] = asked["Filters"]
+            return {"Subnets": [found | {"SubnetId": name} for name in request["SubnetIds"]]}
+        [wanted] = request["Filters"]
         return {
             "InstanceTypeOfferings": [
                 {"InstanceType": wanted["Values"][0], "Location": zone} for zone in self.zones
             ]
         }
 
-    def _quota(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any] | str:
+    def _quota(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any] | str:
         known = self.defaults if "Default" in operation else self.quotas
         if operation.startswith("List"):
             return {"Quotas": [_quota(name, "sagemaker", value) for name, value in known.items()]}
-        code = asked["QuotaCode"]
+        code = request["QuotaCode"]
         if code not in known:
             return "NoSuchResourceException"
         return {"Quota": _quota(code, "ec2", known[code])}
@@ -129,15 +129,15 @@ def jobs(usage: str, *types: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Case:
-    """An account, what is deployed there, what is refused and what is said beside it.
+    """An account, its configuration, the expected refusals and the expected warnings.
 
-    Of each sentence the words are given that matter, in their order.
+    Each expected sentence is given by its significant words, in order.
     """
 
     account: Account
     config: Mapping[str, Any] = field(default_factory=dict)
     refused: tuple[tuple[str, ...], ...] = ()
-    said: tuple[tuple[str, ...], ...] = ()
+    warned: tuple[tuple[str, ...], ...] = ()
 
 
 def models(*given: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +154,8 @@ READY: dict[str, Any] = {
 }
 NO_ROLES = ("no service-linked role of ecs.amazonaws.com, ecs-compute.amazonaws.com", "bootstrap")
 TEN_RUNS = (
-    "Lambda runs 10 functions",
-    "get 8 of them in place of 155",
+    "concurrency limit of this account is 10:",
+    "get 8 instead of 155",
     f"{QUOTAS}/lambda/quotas/L-B99A9384",
 )
 EVERYTHING = ("iam", "ec2", "service-quotas", "lambda")
@@ -168,52 +168,54 @@ CASES = {
             (
                 NAMES[G],
                 "is 0 vCPUs",
-                "one worker of a takes 4",
-                "Ask for 8",
+                "one worker of a needs 4",
+                "Request 8",
                 f"{QUOTAS}/ec2/quotas/{G}",
             ),
         ),
-        said=(TEN_RUNS,),
+        warned=(TEN_RUNS,),
     ),
     "a new account, all kinds of GPUs on Spot": Case(
         Account(),
         models(L4, {"gpu": "t4", "gpus_per_worker": 4}, H100) | {"spot": True},
         refused=(
             ("ecs-compute.amazonaws.com, spot.amazonaws.com",),
-            (NAMES[G_SPOT], "one worker of a, b takes 48", "Ask for 52", G_SPOT),
-            (NAMES[P_SPOT], "one worker of c takes 16", "Ask for 16", P_SPOT),
+            (NAMES[G_SPOT], "one worker of a, b needs 48", "Request 52", G_SPOT),
+            (NAMES[P_SPOT], "one worker of c needs 16", "Request 16", P_SPOT),
         ),
-        said=(TEN_RUNS,),
+        warned=(TEN_RUNS,),
     ),
     "a new account, groups": Case(
         Account(),
         {"compute": "asg"},
         refused=(("role of ecs.amazonaws.com, autoscaling.amazonaws.com",), ("is 0 vCPUs",)),
-        said=(TEN_RUNS,),
+        warned=(TEN_RUNS,),
     ),
     "a new account, SageMaker": Case(
         Account(defaults=jobs(JOB, "g6.xlarge", "g6.2xlarge")),
         {"compute": "sagemaker"},
-        refused=((f"ml.g6.xlarge {JOB}", "is 0 machines", "Ask for 2", "/sagemaker/quotas/"),),
-        said=(TEN_RUNS,),
+        refused=((f"ml.g6.xlarge {JOB}", "is 0 machines", "Request 2", "/sagemaker/quotas/"),),
+        warned=(TEN_RUNS,),
     ),
-    "SageMaker on Spot, some of what is asked for": Case(
+    "SageMaker on Spot, part of the quota": Case(
         Account(
             defaults=jobs(SPOT_JOB, "g6.xlarge", "g6.2xlarge"),
             quotas={f"ml.g6.xlarge {JOB}": 9, f"ml.g6.2xlarge {SPOT_JOB}": 1},
             concurrency=1000,
         ),
         {"compute": "sagemaker", "spot": True},
-        said=((SPOT_JOB, "is 1 machines", "all workers take 2: 1 of a", "Ask for 2"),),
+        warned=((SPOT_JOB, "is 1 machines", "all workers need 2: only 1 of a", "Request 2"),),
     ),
-    "all there": Case(Account(**READY)),
+    "all exist": Case(Account(**READY)),
     "SageMaker, and a type that it has no quota of": Case(
         Account(**READY), {"compute": "sagemaker"}
     ),
-    "fewer GPUs than asked for": Case(
+    "fewer GPUs than configured": Case(
         Account(**READY | {"quotas": {G: 12}}),
         models(L4 | {"max_workers": 2}, {"gpu": "l40s", "max_workers": 2}),
-        said=((NAMES[G], "is 12 vCPUs", "all workers take 16: 3 of a or 3 of b", "Ask for 16"),),
+        warned=(
+            (NAMES[G], "is 12 vCPUs", "all workers need 16: only 3 of a or 3 of b", "Request 16"),
+        ),
     ),
     "P5's own Spot quota": Case(
         Account(**READY | {"quotas": {P_SPOT: 0, P5_SPOT: 192}}), models(H100) | {"spot": True}
@@ -221,7 +223,7 @@ CASES = {
     "reserved machines, and larger ones on Spot": Case(
         Account(**READY | {"quotas": {G_SPOT: 15, P: 0}}),
         models(L4 | {"capacity": "spot", "memory_gib": 40}, H100 | {"capacity": "reserved"}),
-        refused=((NAMES[G_SPOT], "is 15 vCPUs", "one worker of a takes 16"),),
+        refused=((NAMES[G_SPOT], "is 15 vCPUs", "one worker of a needs 16"),),
     ),
     "no such GPU in the region": Case(
         Account(**READY, zones=()),
@@ -230,17 +232,17 @@ CASES = {
     "a GPU in a zone that the network leaves out": Case(
         Account(**READY, zones=("eu-west-1c",)),
         {"network": {"zones": ["eu-west-1a"]}},
-        refused=(("in eu-west-1c alone", "covers eu-west-1a", "`zones` of [network]"),),
+        refused=(("only in eu-west-1c", "covers eu-west-1a", "`zones` in [network]"),),
     ),
     "a GPU in more zones than the network has": Case(
         Account(**READY),
         {"network": {"zones": ["eu-west-1b", "eu-west-1a"]}},
-        said=(("l4 (g6.xlarge", "in eu-west-1c, too"),),
+        warned=(("There are also", "l4 (g6.xlarge", "in eu-west-1c"),),
     ),
     "a GPU in no subnet of an existing VPC": Case(
         Account(**READY, zones=("eu-west-1b",)),
         {"network": EXISTING},
-        refused=(("in eu-west-1b alone", "covers eu-west-1a", "`subnet_ids`"),),
+        refused=(("only in eu-west-1b", "covers eu-west-1a", "`subnet_ids`"),),
     ),
     "subnets that are not there, also of SageMaker": Case(
         Account(**READY, subnets=()),
@@ -253,23 +255,25 @@ CASES = {
         refused=(("subnet-01234567", "another VPC than vpc-76543210"),),
     ),
     "who may not ask": Case(Account(denied=EVERYTHING)),
-    "who asks too often": Case(Account(denied=EVERYTHING, error="ThrottlingException")),
+    "throttled requests": Case(Account(denied=EVERYTHING, error="ThrottlingException")),
     "a question that AWS refuses": Case(
         Account(**READY, denied=("lambda",), error="InvalidParameterValueException"),
-        refused=(("AWS refuses a question", "InvalidParameterValueException"),),
+        refused=(("AWS rejects a value", "InvalidParameterValueException"),),
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_an_account_lacks_is_told(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    """What stops every worker is refused; what slows a deployment is said; nothing else is."""
+def test_missing_quotas_and_roles_are_reported(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error that stops every worker is refused; one that slows a deployment is a warning."""
     demo = models(L4 | {"max_workers": 2})
     config = make_config(demo | dict(case.config), "test")
     problems = deployment_problems(config, case.account.client)
     refused = [line for problem in problems for line in problem.splitlines()]
-    said = capsys.readouterr().out.splitlines()
-    for found, wanted in ((refused, case.refused), (said, case.said)):
+    warned = capsys.readouterr().out.splitlines()
+    for found, wanted in ((refused, case.refused), (warned, case.warned)):
         assert len(found) == len(wanted), found
         for sentence, words in zip(found, wanted, strict=True):
             places = [sentence.find(each) for each in words]
@@ -286,14 +290,14 @@ def test_what_an_account_lacks_is_told(case: Case, capsys: pytest.CaptureFixture
     ],
 )
 def test_links_are_of_the_partition(region: str, host: str) -> None:
-    """Each has a console of its own."""
+    """Each partition has a separate console."""
     assert (
         quota_link(region, "ec2", G) == f"https://{host}/servicequotas/home/services/ec2/quotas/{G}"
     )
 
 
 def test_vcpus_are_those_of_the_types() -> None:
-    """By the size in a type's name, as EC2's pages have them."""
+    """The size in a type's name determines them, as on EC2's pages."""
     known = {
         "g6.xlarge": 4,
         "g4dn.12xlarge": 48,

@@ -1,4 +1,4 @@
-"""What a deployment says of itself, also one that is half made or half deleted."""
+"""Outputs of a deployment, also of one that is half created or half deleted."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Stacks:
         if (found := self.outputs.get(StackName.removeprefix("mill-"))) is None:
             error = {"Error": {"Code": "ValidationError", "Message": "does not exist"}}
             raise ClientError(error, "DescribeStacks")
-        told = [{"OutputKey": key, "OutputValue": value} for key, value in found.items()]
-        status = "UPDATE_COMPLETE" if told else "ROLLBACK_COMPLETE"
-        return {"Stacks": [{"StackStatus": status, "Outputs": told}]}
+        outputs = [{"OutputKey": key, "OutputValue": value} for key, value in found.items()]
+        status = "UPDATE_COMPLETE" if outputs else "ROLLBACK_COMPLETE"
+        return {"Stacks": [{"StackStatus": status, "Outputs": outputs}]}
 
 
 @pytest.mark.parametrize(
     "stacks", [Stacks(data=DATA), Stacks(data=DATA, api={})], ids=["none", "rolled back"]
 )
 def test_what_is_half_there_can_be_taken_down(stacks: Stacks) -> None:
-    """Its API is the first to go and the last to come; who calls it is told that it is missing."""
+    """Its API is the first to go and the last to come; callers get the error that it is missing."""
     outputs = read_outputs(stacks, "mill", needs_api=False)
     assert (outputs.fleets, outputs.api_url) == ("/f", "")
     with pytest.raises(NotDeployed, match="stack mill-api"):
@@ -55,14 +55,16 @@ def test_an_older_deployment_can_be_taken_down() -> None:
 
 
 def test_a_stack_that_was_rolled_back_is_named() -> None:
-    """It is there and has no outputs: a sentence says so."""
-    with pytest.raises(NotDeployed, match=r"mill-data \(ROLLBACK_COMPLETE\) tells no FleetsPath"):
+    """It exists without outputs: the error is one sentence."""
+    with pytest.raises(
+        NotDeployed, match=r"mill-data \(ROLLBACK_COMPLETE\) has no output FleetsPath"
+    ):
         read_outputs(Stacks(data={}), "mill", needs_api=False)
 
 
-def test_a_deployment_without_an_api_says_so() -> None:
-    """To what needs one; the rest goes on."""
+def test_a_deployment_without_an_api_is_reported() -> None:
+    """Commands that need one fail; the others continue."""
     stacks = Stacks(data=DATA, api={"NoApi": 'api = "none"'})
-    with pytest.raises(NotDeployed, match='mill-api has no API, which this needs: api = "none"'):
+    with pytest.raises(NotDeployed, match='mill-api has no API, which is required: api = "none"'):
         read_outputs(stacks, "mill")
     assert read_outputs(stacks, "mill", needs_api=False).api_url == ""

@@ -1,4 +1,4 @@
-"""What stops a deployment is said before anything takes minutes."""
+"""Preflight checks: obstacles to a deployment are reported before anything takes minutes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def script(folder: Path, name: str, *lines: str) -> dict[str, str]:
 
 
 def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
-    """Each thing is said at once, in a sentence, and the libraries of the stacks are not loaded."""
+    """Each problem is one sentence at once, and the libraries of the stacks are not loaded."""
     code = (
         "import sys; from infra.ops.preflight.__main__ import main; status = main(['--deploy']);"
         "print('aws_cdk' in sys.modules); sys.exit(status)"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={"PATH": "", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"},
         cwd=ROOT,
@@ -53,12 +53,12 @@ def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stdout) == (1, "False\n")
-    region, credentials, builder = said.stderr.splitlines()
-    assert region.startswith("No AWS region is set: export AWS_REGION=")
-    assert credentials.startswith("AWS does not know you: Unable to locate credentials.")
+    assert (result.returncode, result.stdout) == (1, "False\n")
+    region, credentials, builder = result.stderr.splitlines()
+    assert region.startswith("No AWS region is set: export AWS_REGION")
+    assert credentials.startswith("AWS rejects your credentials: Unable to locate credentials.")
     assert "`aws sts get-caller-identity`" in credentials
-    assert "there is no `docker`: install Docker" in builder
+    assert "`docker` is not installed: install Docker" in builder
     assert "CDK_DOCKER" in builder
 
 
@@ -69,29 +69,29 @@ def test_where_a_deployment_goes_to_is_shown(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("AWS account 000000000000, us-east-1, as arn:aws:")
 
 
-def test_a_wrong_configuration_is_said_before_the_account_is_looked_at(
+def test_a_wrong_configuration_is_reported_before_the_account_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the words of the configuration itself, at once and without credentials."""
-    asked: list[str] = []
+    """The error is the configuration's own, at once and without credentials."""
+    services: list[str] = []
     for module in (preflight, preflight_account):
-        monkeypatch.setattr(module, "aws_client", lambda service, **_: asked.append(service))
+        monkeypatch.setattr(module, "aws_client", lambda service, **_: services.append(service))
     path = tmp_path / "config.toml"
     path.write_text("name = 1\n")
     assert preflight.main(["--config", str(path), "--deploy"]) == 1
     first, *others = capsys.readouterr().err.splitlines()
-    assert first == f"{path}: name must be a text in quotes."
+    assert first == f"{path}: name must be a string in quotes."
     assert all(str(path) in line for line in others)
-    assert asked == []
+    assert services == []
 
 
 @pytest.mark.usefixtures("account")
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("AWS_PROFILE", "nobody", "AWS does not know you: The config profile (nobody)"),
+        ("AWS_PROFILE", "unknown", "AWS rejects your credentials: The config profile (unknown)"),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "AWS cannot be reached: Could not connect"),
-        ("AWS_REGION", "a b", "AWS does not know you: Provided region_name 'a b'"),
+        ("AWS_REGION", "a b", "AWS rejects your credentials: Provided region_name 'a b'"),
     ],
 )
 def test_settings_that_cannot_work_are_a_sentence(
@@ -129,23 +129,23 @@ def test_an_image_that_is_there_needs_no_builder_but_its_region(
 
 
 @pytest.mark.usefixtures("account")
-def test_weights_that_workers_would_refuse_are_told(
+def test_weights_that_workers_would_refuse_are_reported(
     ministack: Emulator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of another region, or under a key of KMS, unless the model says so; both with what to do."""
+    """Their region or KMS key differs from the model's; the error gives advice."""
     s3, bucket = ministack.client("s3"), f"far-{uuid4().hex[:10]}"
     place = {"LocationConstraint": "eu-west-1"}
     s3.create_bucket(Bucket=bucket, CreateBucketConfiguration=place)
     model = {"name": "m", "gpu": "l4", "weights": f"s3://{bucket}/m"}
 
-    def look(**said: str) -> None:
-        check_weights(make_config({"models": [model | said]}, ""))
+    def look(**changes: str) -> None:
+        check_weights(make_config({"models": [model | changes]}, ""))
 
-    with pytest.raises(NotReady, match=r"m: s3://.*/m/ is in eu-west-1, not in us-east-1 as its"):
+    with pytest.raises(NotReady, match=r"m: s3://.*/m/ is in eu-west-1, but its workers"):
         look()
     far = {"weights_region": "eu-west-1"}
     look(**far)
-    assert "not there yet: there is nothing under s3://" in capsys.readouterr().out
+    assert "not uploaded yet: no objects found under s3://" in capsys.readouterr().out
     key = "arn:aws:kms:eu-west-1:000000000000:key/abc"
     encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
     for name in ("config.json", "model.safetensors"):
@@ -156,24 +156,24 @@ def test_weights_that_workers_would_refuse_are_told(
     assert capsys.readouterr().out == ""
 
 
-def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:
-    """In its own last words."""
+def test_a_builder_that_is_not_started_is_reported(tmp_path: Path) -> None:
+    """The error contains the last line of its output."""
     with pytest.raises(NotReady) as refused:
         check_builder(script(tmp_path, "docker", "echo 'Cannot connect to it.' >&2", "exit 1"))
-    assert str(refused.value) == "`docker info` fails: Cannot connect to it. Is it started?"
+    assert str(refused.value) == "`docker info` failed: Cannot connect to it. Is it running?"
 
 
 def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
-    """`CDK_DOCKER` names another than Docker; `info` is asked for, which changes nothing."""
+    """`CDK_DOCKER` names another than Docker; only `info` is run, which changes nothing."""
     environment = script(tmp_path, "finch", '[ "$*" = info ]')
     check_builder({**environment, "CDK_DOCKER": "finch"})
-    with pytest.raises(NotReady, match="there is no `docker`"):
+    with pytest.raises(NotReady, match="`docker` is not installed"):
         check_builder(environment)
 
 
 @pytest.mark.parametrize("target", ["bootstrap", "deploy", "diff", "destroy", "smoke"])
 def test_make_looks_first(target: str) -> None:
-    """Nothing that asks AWS comes before; an image is built for `deploy` alone."""
+    """No AWS call comes before; an image is built for `deploy` only."""
     lines = subprocess.run(
         ["make", "--dry-run", target, "CONFIG=my.toml"],
         cwd=ROOT,
@@ -187,11 +187,15 @@ def test_make_looks_first(target: str) -> None:
     assert ("--deploy" in asking[0]) is (target == "deploy")
 
 
-@pytest.mark.parametrize(("said", "approval"), [((), "broadening"), (("YES=1",), "never")])
-def test_yes_asks_nobody(said: tuple[str, ...], approval: str) -> None:
-    """As in a pipeline; without it the CDK asks before permissions are widened."""
+@pytest.mark.parametrize(("arguments", "approval"), [((), "broadening"), (("YES=1",), "never")])
+def test_yes_skips_the_prompt(arguments: tuple[str, ...], approval: str) -> None:
+    """Pipelines need it; without it the CDK prompts before broadening permissions."""
     recipe = subprocess.run(
-        ["make", "--dry-run", "deploy", *said], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "deploy", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert f" --require-approval {approval}\n" in recipe
 
@@ -201,6 +205,6 @@ def test_yes_asks_nobody(said: tuple[str, ...], approval: str) -> None:
 def test_the_region_of_the_docs_is_enough(
     capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int]
 ) -> None:
-    """What `make destroy` and `make smoke` run looks where the CDK has deployed."""
+    """`make destroy` and `make smoke` look in the region to which the CDK deploys."""
     assert main([]) == 1
-    assert "there is no stack tidemill-data here" in capsys.readouterr().err
+    assert "stack tidemill-data not found" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What AWS said, as fixtures: whole, in the form of tests/events, and without what is private."""
+"""AWS's responses as fixtures: whole, in the format of tests/events, without private data."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def put_event(events: Any, status: str, **detail: str) -> None:
 
 
 def test_events_of_workers_become_fixtures(client: Callable[[str], Any], tmp_path: Path) -> None:
-    """Of every state, though the deployment's rule is for the end; nothing stays in the account."""
+    """Every state is recorded, though the deployment's rule is for the end; all is cleaned up."""
     events, sqs = client("events"), client("sqs")
-    folder = tmp_path / "said"
+    folder = tmp_path / "responses"
     with recording(folder, "mill", client, drain_seconds=3) as record:
         put_event(events, "PENDING")
         put_event(events, "STOPPED", stoppedReason="for arn:aws:ecs:eu-west-1:000000000000:task/x")
@@ -70,7 +70,7 @@ def test_events_of_workers_become_fixtures(client: Callable[[str], Any], tmp_pat
 
 
 def test_starts_of_workers_are_recorded(client: Callable[[str], Any]) -> None:
-    """From the logs of the Compute stack, or of all jobs where it has none."""
+    """They come from the Compute stack's logs, or from all jobs' if it has none."""
     logs, group = client("logs"), {"Type": "AWS::Logs::LogGroup"}
     client("cloudformation").create_stack(
         StackName="dusty-compute", TemplateBody=json.dumps({"Resources": {"Worker": group}})
@@ -121,7 +121,7 @@ def test_a_run_that_fails_is_recorded(client: Callable[[str], Any], tmp_path: Pa
         ({"SessionToken": "abc", "tokens": 3}, {"SessionToken": "REDACTED", "tokens": 3}),
         ({OWN: [OWN, ("x", 1.5, None)]}, {ACCOUNT: [ACCOUNT, ["x", 1.5, None]]}),
         (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
-        # What is no secret stays as it is.
+        # Text that is not a secret is unchanged.
         ("2026-01-23T17:57:58.103Z torch 2.13.0", "2026-01-23T17:57:58.103Z torch 2.13.0"),
         ("c13b4cb40f1f4fe4a2971f76ae5a47ad", "c13b4cb40f1f4fe4a2971f76ae5a47ad"),
     ],
@@ -132,7 +132,7 @@ def test_nothing_private_is_written(found: Any, left: Any) -> None:
 
 
 def test_fixtures_that_are_there_have_nothing_private() -> None:
-    """Each event of tests/events is as a record would have it, but for AWS's own examples."""
+    """Each event of tests/events is as a recording would be, except AWS's own examples."""
     for path in EVENTS.glob("*_task_*.json"):
         event = json.loads(path.read_text(encoding="utf-8"))
         assert redact(event, ACCOUNT) == event, path.name

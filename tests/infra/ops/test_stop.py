@@ -1,4 +1,4 @@
-"""Before its stacks are deleted a deployment's workers end, and no others are started."""
+"""Before its stacks are deleted, a deployment's workers end, and no others are started."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def states(cloud: Cloud) -> dict[str, str]:
 
 
 def end_stopping(cloud: Cloud) -> None:
-    """Have those end that were told to."""
+    """End the workers that were stopped."""
     for name, state in states(cloud).items():
         if state == "stopping":
             cloud.run(cloud.deployment.processes.forget("one", name))
@@ -65,7 +65,7 @@ def run(cloud: Cloud, sleep: Callable[[float], None]) -> list[str]:
 
 
 def test_workers_end_and_no_others_are_started(cloud: Cloud) -> None:
-    """Also one that a Lambda was about to start when the others were told."""
+    """A worker that a Lambda was about to start in the meantime ends too."""
 
     def late(_: float) -> None:
         if len(states(cloud)) == 2:
@@ -81,7 +81,7 @@ def test_workers_end_and_no_others_are_started(cloud: Cloud) -> None:
 
 
 def test_who_does_not_end_is_named(cloud: Cloud) -> None:
-    """After the time that AWS gives it, which is looked at again and again."""
+    """It is named after AWS's own timeout, which is polled."""
     looks: list[float] = []
     assert run(cloud, looks.append) == ["one"]
     assert 120 < sum(looks) < 300
@@ -106,11 +106,11 @@ def test_nothing_is_done_without_the_name(
     capsys: pytest.CaptureFixture[str],
     text: str,
 ) -> None:
-    """Nobody deletes a deployment by one key too many."""
+    """An accidental key press must not delete a deployment."""
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
     monkeypatch.setattr(stop, "read_outputs", lambda *_, **__: None)
     assert answered(text) == 1
-    assert "nothing was done" in capsys.readouterr().err
+    assert "nothing was changed" in capsys.readouterr().err
 
 
 def test_the_name_ends_the_workers_of_the_deployment(
@@ -119,7 +119,7 @@ def test_the_name_ends_the_workers_of_the_deployment(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Those of its own, found by what its stacks say."""
+    """They are found in the outputs of its stacks."""
 
     def deployment(*_: Any) -> Any:
         return cloud.deployment
@@ -131,7 +131,7 @@ def test_the_name_ends_the_workers_of_the_deployment(
     sleep = partial(stop_all, sleep=lambda _: end_stopping(cloud))
     monkeypatch.setattr(stop, "stop_all", sleep)
     assert answered("tidemill\n") == 0
-    assert "No worker runs any more." in capsys.readouterr().out
+    assert "All workers have ended." in capsys.readouterr().out
     assert states(cloud) == {}
 
 
@@ -142,17 +142,17 @@ def stand_in() -> Any:
     return type("Outputs", (), {"environment": environment})()
 
 
-def test_what_is_not_deployed_is_told(
+def test_a_missing_deployment_is_reported(
     answered: Callable[[str], int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In a sentence."""
+    """The error is one sentence."""
 
     def missing(*_: Any, **__: Any) -> Any:
-        raise NotDeployed("there is no stack tidemill-data here")
+        raise NotDeployed("stack tidemill-data not found")
 
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
     monkeypatch.setattr(stop, "read_outputs", missing)
     assert answered("tidemill\n") == 1
-    assert capsys.readouterr().err == "there is no stack tidemill-data here\n"
+    assert capsys.readouterr().err == "stack tidemill-data not found\n"

@@ -1,4 +1,4 @@
-"""The region's zones are asked for once, beside the templates."""
+"""The region's zones are requested once, before synthesis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ec2(monkeypatch: pytest.MonkeyPatch) -> Stubber:
     return Stubber(client)
 
 
-ASKED: dict[str, Any] = {"Filters": [{"Name": "zone-type", "Values": ["availability-zone"]}]}
+REQUEST: dict[str, Any] = {"Filters": [{"Name": "zone-type", "Values": ["availability-zone"]}]}
 
 
 @pytest.fixture
@@ -48,17 +48,17 @@ def test_the_zones_are_printed_in_their_order(
         {"ZoneName": "eu-west-1c", "State": "impaired"},
         {"ZoneName": "eu-west-1a", "State": "available"},
     ]
-    ec2.add_response("describe_availability_zones", {"AvailabilityZones": found}, ASKED)
+    ec2.add_response("describe_availability_zones", {"AvailabilityZones": found}, REQUEST)
     with ec2:
         assert zones.main(config("")) == 0
     assert capsys.readouterr().out == "eu-west-1a,eu-west-1c\n"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "start"),
     [
-        ("UnauthorizedOperation", "These credentials may not ask EC2 for the region's zones"),
-        ("RequestLimitExceeded", "EC2 does not say which zones the region has"),
+        ("UnauthorizedOperation", "These credentials may not list the region's zones"),
+        ("RequestLimitExceeded", "EC2 did not return the region's zones"),
     ],
 )
 def test_no_zones_are_an_error(
@@ -66,16 +66,16 @@ def test_no_zones_are_an_error(
     config: Callable[[str], list[str]],
     capsys: pytest.CaptureFixture[str],
     code: str,
-    said: str,
+    start: str,
 ) -> None:
     """A network of fewer would be another one; the sentence says where they can be named."""
     ec2.add_client_error("describe_availability_zones", code, "no")
     with ec2:
         assert zones.main(config("")) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith(said)
-    assert told.err.endswith("name them, sorted, in `zones` of [network].\n")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(start)
+    assert captured.err.endswith("name them, sorted, in `zones` of [network].\n")
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_no_zones_are_an_error(
         'compute = "sagemaker"',
     ],
 )
-def test_zones_that_nobody_needs_are_not_asked_for(
+def test_unneeded_zones_are_not_requested(
     ec2: Stubber,
     config: Callable[[str], list[str]],
     capsys: pytest.CaptureFixture[str],
     lines: str,
 ) -> None:
-    """The file names them, or the network is not made here."""
+    """The file names them, or the network is not created here."""
     with ec2:  # which has no answer
         assert zones.main(config(lines)) == 0
     assert capsys.readouterr().out == "\n"

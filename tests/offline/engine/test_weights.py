@@ -131,8 +131,8 @@ class CannotBeHad(NamedTuple):
 @pytest.mark.parametrize(
     "case",
     with_long(
-        [CannotBeHad("s3://no-such-bucket-here/m", 1, "there is no bucket no-such-bucket-here, ")],
-        [CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix")],
+        [CannotBeHad("s3://no-such-bucket-here/m", 1, "bucket no-such-bucket-here of s3://")],
+        [CannotBeHad("s3:///m", 2, "s3:///m is not a weights URL: use s3://bucket/prefix")],
     ),
 )
 @pytest.mark.parametrize("command", [WORKER_FLAGS, RUN])
@@ -238,7 +238,7 @@ def test_a_model_that_is_not_in_s3_stays_what_it_is(model: str) -> None:
 
 def test_an_address_without_a_bucket_is_refused() -> None:
     """Before AWS is asked."""
-    with pytest.raises(Refused, match="names no bucket"), local_model("s3://", None, print):
+    with pytest.raises(Refused, match="is not a weights URL"), local_model("s3://", None, print):
         pass
 
 

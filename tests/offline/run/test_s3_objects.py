@@ -163,13 +163,13 @@ def test_rows_that_cannot_be_written_are_kept(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"AWS_ACCESS_KEY_ID": "another"}, "its keys or its region are others"),
-        ({"AWS_REGION": "eu-west-1"}, "its keys or its region are others"),
+        ({"AWS_ACCESS_KEY_ID": "another"}, "its keys or its region differ"),
+        ({"AWS_REGION": "eu-west-1"}, "its keys or its region differ"),
         (
             {"AWS_ENDPOINT_URL_S3": "minio:9000"},
             "Invalid endpoint: minio:9000 (write http(s)://host",
         ),
-        ({"AWS_ENDPOINT_URL_S3": "http://localhost:1"}, "localhost:1: it does not answer"),
+        ({"AWS_ENDPOINT_URL_S3": "http://localhost:1"}, "localhost:1: it does not respond"),
         ({"TIDEMILL_STORE_PROFILE": "nobody"}, "profile (nobody) could not be found"),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_style_of_addresses_is_told_where_it_may_be_wrong(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
-    with pytest.raises(TransferFailed, match="with addressing_style = virtual the bucket is in"):
+    with pytest.raises(TransferFailed, match="addressing_style = virtual puts the bucket into"):
         run("-i", source, "-o", tmp_path / "rows")
 
 
@@ -234,10 +234,10 @@ def test_a_web_page_is_no_store(
     server.will(Answer(body=b"<html><body><p>Sign in</body></html>"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
-    with pytest.raises(TransferFailed, match="is not S3, as a console or another port"):
+    with pytest.raises(TransferFailed, match="belongs to another server, such as a console"):
         run("-i", "s3://b/k", "-o", f"s3://{at_store.bucket}/rows")
     with (
-        pytest.raises(CliError, match="is not S3, as a console"),
+        pytest.raises(CliError, match="belongs to another server, such as a console"),
         local_model("s3://b/m", None, lambda _: None),
     ):
         pass

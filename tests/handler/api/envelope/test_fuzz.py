@@ -105,7 +105,7 @@ def test_whatever_is_sent_is_answered(kept: Kept, body: bytes, content_type: str
 def test_forms_of_any_fields_are_answered(
     kept: Kept, boundary: str, parts: list[tuple[str, str | None, bytes]]
 ) -> None:
-    """Whatever their names, order and number."""
+    """Names, order and number of the fields are arbitrary."""
     kept.bodies.clear()
     status, _ = posted(assembled(boundary, parts), f'multipart/form-data; boundary="{boundary}"')
     assert status in {200, 400}
@@ -117,7 +117,7 @@ def test_forms_of_any_fields_are_answered(
 def test_the_file_that_is_kept_is_the_one_that_was_sent(
     kept: Kept, boundary: str, content: bytes, data: st.DataObject
 ) -> None:
-    """Also when it is full of what looks like the form's own lines."""
+    """The file may contain text that looks like the form's own boundaries."""
     near = data.draw(st.sampled_from([b"", f"\r\n--{boundary[:-1]}".encode(), b"\r\n--", b"\r"]))
     content = content + near + data.draw(st.binary(max_size=20))
     if f"\r\n--{boundary}".encode() in b"\r\n" + content:

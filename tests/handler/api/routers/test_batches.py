@@ -23,7 +23,7 @@ from tidemill.handler.tenants.keys import KeyStore
 
 
 def add(cloud: Cloud, tenant: str = "default", age: int = 0, **fields: Any) -> Batch:
-    """Record a batch that was made so many seconds before now."""
+    """Record a batch that was created that many seconds before now."""
     fields |= {"tenant": tenant, "created_at": NOW - age}
     return cloud.run(cloud.deployment.table.create_batch(make_batch(cloud.deployment, **fields)))
 
@@ -53,8 +53,8 @@ def test_a_batch_is_what_the_sdk_knows(cloud: Cloud, client: OpenAI) -> None:
     assert found.status == "validating"
 
 
-def test_a_running_batch_tells_the_sum_of_its_shards(cloud: Cloud, client: OpenAI) -> None:
-    """While it runs, of all shards, in the list and alone; once it has ended, what was final."""
+def test_a_running_batch_shows_the_sum_of_its_shards(cloud: Cloud, client: OpenAI) -> None:
+    """A running batch shows the sum of its shards, in lists too; an ended one, the final counts."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     shards = [cloud.claim(batch.id, shard.number) for shard in cloud.shards(batch.id)]
     assert len(shards) == 3
@@ -77,8 +77,8 @@ def test_a_running_batch_tells_the_sum_of_its_shards(cloud: Cloud, client: OpenA
     assert counts.to_dict() == {"total": 5, "completed": 3, "failed": 2}
 
 
-def test_a_running_batch_tells_its_rate(cloud: Cloud, client: OpenAI) -> None:
-    """Beside what OpenAI's Batch has, where the SDK lets it through."""
+def test_a_running_batch_shows_its_rate(cloud: Cloud, client: OpenAI) -> None:
+    """The rate is an additional field of OpenAI's Batch, which the SDK passes through."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     progress = Progress(5, rows_per_second=0.5, tokens_per_second=8.0, gpu_seconds=1800.0)
     now = time.time()
@@ -95,8 +95,8 @@ def test_a_running_batch_tells_its_rate(cloud: Cloud, client: OpenAI) -> None:
     assert (beyond["gpu_seconds"], beyond["cost"], beyond["webhook"]) == (1800.0, None, None)
 
 
-def test_a_batch_tells_what_it_will_take_before_it_has_a_row(cloud: Cloud, client: OpenAI) -> None:
-    """By what workers of its model have measured."""
+def test_a_batch_has_an_estimate_before_its_first_row(cloud: Cloud, client: OpenAI) -> None:
+    """The estimate comes from measurements of the model's workers."""
     batch = cloud.ingest(cloud.create(lines_of(25)))
     estimate = client.batches.retrieve(batch.id).to_dict()["tidemill"]
     assert isinstance(estimate, dict)
@@ -106,7 +106,7 @@ def test_a_batch_tells_what_it_will_take_before_it_has_a_row(cloud: Cloud, clien
     estimate = client.batches.retrieve(batch.id).to_dict()["tidemill"]
     assert isinstance(estimate, dict)
     assert estimate["estimated_gpu_seconds"] == pytest.approx(1800, rel=0.01)
-    assert estimate["estimated_cost"] is None  # nobody has said what a GPU costs
+    assert estimate["estimated_cost"] is None  # the price of a GPU is not configured
 
 
 def test_an_answer_of_many_failed_batches_is_small(cloud: Cloud, client: OpenAI) -> None:
@@ -129,7 +129,7 @@ def test_an_answer_of_many_failed_batches_is_small(cloud: Cloud, client: OpenAI)
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
 def test_pages_follow_each_other_to_the_end(cloud: Cloud, client: OpenAI, limit: int) -> None:
-    """Newest first, each batch once, no page empty; batches of the same second are told apart."""
+    """Newest first, each batch once, no page empty; batches of the same second are not confused."""
     ages = [30, 10, 10, 10, 0, 20, 20]
     made = [add(cloud, age=age) for age in ages]
     for age in ages:
@@ -143,7 +143,7 @@ def test_pages_follow_each_other_to_the_end(cloud: Cloud, client: OpenAI, limit:
 
 
 def test_a_page_names_its_ends(cloud: Cloud) -> None:
-    """As clients that page by hand want it."""
+    """The page has the IDs that clients without an SDK need for paging."""
     first, second, third = (add(cloud, age=age) for age in range(3))
     page = page_of("limit=2")
     ids = [batch["id"] for batch in page["data"]]
@@ -162,8 +162,8 @@ def test_a_page_names_its_ends(cloud: Cloud) -> None:
     }
 
 
-def test_a_page_holds_twenty_unless_told(cloud: Cloud) -> None:
-    """As OpenAI's does."""
+def test_a_page_has_twenty_batches_by_default(cloud: Cloud) -> None:
+    """The default is OpenAI's."""
     for age in range(21):
         add(cloud, age=age)
     page = page_of()
@@ -184,18 +184,16 @@ ODD_IDS = ["batch_none", "x" * 3000, "é", "a b", "%00", "\x00", "..", "*", "a'b
 
 
 @pytest.mark.parametrize("batch_id", ODD_IDS)
-def test_what_is_no_batch_is_not_found(client: OpenAI, batch_id: str) -> None:
-    """Whatever stands in the path, the answer is a 404 in OpenAI's form."""
+def test_an_unknown_batch_is_not_found(client: OpenAI, batch_id: str) -> None:
+    """For any ID in the path, the reply is a 404 in OpenAI's format."""
     del client
     assert refusal_of(f"/v1/batches/{batch_id}")[0] == 404
     assert refusal_of(f"/v1/batches/{batch_id}/cancel", "POST")[0] == 404
 
 
 @pytest.mark.parametrize("after", [*ODD_IDS, "", "{ours},batch_none"])
-def test_an_after_that_is_no_batch_is_never_ignored(
-    cloud: Cloud, client: OpenAI, after: str
-) -> None:
-    """Neither the first page nor an empty one: both would mislead who pages."""
+def test_an_unknown_after_is_never_ignored(cloud: Cloud, client: OpenAI, after: str) -> None:
+    """Neither the first page nor an empty one is returned: both would mislead the client."""
     del client
     after = after.replace("{ours}", add(cloud).id)
     status, error = refusal_of("/v1/batches", query=f"after={after}")
@@ -254,7 +252,7 @@ def test_nothing_in_a_request_makes_it_another_tenants(cloud: Cloud, client: Ope
 
 
 def test_signed_requests_are_of_the_tenant_of_drops(cloud: Cloud, client: OpenAI) -> None:
-    """With IAM there are no keys, and what is dropped is what can be seen."""
+    """IAM needs no keys; the caller sees the batches of drops."""
     del client
     add(cloud, "others")
     ours = cloud.create(lines_of(1))
@@ -276,7 +274,7 @@ def test_a_batch_that_runs_is_cancelled(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_a_batch_that_never_ran_is_cancelled_at_once(cloud: Cloud, client: OpenAI) -> None:
-    """And stays so when it is asked for again."""
+    """A repeated request shows the same."""
     batch = cloud.create(lines_of(3))
     cancelled = client.batches.cancel(batch.id)
     assert cancelled.status == "cancelled"

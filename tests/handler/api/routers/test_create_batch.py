@@ -27,7 +27,7 @@ SIGNED = "https://example.com/rows?X-Amz-Signature=abc"
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own on each emulator, with a file of each of two tenants."""
+    """Return a separate deployment on each emulator, with a file of each of two tenants."""
     with serving(Cloud.on(emulator, shard_lines="10")) as cloud:
         for file_id, tenant in (("file-1", "default"), ("file-2", "others")):
             drop = cloud.put(lines_of(2), f"files/{tenant}/{file_id}")
@@ -68,7 +68,7 @@ def test_a_batch_is_made_of_a_file(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
-    """By `extra_body`; what nobody knows is ignored, as by OpenAI."""
+    """They are passed in `extra_body`; unknown ones are ignored, as by OpenAI."""
     batch = client.batches.create(
         input_file_id="file-1",
         endpoint="/v1/chat/completions",
@@ -94,7 +94,7 @@ def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_a_null_counts_as_not_there(cloud: Cloud, client: OpenAI) -> None:
-    """As openai-batch sends it."""
+    """The openai-batch tool sends nulls."""
     del client
     names = ("completion_window", "metadata", "output_expires_after", "output_url")
     more = dict.fromkeys((*names, "error_url", "on_invalid_line", "max_cost", "idempotency_key"))
@@ -114,13 +114,13 @@ def test_a_null_counts_as_not_there(cloud: Cloud, client: OpenAI) -> None:
 def test_a_repeated_request_gets_the_batch_of_the_first(
     cloud: Cloud, client: OpenAI, key: dict[str, Any]
 ) -> None:
-    """By header or body; asked for with anything else it is refused."""
-    asked: dict[str, Any] = GOOD | key
-    first, second = client.batches.create(**asked), client.batches.create(**asked)
+    """The key comes in a header or the body; a request with other content is refused."""
+    request: dict[str, Any] = GOOD | key
+    first, second = client.batches.create(**request), client.batches.create(**request)
     assert first.id == second.id
     assert cloud.run(active_ids(cloud.deployment.table)) == [first.id]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.batches.create(**asked | {"metadata": {"a": "b"}})
+        client.batches.create(**request | {"metadata": {"a": "b"}})
     assert (caught.value.code, caught.value.param) == ("idempotency_key_reused", "idempotency_key")
 
 
@@ -171,7 +171,7 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
 def test_a_wrong_parameter_is_named(
     cloud: Cloud, client: OpenAI, changes: dict[str, Any], param: str | None
 ) -> None:
-    """At once, and no batch is made."""
+    """It is named at once, and no batch is created."""
     del client
     status, error = refusal_of(json.dumps(GOOD | changes))
     assert status == 400
@@ -182,7 +182,7 @@ def test_a_wrong_parameter_is_named(
 
 @pytest.mark.parametrize("key", ["x" * 1019, "\x00", "none", "", "..", "../work/x", "ü" * 510])
 def test_a_drop_that_cannot_be_is_not_there(cloud: Cloud, client: OpenAI, key: str) -> None:
-    """Whatever its name: S3's own refusals are no faults of ours."""
+    """S3's own refusals of a name are not server errors."""
     del client
     name = f"s3://{cloud.bucket}/input/{key}"
     status, error = refusal_of(json.dumps(GOOD | {"input_file_id": name}))
@@ -191,7 +191,7 @@ def test_a_drop_that_cannot_be_is_not_there(cloud: Cloud, client: OpenAI, key: s
 
 @pytest.mark.parametrize("missing", ["input_file_id", "endpoint"])
 def test_a_missing_parameter_is_named(cloud: Cloud, client: OpenAI, missing: str) -> None:
-    """It is no fault of ours."""
+    """It is not reported as a server error."""
     del cloud, client
     fields = {name: value for name, value in GOOD.items() if name != missing}
     status, error = refusal_of(json.dumps(fields))
@@ -222,7 +222,7 @@ BODIES: list[str | bytes] = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: ascii(body)[:20])
 def test_a_body_that_is_none_is_refused(cloud: Cloud, client: OpenAI, body: str | bytes) -> None:
-    """Whatever comes: a small answer in OpenAI's form."""
+    """Any malformed body gets a small reply in OpenAI's format."""
     del client
     answer = answer_to(event_of_body(body))
     assert refusal_in(answer)[0] == 400
@@ -241,13 +241,13 @@ def test_a_body_that_is_missing_is_called_so(client: OpenAI) -> None:
     "kind", ["text/plain", "application/xml", "application/x-www-form-urlencoded", "multipart/x"]
 )
 def test_a_body_of_another_kind_is_refused(cloud: Cloud, client: OpenAI, kind: str) -> None:
-    """Even where it would be JSON."""
+    """Another content type is refused even if the body is JSON."""
     del cloud, client
     assert refusal_of(json.dumps(GOOD), **{"content-type": kind})[0] == 400
 
 
 def test_a_body_may_come_as_bytes(cloud: Cloud, client: OpenAI) -> None:
-    """As the gateway sends those whose content type it does not know for text."""
+    """The gateway sends bodies of unknown content types as base64."""
     del cloud, client
     fields = GOOD | {"metadata": {"für": "søk"}}
     answer = answer_to(event_of_body(json.dumps(fields, ensure_ascii=False).encode()))
@@ -266,7 +266,7 @@ def test_another_tenants_file_is_not_there(cloud: Cloud, client: OpenAI) -> None
 
 
 def test_a_replaced_output_is_read_as_it_was(cloud: Cloud, client: OpenAI) -> None:
-    """Its id names the rows of the older drop, whatever lies under its name by now."""
+    """Its ID names the rows of the older drop, whatever is stored under its name by now."""
     old, _new = (cloud.put(lines_of(number), "output/x.jsonl") for number in (2, 3))
     file = File("file-3", "default", old.key, 1, 1, "x", "batch_output", version_id=old.version_id)
     cloud.run(cloud.deployment.files.put_file(file))
@@ -275,7 +275,7 @@ def test_a_replaced_output_is_read_as_it_was(cloud: Cloud, client: OpenAI) -> No
 
 
 def test_a_drop_may_be_run_again(cloud: Cloud, client: OpenAI) -> None:
-    """With other options, by its name."""
+    """A request may name it as input, with other options."""
     cloud.put(lines_of(3), "input/a b.jsonl")
     name = f"s3://{cloud.bucket}/input/a b.jsonl"
     batch = client.batches.create(**GOOD | {"input_file_id": name})  # type: ignore[arg-type]

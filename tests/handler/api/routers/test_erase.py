@@ -30,8 +30,8 @@ def erasing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return cloud.having(erase_batches=True)
 
 
-def asked(path: str, method: str = "GET") -> dict[str, Any]:
-    """Return what the tenant `default` is answered."""
+def reply_to(path: str, method: str = "GET") -> dict[str, Any]:
+    """Return the reply to the tenant `default`."""
     return answer_to(request_of(f"/v1/batches/{path}", method))
 
 
@@ -51,7 +51,7 @@ def cancelled(cloud: Cloud, client: OpenAI) -> Batch:
 def test_a_batch_is_gone_for_clients_at_once(erasing: Cloud, client: OpenAI) -> None:
     """Its input cannot be fetched any more, nor its rows; then no byte is left."""
     batch = cancelled(erasing, client)
-    answer = asked(batch.id, "DELETE")
+    answer = reply_to(batch.id, "DELETE")
     assert answer["statusCode"] == 200
     shown = json.loads(answer["body"])
     OpenAIBatch.model_validate(shown)
@@ -63,25 +63,25 @@ def test_a_batch_is_gone_for_clients_at_once(erasing: Cloud, client: OpenAI) -> 
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(batch.input_file_id)
     for path in ("results", "history"):
-        status, error = refusal_in(asked(f"{batch.id}/{path}"))
+        status, error = refusal_in(reply_to(f"{batch.id}/{path}"))
         assert (status, error["code"]) == (410, "batch_erased")
     page = decompress(b64decode(answer_to(request_of("/dashboard/view/batches"))["body"])).decode()
     assert "erased" in page
     assert "Ada" not in page
     advance(erasing.aws, erasing.deployment, batch.id, plenty)
-    assert json.loads(asked(batch.id)["body"])["tidemill"]["erased_at"] is None
+    assert json.loads(reply_to(batch.id)["body"])["tidemill"]["erased_at"] is None
     later = time.time() + 2 * LAMBDA_SECONDS
     advance(erasing.aws, erasing.deployment, batch.id, plenty, now=lambda: later)
     listed = erasing.aws.clients["s3"].list_object_versions(Bucket=erasing.bucket)
     assert "Versions" not in listed
-    again = asked(batch.id, "DELETE")
+    again = reply_to(batch.id, "DELETE")
     assert json.loads(again["body"])["tidemill"]["erased_at"] > 0
     assert [each.id for each in client.batches.list()] == [batch.id]
 
 
 @pytest.mark.usefixtures("erasing")
 def test_a_repeated_request_does_not_make_what_was_erased(client: OpenAI) -> None:
-    """It is told so, and not that its key has made another batch."""
+    """The reply says that the batch was erased, not that its key has created another one."""
     file = client.files.create(file=("x.jsonl", lines_of(3)), purpose="batch")
 
     def make() -> str:
@@ -95,7 +95,7 @@ def test_a_repeated_request_does_not_make_what_was_erased(client: OpenAI) -> Non
     batch_id = make()
     client.batches.cancel(batch_id)
     assert make() == batch_id
-    asked(batch_id, "DELETE")
+    reply_to(batch_id, "DELETE")
     with pytest.raises(openai.APIStatusError) as refused:
         make()
     assert (refused.value.status_code, refused.value.code) == (410, "batch_erased")
@@ -104,16 +104,16 @@ def test_a_repeated_request_does_not_make_what_was_erased(client: OpenAI) -> Non
 def test_what_cannot_be_erased_is_refused(
     erasing: Cloud, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it runs, where it is another's, or where the deployment erases nothing."""
+    """A running or foreign batch is refused, and any if the deployment does not allow erasure."""
     running = erasing.ingest(erasing.create(lines_of(3)))
-    status, error = refusal_in(asked(running.id, "DELETE"))
+    status, error = refusal_in(reply_to(running.id, "DELETE"))
     assert (status, error["code"]) == (400, "batch_not_ended")
     change = erasing.deployment.table.change_batch
     erasing.run(change(running.id, Status.IN_PROGRESS, tenant="search"))
-    status, error = refusal_in(asked(running.id, "DELETE"))
+    status, error = refusal_in(reply_to(running.id, "DELETE"))
     assert (status, error["code"]) == (404, "batch_not_found")
     batch = cancelled(erasing, client)
     monkeypatch.delenv("TIDEMILL_ERASE_BATCHES")
     cached_deployment.cache_clear()
-    status, error = refusal_in(asked(batch.id, "DELETE"))
+    status, error = refusal_in(reply_to(batch.id, "DELETE"))
     assert (status, error["code"]) == (400, "erasing_not_allowed")

@@ -40,10 +40,10 @@ def test_a_file_comes_back_as_it_was_sent(lab: OpenAI) -> None:
     assert lab.files.retrieve(made.id) == made
     content = lab.files.content(made.id)
     assert content.read() == LINES
-    asked = content.response.url.params
-    assert int(asked["X-Amz-Expires"]) <= 3600
-    assert asked["X-Amz-Algorithm"] == "AWS4-HMAC-SHA256"
-    named = asked["response-content-disposition"]
+    query = content.response.url.params
+    assert int(query["X-Amz-Expires"]) <= 3600
+    assert query["X-Amz-Algorithm"] == "AWS4-HMAC-SHA256"
+    named = query["response-content-disposition"]
     assert named == "attachment; filename=\"F_lle 1.jsonl\"; filename*=UTF-8''F%C3%A4lle%201.jsonl"
     deleted = lab.files.delete(made.id)
     assert (deleted.id, deleted.deleted) == (made.id, True)
@@ -52,8 +52,8 @@ def test_a_file_comes_back_as_it_was_sent(lab: OpenAI) -> None:
             gone(made.id)
 
 
-def test_a_client_that_does_not_follow_is_told_what_to_do(lab: OpenAI) -> None:
-    """By a sentence in the body, as many show nothing else."""
+def test_a_client_that_does_not_follow_redirects_gets_advice(lab: OpenAI) -> None:
+    """The body contains a sentence, because many clients show nothing else."""
     made = lab.files.create(file=("x", LINES), purpose="batch")
     url, headers = f"{URL}/v1/files/{made.id}/content", {"Authorization": f"Bearer {lab.api_key}"}
     with httpx.Client(transport=Gateway()) as http:
@@ -64,8 +64,8 @@ def test_a_client_that_does_not_follow_is_told_what_to_do(lab: OpenAI) -> None:
     assert answer.headers["location"] not in answer.text
 
 
-def test_the_size_of_a_file_is_asked_without_its_bytes(lab: OpenAI) -> None:
-    """By HEAD, through the redirect: a url is signed for the method that is asked with."""
+def test_a_head_request_returns_the_size_of_a_file(lab: OpenAI) -> None:
+    """HEAD works through the redirect: a presigned URL is valid for one method only."""
     made = lab.files.create(file=("x", LINES), purpose="batch")
     url, headers = f"{URL}/v1/files/{made.id}/content", {"Authorization": f"Bearer {lab.api_key}"}
     with httpx.Client(transport=Gateway()) as http:
@@ -78,7 +78,7 @@ def test_the_size_of_a_file_is_asked_without_its_bytes(lab: OpenAI) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_page_of_somebodys_is_never_shown_as_one(lab: OpenAI, *, is_chunked: bool) -> None:
-    """Whatever it is called and holds: it comes from the bucket, to be kept, and as no HTML."""
+    """Whatever its name and content, it comes from the bucket as a download, and not as HTML."""
     page = b"<script>alert(1)</script>"
     if is_chunked:
         upload = lab.uploads.upload_file_chunked(
@@ -92,7 +92,7 @@ def test_a_page_of_somebodys_is_never_shown_as_one(lab: OpenAI, *, is_chunked: b
     assert answer.content == page
     assert answer.url.host != httpx.URL(URL).host
     assert answer.headers["content-type"] == "application/x-ndjson"
-    # Not every emulator answers as the url asks for.
+    # Not every emulator honours the URL's parameters.
     assert answer.url.params["response-content-disposition"].startswith("attachment;")
 
 
@@ -124,7 +124,7 @@ def test_a_file_is_its_tenants_alone(client_of: Callable[[str], OpenAI]) -> None
     assert list(other.files.list()) == []
     never = "file-" + "0" * 32
 
-    def said_of(file_id: str) -> set[str]:
+    def messages_of(file_id: str) -> set[str]:
         words = set()
         for ask in (
             other.files.retrieve,
@@ -137,7 +137,7 @@ def test_a_file_is_its_tenants_alone(client_of: Callable[[str], OpenAI]) -> None
             words.add(caught.value.message.replace(file_id, "X"))
         return words
 
-    assert said_of(file_id) == said_of(never)
+    assert messages_of(file_id) == messages_of(never)
     assert own.files.content(file_id).read() == LINES
 
 
@@ -213,14 +213,14 @@ def form(*fields: str) -> bytes:
 def test_a_wrong_body_is_refused_in_words(
     event: dict[str, Any], status: int, code: str, param: str | None
 ) -> None:
-    """In OpenAI's form, with what is wrong named; nothing is kept."""
+    """The error has OpenAI's format and names the fault; nothing is stored."""
     found, error = refusal_in(answer_to(event))
     assert (found, error["code"], error["param"]) == (status, code, param)
     assert error["type"] == "invalid_request_error"
 
 
-def test_a_body_that_is_too_large_is_told_the_ways(lab: OpenAI) -> None:
-    """In parts, or into the bucket."""
+def test_a_body_that_is_too_large_gets_advice(lab: OpenAI) -> None:
+    """The advice is to upload in parts, or into the bucket."""
     with pytest.raises(openai.APIStatusError, match=r"/v1/uploads.*part_size.*input/") as caught:
         lab.files.create(file=bytes(4_400_000), purpose="batch")
     assert caught.value.status_code == 413
@@ -241,8 +241,8 @@ def test_a_body_of_text_may_come_either_way(cloud: Cloud, *, is_base64: bool) ->
     assert made["filename"] == "upload"
 
 
-def test_a_file_goes_when_its_client_has_said(lab: OpenAI, any_cloud: Cloud) -> None:
-    """By `expires_after`, else when the deployment says; from then on it is not there."""
+def test_a_file_expires_when_its_client_has_requested(lab: OpenAI, any_cloud: Cloud) -> None:
+    """`expires_after` decides, else the deployment's retention; then the file is not found."""
     anchor: Any = {"anchor": "created_at", "seconds": 3600}
     made = lab.files.create(file=LINES, purpose="batch", expires_after=anchor)
     assert made.expires_at == made.created_at + 3600
@@ -304,7 +304,7 @@ def test_batches_and_files_do_not_show_in_each_others_lists(lab: OpenAI, any_clo
 
 
 def test_a_batch_goes_on_when_its_file_is_deleted(lab: OpenAI, any_cloud: Cloud) -> None:
-    """Before its lines are looked at, and before they are run: both read the version they know."""
+    """It may be deleted before validation or before the run: both read the pinned version."""
     lines = lines_of(7)
     file_id = lab.files.create(file=lines, purpose="batch").id
     batch_id = lab.batches.create(

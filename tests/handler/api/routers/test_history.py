@@ -17,7 +17,7 @@ from tidemill.batch.progress import HistoryBucket
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own on each emulator."""
+    """Return a separate deployment on each emulator."""
     with serving(Cloud.on(emulator)) as cloud:
         yield cloud
 
@@ -50,7 +50,7 @@ def test_history_is_listed_by_time(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_a_batch_without_rows_has_an_empty_history(cloud: Cloud, client: OpenAI) -> None:
-    """It is no error."""
+    """An empty history is not an error."""
     del client
     batch = cloud.run(cloud.deployment.table.create_batch(make_batch(cloud.deployment)))
     answer = answer_to(request_of(f"/v1/batches/{batch.id}/history"))

@@ -22,7 +22,7 @@ NUM_BATCHES = 2 * PAGE + 5
 
 @pytest.fixture
 def cloud(each_emulator: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own on each emulator, with a file of each of two tenants."""
+    """Return a separate deployment on each emulator, with a file of each of two tenants."""
     with serving(Cloud.on(each_emulator, shard_lines="10")) as cloud:
         for tenant in ("default", "others"):
             drop = cloud.put(lines_of(2), f"files/{tenant}/x")

@@ -19,10 +19,8 @@ def limit(cloud: Cloud, tenant: str = "default", **limits: int) -> None:
     cloud.run(cloud.deployment.tenants.change(tenant, **limits))
 
 
-def test_requests_beyond_the_limit_are_told_when_to_come_again(
-    cloud: Cloud, client: OpenAI
-) -> None:
-    """The SDK knows the error, and does not try again before midnight by itself."""
+def test_requests_beyond_the_limit_get_a_retry_after(cloud: Cloud, client: OpenAI) -> None:
+    """The SDK recognises the error, and does not retry before midnight by itself."""
     limit(cloud, requests_per_day=2)
     patient = client.with_options(max_retries=2)
     for _ in range(2):
@@ -49,8 +47,8 @@ def test_what_needs_no_key_is_not_counted(cloud: Cloud, client: OpenAI) -> None:
         client.models.list()
 
 
-def test_one_tenants_limit_is_nobody_elses(cloud: Cloud, client: OpenAI) -> None:
-    """Not of those who sign with IAM either, unless they are the same tenant."""
+def test_a_limit_affects_only_its_tenant(cloud: Cloud, client: OpenAI) -> None:
+    """Callers that sign with IAM are not affected either, unless they are the same tenant."""
     limit(cloud, "search", requests_per_day=1)
     for _ in range(3):
         client.models.list()
@@ -101,12 +99,12 @@ def test_a_refused_request_is_answered_before_its_route(cloud: Cloud) -> None:
 
 
 def test_uploaded_bytes_are_counted_before_they_are_kept(cloud: Cloud, client: OpenAI) -> None:
-    """What does not fit leaves no file behind; what is refused otherwise is not counted."""
+    """A file beyond the limit is not stored; a file refused for another reason is not counted."""
     limit(cloud, bytes_per_day=10)
     with pytest.raises(openai.BadRequestError):
         client.files.create(file=b"12345", purpose="nonsense")  # type: ignore[arg-type]
     kept = client.files.create(file=b"123456", purpose="batch")
-    with pytest.raises(openai.RateLimitError, match="5 bytes would pass the limit of 10"):
+    with pytest.raises(openai.RateLimitError, match="5 bytes would exceed the limit of 10"):
         client.files.create(file=b"12345", purpose="batch")
     client.files.create(file=b"1234", purpose="batch")
     assert len(list(client.files.list())) == 2

@@ -12,7 +12,7 @@ from tidemill.handler.deployment import deployment
 
 
 def test_the_models_that_are_served_are_listed(client: OpenAI) -> None:
-    """As the SDK knows them, in the order of the deployment."""
+    """The SDK lists them, in the order of the deployment."""
     found = list(client.models.list())
     assert [model.id for model in found] == ["tidemill-demo", "lab/large"]
     for model in found:
@@ -26,29 +26,29 @@ def test_a_model_is_found_by_its_name(client: OpenAI, name: str) -> None:
 
 
 def test_a_slash_may_come_quoted(client: OpenAI) -> None:
-    """Who hands requests on need not unquote paths."""
+    """Proxies need not unquote paths."""
     del client
     assert answer_to(request_of("/v1/models/lab%2Flarge"))["statusCode"] == 200
 
 
 @pytest.mark.parametrize("name", ["large", "lab", "lab/large/x", "x" * 3000, "é", "%00"])
 def test_a_model_that_is_not_served_is_not_found(client: OpenAI, name: str) -> None:
-    """With the code that a line gets which asks for it."""
+    """The error has the code that a line for such a model gets."""
     del client
     status, error = refusal_in(answer_to(request_of(f"/v1/models/{name}")))
     assert (status, error["code"]) == (404, "model_not_found")
 
 
 def test_the_sdk_knows_that_error(client: OpenAI) -> None:
-    """As any model that is not there."""
-    with pytest.raises(openai.NotFoundError, match="no model none"):
+    """The SDK raises the same error as for any unknown model."""
+    with pytest.raises(openai.NotFoundError, match="Model none not found"):
         client.models.retrieve("none")
 
 
 def test_other_names_of_a_model_are_listed_with_what_runs_for_them(
     client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the models; the model that takes every other name is said beside the list."""
+    """Aliases follow the models; the wildcard model is named in an extra field of the list."""
     monkeypatch.setattr(
         deployment(),
         "models",

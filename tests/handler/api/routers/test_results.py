@@ -1,4 +1,4 @@
-"""`/v1/batches/{id}/results`: finished rows while a batch runs, and what is said of them after."""
+"""`/v1/batches/{id}/results`: finished rows while a batch runs, and the reply after that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEVER_RUN = print_not_run("0" * 32, None, code="batch_expired", message="…")
 
 @pytest.fixture
 def cloud(emulator: Emulator) -> Iterator[Cloud]:
-    """Return a deployment of its own on each emulator."""
+    """Return a separate deployment on each emulator."""
     with serving(Cloud.on(emulator, shard_lines="10")) as cloud:
         yield cloud
 
@@ -57,7 +57,7 @@ def results_of(batch: Batch, query: str = "") -> dict[str, Any]:
 
 
 def test_rows_are_given_with_their_lines(cloud: Cloud, client: OpenAI) -> None:
-    """As they stand in the files of the batch, while it runs."""
+    """Rows of a running batch look like those in its files."""
     del client
     batch = running(cloud, (1, ANSWERED), (3, NEVER_RUN))
     assert results_of(batch) == {
@@ -91,14 +91,14 @@ def test_what_cannot_be_is_refused(cloud: Cloud, client: OpenAI, query: str, par
 
 
 def test_another_tenants_rows_are_not_there(cloud: Cloud, client: OpenAI) -> None:
-    """Nor is the batch."""
+    """Another tenant's batch is not there either."""
     del client
     theirs = running(cloud, (1, ANSWERED), tenant="others")
     assert refusal_in(answer_to(event_of(theirs)))[0] == 404
 
 
 def test_a_batch_whose_work_is_gone_names_its_files(cloud: Cloud, client: OpenAI) -> None:
-    """Where its rows can be read still."""
+    """The error names the files, in which the rows can still be read."""
     del client
     batch = running(cloud, *((line, ANSWERED) for line in range(1, 11)))
     table, bucket = cloud.deployment.table, cloud.deployment.bucket
@@ -117,7 +117,7 @@ def test_a_batch_whose_work_is_gone_names_its_files(cloud: Cloud, client: OpenAI
 
 
 def test_the_largest_answer_is_one_that_lambda_takes(cloud: Cloud, client: OpenAI) -> None:
-    """Though its rows are nothing but quotes, of which Lambda makes two characters each."""
+    """Its rows contain only quotes, each of which Lambda doubles."""
     del client
     row = print_reply(GOOD, 200, {"text": '"' * 6000})
     batch = running(cloud, *((line, row) for line in range(1, 1001)))
@@ -132,7 +132,7 @@ def test_the_largest_answer_is_one_that_lambda_takes(cloud: Cloud, client: OpenA
 
 
 def test_a_short_answer_stays_text() -> None:
-    """And what is base64 already is left as it is."""
+    """A body that is already base64 is unchanged."""
     short = {"body": "{}", "isBase64Encoded": False}
     assert fit(short) is short
     encoded = {"body": "x" * 2_000_000, "isBase64Encoded": True}

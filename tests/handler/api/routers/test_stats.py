@@ -29,7 +29,7 @@ HALF_DONE = Progress(6, 1, 70, 20, 30, 1800.0, 0.5, 8.0, 90.0, 40.0, 2.5)
 
 @pytest.fixture
 def cloud(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """Return a deployment of its own on each emulator, with a price."""
+    """Return a separate deployment on each emulator, with a price."""
     prices = json.dumps({MODEL: 4.0})
     monkeypatch.setenv("TIDEMILL_GPU_HOUR_PRICES", prices)
     with serving(Cloud.on(emulator, shard_lines="10", gpu_hour_prices=prices)) as cloud:
@@ -61,7 +61,7 @@ def vars_of(progress: Progress) -> dict[str, Any]:
 
 
 def stats() -> dict[str, Any]:
-    """Return what the tenant `default` is told."""
+    """Return the reply to the tenant `default`."""
     answer = answer_to(request_of("/v1/stats"))
     assert answer["statusCode"] == 200, answer["body"]
     found: dict[str, Any] = json.loads(answer["body"])
@@ -77,8 +77,8 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_what_is_under_way_is_told(cloud: Cloud, client: OpenAI) -> None:
-    """Rows and shards that wait, rates, tokens and cost, over all batches of the tenant."""
+def test_active_work_is_reported(cloud: Cloud, client: OpenAI) -> None:
+    """Waiting rows and shards, rates, tokens and cost are summed over all batches of the tenant."""
     del client
     running(cloud, "a")
     running(cloud, "b")
@@ -99,7 +99,7 @@ def test_what_is_under_way_is_told(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
-    """By status, though its end is told again and again; another tenant's is not."""
+    """Ends are counted by status, even if reported repeatedly; another tenant's are not."""
     del client
     done = Progress(5, 2, 50, 10, 20, 900.0, audio_seconds=60.5)
     ended(cloud, "default", Status.COMPLETED, done)
@@ -123,7 +123,7 @@ def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
 
 
 def test_prometheus_reads_the_same(cloud: Cloud, client: OpenAI) -> None:
-    """In its own format and content type."""
+    """The format and the content type are Prometheus's own."""
     del client
     running(cloud, "a")
     ended(cloud, "default", Status.COMPLETED, Progress(5, 2, 50, 10, 20, 900.0))
@@ -143,8 +143,8 @@ def test_prometheus_reads_the_same(cloud: Cloud, client: OpenAI) -> None:
     assert found["tidemill_ended_cost_total", ""] == 1.0
 
 
-def test_without_prices_nothing_is_said_of_costs(cloud: Cloud, client: OpenAI) -> None:
-    """Neither that it was free."""
+def test_without_prices_costs_are_absent(cloud: Cloud, client: OpenAI) -> None:
+    """The cost is not zero either."""
     del client
     found = tenant_stats(cloud.aws, cloud.having(gpu_hour_prices={}).deployment, "default", 0)
     assert (found.active.cost, found.ended.cost) == (None, None)
@@ -154,7 +154,7 @@ def test_without_prices_nothing_is_said_of_costs(cloud: Cloud, client: OpenAI) -
 def test_more_batches_than_are_looked_into_still_wait(
     cloud: Cloud, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All their lines and shards, as what they have done is not known."""
+    """All their lines and shards count as waiting, because their progress is not read."""
     del client
     monkeypatch.setattr("tidemill.handler.queries.stats.MAX_SURVEYED", 1)
     running(cloud, "a")
@@ -170,9 +170,9 @@ def names_in(expression: str) -> set[str]:
 
 
 def test_the_dashboard_shows_metrics_that_there_are(cloud: Cloud, client: OpenAI) -> None:
-    """Every expression names one, and all of them are shown somewhere and told of in the docs."""
+    """Every expression names a metric, and all metrics are shown in a panel and in the docs."""
     del cloud, client
-    told = {name for name, _ in samples(answer_to(request_of("/metrics"))["body"])}
+    exposed = {name for name, _ in samples(answer_to(request_of("/metrics"))["body"])}
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     expressions = [
         target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
@@ -180,14 +180,14 @@ def test_the_dashboard_shows_metrics_that_there_are(cloud: Cloud, client: OpenAI
     assert len(expressions) >= 10
     assert all(names_in(expression) for expression in expressions)
     shown = set().union(*map(names_in, expressions))
-    assert shown - told == set()
-    assert told - shown == set()
+    assert shown - exposed == set()
+    assert exposed - shown == set()
     page = DOCS.read_text(encoding="utf-8")
-    assert [name for name in sorted(told) if name not in page] == []
+    assert [name for name in sorted(exposed) if name not in page] == []
 
 
-def test_the_dashboard_has_its_panels_beside_each_other() -> None:
-    """None lies over another, and each has a title and a number of its own."""
+def test_the_dashboards_panels_do_not_overlap() -> None:
+    """No panel overlaps another, and each has a title and a unique number."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     cells = [
         (x, y)

@@ -59,7 +59,7 @@ def file_of(cloud: Cloud, upload: Upload) -> tuple[File | None, bytes | None]:
 
 
 def test_calls_at_the_same_time_make_one_file(any_cloud: Cloud, upload: Upload) -> None:
-    """As of a client that has waited too long: each is told of the file, or to call again."""
+    """After a client's timeout and retry, each call returns the file, or must be repeated."""
     calls = [completion(any_cloud, upload) for _ in range(4)]
 
     def complete(call: Completion) -> str:
@@ -69,8 +69,8 @@ def test_calls_at_the_same_time_make_one_file(any_cloud: Cloud, upload: Upload) 
             return "again"
 
     with ThreadPoolExecutor(4) as pool:
-        said = set(pool.map(complete, calls))
-    assert said <= {"completed", "again"}
+        outcomes = set(pool.map(complete, calls))
+    assert outcomes <= {"completed", "again"}
     assert completion(any_cloud, upload).complete(IDS, None).status == "completed"
     file, data = file_of(any_cloud, upload)
     assert file is not None
@@ -102,9 +102,9 @@ def test_a_call_that_broke_off_is_finished_by_the_next(
 def test_an_upload_that_is_cancelled_meanwhile_leaves_nothing(
     any_cloud: Cloud, upload: Upload, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its parts are being joined, or are joined already."""
+    """It leaves nothing, whether its parts are being joined or are already joined."""
     if (any_cloud.emulator.name, method) == ("moto", "complete_upload"):
-        pytest.skip("moto itself fails when it is asked to complete what was aborted")
+        pytest.skip("moto itself fails to complete an aborted upload")
     act = getattr(Bucket, method)
     cancels = iter([True])
 

@@ -58,7 +58,7 @@ def urls_of(client: OpenAI, upload_id: str, *numbers: int) -> dict[int, str]:
 
 
 def uploaded_of(client: OpenAI, upload_id: str) -> list[int]:
-    """Return the parts that an upload is said to have."""
+    """Return the numbers of the parts that an upload reports."""
     found = client.get(f"/uploads/{upload_id}", cast_to=httpx.Response).json()
     numbers: list[int] = found["tidemill"]["uploaded"]
     return numbers
@@ -77,7 +77,7 @@ def refused(act: Callable[[], object]) -> tuple[int, str | None]:
 
 
 def test_the_sdk_uploads_a_file_in_chunks(lab: OpenAI, any_cloud: Cloud) -> None:
-    """Through the API, joined to one file with its bytes in order; nothing is left of the parts."""
+    """Parts come through the API and become one file in order; nothing is left of the parts."""
     data = data_of(14 * MIB + 7)
     upload = lab.uploads.upload_file_chunked(
         file=data,
@@ -97,7 +97,7 @@ def test_the_sdk_uploads_a_file_in_chunks(lab: OpenAI, any_cloud: Cloud) -> None
 
 
 def test_parts_count_in_the_order_of_complete(lab: OpenAI) -> None:
-    """Whatever the order in which they came; one that is not named is left out."""
+    """The order of arrival does not matter; a part that is not named is left out."""
     upload_id = begin(lab, 6)
     parts = [lab.uploads.parts.create(upload_id, data=text) for text in (b"two", b"no", b"one")]
     ids = [parts[2].id, parts[0].id]
@@ -114,11 +114,11 @@ def test_parts_count_in_the_order_of_complete(lab: OpenAI) -> None:
 def test_parts_that_are_not_the_file_are_refused(client_of: Callable[[str], OpenAI]) -> None:
     """Wrong bytes, named twice, of another upload or tenant; and then right."""
     lab, other = client_of("lab"), client_of("other")
-    upload_id, beside = begin(lab, 3), begin(lab, 3)
+    upload_id, neighbour = begin(lab, 3), begin(lab, 3)
     abroad = begin(other, 3)
     part = lab.uploads.parts.create(upload_id, data=b"one").id
     more = lab.uploads.parts.create(upload_id, data=b"x").id
-    strange = lab.uploads.parts.create(beside, data=b"one").id
+    strange = lab.uploads.parts.create(neighbour, data=b"one").id
     foreign = other.uploads.parts.create(abroad, data=b"one").id
     for ids, code in (
         ([], "wrong_bytes"),
@@ -127,12 +127,12 @@ def test_parts_that_are_not_the_file_are_refused(client_of: Callable[[str], Open
         ([part, part], "unknown_part"),
         ([strange], "unknown_part"),
         ([foreign], "unknown_part"),
-        ([f"../{beside}/{strange}"], "unknown_part"),
+        ([f"../{neighbour}/{strange}"], "unknown_part"),
         ([""], "unknown_part"),
     ):
         assert refused(lambda ids=ids: lab.uploads.complete(upload_id, part_ids=ids)) == (400, code)
     assert lab.uploads.complete(upload_id, part_ids=[part]).status == "completed"
-    assert refused(lambda: other.uploads.complete(beside, part_ids=[strange])) == (
+    assert refused(lambda: other.uploads.complete(neighbour, part_ids=[strange])) == (
         404,
         "upload_not_found",
     )
@@ -180,7 +180,7 @@ def test_an_upload_that_is_cancelled_takes_nothing(lab: OpenAI, any_cloud: Cloud
 
 
 def test_an_upload_expires(lab: OpenAI, any_cloud: Cloud) -> None:
-    """After an hour, or a day where parts go to urls."""
+    """It expires after an hour, or after a day if parts go to URLs."""
     upload_id, large = begin(lab, 3), begin(lab, 3)
     urls_of(lab, large, 1)
     uploads = any_cloud.deployment.uploads
@@ -206,7 +206,7 @@ def _late(upload_id: str) -> tuple[dict[str, object], dict[str, object], str, di
 
 
 def test_parts_go_to_urls_and_become_the_file(lab: OpenAI) -> None:
-    """In any order, each with its own bytes, some again: S3 tells which are there."""
+    """Parts come in any order, some repeatedly, each with its own bytes: S3 lists them."""
     data = data_of(2 * 8 * MIB + 5)
     upload_id = begin(lab, len(data))
     parts = {number: data[(number - 1) * 8 * MIB : number * 8 * MIB] for number in (1, 2, 3)}
@@ -244,7 +244,7 @@ def test_the_two_ways_are_not_mixed(lab: OpenAI) -> None:
 def test_urls_are_for_parts_that_the_file_has(
     client: OpenAI, numbers: list[int], param: str | None
 ) -> None:
-    """Of 3 bytes there is one part."""
+    """A file of 3 bytes has one part."""
     upload_id = begin(client, 3)
     with pytest.raises(openai.BadRequestError) as caught:
         urls_of(client, upload_id, *numbers)
@@ -274,7 +274,7 @@ def test_a_completion_out_of_time_goes_on_where_it_was(
         "tidemill.handler.api.routers.uploads._time_left", lambda: next(patience, 60.0)
     )
     for _ in range(2):
-        answer = asked_of(lab, upload_id, ids)
+        answer = reply_to_complete(lab, upload_id, ids)
         assert answer["statusCode"] == 503
         assert answer["headers"]["Retry-After"] == "1"
     done = lab.uploads.complete(upload_id, part_ids=ids)
@@ -284,7 +284,7 @@ def test_a_completion_out_of_time_goes_on_where_it_was(
     assert sent == [1, 2]
 
 
-def asked_of(client: OpenAI, upload_id: str, ids: list[str]) -> dict[str, Any]:
+def reply_to_complete(client: OpenAI, upload_id: str, ids: list[str]) -> dict[str, Any]:
     """Return the answer of one call to complete, which the SDK would repeat."""
     event = request_of(f"/v1/uploads/{upload_id}/complete", "POST")
     key = f"Bearer {client.api_key}"
@@ -308,7 +308,7 @@ def asked_of(client: OpenAI, upload_id: str, ids: list[str]) -> dict[str, Any]:
     ],
 )
 def test_an_upload_that_cannot_be_is_refused(client: OpenAI, fields: dict[str, Any]) -> None:
-    """Before anything is kept of it, with the parameter named."""
+    """It is refused before anything is stored, and the parameter is named."""
     good = {"bytes": 3, "filename": "x", "mime_type": "text/plain", "purpose": "batch"}
     with pytest.raises(openai.BadRequestError) as caught:
         client.uploads.create(**(good | fields))
@@ -317,7 +317,7 @@ def test_an_upload_that_cannot_be_is_refused(client: OpenAI, fields: dict[str, A
 
 @pytest.mark.parametrize("num_bytes", [1, 8 * MIB, 8 * MIB + 1, 10**9, 10**11, MAX_UPLOAD_BYTES])
 def test_parts_are_such_as_s3_takes(num_bytes: int) -> None:
-    """Of one size but the last, at least 5 MiB, and no more than 10,000 of them."""
+    """Parts have one size except the last, at least 5 MiB, and there are at most 10,000."""
     part_bytes = part_bytes_of(num_bytes)
     num_parts = -(-num_bytes // part_bytes)
     assert part_bytes >= MIN_COPIED_BYTES
@@ -334,8 +334,8 @@ def test_our_uploads_are_openais() -> None:
     assert set(UploadPartObject.model_fields) == set(TheirPart.model_fields)
 
 
-def test_a_file_of_an_upload_goes_when_its_client_has_said(client: OpenAI) -> None:
-    """So long after it was completed."""
+def test_a_file_of_an_upload_expires_when_its_client_has_requested(client: OpenAI) -> None:
+    """Its lifetime counts from the upload's completion."""
     upload_id = client.uploads.create(
         bytes=3,
         filename="../x.jsonl",
@@ -352,17 +352,17 @@ def test_a_file_of_an_upload_goes_when_its_client_has_said(client: OpenAI) -> No
 
 @pytest.mark.skipif(bool(MISSING), reason=f"there is no {' and no '.join(MISSING)} here")
 def test_the_documents_upload_by_curl_works(token: str, cloud: Cloud, tmp_path: Path) -> None:
-    """As it is written, with a file of three parts."""
+    """The example works unchanged, with a file of three parts."""
     page = (Path(__file__).parents[4] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     script = page.partition("With `curl` and `jq`:")[2].partition("```sh\n")[2].partition("```")[0]
     data = data_of(17 * MIB)
     (tmp_path / "requests.jsonl").write_bytes(data)
     with listening() as url:
-        told = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": token}
+        environment = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": token}
         done = subprocess.run(
             ["bash", "-eu", "-c", script],
             cwd=tmp_path,
-            env=told,
+            env=environment,
             check=True,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Webhooks as clients of the API ask for them, and what the Batch tells of them."""
+"""Webhooks requested by API clients, and the delivery status in the Batch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def made(client: OpenAI, **ours: Any) -> Any:
 
 
 def shown(client: OpenAI, batch_id: str) -> Any:
-    """Return what the Batch tells of its webhook."""
+    """Return the webhook field of the Batch."""
     return client.batches.retrieve(batch_id).to_dict()["tidemill"]["webhook"]
 
 
-def test_the_batch_tells_how_telling_its_end_went(
+def test_the_batch_shows_its_webhooks_delivery(
     cloud: Cloud, client: OpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its beginning on: the host, whether it has heard, and each try; never the url."""
+    """From the beginning it shows the host, the delivery state, and each try; never the URL."""
     secret = secret_of(cloud)
     batch = made(client, webhook_url=URL)
     assert shown(client, batch.id) == {"host": HOST, "status": "pending", "attempts": []}
@@ -55,18 +55,16 @@ def test_the_batch_tells_how_telling_its_end_went(
         due = cloud.batch(batch.id).webhook_due
         assert due is not None
         advance(cloud.aws, cloud.deployment, batch.id, plenty, now=lambda: due)
-    told = shown(client, batch.id)
-    assert (told["status"], len(told["attempts"])) == ("delivered", 2)
-    assert told["attempts"][1] == {"at": due, "status_code": 204, "error": None}
+    final = shown(client, batch.id)
+    assert (final["status"], len(final["attempts"])) == ("delivered", 2)
+    assert final["attempts"][1] == {"at": due, "status_code": 204, "error": None}
     event = understood(hook.received[-1], secret)
     assert (event.type, event.data.id) == ("batch.cancelled", batch.id)
     assert "0123456789abcdef" not in json.dumps(client.batches.retrieve(batch.id).to_dict())
 
 
-def test_a_tenants_webhook_is_told_unless_the_batch_has_its_own(
-    cloud: Cloud, client: OpenAI
-) -> None:
-    """A batch of a tenant without one tells nobody."""
+def test_the_tenants_webhook_is_the_default_of_its_batches(cloud: Cloud, client: OpenAI) -> None:
+    """A batch of a tenant without one notifies no receiver."""
     assert shown(client, made(client).id) is None
     secret_of(cloud)
     cloud.run(cloud.deployment.tenants.change("default", webhook_url="https://hooks.example.org/x"))
@@ -86,7 +84,7 @@ def test_a_webhook_without_a_secret_is_refused(cloud: Cloud, client: OpenAI) -> 
 
 @pytest.mark.parametrize("url", ["http://example.com", "https://", "https://u:p@example.com", 3])
 def test_a_url_that_cannot_be_is_refused_at_once(cloud: Cloud, client: OpenAI, url: object) -> None:
-    """By the rules of `output_url`, and without repeating it."""
+    """The rules are those of `output_url`, and the error does not repeat the URL."""
     secret_of(cloud)
     with pytest.raises(openai.BadRequestError) as caught:
         made(client, webhook_url=url)

@@ -44,24 +44,24 @@ def test_it_reads_and_seeks_like_one_file(
         assert stream.read() == whole
 
 
-def test_an_object_that_ends_early_is_no_segment() -> None:
-    """An object that is not what was sealed breaks the stream instead of shifting the rest."""
+def test_an_object_that_ends_early_is_refused() -> None:
+    """A truncated object breaks the stream instead of shifting the rest."""
     with (
         open_joined([Slice("a", 1, 5)], lambda _: b"six"[1:5]) as stream,
-        pytest.raises(OSError, match="a has not bytes 1 to 5"),
+        pytest.raises(OSError, match="a has no bytes 1 to 5"),
     ):
         stream.read()
 
 
 def test_every_slice_is_read_once_from_front_to_back() -> None:
     """A pass over the stream gets each slice once."""
-    asked: list[str] = []
+    keys: list[str] = []
 
     def get(piece: Slice) -> bytes:
-        asked.append(piece.key)
+        keys.append(piece.key)
         return b"x" * 3_000_000
 
     with open_joined([Slice(key, 0, 3_000_000) for key in "abc"], get) as stream:
         while stream.read(2**16):
             pass
-    assert asked == ["a", "b", "c"]
+    assert keys == ["a", "b", "c"]

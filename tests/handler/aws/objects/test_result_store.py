@@ -138,7 +138,7 @@ def test_a_pack_that_was_cut_off_costs_its_end(memory: Memory) -> None:
 
 
 def test_entries_that_lead_to_other_replies_find_nothing(memory: Memory) -> None:
-    """Even an index whose checksums are right: the records have their keys in theirs."""
+    """The records contain their keys, which exposes even an index with valid checksums."""
     [name] = memory.objects
     data, size = memory.objects[name], index_size(NUM_RESULTS)
     lengths = {entry.size for entry in decode_index(data[:size])}

@@ -36,7 +36,7 @@ class Body(io.BytesIO):
         self._error = error
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return less than was asked for when the end of the connection is near."""
+        """Return fewer bytes than requested if the end of the connection is near."""
         assert size is not None
         data = super().read(min(size, self._lifetime))
         self._lifetime -= len(data)
@@ -46,7 +46,7 @@ class Body(io.BytesIO):
 
 
 class Server:
-    """Holds one object; each connection to it lives for so many bytes."""
+    """Holds one object; each connection to it lives for that many bytes."""
 
     def __init__(
         self, data: bytes, lifetimes: list[int], error: Callable[[], Exception] | None = None
@@ -57,7 +57,7 @@ class Server:
         self.opened: list[dict[str, Any]] = []
 
     def open(self, **pin: Any) -> IO[bytes]:
-        """Return what is asked for; after the last lifetime connections hold."""
+        """Return the requested bytes; after the last lifetime connections stay open."""
         self.opened.append(pin)
         start = int(pin.get("Range", "bytes=0-")[len("bytes=") : -1])
         number = len(self.opened) - 1
@@ -107,8 +107,8 @@ def test_tries_are_bounded_and_further_apart_each_time() -> None:
     assert delays == sorted(delays)
 
 
-def test_nothing_is_asked_for_beyond_the_end() -> None:
-    """S3 would answer with an error to a range that begins there."""
+def test_nothing_is_requested_beyond_the_end() -> None:
+    """S3 would reply with an error to a range that begins there."""
     server = Server(b"xyz", [])
     assert ObjectStream(server, source_of(b"xyz"), 3).read(10) == b""
     assert ObjectStream(server, source_of(b""), 0).read(10) == b""
@@ -123,7 +123,7 @@ def put(emulator: Emulator, bucket: str, data: bytes) -> Source:
 
 
 def test_an_object_of_a_bucket_is_read_from_anywhere(emulator: Emulator) -> None:
-    """From the beginning and from the middle, in pieces."""
+    """It is read from the beginning and from the middle, in pieces."""
     aws, bucket = Aws(emulator.client), emulator.create().bucket
     data = bytes(range(256)) * 1000
     source = put(emulator, bucket, data)
@@ -134,7 +134,7 @@ def test_an_object_of_a_bucket_is_read_from_anywhere(emulator: Emulator) -> None
 
 
 def test_an_object_that_is_no_longer_the_pinned_one_is_not_read(emulator: Emulator) -> None:
-    """Another content is told from none, at the first request and at a later one."""
+    """Changed content and a missing object raise different errors, also at a later request."""
     aws, bucket = Aws(emulator.client), emulator.create().bucket
     source = put(emulator, bucket, b"first")
     put(emulator, bucket, b"other")
@@ -147,7 +147,7 @@ def test_an_object_that_is_no_longer_the_pinned_one_is_not_read(emulator: Emulat
 
 
 def test_a_version_is_read_though_a_newer_one_is_there(emulator: Emulator) -> None:
-    """Where the bucket keeps versions, an upload does not disturb the reading of an older one."""
+    """In a versioned bucket, an upload does not disturb the reading of an older version."""
     aws, bucket = Aws(emulator.client), emulator.create().bucket
     s3 = emulator.client("s3")
     first = s3.put_object(Bucket=bucket, Key="input/x.jsonl", Body=b"first")
@@ -162,7 +162,7 @@ def test_a_version_is_read_though_a_newer_one_is_there(emulator: Emulator) -> No
 def test_lines_are_those_of_a_file(
     data: bytes, chunk_bytes: int, size: int, draw: st.DataObject
 ) -> None:
-    """Whatever the chunks, `readline` gives what an open file gives and tells where it stands."""
+    """With any chunks, `readline` returns the lines of a file, and `tell` their positions."""
     lines = LineStream(io.BytesIO(data), chunk_bytes=chunk_bytes)
     expected = io.BytesIO(data)
     while piece := expected.readline(size):
@@ -180,7 +180,7 @@ def test_lines_are_those_of_a_file(
 def test_lines_end_before_the_one_that_begins_behind_a_place(
     data: bytes, chunk_bytes: int, stop: int
 ) -> None:
-    """The one in which that place lies is whole, however long it is."""
+    """The line that contains that place is whole, however long it is."""
     lines = LineStream(io.BytesIO(data), stop=stop, chunk_bytes=chunk_bytes)
     # The limit is that of the shortest lines, so that others are skipped.
     found = [

@@ -34,7 +34,7 @@ SMALL = UploadLimits(min_part_bytes=10, max_parts=6, group_bytes=60)
 def check(
     sizes: Sequence[int], limits: UploadLimits = S3_LIMITS, most_sent: int = 3 * MIN
 ) -> list[UploadPart]:
-    """Assert what S3 asks of parts, and that they are the segments' bytes in their order."""
+    """Assert that the parts meet S3's rules, and are the segments' bytes in their order."""
     plan = list(plan_upload(sizes, limits))
     assert [part.number for part in plan] == list(range(1, len(plan) + 1))
     pieces = [piece for part in plan for piece in part.pieces]
@@ -71,7 +71,7 @@ def test_what_s3_can_copy_is_not_sent(sizes: list[int]) -> None:
 
 
 def test_large_segments_are_copied_inside_s3() -> None:
-    """Whole where nothing small comes before them, else but for what that lacks."""
+    """A segment is copied whole if no small one precedes it, else without the borrowed bytes."""
     plan = plan_upload([16 * MIB, 17 * MIB, 3 * MIB, 16 * MIB, 6 * MIB, 4 * MIB, 9 * MIB, 1])
     assert [[tuple(piece) for piece in part.pieces] for part in plan] == [
         [(0, 0, 16 * MIB)],
@@ -120,7 +120,7 @@ def check_groups(sizes: Sequence[int], limits: UploadLimits = S3_LIMITS) -> list
 
 @given(st.lists(st.integers(1, 30), max_size=35))
 def test_groups_are_the_segments_in_order_and_few_enough(sizes: list[int]) -> None:
-    """With limits that small ones meet: every group is a part, and none has too many."""
+    """Small limits are used: every group is a part, and none has too many."""
     groups = list(plan_groups(sizes, SMALL))
     assert sum(group.num_bytes for group in groups) == (sum(sizes) if groups else 0)
     assert len(groups) <= SMALL.max_parts

@@ -1,4 +1,4 @@
-"""What the table forgets: TTL deletes late, so what has expired counts as not there before that."""
+"""Expiry of table items: TTL deletes late, so an expired item already counts as absent."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def stored(deployment: Deployment, pk: str, sk: str = "META") -> Operation[dict[
 
 
 def one_call(method: str, arguments: dict[str, Any]) -> Operation[None]:
-    """Send one call to the table, as it stands."""
+    """Send one call to the table, unchanged."""
     yield Call("dynamodb", method, arguments)
 
 
 def shard_of(batch: Batch, number: int, expires: int | None) -> Shard:
-    """Return a shard that belongs to a batch and is as old as said."""
+    """Return a shard of a batch with that expiry."""
     return Shard(batch.id, number, 1, 10, 0, 100, expires=expires)
 
 
@@ -75,7 +75,7 @@ def test_shards_expire(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_file_expires(run: Run, deployment: Deployment) -> None:
-    """With the batch that made it."""
+    """It expires with the batch that created it."""
     for name, expires in (("young", FUTURE), ("old", PAST)):
         file = File(f"file-{name}", "t", "k", 5, NOW, "n", "batch_output", expires)
         run(deployment.files.put_file(file))
@@ -83,8 +83,8 @@ def test_a_file_expires(run: Run, deployment: Deployment) -> None:
         assert found == (file if expires == FUTURE else None)
 
 
-def test_what_has_expired_is_in_nobodys_way(run: Run, deployment: Deployment) -> None:
-    """A batch of the same name begins anew, and meets no shard of the one before."""
+def test_an_expired_batch_does_not_block_its_name(run: Run, deployment: Deployment) -> None:
+    """A batch of the same name starts from scratch, without shards of the previous one."""
     table = deployment.table
     old = make_batch(deployment, expires=PAST)
     run(table.create_batch(old))
@@ -148,7 +148,7 @@ def test_an_upload_is_remembered_longer_than_its_events_can_come(
 
 
 def test_a_memory_that_has_expired_stops_no_upload(run: Run, deployment: Deployment) -> None:
-    """A new upload of an old key begins anew, without a predecessor."""
+    """A new upload of an old key starts from scratch, without a predecessor."""
     old = make_batch(deployment, created_at=1_000_000, expires=PAST)
     new = make_batch(deployment, old.source.key, expires=FUTURE)
     create = deployment.table.create_drop

@@ -23,12 +23,12 @@ def tenant() -> str:
 
 
 def make_file(tenant: str, age: int = 0, purpose: str = "batch") -> File:
-    """Return a file that nobody has recorded yet."""
+    """Return a file that is not recorded yet."""
     return File(f"file-{uuid4().hex}", tenant, "k", 5, NOW - age, "n", purpose)
 
 
 def add(run: Run, deployment: Deployment, tenant: str, *ages: int) -> list[File]:
-    """Record files that are so many seconds old, every other a result; the newest comes first."""
+    """Record files with these ages in seconds, every other a result; the newest comes first."""
     kinds = ("batch", "batch_output")
     made = [make_file(tenant, age, kinds[number % 2]) for number, age in enumerate(ages)]
     for file in made:
@@ -46,7 +46,7 @@ def add(run: Run, deployment: Deployment, tenant: str, *ages: int) -> list[File]
 def test_every_file_is_listed_once(
     run: Run, deployment: Deployment, tenant: str, order: Order, purpose: str | None
 ) -> None:
-    """Of its tenant and purpose, among batches, however many DynamoDB answers with at once."""
+    """The list is by tenant and purpose, among batches, whatever DynamoDB's page size."""
     made = add(run, deployment, tenant, 5, 0, 5, 10, 3)
     add(run, deployment, f"{tenant}x", 3)
     run(deployment.table.create_batch(make_batch(deployment, tenant=tenant, created_at=NOW - 4)))
@@ -70,7 +70,7 @@ def test_every_file_is_listed_once(
 def test_a_deleted_file_leaves_its_place_and_nothing_else(
     run: Run, deployment: Deployment, tenant: str
 ) -> None:
-    """For its own tenant; nobody can tell it from one that never was but by that."""
+    """Only its own tenant could tell it from a file that never existed."""
     first, last = add(run, deployment, tenant, 0, 5)
     place = run(deployment.files.find_place(tenant, first.id))
     now = 4_000_000_000
@@ -83,7 +83,7 @@ def test_a_deleted_file_leaves_its_place_and_nothing_else(
 
 
 def make_upload(tenant: str = "lab") -> Upload:
-    """Return an upload that nobody has recorded yet."""
+    """Return an upload that is not recorded yet."""
     return Upload(
         f"upload_{uuid4().hex}", tenant, 5, "n", "batch", NOW, NOW + 60, f"file-{uuid4().hex}"
     )
@@ -103,7 +103,7 @@ def test_what_is_settled_of_an_upload_stays(run: Run, deployment: Deployment) ->
 
 
 def test_an_upload_ends_once(run: Run, deployment: Deployment, tenant: str) -> None:
-    """As a file or cancelled, and what comes later changes nothing."""
+    """It ends as a file or cancelled, and later calls change nothing."""
     uploads = deployment.uploads
     kept, lost = make_upload(tenant), make_upload(tenant)
     for upload in (kept, lost):

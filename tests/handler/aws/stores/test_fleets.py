@@ -1,4 +1,4 @@
-"""What is remembered of fleets: nobody's change is lost."""
+"""Stored state of fleets: no update is lost."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_a_breaker_keeps_the_attribute_of_earlier_versions() -> None:
 
 
 def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
-    """Who finds another state than it read begins again."""
+    """A writer that finds a state other than the one it read starts again."""
     fleets, seen = cloud.deployment.fleets, []
 
     def start(state: FleetState) -> FleetState:
-        if not seen:  # somebody comes between reading and writing
+        if not seen:  # another writer comes between reading and writing
             seen.append(state)
             cloud.run(fleets.change("m", lambda _: FleetState(last_number=5)))
         return replace(state, last_number=state.last_number + 1)
@@ -45,8 +45,8 @@ def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
     assert cloud.run(fleets.change("m", start)).last_number == 6
 
 
-def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
-    """What one worker has measured takes the place of what another had."""
+def test_a_pace_is_the_last_one_reported(cloud: Cloud) -> None:
+    """A worker's measurement replaces that of another."""
     fleets = cloud.deployment.fleets
     assert cloud.run(fleets.get_rate("m")) == WorkerRate()
     for rows in (1.0, 2.5):
@@ -57,7 +57,7 @@ def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
 
 
 def test_as_many_stay_ready_as_there_are_places(cloud: Cloud) -> None:
-    """Who has one keeps it; one that was not kept in time is the next one's."""
+    """An owner keeps its place; a place that was not renewed in time goes to the next one."""
 
     def keeps(owner: str, now: int) -> bool:
         fleets = cloud.deployment.fleets

@@ -151,7 +151,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, manner=MANNERS)
     def abandon(self, number: int, manner: Manner) -> None:
-        """Give up the lines of a shard that was begun, whoever has it."""
+        """Give up the lines of a shard that was begun, whatever its owner."""
         self.run(manner(self.table.abandon(self.batch_id, number, "no more")))
         if number in self.live:
             self.change(self.shards[number], abandoned="no more")
@@ -173,11 +173,11 @@ class Leases(RuleBasedStateMachine):
         return {shard.number for shard in pending if shard.fence}
 
     def is_last(self, mine: Shard) -> bool:
-        """Say whether nobody has claimed the shard since."""
+        """Return whether the shard has not been claimed since."""
         return self.shards[mine.number].fence == mine.fence
 
     def is_owner(self, mine: Shard) -> bool:
-        """Say whether the shard is still the owner's, were it only because nobody wanted it."""
+        """Return whether the shard is still the owner's, if only for lack of another claim."""
         shard = self.shards[mine.number]
         is_pending = shard.status is ShardStatus.PENDING
         return is_pending and self.is_last(mine) and shard.owner == mine.owner

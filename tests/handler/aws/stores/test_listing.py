@@ -40,7 +40,7 @@ def tenant() -> str:
 
 
 def add(run: Run, deployment: Deployment, tenant: str, *ages: int) -> list[Batch]:
-    """Record batches that are so many seconds old; return them newest first."""
+    """Record batches with these ages in seconds; return them newest first."""
     made = [make_batch(deployment, tenant=tenant, created_at=NOW - age) for age in ages]
     for batch in made:
         run(deployment.table.create_batch(batch))
@@ -54,7 +54,7 @@ def test_batches_come_newest_first_and_of_one_tenant(
     made = add(run, deployment, tenant, 5, 0, 5, 10)
     add(run, deployment, f"{tenant}x", 3)
     assert run(deployment.table.list_batches(tenant, limit=10)) == (made, False)
-    assert run(deployment.table.list_batches("nobody", limit=10)) == ([], False)
+    assert run(deployment.table.list_batches("unknown", limit=10)) == ([], False)
 
 
 def test_batches_of_earlier_versions_keep_their_place(

@@ -21,7 +21,7 @@ def read(state: list[object]) -> Shard:
 
 
 def test_a_state_has_all_counts_of_a_shard() -> None:
-    """What is written is read."""
+    """A state is read as it was written."""
     assert read(json.loads(str(live_fields(LIVE)["state"]))).progress == PROGRESS
 
 

@@ -1,4 +1,4 @@
-"""What is under way, and what has ended: a tenant's own, and nobody else's."""
+"""Active work and ended batches of a tenant, without those of other tenants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DONE = Progress(7, 1, 70, 20, 21, 0.1, 2.0, 6.0, 1.5, 20.0, 0.5, 5)
 
 
 def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment) -> None:
-    """Those that have not ended, oldest first, and of no tenant whose name begins as theirs."""
+    """Batches that have not ended, oldest first, without those of a tenant with a similar name."""
     table, tenant = deployment.table, new_tenant()
     ages = (30, 10, 20)
     ours = [
@@ -32,7 +32,7 @@ def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment
     run(table.move_batch(ended.id, Status.FAILED, NOW))
     found = run(deployment.overview.list_active(tenant))
     assert [batch.id for batch in found] == [ours[0].id, ours[2].id, ours[1].id]
-    assert run(deployment.overview.list_active("nobody")) == []
+    assert run(deployment.overview.list_active("unknown")) == []
 
 
 def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: Deployment) -> None:
@@ -47,8 +47,8 @@ def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: De
     assert {batch.id for batch in run(deployment.overview.list_active(tenant))} == made
 
 
-def test_what_was_left_out_is_asked_for_again_after_a_while(deployment: Deployment) -> None:
-    """The longer the oftener in vain, and not for ever; without an answer to wait for."""
+def test_unprocessed_keys_are_requested_again_after_a_while(deployment: Deployment) -> None:
+    """The wait grows with each failed try, and the number of tries is limited."""
     keys = [{"pk": "a", "sk": "META"}, {"pk": "b", "sk": "META"}]
     operation = deployment.overview.get_many(keys)
     table = deployment.table.name
@@ -70,8 +70,8 @@ def test_what_was_left_out_is_asked_for_again_after_a_while(deployment: Deployme
         answer(1)
 
 
-def test_a_standing_tells_who_waits_and_who_runs(run: Run, deployment: Deployment) -> None:
-    """A shard whose lease has lapsed is live but nobody's, and a sealed one is neither."""
+def test_a_standing_counts_waiting_and_running_shards(run: Run, deployment: Deployment) -> None:
+    """A shard whose lease has lapsed is live but without an owner; a sealed one is neither."""
     table = deployment.table
     batch = run(in_progress(deployment, 4))
     for number, now in ((0, NOW), (1, NOW - 600), (2, NOW)):
@@ -88,7 +88,7 @@ def test_a_standing_tells_who_waits_and_who_runs(run: Run, deployment: Deploymen
 
 
 def test_totals_add_up(run: Run, deployment: Deployment) -> None:
-    """By tenant and status; of one that nothing of has ended they are nothing."""
+    """They are by tenant and status; a tenant without ended batches has none."""
     ledger, tenant = deployment.ledger, new_tenant()
     for status, owner, cost in (
         (Status.COMPLETED, tenant, 0.1),
@@ -103,7 +103,7 @@ def test_totals_add_up(run: Run, deployment: Deployment) -> None:
     assert total.cost == 0.3
     expected: dict[Any, int] = dict.fromkeys(TERMINAL, 0)
     assert total.batches == expected | {"completed": 2, "expired": 1}
-    assert sum(run(ledger.get_total("nobody")).batches.values()) == 0
+    assert sum(run(ledger.get_total("unknown")).batches.values()) == 0
 
 
 def new_tenant() -> str:

@@ -57,10 +57,10 @@ def test_a_batch_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_batch_is_created_once(run: Run, deployment: Deployment) -> None:
-    """Whoever comes second gets what the first has made, whatever it would have made itself."""
+    """The second caller gets the batch that the first has created, whatever its own values."""
     batch = make_batch(deployment)
     run(deployment.table.create_batch(batch))
-    other = replace(batch, tenant="somebody else")
+    other = replace(batch, tenant="other tenant")
     assert run(deployment.table.create_batch(other)) == batch
 
 
@@ -84,7 +84,7 @@ def test_an_unknown_batch_is_none(run: Run, deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("source", Status)
 def test_only_allowed_moves_happen(source: Status, run: Run, deployment: Deployment) -> None:
-    """From each status to each other one: the table does what `MOVES` says, and no more."""
+    """Every pair of statuses is tried: the table allows exactly what `MOVES` allows."""
     for target in Status:
         if target is Status.VALIDATING:
             continue
@@ -123,7 +123,7 @@ def test_a_shard_is_planned_once(run: Run, deployment: Deployment) -> None:
 
 
 def test_one_of_two_claims_wins(run: Run, deployment: Deployment) -> None:
-    """The other is told who has it and until when; nobody gets a shard that is not there."""
+    """The loser learns the owner and the lease; a missing shard cannot be claimed."""
     batch = run(in_progress(deployment))
     claim = deployment.table.claim
     mine = run(claim(batch.id, 0, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
@@ -148,7 +148,7 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(run: Run, deployment: Deploy
 
 
 def test_a_lapsed_or_stolen_shard_has_a_new_fence(run: Run, deployment: Deployment) -> None:
-    """What the older owner does then is refused, and changes nothing."""
+    """Later writes of the older owner are refused, and change nothing."""
     old = run(claimed(deployment))
     claim = deployment.table.claim
     new = run(claim(old.batch_id, 0, owner="b", now=LATER, lease_seconds=LEASE_SECONDS))
@@ -243,7 +243,7 @@ def test_a_done_shard_stays_as_it_is(run: Run, deployment: Deployment) -> None:
 
 
 def test_an_abandoned_shard_says_why(run: Run, deployment: Deployment) -> None:
-    """The reason stands beside what the shard is else."""
+    """The reason is stored in addition to the shard's other attributes."""
     mine = run(claimed(deployment))
     assert run(deployment.table.abandon(mine.batch_id, 0, "it never ends")) is True
     assert run(deployment.table.abandon(mine.batch_id, 0, "says another")) is False
@@ -280,7 +280,7 @@ def test_shards_are_listed_over_pages(run: Run, deployment: Deployment) -> None:
 
 
 def test_live_shards_are_counted_over_pages(run: Run, deployment: Deployment) -> None:
-    """More of them than one page of a query holds: each is told, and given up ones as such."""
+    """More shards than fit on one page of a query are all counted, abandoned ones as such."""
     table = deployment.table
     batch = run(in_progress(deployment, 20))
     for number in range(20):
@@ -293,7 +293,7 @@ def test_live_shards_are_counted_over_pages(run: Run, deployment: Deployment) ->
 
 
 def test_what_is_counted_twice_is_left_out_once(run: Run, deployment: Deployment) -> None:
-    """A shard that is committed while somebody looks is among those that are done, only."""
+    """A shard that is committed during the query counts among the finished ones only."""
     table = deployment.table
     batch = run(in_progress(deployment, 2))
     claim = table.claim
@@ -323,7 +323,7 @@ def test_what_is_counted_twice_is_left_out_once(run: Run, deployment: Deployment
 
 
 def test_a_shard_of_an_earlier_version_goes_on(run: Run, deployment: Deployment) -> None:
-    """What it says of itself, its lease too, counts until somebody claims it; then it is live."""
+    """Its item counts, lease included, until a worker claims it; then it is live."""
     table, batch = deployment.table, run(in_progress(deployment, 0))
     old = replace(
         Shard(batch.id, 0, 1, 10, 0, 100, owner="old", lease_until=NOW + 5, fence=3, attempts=2),
@@ -343,8 +343,8 @@ def test_a_shard_of_an_earlier_version_goes_on(run: Run, deployment: Deployment)
     assert free == replace(old, owner=None, lease_until=0.0, fence=4, attempts=0, suspects=())
 
 
-def test_a_rate_counts_while_somebody_has_the_shard(run: Run, deployment: Deployment) -> None:
-    """Rows stay rows; a worker that is gone makes none."""
+def test_a_rate_counts_while_the_shard_has_an_owner(run: Run, deployment: Deployment) -> None:
+    """Rows stay rows; a worker that is gone produces none."""
     table, rate = deployment.table, replace(PROGRESS, rows_per_second=3.0, tokens_per_second=50.0)
     batch = run(in_progress(deployment, 3))
     for number, seconds in ((0, 10), (1, 60)):
@@ -368,7 +368,7 @@ def test_a_field_is_set_once(run: Run, deployment: Deployment) -> None:
 
 
 def test_fields_change_only_under_the_expected_status(run: Run, deployment: Deployment) -> None:
-    """Under another status nothing is changed; None takes a field away."""
+    """A batch with another status is unchanged; None removes a field."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
     change = deployment.table.change_batch
     changed = run(change(batch.id, Status.VALIDATING, output_joining="here", num_rows=3))
@@ -378,8 +378,8 @@ def test_fields_change_only_under_the_expected_status(run: Run, deployment: Depl
     assert changed == run(deployment.table.get_batch(batch.id)) == replace(batch, num_rows=3)
 
 
-def test_a_status_is_noted_as_told_by_one(run: Run, deployment: Deployment) -> None:
-    """The second is told that it was not the first; nor is one whose batch has moved on."""
+def test_a_status_is_marked_as_announced_once(run: Run, deployment: Deployment) -> None:
+    """The second caller learns that it was not the first; so does one whose batch has moved on."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
     assert [run(table.note_announced(batch)) for _ in range(2)] == [True, False]
@@ -392,7 +392,7 @@ def test_a_status_is_noted_as_told_by_one(run: Run, deployment: Deployment) -> N
 
 
 def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
-    """Until its time is over or it gives the turn back; only its owner can."""
+    """It holds the lock until it expires or is released; only the owner can release it."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
 
     def take(owner: str, now: float) -> bool:
@@ -414,7 +414,7 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Deployment) -> None:
-    """Even if it is free again: what the other did is done."""
+    """It is lost even if it is free again, because another run has used it."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
     assert run(table.acquire_lock(batch.id, "held up", now=NOW, until=NOW + 10)).is_acquired
@@ -427,7 +427,7 @@ def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Dep
 
 
 def test_a_move_releases_the_lock_of_its_run(run: Run, deployment: Deployment) -> None:
-    """Not that of another run, which it leaves alone; sent twice it is the same."""
+    """Another run's lock is not released; a repeated call changes nothing."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment, turn="a", turn_until=float(NOW))))
 
@@ -444,7 +444,7 @@ def test_a_move_releases_the_lock_of_its_run(run: Run, deployment: Deployment) -
 
 
 def test_the_turn_says_how_the_batch_is(run: Run, deployment: Deployment) -> None:
-    """Whoever takes, keeps or gives it sees what others have done: a cancel above all."""
+    """The run that takes, renews or releases the lock sees concurrent changes, such as a cancel."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
     taken = run(table.acquire_lock(batch.id, "a", now=NOW, until=NOW + 10))
@@ -461,7 +461,7 @@ def test_the_turn_says_how_the_batch_is(run: Run, deployment: Deployment) -> Non
 
 
 def test_an_end_is_chosen_once(run: Run, deployment: Deployment) -> None:
-    """Where the status leads to it; the second gets what the first chose, as does a lost answer."""
+    """The status must allow it; a second call, or a retry after a lost reply, gets the first."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
     assert run(table.choose_end(batch.id, Status.COMPLETED, NOW)) == batch
@@ -472,7 +472,7 @@ def test_an_end_is_chosen_once(run: Run, deployment: Deployment) -> None:
 
 
 def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:
-    """Once or twice, and others stay on it."""
+    """A repeated call changes nothing, and others stay on the list."""
     gone, stays = (run(deployment.table.create_batch(make_batch(deployment))) for _ in range(2))
     run(deployment.table.forget_active(active_name(gone)))
     run(deployment.table.forget_active(active_name(gone)))
@@ -490,8 +490,8 @@ def test_a_file_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
     assert run(deployment.files.get_file("file-2")) is None
 
 
-def test_a_refusal_of_aws_is_told_with_its_code(run: Run) -> None:
-    """What no operation handles comes out as AwsError, with AWS's own code."""
+def test_an_aws_error_keeps_its_code(run: Run) -> None:
+    """An error that no operation handles becomes an AwsError with AWS's code."""
 
     def bad_call() -> Operation[None]:
         yield Call("dynamodb", "get_item", {"TableName": "no-such-table", "Key": {}})

@@ -26,7 +26,7 @@ Job = dict[str, Any]
 
 
 class Refusal(Exception):
-    """An answer of the server that is no success."""
+    """An error response of the API server."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -42,10 +42,10 @@ class Refusal(Exception):
 
 @dataclass
 class Cluster:
-    """One namespace. `quota` is the most Jobs in it; `refusal` answers each create meanwhile.
+    """One namespace. `quota` is its maximum of Jobs; `refusal`, if set, answers each create.
 
-    `token` must come with every request where there is one; `num_lost` answers get lost after what
-    they answer was done. `requests` are those that came.
+    `token`, if set, must come with every request; `num_lost` replies get lost after the work is
+    done. `requests` are those received.
     """
 
     quota: int = 1000
@@ -213,8 +213,8 @@ class Cluster:
         job = self.jobs[pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]]
         with self.lock:
             pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
-            said = {"reason": reason if exit_code else "Completed", "message": log}
-            ended = {"exitCode": exit_code, "finishedAt": self._time(), **said}
+            state = {"reason": reason if exit_code else "Completed", "message": log}
+            ended = {"exitCode": exit_code, "finishedAt": self._time(), **state}
             self._set_state(pod, terminated=ended)
             if "deletionTimestamp" in job["metadata"]:
                 self._remove(job)
@@ -229,7 +229,7 @@ class Cluster:
         self.exit(job, 137)
 
     def mark_disrupted(self, pod: Job) -> None:
-        """Say of a pod that it is taken away, which is no fault of it."""
+        """Mark a pod as disrupted, which is not its own failure."""
         self._set_condition(pod, "DisruptionTarget", "True", "DeletionByTaintManager")
 
     def leave_unscheduled(self, message: str) -> None:

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 
 
 class Kubelet:
-    """Starts the container of each pod, sends SIGTERM to deleted ones, and tells how they end."""
+    """Starts the container of each pod, sends SIGTERM to deleted ones, and reports their ends."""
 
     def __init__(self, cluster: Cluster, processes: Processes) -> None:
         self._cluster, self._processes = cluster, processes

@@ -1,4 +1,4 @@
-"""A launcher on a deployment of an emulator and on a cluster, with a clock of their own."""
+"""A launcher on a deployment of an emulator and on a cluster, with a shared clock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Rig:
         def make_client(service: str, **options: Any) -> Any:
             if service == "kubernetes":
                 return client
-            # A client of its own: others of this process are no launchers.
+            # A separate client: others of this process are not launchers.
             own = Config(user_agent_extra=f"launcher-{id(self)}")
             made = emulator.client(service, options["config"].merge(own))
             made.meta.events.register("provide-client-params", self._check_right)
@@ -101,5 +101,5 @@ class Rig:
 
     @property
     def state(self) -> FleetState:
-        """What is remembered of the fleet."""
+        """The stored state of the fleet."""
         return self.cloud.run(self.cloud.deployment.fleets.get_state(MODEL))

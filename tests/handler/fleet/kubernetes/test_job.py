@@ -59,8 +59,8 @@ def test_a_plan_that_says_everything_is_in_the_manifest_whole() -> None:
     assert worker["livenessProbe"]["exec"]["command"] == ["python", "-m", "tidemill.cli.health"]
 
 
-def test_a_small_plan_asks_for_nothing_more() -> None:
-    """On processors: no GPU, no queue, no place, no rights in the cluster."""
+def test_a_small_plan_requests_no_more() -> None:
+    """A CPU worker needs no GPU, no queue, no node selector, and no permissions in the cluster."""
     job = manifest_of(gpus=0)
     pod = job["spec"]["template"]["spec"]
     assert "resources" not in pod["containers"][0]
@@ -95,7 +95,7 @@ def test_deployments_of_one_namespace_have_different_jobs() -> None:
 def test_the_manifest_is_valid_by_the_schema_of_kubernetes(
     means: dict[str, Any], version: str
 ) -> None:
-    """With no field that this version does not know."""
+    """It has no field that this version does not know."""
     manifest = manifest_of(**means)
     assert complaints(manifest, version) == []
     manifest["spec"]["template"]["spec"]["tolerationz"] = []

@@ -48,7 +48,7 @@ def test_a_number_is_started_once(aws: Aws, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_an_ended_job_does_not_count_as_started(aws: Aws, cluster: Cluster, exit_code: int) -> None:
-    """The next attempt has a name of its own, and the ended Job stays for the circuit breaker."""
+    """The next attempt has a different name, and the ended Job stays for the circuit breaker."""
     ended = start(aws)
     cluster.run_pods()
     cluster.exit(cluster.jobs[ended], exit_code)
@@ -94,7 +94,7 @@ def test_a_number_whose_attempts_have_all_ended_is_an_error(aws: Aws, cluster: C
         name = start(aws)
         cluster.run_pods()
         cluster.exit(cluster.jobs[name], 1)
-    with pytest.raises(NotStarted, match=f"up to {name}, have ended already"):
+    with pytest.raises(NotStarted, match=f"up to {name}, have already ended"):
         start(aws)
     assert len(cluster.jobs) == 9
 
@@ -117,7 +117,7 @@ def test_a_worker_starts_runs_stops_and_is_gone(aws: Aws, cluster: Cluster) -> N
 
 
 def test_fleets_do_not_list_each_other(aws: Aws) -> None:
-    """Of another model, or of another deployment in the same namespace."""
+    """Jobs of another model, or of another deployment in the same namespace, are not listed."""
     start(aws)
     others = (
         FleetPlan("other", "kubernetes", "r1", means=MEANS),
@@ -155,10 +155,10 @@ def test_pages_are_followed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["quota", "rights", "limits", "invalid", "namespace", "webhook", "500", "429", "401"],
 )
-def test_a_refused_start_is_told_by_what_helps(
+def test_a_refused_start_is_classified_by_its_remedy(
     aws: Aws, cluster: Cluster, refusal: Refusal, error: type[Exception]
 ) -> None:
-    """A shortage passes, what is ours does not, and of the rest nobody knows whether it started."""
+    """A shortage passes, a wrong configuration does not, other errors may have started a Job."""
     cluster.refusal = refusal
     with pytest.raises((NotStarted, AwsError)) as caught:
         start(aws)
@@ -167,7 +167,7 @@ def test_a_refused_start_is_told_by_what_helps(
 
 
 def test_a_token_that_rotates_is_read_again(cluster: Cluster, tmp_path: Path) -> None:
-    """The kubelet writes a new one every hour; without a good one the answer is said."""
+    """The kubelet writes a new one every hour; without a valid one the server's reply is raised."""
     token = tmp_path / "token"
     client = KubernetesClient(cluster.url, token_file=token)
     aws = Aws(lambda _service, **_: client)
@@ -185,7 +185,7 @@ def test_a_token_that_rotates_is_read_again(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    """After a few tries."""
+    """The error follows a few tries."""
     client = KubernetesClient("http://127.0.0.1:9", retry_delays_seconds=(0.0,))
     with pytest.raises(AwsError, match=r"http://127\.0\.0\.1:9 cannot be reached"):
         listed(Aws(lambda _service, **_: client))
@@ -193,8 +193,8 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 def test_outside_of_a_cluster_a_server_must_be_named() -> None:
-    """With the words that help; so must the pod's token be there."""
-    with pytest.raises(NoCluster, match="--api-server, such as http://127"):
+    """The error gives the flag; the pod's token is required, too."""
+    with pytest.raises(NoCluster, match="--api-server http://127"):
         connect({})
     with pytest.raises(NoCluster, match="serviceAccountName"):
         connect({"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "443"})

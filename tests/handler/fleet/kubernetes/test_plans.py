@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "AWS_REGION": "eu-west-1",
     "AWS_ENDPOINT_URL_SQS": "https://vpce-1",
     "AWS_SECRET_ACCESS_KEY": "secret",
-    "TIDEMILL_FLEETS": "/nobody/reads/this",
+    "TIDEMILL_FLEETS": "/not/read",
     "TIDEMILL_HEALTH_FILE": "/run/of-the-launcher",
     "PATH": "/bin",
 }
@@ -48,7 +48,7 @@ def test_a_plan_has_its_defaults(tmp_path: Path) -> None:
 
 
 def test_workers_get_the_command_that_serves_their_model(tmp_path: Path) -> None:
-    """Under all its names, ending when idle but for those that stay, and on a GPU or not at all."""
+    """They serve all its names, end when idle unless reserved, and use a GPU or none at all."""
     big = plan_of(
         min_workers=2, min_workers_hours="Mon 07:00-18:00", idle_seconds=60, args=["--model", "m"]
     )
@@ -99,29 +99,35 @@ def test_a_release_is_what_a_pod_is_made_of(tmp_path: Path) -> None:
     [
         ("{", "plans.json: is not JSON: "),
         ([], "plans.json: is []: Input should be an object"),
-        ({"small": {}}, "plans.json: small.means must be given"),
+        ({"small": {}}, "plans.json: small.means is required"),
         ({"small": plan_of(max_workers="2")}, "plans.json: small.max_workers is '2': "),
         ({"small": plan_of(max_workers=0)}, "plans.json: small.max_workers is 0: "),
         ({"small": plan_of(min_workers=9)}, "small has min_workers above max_workers = 3"),
         ({"small": plan_of(min_workers_hours="Fun")}, "plans.json: small.min_workers_hours "),
-        ({"small": plan_of(gpu=1)}, "plans.json: small.means.gpu is no key of a plan"),
+        ({"small": plan_of(gpu=1)}, "plans.json: small.means.gpu is not a known key of a plan"),
         ({"small": plan_of(memory="60 GB")}, "plans.json: small.means.memory is '60 GB': "),
         ({"small": plan_of(environment={"A": 1})}, "small.means.environment.A is 1: "),
-        ({"small": plan_of(tolerations=[{"ky": 1}])}, "small.means.tolerations[1].ky is no key"),
-        ({"small": plan_of(namespace="x")}, "small.means.namespace is no key of a plan"),
-        ({"smal": plan_of()}, "smal is no model of this deployment; TIDEMILL_WORK_QUEUES has: org"),
+        (
+            {"small": plan_of(tolerations=[{"ky": 1}])},
+            "small.means.tolerations[1].ky is not a known key",
+        ),
+        ({"small": plan_of(namespace="x")}, "small.means.namespace is not a known key of a plan"),
+        (
+            {"smal": plan_of()},
+            "model smal is not in this deployment; TIDEMILL_WORK_QUEUES has: org",
+        ),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_a_wrong_plan_is_a_sentence_with_its_key(tmp_path: Path, found: Any, sentence: str) -> None:
-    """What is wrong, and where in the file."""
+    """The sentence contains the error and its place in the file."""
     with pytest.raises(PlansRefused) as caught:
         read(tmp_path, found)
     assert sentence in str(caught.value)
 
 
 def test_the_plans_of_the_page_are_taken(tmp_path: Path) -> None:
-    """As they stand in docs/integrations/kubernetes.md."""
+    """They are the examples in docs/integrations/kubernetes.md."""
     [shown] = re.findall(r"```json\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     queues = json.dumps({"qwen3-8b": "https://sqs/qwen"})
     [plan] = read(tmp_path, shown, TIDEMILL_WORK_QUEUES=queues).values()
@@ -129,6 +135,6 @@ def test_the_plans_of_the_page_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """As a ConfigMap that is not mounted."""
+    """A ConfigMap may not be mounted."""
     with pytest.raises(PlansRefused, match=r"plans\.json cannot be read: No such file"):
         read_plans(tmp_path / "plans.json", read_settings(ENVIRONMENT), "llm", ENVIRONMENT)

@@ -58,7 +58,7 @@ def test_without_a_launcher_a_batch_waits(rig: Rig, caplog: pytest.LogCaptureFix
 
 
 def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Rig) -> None:
-    """One crash is no loop."""
+    """One crash is not a crash loop."""
     rig.open()
     rig.step()
     rig.cluster.run_pods()
@@ -71,7 +71,7 @@ def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Ri
 
 
 @pytest.mark.long
-def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
+def test_a_disruption_is_not_a_failure(rig: Rig) -> None:
     """Kubernetes itself replaces the pod, and its Job goes on."""
     rig.open()
     rig.step()
@@ -85,8 +85,8 @@ def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
     assert rig.state.ends == ()
 
 
-def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
-    """With the last words of the log; whom a person lets start again is not braked by old ends."""
+def test_a_crash_loop_opens_the_breaker_once(rig: Rig) -> None:
+    """It shows the log's last error; after a person closes it, old ends do not open it again."""
     batch = rig.open()
     rig.step()
     rig.cluster.run_pods()
@@ -113,7 +113,7 @@ def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_a_loop_that_gets_rows_done_is_none(rig: Rig) -> None:
-    """Between two crashes of it rows became durable."""
+    """Rows became durable between two of its crashes."""
     rig.open()
     for _ in range(CRASHES_TO_TRIP):
         rig.step(15)
@@ -150,7 +150,7 @@ def test_another_image_replaces_workers_one_by_one(rig: Rig) -> None:
 
 
 def test_a_used_up_quota_is_a_shortage_that_passes(rig: Rig) -> None:
-    """What fits runs, the rest is tried again, and the reason is for people to read."""
+    """Workers within the quota start, others are tried again, and users see the reason."""
     rig.open()
     rig.cluster.quota = 1
     rig.step()
@@ -166,7 +166,7 @@ def test_a_used_up_quota_is_a_shortage_that_passes(rig: Rig) -> None:
 
 
 def test_a_denied_start_stops_the_fleet_and_says_why(rig: Rig) -> None:
-    """Until the cluster lets Jobs in again, which is tried now and then."""
+    """Starts are retried now and then until the cluster allows Jobs again."""
     rig.open()
     user = 'User "system:serviceaccount:llm:x" cannot create resource "jobs" in API group "batch"'
     rig.cluster.refusal = Refusal(403, "Forbidden", f"jobs.batch is forbidden: {user}")
@@ -174,7 +174,7 @@ def test_a_denied_start_stops_the_fleet_and_says_why(rig: Rig) -> None:
     breaker = rig.state.breaker
     assert breaker is not None
     assert breaker.code == START_REFUSED
-    assert breaker.reason.startswith("Kubernetes starts no worker: ")
+    assert breaker.reason.startswith("Kubernetes refuses to start workers: ")
     assert "Role" in breaker.advice
     rig.cluster.refusal = None
     rig.step(60)
@@ -209,7 +209,7 @@ def test_a_lost_answer_starts_no_double(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_pods_that_no_node_has_room_for_hold_further_starts_back(rig: Rig) -> None:
-    """After some patience with clusters that add nodes; the scheduler's words are shown."""
+    """Clusters that add nodes get some time first; the scheduler's message is shown."""
     rig.open()
     rig.write(max_workers=1)
     rig.step()
@@ -246,7 +246,7 @@ def test_what_kueue_has_not_admitted_waits(rig: Rig) -> None:
     assert len(rig.alive) == 3
 
 
-def test_an_image_that_is_not_there_sets_the_brake(rig: Rig) -> None:
+def test_a_missing_image_opens_the_breaker(rig: Rig) -> None:
     """Kubernetes would pull for ever: such Jobs are deleted, and count as crashes."""
     rig.open()
     rig.step()
@@ -255,5 +255,5 @@ def test_an_image_that_is_not_there_sets_the_brake(rig: Rig) -> None:
     breaker = rig.state.breaker
     assert breaker is not None
     assert 'Back-off pulling image "tidemill:1"' in breaker.reason
-    assert "See that the image is there" in breaker.advice
+    assert "Check that the image exists" in breaker.advice
     assert rig.cluster.jobs == {}

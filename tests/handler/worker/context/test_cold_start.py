@@ -1,4 +1,4 @@
-"""What a worker's start took: each step once, from whoever knows it."""
+"""Durations of a worker's start: each step once, from its own source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.handler.worker.rig import Rig, until
 from tidemill.handler.observability import Metric
 from tidemill.handler.worker.context.cold_start import ColdStart, process_age, read_task, task_steps
 
-# As the agent of ECS tells of a task: times in nanoseconds.
+# The ECS agent's metadata of a task: times in nanoseconds.
 TASK = {
     "PullStartedAt": "2026-10-02T00:43:06.202617438Z",
     "PullStoppedAt": "2026-10-02T00:44:36.702617438Z",
@@ -39,7 +39,7 @@ def test_a_step_is_reached_once() -> None:
 
 
 def test_a_process_knows_how_old_it_is(tmp_path: Path) -> None:
-    """By when the kernel started it; whatever its name is made of."""
+    """The kernel's start time decides, whatever characters the process name has."""
     ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "self").mkdir()
     (tmp_path / "uptime").write_text("1000.5 77.0\n")
@@ -49,36 +49,36 @@ def test_a_process_knows_how_old_it_is(tmp_path: Path) -> None:
     assert process_age(tmp_path / "nowhere") == (0.0, 0.0)
 
 
-def test_ecs_tells_of_the_image() -> None:
-    """How long it was pulled, and what came between that and the process."""
+def test_ecs_reports_the_image_pull() -> None:
+    """It has the pull's duration, and the time between the pull and the process."""
     assert task_steps(TASK, PULLED + 3) == {"image_seconds": 90.5, "container_seconds": 3.0}
 
 
 @pytest.mark.parametrize("task", [{}, {"PullStartedAt": 7}, TASK | {"PullStoppedAt": "soon"}])
-def test_a_task_that_is_not_told_of_has_no_steps(task: dict[str, Any]) -> None:
-    """Such as one on a machine that had its image."""
+def test_a_task_without_metadata_has_no_steps(task: dict[str, Any]) -> None:
+    """A machine may already have had the image, for example."""
     assert task_steps(task, 0) == {}
 
 
 @pytest.mark.parametrize(
     ("answer", "found"),
     [(json.dumps(TASK), TASK), ("[]", {}), ("{", {}), (None, {})],
-    ids=["told", "a list", "torn", "silent"],
+    ids=["complete", "a list", "torn", "silent"],
 )
-def test_ecs_is_asked_where_there_is_one(
+def test_the_ecs_metadata_is_read_if_there_is_any(
     tmp_path: Path, answer: str | None, found: dict[str, Any]
 ) -> None:
-    """Whatever it answers, a worker starts."""
+    """A worker starts, whatever the reply."""
     if answer is not None:
         (tmp_path / "task").write_text(answer)
     assert read_task({"ECS_CONTAINER_METADATA_URI_V4": tmp_path.as_uri()}) == found
     assert read_task({}) == {}
 
 
-async def test_a_start_is_told_with_the_first_row(
+async def test_a_start_is_reported_with_the_first_row(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once, whatever comes after it, in the log and for the metrics."""
+    """It is reported once, in the log and as metrics, whatever follows."""
     work = rig.batch({}, {}, {})
     async with rig.worker():
         await until(lambda: work.is_done)

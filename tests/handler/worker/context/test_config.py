@@ -9,7 +9,7 @@ from tidemill.handler.worker.context.config import WorkerConfig, read_config
 
 
 def test_variables_are_the_names_of_fields() -> None:
-    """What is given wins over them; what is not ours is left alone."""
+    """Given values take precedence; other variables are ignored."""
     environment = {"TIDEMILL_QUEUE": "q", "TIDEMILL_LEASE_SECONDS": "12", "TIDEMILL_BUCKET": "b"}
     environment |= {"TIDEMILL_FLUSH_BYTES": "7", "FLUSH_SECONDS": "1"}
     config = read_config(environment, {"flush_bytes": 9})
@@ -30,7 +30,7 @@ def test_variables_are_the_names_of_fields() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(name: str, value: str) -> None:
-    """By name, before anything starts."""
+    """The error names the setting, before anything starts."""
     with pytest.raises(ValidationError) as refused:
         read_config({"TIDEMILL_QUEUE": "q"}, {name: value})
     assert [error["loc"] for error in refused.value.errors()] == [(name,)]
@@ -43,7 +43,7 @@ def test_what_cannot_be_is_refused(name: str, value: str) -> None:
 def test_a_lease_has_many_ticks(
     lease_seconds: float, visibility_seconds: int, tick_seconds: float
 ) -> None:
-    """So has a message; an end of a batch is seen within two seconds, however long they are."""
+    """A message has many, too; the end of a batch is noticed within two seconds in any case."""
     config = WorkerConfig(
         queue="q", lease_seconds=lease_seconds, visibility_seconds=visibility_seconds
     )
@@ -63,6 +63,6 @@ def test_rows_of_small_batches_become_durable_sooner(
 
 
 def test_an_engine_gets_more_than_it_can_run_at_once() -> None:
-    """Four times as much, unless told otherwise."""
+    """The default is four times as much."""
     assert WorkerConfig(queue="q").inflight_for(64) == 256
     assert WorkerConfig(queue="q", max_inflight=5).inflight_for(64) == 5

@@ -1,4 +1,4 @@
-"""What a worker counts: each durable row once, whoever ran it and whatever went wrong."""
+"""Metrics of a worker: each durable row counts once, despite other workers and failures."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ Counted = Callable[[], list[Line]]
 
 @pytest.fixture
 def counted(capsys: pytest.CaptureFixture[str]) -> Counted:
-    """Return what gives the lines since it was last asked."""
+    """Return a function that returns the lines since its last call."""
     return lambda: lines_in(capsys.readouterr().out)
 
 
-def told(lines: list[Line]) -> tuple[float, ...]:
-    """Return the sums of what is counted of rows."""
+def row_sums(lines: list[Line]) -> tuple[float, ...]:
+    """Return the sums of the metrics of rows."""
     sums = totals(lines)
     return tuple(sums[name] for name in COUNTS)
 
@@ -75,13 +75,13 @@ def with_figure(lines: list[Line], name: str) -> list[Line]:
     return [line for line in lines if name in line.figures]
 
 
-async def test_a_run_is_told_as_the_table_has_it(rig: Rig, counted: Counted) -> None:
-    """Rows, tokens, GPU time, rate and cache of the model; the rest when the worker ends."""
+async def test_the_metrics_of_a_run_are_those_in_the_table(rig: Rig, counted: Counted) -> None:
+    """Rows, tokens, GPU time, rate and cache come by model; the rest when the worker ends."""
     work = rig.batch(*[{"wait": 0.5}] * 4, BAD, b"{\n", shard_lines=2)
     async with rig.worker():
         await until(lambda: work.is_done)
     lines = counted()
-    assert told(lines) == done(work) == (4, 2, 40, 16, 12)
+    assert row_sums(lines) == done(work) == (4, 2, 40, 16, 12)
     [line] = with_figure(lines, "RowsCompleted")
     assert line.dimensions == {"service": "worker", "model": MODEL}
     assert line.labels == {}
@@ -92,8 +92,8 @@ async def test_a_run_is_told_as_the_table_has_it(rig: Rig, counted: Counted) -> 
     assert line.units["KvCacheUse"] == "Percent"
 
 
-async def test_each_claim_tells_how_long_its_message_waited(rig: Rig, counted: Counted) -> None:
-    """From the time that the queue took it, and of which batch it is."""
+async def test_each_claim_reports_how_long_its_message_waited(rig: Rig, counted: Counted) -> None:
+    """The time counts from the queue's receipt, and the batch is named."""
     work = rig.batch(GOOD, GOOD, shard_lines=1)
     await asyncio.sleep(1.2)
     async with rig.worker():
@@ -104,34 +104,32 @@ async def test_each_claim_tells_how_long_its_message_waited(rig: Rig, counted: C
 
 
 async def test_a_shard_that_is_taken_over_counts_once(rig: Rig, counted: Counted) -> None:
-    """What the first worker has told is not told by the second."""
+    """Rows that the first worker has reported are not reported by the second."""
     work = rig.batch(GOOD, BAD, GOOD, {"wait": 1.0})
     async with rig.worker() as first:
         await until(lambda: len(work.index()) == 3 and first.engine.inside)
     before = counted()
-    assert told(before) == (2, 1, 20, 8, 6)
+    assert row_sums(before) == (2, 1, 20, 8, 6)
     async with rig.worker():
         await until(lambda: work.is_done)
-    assert told(counted()) == (1, 0, 10, 4, 3)
+    assert row_sums(counted()) == (1, 0, 10, 4, 3)
     assert done(work) == (3, 1, 30, 12, 9)
 
 
-async def test_rows_of_one_who_died_before_it_could_tell_are_told(
-    rig: Rig, counted: Counted
-) -> None:
-    """By whoever takes the shard over: they are durable, and the table does not know them yet."""
+async def test_unreported_rows_of_a_dead_worker_are_reported(rig: Rig, counted: Counted) -> None:
+    """The shard's next owner reports them: they are durable, but not yet in the table."""
     work = rig.batch(*[GOOD] * 3, rings=False)
     dead = work.claim(lease_seconds=-1)
     rig.run(rig.deployment.bucket.put_part(dead, 0, FIRST_ROW))
     work.ring()
     async with rig.worker() as running:
         await until(lambda: work.is_done)
-    assert "c1" not in running.engine.asked
-    assert told(counted()) == done(work) == (3, 0, 30, 12, 9)
+    assert "c1" not in running.engine.requests
+    assert row_sums(counted()) == done(work) == (3, 0, 30, 12, 9)
 
 
-async def test_what_the_table_knew_of_one_who_died_is_not_told(rig: Rig, counted: Counted) -> None:
-    """It was told by the one who died, or is lost; it is never told twice."""
+async def test_recorded_rows_of_a_dead_worker_are_not_reported(rig: Rig, counted: Counted) -> None:
+    """The dead worker reported them, or they are lost; no row is ever reported twice."""
     work = rig.batch(*[GOOD] * 3, rings=False)
     dead = work.claim(lease_seconds=60)
     rig.run(rig.deployment.bucket.put_part(dead, 0, FIRST_ROW))
@@ -140,7 +138,7 @@ async def test_what_the_table_knew_of_one_who_died_is_not_told(rig: Rig, counted
     work.ring()
     async with rig.worker():
         await until(lambda: work.is_done)
-    assert told(counted()) == (2, 0, 20, 8, 6)
+    assert row_sums(counted()) == (2, 0, 20, 8, 6)
 
 
 async def test_a_line_that_kills_the_engine_counts_its_neighbours_once(
@@ -153,15 +151,15 @@ async def test_a_line_that_kills_the_engine_counts_its_neighbours_once(
     async with rig.worker() as running:
         await until(lambda: work.is_done)
     lines = counted()
-    assert len(running.engine.asked) > 8
-    assert told(lines) == done(work) == (7, 1, 70, 28, 21)
+    assert len(running.engine.requests) > 8
+    assert row_sums(lines) == done(work) == (7, 1, 70, 28, 21)
     deaths = with_figure(lines, "EngineDeaths")
     assert len(deaths) == running.engine.num_lives - 1 > 1
     assert all(line.figures == {"EngineDeaths": 1} for line in deaths)
 
 
 async def test_an_engine_that_cannot_start_is_counted(rig: Rig, counted: Counted) -> None:
-    """Nothing else tells that a worker comes and goes without doing anything."""
+    """No other metric shows that a worker starts and ends without doing anything."""
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
         await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS)
     [line] = counted()
@@ -197,11 +195,11 @@ async def test_calls_that_are_repeated_count_once(
     work = rig.batch(*[{"wait": 0.1}] * 12, BAD, shard_lines=5)
     async with failing(rig, every_fifth, after=after, max_inflight=4, tick_seconds=0.2):
         await until(lambda: work.is_done)
-    assert told(counted()) == done(work) == (12, 1, 120, 48, 36)
+    assert row_sums(counted()) == done(work) == (12, 1, 120, 48, 36)
 
 
 async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted: Counted) -> None:
-    """Its rows are not counted here: whoever has it counts them."""
+    """Its rows are not counted here: the new owner counts them."""
     work = rig.batch(GOOD, {"wait": NEVER})
     async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
         await until(lambda: running.engine.inside == {"c2"})
@@ -215,7 +213,7 @@ async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted:
     [line] = with_figure(lines, "LeasesLost")
     assert line.figures == {"LeasesLost": 1}
     assert line.labels == {"batch_id": work.id, "shard": 0}
-    assert told(lines) == (0, 0, 0, 0, 0)
+    assert row_sums(lines) == (0, 0, 0, 0, 0)
     assert work.shard() == taken
 
 
@@ -240,7 +238,7 @@ async def test_a_commit_that_comes_too_late_counts_nothing(
         await asyncio.sleep(0.5)
     lines = counted()
     assert len(with_figure(lines, "LeasesLost")) == 1
-    assert told(lines) == done(work) == (0, 0, 0, 0, 0)
+    assert row_sums(lines) == done(work) == (0, 0, 0, 0, 0)
 
 
 async def test_answers_in_another_order_count_nothing_twice(rig: Rig) -> None:
@@ -265,14 +263,14 @@ async def test_a_queue_of_no_known_model_has_no_model(rig: Rig) -> None:
     assert context.model is None
 
 
-# Of a process of its own
+# In a separate process
 
 
-def test_a_worker_tells_on_its_standard_output(rig: Rig) -> None:
-    """Among its log, each line whole; the last of it before it ends."""
+def test_a_worker_emits_metrics_on_its_standard_output(rig: Rig) -> None:
+    """They are among its log lines, each whole; the last comes before it ends."""
     work = rig.batch(*[GOOD] * 3, BAD)
     process = rig.start()
     wait_for(lambda: work.is_done, lambda: process.log)
     process.send(signal.SIGTERM)
     assert process.wait() == 0, process.log
-    assert told(lines_in(process.log)) == done(work) == (3, 1, 30, 12, 9)
+    assert row_sums(lines_in(process.log)) == done(work) == (3, 1, 30, 12, 9)

@@ -1,4 +1,4 @@
-"""What workers add to the GPU time of a day."""
+"""GPU time that workers add to a day's usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers add to the history of a batch."""
+"""History entries that workers add to a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_old_batch_has_longer_buckets(now: float, bucket: tuple[int, int]) ->
 
 
 def test_gains_are_summed_by_batch_and_time() -> None:
-    """And taken once."""
+    """They are taken once."""
     history, other = History(), replace(RUNNING, id="batch_2")
     for batch, now in ((RUNNING, 1020), (RUNNING, 1079), (RUNNING, 1080), (other, 1020)):
         history.add(batch, DONE, now)
@@ -44,8 +44,8 @@ def test_gains_are_summed_by_batch_and_time() -> None:
     assert history.collect(0) == []
 
 
-def test_history_is_told_now_and_then() -> None:
-    """The first gain at once, the next ones after a while, and nothing while there is none."""
+def test_history_is_reported_at_intervals() -> None:
+    """The first gain comes at once, the next ones after a while, and nothing without a gain."""
     history = History()
     assert not history.is_due(0)
     history.add(RUNNING, Progress(gpu_seconds=3.0), 1020)

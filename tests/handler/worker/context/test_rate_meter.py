@@ -1,4 +1,4 @@
-"""How fast a worker says it goes."""
+"""Throughput that a worker reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tidemill.handler.worker.context.rate_meter import REPORT_SECONDS, RateMeter
 DONE = Progress(completed=90, failed=10, prompt_tokens=500, completion_tokens=100)
 
 
-def test_the_first_rows_are_told_at_once_and_then_each_minute() -> None:
-    """A brake looks whether anything has become durable: without rows nothing is told."""
+def test_the_first_rows_are_reported_at_once_and_then_each_minute() -> None:
+    """A circuit breaker checks for durable rows: without rows nothing is reported."""
     rate_meter = RateMeter()
     assert not rate_meter.is_due(0)
     rate_meter.add(Progress())
@@ -25,7 +25,7 @@ def test_the_first_rows_are_told_at_once_and_then_each_minute() -> None:
 
 
 def test_rates_are_of_time_at_full_load() -> None:
-    """Those of a minute that was mostly idle would be wrong, and are not told."""
+    """The rates of a mostly idle minute would be wrong, and are not reported."""
     rate_meter = RateMeter()
     rate_meter.add_busy(60, is_full=True)
     rate_meter.add(DONE)
@@ -42,7 +42,7 @@ def test_rates_are_of_time_at_full_load() -> None:
 
 
 def test_what_is_too_little_to_tell_is_kept() -> None:
-    """The first row of a shard comes after seconds; its rate is told with those that follow."""
+    """The first row of a shard comes after seconds; its rate is reported with the next ones."""
     rate_meter = RateMeter()
     rate_meter.add_busy(20, is_full=True)
     rate_meter.add(DONE)
@@ -55,11 +55,11 @@ def test_what_is_too_little_to_tell_is_kept() -> None:
 def test_older_minutes_count_for_less_and_less() -> None:
     """A worker whose lines become longer is soon known to be slower."""
     rate_meter = RateMeter()
-    told = []
+    rates = []
     for rows in (600, 600, 60, 60, 60, 60):
         rate_meter.add_busy(60, is_full=True)
         rate_meter.add(Progress(completed=rows))
-        told.append(rate_meter.collect(0, 1).rows_per_second)
-    assert told[:2] == [10.0, 10.0]
-    assert told[2:] == sorted(told[2:], reverse=True)
-    assert told[-1] < 2
+        rates.append(rate_meter.collect(0, 1).rows_per_second)
+    assert rates[:2] == [10.0, 10.0]
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] < 2

@@ -1,4 +1,4 @@
-"""What is summed up, and when it is told."""
+"""Sums of the work done, and the times at which they are reported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tidemill.handler.worker.context.usage_meter import REPORT_SECONDS, UsageMet
 DONE = Progress(3, 1, 40, 16, 12, 2.5)
 
 
-def test_nothing_is_told_of_nothing() -> None:
-    """An idle worker has no figures, however long it waits."""
+def test_an_idle_worker_reports_nothing() -> None:
+    """It has no metrics, however long it waits."""
     usage_meter = UsageMeter()
     usage_meter.add(Progress())
     assert not usage_meter.is_due(0)
@@ -19,7 +19,7 @@ def test_nothing_is_told_of_nothing() -> None:
 
 
 def test_a_minute_begins_with_its_first_work() -> None:
-    """Not with the end of the last one: a worker that was idle for hours waits a minute, too."""
+    """It does not begin at the end of the last one: a worker idle for hours waits a minute, too."""
     usage_meter = UsageMeter()
     assert not usage_meter.is_due(0)
     usage_meter.add_busy(1, 0)
@@ -54,7 +54,7 @@ def test_figures_are_sums_of_all_since_the_last() -> None:
 
 
 def test_rows_without_a_time_have_no_rate() -> None:
-    """As when the last ones of a minute become durable after the engine is empty."""
+    """The last rows of a minute may become durable after the engine is empty."""
     usage_meter = UsageMeter()
     usage_meter.add(DONE)
     assert Metric.TOKENS_PER_SECOND not in usage_meter.collect()

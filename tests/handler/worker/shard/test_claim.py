@@ -1,4 +1,4 @@
-"""What becomes of each message: a claim, or the reason why there is none."""
+"""Handling of each message: a claim, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def num_hidden(context: WorkerContext) -> int:
     ],
 )
 def test_nonsense_rings_for_nothing(body: str) -> None:
-    """Whatever it is."""
+    """No malformed message leads to a claim."""
     assert parse_target(body) is None
 
 
@@ -86,7 +86,7 @@ def test_a_message_rings_for_one_shard() -> None:
 
 
 async def test_a_free_shard_is_claimed(rig: Rig, context: WorkerContext) -> None:
-    """With a new fence; the message stays hidden."""
+    """It gets a new fencing token; the message stays hidden."""
     work = rig.batch(GOOD)
     before = time.time()
     claimed = await claim(context)
@@ -110,7 +110,7 @@ async def test_a_message_without_a_shard_is_dropped(
 
 
 async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, context: WorkerContext) -> None:
-    """And the batch is rung for when that was the last: its committer may have died."""
+    """The batch gets a message if that was its last shard: its committer may have died."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     for number in (0, 1):
         shard = work.claim(number)
@@ -127,7 +127,7 @@ async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, context: WorkerCo
 async def test_a_shard_that_another_has_is_looked_at_when_its_lease_ends(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """By a fresh message, so that no failure is counted."""
+    """A fresh message comes then, so that no failure is counted."""
     work = rig.batch(GOOD)
     other = work.claim(lease_seconds=1)
     assert await claim(context) is None
@@ -156,7 +156,7 @@ async def test_a_batch_that_winds_up_is_not_run(
 async def test_the_other_messages_of_a_batch_that_winds_up_cost_nothing(
     rig: Rig, context: WorkerContext, status: Status
 ) -> None:
-    """Its shards are as nobody has claimed them, and its batch is rung for once."""
+    """Its shards are as if never claimed, and its batch gets one message."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     work.move(status)
     for number in (0, 1):
@@ -175,7 +175,7 @@ async def test_a_name_is_free_when_its_batch_is_forgotten(rig: Rig, context: Wor
 
 
 async def test_a_batch_past_its_window_is_not_run(rig: Rig, context: WorkerContext) -> None:
-    """Whether or not anybody has moved it yet."""
+    """It does not matter whether a run has already moved it."""
     work = rig.batch(GOOD, expires_in_seconds=-1)
     assert await claim(context) is None
     assert work.is_free
@@ -204,7 +204,7 @@ async def test_a_shard_that_was_given_up_is_not_run(rig: Rig, context: WorkerCon
 async def test_a_shard_whose_claims_come_to_nothing_is_given_up(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """After so many of them, with the reason; one less is tried once more."""
+    """After that many, it is given up with the reason; with one less it is tried once more."""
     work = rig.batch(GOOD, rings=False)
     for _ in range(4):
         work.claim(lease_seconds=-1)
@@ -217,7 +217,7 @@ async def test_a_shard_whose_claims_come_to_nothing_is_given_up(
     other.ring()
     assert await claim(context) is None
     shard = other.shard()
-    assert shard.abandoned == "The shard was given up: 5 runs of it ended without a new row."
+    assert shard.abandoned == "The shard was given up: no new row in 5 attempts."
     assert shard.owner is None
     assert rig.messages() == [advance(other)]
 
@@ -234,7 +234,7 @@ async def test_the_first_engine_of_a_batch_is_noted(rig: Rig, context: WorkerCon
 
 
 async def test_a_message_is_kept_when_that_is_due(rig: Rig, context: WorkerContext) -> None:
-    """Not at every beat: after a third of its visibility."""
+    """It is not renewed at every beat, but after a third of its visibility timeout."""
     rig.batch(GOOD)
     hidden = []
     doorbell = await take(spying(context, hidden))
@@ -300,10 +300,10 @@ async def test_a_message_in_the_place_of_another_is_for_the_same_tenant(
     assert message.group == "search"
 
 
-async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
+async def test_a_message_that_is_already_deleted_is_not_an_error(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """Neither keeping nor dismissing it fails."""
+    """Neither renewing nor deleting it fails."""
     rig.batch(GOOD)
     doorbell = await take(context)
     assert doorbell._message is not None
@@ -319,7 +319,7 @@ async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
 async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
     rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stolen between the claim and its release: the message goes, and nobody is stopped by it."""
+    """If it is stolen between the claim and its release, the message goes, and no worker stops."""
     work = rig.batch(GOOD)
 
     def stolen(*_: object) -> str:
@@ -340,7 +340,7 @@ async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
 async def test_messages_of_a_paused_batch_are_put_off(
     rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch, left: int, delay: int
 ) -> None:
-    """To its end, if that is near; all but the first cost no claim, and no try is used up."""
+    """They wait for a nearby end of the pause; only the first costs a claim, and no try is used."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     now = int(time.time())
     pause = {"code": "budget_used_up", "message": "m", "since": now, "until": now + left}

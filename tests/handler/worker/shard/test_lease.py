@@ -1,4 +1,4 @@
-"""What a worker knows of its own lease, and operations that stop when it ends."""
+"""A worker's view of its lease, and operations that stop when the lease ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 def test_a_lease_ends_after_the_last_renewal_was_sent() -> None:
-    """Not after its answer came; a renewal that is answered late takes nothing away."""
+    """The time of the reply does not count; a renewal that is answered late takes nothing away."""
     clock = Clock()
     lease = Lease(30, 100, clock)
     clock.now = 129.9
@@ -38,7 +38,7 @@ def test_a_lease_ends_after_the_last_renewal_was_sent() -> None:
 
 
 def test_a_lease_is_due_long_before_it_ends() -> None:
-    """After a third, so that two renewals may fail."""
+    """It is due after a third, so that two renewals may fail."""
     clock = Clock()
     lease = Lease(30, 100, clock)
     clock.now = 109.9
@@ -78,7 +78,7 @@ def test_a_guarded_operation_does_as_it_would() -> None:
 
 
 def test_a_guarded_operation_makes_no_call_after_the_lease() -> None:
-    """However far it has come."""
+    """Its progress does not matter."""
     clock = Clock()
     operation = guarded(three_calls(), Lease(30, 100, clock).check)
     assert next(operation).method == "first"

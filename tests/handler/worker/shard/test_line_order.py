@@ -1,4 +1,4 @@
-"""Which lines run beside each other when prompts begin alike."""
+"""Order of lines: prompts with a common prefix run together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.handler.worker.shard.line_order import (
 
 
 def line(*texts: str) -> RawLine:
-    """Return a line whose prompt is so many texts of a block each."""
+    """Return a line whose prompt consists of that many texts of a block each."""
     prompt = "".join(f"{text:.<{BLOCK_BYTES}}" for text in texts)
     request = {"custom_id": "x", "url": "/v1/completions", "body": {"prompt": prompt}}
     return RawLine(1, to_json(request))
@@ -32,21 +32,21 @@ def in_order(*shards: list[str]) -> str:
 
 
 def test_lines_of_a_prefix_come_where_its_first_does() -> None:
-    """Whichever shard they are in; those that share more of it are beside each other."""
+    """Their shard does not matter; those that share a longer prefix are next to each other."""
     assert in_order(["ab", "bb", "ca"], ["aa", "bc", "ab"], ["bb", "dd"]) == (
         "ab ab aa bb bb bc ca dd"
     )
 
 
 def test_lines_that_share_nothing_stay_in_their_order() -> None:
-    """Also those too short for a block, and what is no request."""
+    """So do those too short for a block, and invalid requests."""
     assert in_order(["da", "bc"], ["ad", ""], ["c"]) == "da bc ad  c"
     assert block_hashes(RawLine(1, b"{")) == []
     assert block_hashes(RawLine(1, b"", Overlong(100, 10, "x"))) == []
 
 
 def test_a_later_order_comes_behind() -> None:
-    """Of lines that share a prefix too: the cache has lost it."""
+    """Lines that share a prefix do so, too: the cache has lost it."""
     hashes = block_hashes(line("a", "b"))
     later, earlier = LineOrder(1).add([hashes]), LineOrder(0).add([[], hashes])
     assert max(earlier) < min(later)

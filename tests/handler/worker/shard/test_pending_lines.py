@@ -1,4 +1,4 @@
-"""Which lines run next, and how the one that kills the engine is found."""
+"""Order of lines, and the search for lines that kill the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judged(pending: PendingLines) -> Verdict:
 
 
 def test_without_suspects_all_lines_may_run_at_once() -> None:
-    """In their order, each once."""
+    """Each is handed out once, in order."""
     pending = PendingLines(raws(1, 2, 3))
     assert pending.num_waiting == 3
     assert not pending.has_suspects
@@ -63,8 +63,8 @@ def test_suspects_run_first_and_a_group_at_a_time() -> None:
     assert stages == [([2, 3], True), ([5], True), ([1, 4], False)]
 
 
-def test_ranks_are_the_order_of_what_is_no_suspect() -> None:
-    """The rank of the next line tells whose turn it is."""
+def test_ranks_are_the_order_of_lines_that_are_not_suspects() -> None:
+    """The rank of the next line decides the turn."""
     pending = PendingLines(raws(1, 2, 3, 4), [(4, 3)], [(0, 7), (0, 2), (0, 9), (0, 1)])
     assert take_all(pending) == [4, 3]
     for number in (3, 4):
@@ -80,7 +80,7 @@ def test_suspects_that_have_a_row_by_now_are_cleared() -> None:
 
 
 def test_a_first_death_makes_suspects_of_what_was_in_flight() -> None:
-    """Not of what had finished, nor of what still waited; one line is only a suspect too."""
+    """Finished and waiting lines are not suspects; a single line is only a suspect, too."""
     pending = PendingLines(raws(1, 2, 3, 4))
     for _ in range(3):
         pending.pop()
@@ -92,7 +92,7 @@ def test_a_first_death_makes_suspects_of_what_was_in_flight() -> None:
 
 
 def test_a_group_in_which_the_engine_dies_is_halved() -> None:
-    """What had finished is cleared, and groups that waited go on waiting."""
+    """Finished lines are cleared, and waiting groups go on waiting."""
     pending = PendingLines(raws(*range(1, 9)), [(1, 2, 3, 4, 5), (7, 8)])
     take_all(pending)
     pending.finish(2)
@@ -115,7 +115,7 @@ def test_a_line_that_was_alone_is_quarantined() -> None:
 
 
 def test_a_death_without_a_line_of_the_shard_changes_nothing() -> None:
-    """Whether its suspects wait or were cleared."""
+    """It does not matter whether its suspects wait or were cleared."""
     assert judged(PendingLines(raws(1, 2), [(2,)])) == Verdict(((2,),))
     cleared = PendingLines(raws(1, 2), [(2,)])
     take_all(cleared)
@@ -124,7 +124,7 @@ def test_a_death_without_a_line_of_the_shard_changes_nothing() -> None:
 
 
 def test_the_death_of_one_engine_leaves_what_another_has() -> None:
-    """Suspects that run beside it go on, and lines that wait are no suspects."""
+    """Suspects in the other engine continue, and waiting lines are not suspects."""
     pending = PendingLines(raws(*range(1, 9)), [(1, 2)])
     assert [line.number for line in (pending.pop_suspect(), pending.pop(), pending.pop()) if line]
     assert pending.judge({3, 4}) == Verdict(((1, 2), (3, 4)))
@@ -168,7 +168,7 @@ def test_halves_are_a_partition(lines: list[int]) -> None:
 def test_exactly_the_deadly_lines_end_in_quarantine(
     num_lines: int, deadly: set[int], max_inflight: int, random: object
 ) -> None:
-    """Whatever is in flight together and in whatever order lines finish, each line ends once."""
+    """Each line ends once, whatever is in flight together and in whatever order lines finish."""
     shuffle = random.shuffle  # type: ignore[attr-defined]
     deadly = {line for line in deadly if line <= num_lines}
     rows: set[int] = set()

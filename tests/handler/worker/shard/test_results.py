@@ -26,5 +26,5 @@ async def test_a_row_is_given_while_its_neighbours_run(rig: Rig) -> None:
 
 
 def test_a_row_becomes_durable_in_time() -> None:
-    """With that, whoever asks has a row within fifteen seconds: its part is written well before."""
+    """So a client can read a row within fifteen seconds: its part is written well before."""
     assert WorkerConfig(queue="q").flush_seconds_for(10**6) <= 10

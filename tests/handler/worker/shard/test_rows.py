@@ -31,14 +31,14 @@ def test_rows_are_due_when_the_oldest_is_old_enough() -> None:
 
 
 def test_rows_are_due_when_they_are_many() -> None:
-    """At once, however young they are."""
+    """They are flushed at once, however young they are."""
     rows = Unflushed()
     rows.add(FinishedRow(1, b"x" * 100, is_success=True), 5)
     assert due_in(rows, 5) == 0
 
 
 def test_what_was_finished_during_a_write_waits_for_the_next() -> None:
-    """Since the write began, at the longest."""
+    """Their age counts from the start of that write."""
     rows = Unflushed()
     for line in (1, 2):
         rows.add(FinishedRow(line, b"x" * 60, is_success=True), 5)
@@ -49,7 +49,7 @@ def test_what_was_finished_during_a_write_waits_for_the_next() -> None:
 
 
 def test_a_quarantined_line_says_why_it_was_not_run() -> None:
-    """As a failure of ours, in the same bytes in every run."""
+    """It gets a server error, with the same bytes in every run."""
     row = print_unrun(RawLine(7, LINE), is_quarantined=True)
     assert row is not None
     assert (row.line, row.is_success) == (7, False)
@@ -61,7 +61,7 @@ def test_a_quarantined_line_says_why_it_was_not_run() -> None:
 
 
 def test_a_quarantined_line_may_be_no_request_at_all() -> None:
-    """Then its row says that."""
+    """Its row then has that error."""
     row = print_unrun(RawLine(7, b"{"), is_quarantined=True)
     assert row is not None
     assert json.loads(row.row)["error"]["code"] == "invalid_json_line"
@@ -80,7 +80,7 @@ def test_a_line_too_long_to_be_kept_needs_no_engine() -> None:
     ("lines", "text"), [([], ""), ([3], "3"), ([4, 1, 2, 3], "1-4"), ([1, 3, 4, 9], "1,3-4,9")]
 )
 def test_line_numbers_are_shown_in_short(lines: list[int], text: str) -> None:
-    """In order, runs as their ends."""
+    """They are in order, as ranges."""
     assert compact(lines) == text
 
 

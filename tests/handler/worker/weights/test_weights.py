@@ -37,19 +37,19 @@ DEMO_FILES = sorted(path.name for path in demo.MODEL_PATH.iterdir())
 
 
 def index_of(*names: object) -> bytes:
-    """Return an index of tensors that lie in these files."""
+    """Return an index of tensors in these files."""
     return json.dumps({"weight_map": {f"t{n}": name for n, name in enumerate(names)}}).encode()
 
 
 @dataclass
 class Place:
-    """A prefix on an emulator, a cache for it, and every object that was asked for."""
+    """A prefix on an emulator, a cache for it, and every requested object."""
 
     aws: Aws
     location: Location
     cache: Path
-    asked: list[str] = field(default_factory=list)
-    told: list[DownloadProgress] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    progress: list[DownloadProgress] = field(default_factory=list)
 
     def put(self, **files: bytes) -> None:
         """Upload files; `_` stands for a dot in their names."""
@@ -73,7 +73,7 @@ class Place:
         """Return the folder with the model; it stays in use as long as `held` lives."""
         with ExitStack() as stack:
             return (held or stack).enter_context(
-                local_weights(self.aws, self.location, self.cache, self.told.append)
+                local_weights(self.aws, self.location, self.cache, self.progress.append)
             )
 
     @property
@@ -83,34 +83,34 @@ class Place:
         return home
 
     @property
-    def asked_names(self) -> list[str]:
-        """Which objects were asked for, without repetitions; forgets them."""
-        names = sorted({key.removeprefix(self.location.prefix) for key in self.asked})
-        self.asked.clear()
+    def requested_names(self) -> list[str]:
+        """Names of the requested objects, without repetitions; clears them."""
+        names = sorted({key.removeprefix(self.location.prefix) for key in self.requests})
+        self.requests.clear()
         return names
 
 
 @pytest.fixture
 def place(emulator: Emulator, tmp_path: Path) -> Iterator[Place]:
-    """Return an empty prefix in a bucket of its own."""
+    """Return an empty prefix in a separate bucket."""
     aws = Aws(emulator.client)
     bucket = f"weights-{uuid4().hex[:10]}"
     aws.clients["s3"].create_bucket(Bucket=bucket)
     place = Place(aws, Location(bucket, "models/m/"), tmp_path / "cache")
 
     def note(params: dict[str, Any], **_: object) -> None:
-        place.asked.append(params["Key"])
+        place.requests.append(params["Key"])
 
     events = aws.clients["s3"].meta.events
-    events.register("provide-client-params.s3.GetObject", note, unique_id="asked")
+    events.register("provide-client-params.s3.GetObject", note, unique_id="requests")
     yield place
-    events.unregister("provide-client-params.s3.GetObject", unique_id="asked")
+    events.unregister("provide-client-params.s3.GetObject", unique_id="requests")
 
 
 def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
-    """As PEFT writes it, without a model's config; pickles and training stay where they are."""
+    """PEFT writes no model's config; pickles and training files are not downloaded."""
     place.put_all(dict.fromkeys(["adapter_config.json", "README.md", "adapter_model.bin"], b"x"))
-    with pytest.raises(WeightsRefused, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(WeightsRefused, match=r"has no adapter_model\.safetensors"):
         place.find()
     names = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
     place.put_all(dict.fromkeys([*names, "optimizer.pt"], b"x"))
@@ -127,7 +127,7 @@ def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
     ],
 )
 def test_a_location_is_read_with_and_without_a_slash(url: str, bucket: str, prefix: str) -> None:
-    """And a whole bucket may be one."""
+    """A whole bucket may be one."""
     location = Location.parse(url)
     assert (location.bucket, location.prefix) == (bucket, prefix)
     assert Location.parse(str(location)) == location
@@ -135,7 +135,7 @@ def test_a_location_is_read_with_and_without_a_slash(url: str, bucket: str, pref
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///m", "https://b/m", "m"])
 def test_a_location_without_a_bucket_is_refused(url: str) -> None:
-    """In words that show the form."""
+    """The error shows the format."""
     with pytest.raises(WeightsRefused, match="s3://bucket/prefix"):
         Location.parse(url)
 
@@ -150,34 +150,34 @@ def test_the_demo_model_comes_as_it_is(place: Place) -> None:
     manifest = place.find()
     assert folder.parts[-2:] == ("snapshots", manifest.revision)
     assert manifest.num_bytes == sum(path.stat().st_size for path in demo.MODEL_PATH.iterdir())
-    assert place.told[-1] == DownloadProgress(manifest.num_bytes, manifest.num_bytes)
+    assert place.progress[-1] == DownloadProgress(manifest.num_bytes, manifest.num_bytes)
 
 
 def test_what_is_there_is_not_fetched_again(place: Place) -> None:
     """Only the listing is read at a second start."""
     place.put_demo()
     folder = place.fetch()
-    assert place.asked_names == DEMO_FILES
+    assert place.requested_names == DEMO_FILES
     assert place.fetch() == folder
-    assert place.asked_names == []
+    assert place.requested_names == []
 
 
 def test_only_an_object_that_changed_is_fetched_again(place: Place) -> None:
-    """Under a new revision; the others are the very same files."""
+    """They have a new revision; the other files are the same."""
     place.put_demo()
     with ExitStack() as held:
         old = place.fetch(held)
-        place.asked.clear()
+        place.requests.clear()
         place.put_all({"chat_template.jinja": b"{{ 'new' }}"})
         new = place.fetch()
-        assert place.asked_names == ["chat_template.jinja"]
+        assert place.requested_names == ["chat_template.jinja"]
         assert new != old
         assert (new / "chat_template.jinja").read_bytes() == b"{{ 'new' }}"
         assert (new / "model.safetensors").samefile(old / "model.safetensors")
 
 
-def test_a_snapshot_goes_when_nobody_uses_it_and_there_is_something_to_fetch(place: Place) -> None:
-    """With the bytes that only it had; one that is in use stays as it is."""
+def test_an_unused_snapshot_goes_when_there_is_something_to_fetch(place: Place) -> None:
+    """Its exclusive bytes go with it; a snapshot in use stays."""
     place.put_demo()
     with ExitStack() as held:
         first = place.fetch(held)
@@ -216,7 +216,7 @@ def test_what_a_model_does_not_need_stays_where_it_is(place: Place) -> None:
     place.put_all(wanted | others)
     folder = place.fetch()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == wanted
-    assert place.asked_names == sorted(wanted)
+    assert place.requested_names == sorted(wanted)
 
 
 def test_a_gguf_file_is_a_model_by_itself(place: Place) -> None:
@@ -234,20 +234,20 @@ def test_a_gguf_file_is_a_model_by_itself(place: Place) -> None:
     ]
 
 
-def test_a_location_of_a_gguf_file_is_told_its_prefix(place: Place) -> None:
-    """Files directly under a prefix are what a location names."""
+def test_a_location_of_a_gguf_file_is_refused_with_its_prefix(place: Place) -> None:
+    """A location names the files directly under a prefix."""
     place.put_all({"tiny.gguf": b"GGUF"})
     location = Location(place.location.bucket, f"{place.location.prefix}tiny.gguf/")
     with pytest.raises(WeightsRefused) as refused:
         place.aws.run(find_weights(location))
     folder = str(place.location).removesuffix("/")
     assert str(refused.value) == (
-        f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
+        f"{location} is a file: use the prefix that contains the GGUF file ({folder})"
     )
 
 
 def test_tensors_in_many_files_are_those_of_the_index(place: Place) -> None:
-    """And of no other file that looks like them."""
+    """Other files that look like them are not downloaded."""
     files = {name: name.encode() for name in SHARDS}
     stray = {"model-00001-of-00001.safetensors": b"stray"}
     place.put_all({"config.json": b"{}", INDEX: index_of(*SHARDS, SHARDS[0])} | files | stray)
@@ -257,7 +257,7 @@ def test_tensors_in_many_files_are_those_of_the_index(place: Place) -> None:
 
 
 class Refused(NamedTuple):
-    """Files under a prefix, and what is said of them."""
+    """Files under a prefix, and the error for them."""
 
     files: dict[str, bytes]
     words: str
@@ -266,13 +266,12 @@ class Refused(NamedTuple):
 @pytest.mark.parametrize(
     "case",
     [
-        Refused({}, "there is nothing under {}"),
-        Refused({"sub/config.json": b"{}"}, "there is nothing under {}"),
-        Refused({"model.safetensors": b"w"}, "{} holds no config.json: it is no model"),
+        Refused({}, "no objects found under {}"),
+        Refused({"sub/config.json": b"{}"}, "no objects found under {}"),
+        Refused({"model.safetensors": b"w"}, "{} is not a model: config.json not found"),
         Refused(
             {"a.gguf": b"w", "b.gguf": b"w", "c.gguf": b"w"},
-            "{} has 3 GGUF files (a.gguf, b.gguf, …): put the one to serve under a prefix of its "
-            "own",
+            "{} has 3 GGUF files (a.gguf, b.gguf, …): put the one to serve under a separate prefix",
         ),
         Refused(
             {"a-00001-of-00002.gguf": b"w", "a-00002-of-00002.gguf": b"w"},
@@ -281,26 +280,26 @@ class Refused(NamedTuple):
         ),
         Refused(
             {"config.json": b"{}", "pytorch_model.bin": b"w"},
-            f"{{}} holds neither model.safetensors nor {INDEX}: "
-            "weights of no other format are read",
+            f"{{}} has neither model.safetensors nor {INDEX}: "
+            "other weight formats are not supported",
         ),
         Refused(
             {"config.json": b"{}", INDEX: index_of(*SHARDS), SHARDS[0]: b"w"},
-            f"{{}} lacks {SHARDS[1]} (1 of the 2 that {INDEX} names)",
+            f"{{}} lacks {SHARDS[1]} (1 of 2 files in {INDEX} missing)",
         ),
         Refused(
             {"config.json": b"{}", INDEX: index_of("../secret.safetensors")},
-            f"{{}} lacks ../secret.safetensors (1 of the 1 that {INDEX} names)",
+            f"{{}} lacks ../secret.safetensors (1 of 1 files in {INDEX} missing)",
         ),
         *(
-            Refused({"config.json": b"{}", INDEX: body}, f"{{}}{INDEX} is no index of weights")
+            Refused({"config.json": b"{}", INDEX: body}, f"{{}}{INDEX} is not an index of weights")
             for body in (b"{", b"[]", b"{}", b'{"weight_map": []}', index_of([1]))
         ),
     ],
     ids=lambda case: case.words.split(" ", 1)[1][:30],
 )
-def test_what_is_no_model_is_refused(place: Place, case: Refused) -> None:
-    """In one sentence, before anything is fetched."""
+def test_a_prefix_without_a_model_is_refused(place: Place, case: Refused) -> None:
+    """The error is one sentence, before anything is fetched."""
     place.put_all(case.files)
     with pytest.raises(WeightsRefused) as caught:
         place.fetch()
@@ -309,23 +308,23 @@ def test_what_is_no_model_is_refused(place: Place, case: Refused) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
-    """With the place that names it."""
+    """The error contains the location."""
     place.location = Location("no-such-bucket-here", "m/")
     with pytest.raises(WeightsRefused) as caught:
         place.find()
-    words = "there is no bucket no-such-bucket-here, which s3://no-such-bucket-here/m/ names"
+    words = "bucket no-such-bucket-here of s3://no-such-bucket-here/m/ does not exist"
     assert str(caught.value) == words
 
 
 def test_weights_of_another_region_are_refused(ministack: Emulator, tmp_path: Path) -> None:
-    """Unless that region is named; before anything is listed or fetched."""
+    """They are refused unless their region is configured, before anything is listed or fetched."""
     aws, location = Aws(ministack.client), Location(f"far-{uuid4().hex[:10]}", "m/")
     aws.clients["s3"].create_bucket(
         Bucket=location.bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     for region, words in (
-        ("", "is in eu-west-1, not in us-east-1 as its"),
-        ("eu-west-1", "nothing"),
+        ("", "is in eu-west-1, but its workers run in us-east-1"),
+        ("eu-west-1", "no objects"),
     ):
         with (
             pytest.raises(WeightsRefused, match=words),
@@ -334,19 +333,21 @@ def test_weights_of_another_region_are_refused(ministack: Emulator, tmp_path: Pa
             pass
 
 
-def test_a_key_that_may_not_be_used_is_told_from_a_bucket() -> None:
-    """S3 refuses with the same code, and says of what in its words alone."""
+def test_a_forbidden_key_is_distinguished_from_a_forbidden_bucket() -> None:
+    """S3 refuses both with the same code; only the message distinguishes them."""
     words = "User: u is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:…"
     refused = refusal(Location("b", "m/"), AwsError(words, aws_code="AccessDenied"))
-    assert "kms:Decrypt on it is needed (`weights_key`" in str(refused)
+    assert "grant kms:Decrypt on it (the model's `weights_key`)" in str(refused)
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "403"])
-def test_who_may_not_read_is_told_what_is_needed(code: str) -> None:
-    """Both permissions; other failures keep AWS's words."""
+def test_a_denied_read_names_the_missing_permissions(code: str) -> None:
+    """The error names both permissions; other failures keep AWS's message."""
     finding = find_weights(Location("b", "m/"))
     next(finding)
-    with pytest.raises(WeightsRefused, match="denied: s3:ListBucket on the bucket and s3:GetObj"):
+    with pytest.raises(
+        WeightsRefused, match="denied: grant s3:ListBucket on the bucket and s3:GetObj"
+    ):
         finding.throw(AwsError("s3 list_objects_v2: no", aws_code=code))
     finding = find_weights(Location("b", "m/"))
     next(finding)
@@ -355,7 +356,7 @@ def test_who_may_not_read_is_told_what_is_needed(code: str) -> None:
 
 
 def test_a_long_listing_is_read_to_its_end() -> None:
-    """Page by page."""
+    """All pages are read."""
     finding = find_weights(Location("b", "m/"))
     first = next(finding)
     assert "ContinuationToken" not in first.arguments
@@ -384,7 +385,7 @@ def test_a_revision_is_of_all_that_is_in_a_manifest() -> None:
 
 
 def test_an_object_that_became_another_is_not_taken(place: Place, tmp_path: Path) -> None:
-    """What was listed comes or nothing, be it as small as a configuration."""
+    """The listed object is fetched or nothing, however small it is."""
     place.put(config_json=b"old")
     [listed] = place.aws.clients["s3"].list_objects_v2(Bucket=place.location.bucket)["Contents"]
     place.put(config_json=b"new")
@@ -395,7 +396,7 @@ def test_an_object_that_became_another_is_not_taken(place: Place, tmp_path: Path
 
 
 def test_an_object_of_another_size_is_not_taken(place: Place, tmp_path: Path) -> None:
-    """As when its listing told a lie."""
+    """The listing may have been wrong."""
     place.put(config_json=b"12345")
     [listed] = place.aws.clients["s3"].list_objects_v2(Bucket=place.location.bucket)["Contents"]
     wanted = DownloadItem(listed["Key"], listed["ETag"], 7, tmp_path / "file")
@@ -404,8 +405,8 @@ def test_an_object_of_another_size_is_not_taken(place: Place, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_object_that_went_away_is_told(place: Place) -> None:
-    """With its place and S3's words."""
+def test_an_object_that_went_away_is_reported(place: Place) -> None:
+    """The error has its location and S3's message."""
     place.put_demo()
     manifest = place.find()
     place.aws.clients["s3"].delete_object(
@@ -432,29 +433,31 @@ def test_large_objects_come_in_ranges(place: Place) -> None:
     place.put_all({"config.json": b"{}", "model.safetensors": body})
     folder = place.fetch()
     assert (folder / "model.safetensors").read_bytes() == body
-    assert place.asked.count("models/m/model.safetensors") == 2
+    assert place.requests.count("models/m/model.safetensors") == 2
 
 
-def test_a_disk_that_is_too_small_is_told_before(
+def test_a_disk_that_is_too_small_is_reported_before_the_download(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With both sizes; nothing is fetched."""
+    """The error has both sizes; nothing is fetched."""
     place.put_demo()
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(WeightsRefused) as caught:
         place.fetch()
     needed = gigabytes(place.find().num_bytes)
-    words = f"{place.location} needs {needed} in {place.cache}, where 0.001 GB are free"
+    words = (
+        f"not enough space for {place.location} in {place.cache}: {needed} needed, 0.001 GB free"
+    )
     assert str(caught.value) == words
-    assert place.asked == []
+    assert place.requests == []
 
 
-def test_a_cache_that_cannot_be_is_told(place: Place) -> None:
-    """As a folder that somebody else has made a file of."""
+def test_an_impossible_cache_is_reported(place: Place) -> None:
+    """Its folder may be a file, for example."""
     place.put_demo()
     place.cache.write_text("a file")
-    with pytest.raises(WeightsRefused, match=r"cannot be kept in .*/cache: Not a directory"):
+    with pytest.raises(WeightsRefused, match=r"cannot be stored in .*/cache: Not a directory"):
         place.fetch()
 
 
@@ -469,15 +472,15 @@ def test_what_a_kill_left_behind_is_removed_and_what_came_whole_is_kept(place: P
     [blob] = [blob for blob in blobs.iterdir() if blob.samefile(weights)]
     shutil.rmtree(folder)
     blob.unlink()
-    place.asked.clear()
+    place.requests.clear()
     assert place.fetch() == folder
-    assert set(place.asked_names) == {"model.safetensors"}
+    assert set(place.requested_names) == {"model.safetensors"}
     assert weights.read_bytes() == (demo.MODEL_PATH / weights.name).read_bytes()
     assert not torn.exists()
 
 
 def test_a_file_of_the_wrong_size_is_replaced(place: Place) -> None:
-    """In the snapshot too, which has another name for it."""
+    """It is also replaced in the snapshot, which has another name for it."""
     place.put_demo()
     weights = place.fetch() / "model.safetensors"
     with weights.open("r+b") as file:
@@ -497,32 +500,32 @@ def test_two_at_once_fetch_every_object_once(place: Place) -> None:
         thread.join()
     assert len(set(found)) == 1
     assert len(found) == 2
-    assert sorted(place.asked) == sorted(f"models/m/{name}" for name in DEMO_FILES)
+    assert sorted(place.requests) == sorted(f"models/m/{name}" for name in DEMO_FILES)
 
 
-def test_who_waits_for_another_tells_so(place: Place) -> None:
-    """Whoever holds the lock; leaving is possible at every moment."""
+def test_waiting_for_another_download_is_reported(place: Place) -> None:
+    """Another process holds the lock; the wait can be interrupted at any moment."""
     place.put_demo()
     place.fetch()
-    place.told.clear()
+    place.progress.clear()
 
     class Enough(Exception):
         """Ends the wait."""
 
     def watch(progress: DownloadProgress) -> None:
-        place.told.append(progress)
+        place.progress.append(progress)
         raise Enough
 
     with (place.home / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(Enough), local_weights(place.aws, place.location, place.cache, watch):
             pass
-    assert place.told == [DownloadProgress(is_waiting=True)]
+    assert place.progress == [DownloadProgress(is_waiting=True)]
     assert place.fetch().exists()
 
 
-def test_locations_have_folders_of_their_own(place: Place) -> None:
-    """Also when their names differ in what a folder's name cannot hold."""
+def test_locations_have_separate_folders(place: Place) -> None:
+    """They are separate even if the names differ only in characters that a folder cannot have."""
     for prefix in ("a/b/", "a--b/", "a b/", f"{'x' * 500}/", ""):
         place.location = Location(place.location.bucket, prefix)
         place.put(config_json=b"{}", model_safetensors=b"w")
