@@ -184,7 +184,7 @@ class DataStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.config = config
-        # The user's own key, whose policy lets AWS services use it: docs/reference/configuration.md.
+        # The user's key; its policy must allow AWS services: docs/reference/configuration.md.
         self.key = kms.Key.from_key_arn(self, "Key", config.kms_key) if config.kms_key else None
         self.queues = Queues(self, "Doorbells", models=config.models, key=self.key)
         drops = DropBucket(
