@@ -119,7 +119,7 @@ def _norm(found: Tensors, old: str, new: str) -> Tensors:
 
 
 def _split(found: Tensors, old: str, names: list[str]) -> Tensors:
-    """Split a joined projection, without the keys' bias: Whisper has none, and the file has zeros."""
+    """Split a joined projection, without the key bias: Whisper has none, and the file has zeros."""
     tensors: Tensors = {}
     for kind in ("weight", "bias"):
         pieces = np.split(found[f"{old}/{kind}"], len(names))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments.dataset_id import DatasetId, dataset_of
-from ..arguments.recipe_flags import path_beside_table, recipe_of
+from ..arguments.recipe_flags import path_next_to_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
@@ -102,7 +102,7 @@ def table_options(
     if is_written and not (has_name if output_file is None else is_path(output_file)):
         raise Refused("a table requires an output file: pass -o")
     if output_file is None:
-        output_file = str(path_beside_table(file, f".output.{form}"))
+        output_file = str(path_next_to_table(file, f".output.{form}"))
     return TableOptions(recipe, keys, Path(output_file), form, dataset)
 
 

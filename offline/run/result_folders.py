@@ -125,7 +125,7 @@ class BucketResultFolder:
         return sum(head.num_bytes for head, _ in self._packs)
 
     def remove(self, model: str | None, before: int | None) -> int:
-        """Remove packs of a model, or of all, written before a time; return their results' number."""
+        """Remove packs (of a model, or all) written before a time; return the number of results."""
         packs = [
             (head, name)
             for head, name in self._packs

@@ -105,12 +105,14 @@ def test_version_and_help_are_commands_too(
 
 
 @pytest.mark.parametrize("typed", ["run a b", "run -i a b"])
-def test_several_files_are_told_how_to_run(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which of them was meant nobody guesses."""
+def test_several_files_are_refused_with_advice(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command does not guess which one was meant."""
     assert main(typed.split()) == 2
     assert capsys.readouterr().err == (
-        "tidemill: a run takes one file, and 2 are named (a, b): run each of them, or their lines "
-        "together: cat FILES | tidemill run - -o rows.jsonl\n"
+        "tidemill: a run takes one file, but 2 were given (a, b): run each of them, or all of "
+        "their lines together: cat FILES | tidemill run - -o rows.jsonl\n"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.api_rig import Said
+from tests.cli.api_rig import Result
 from tests.clients.conftest import ROOT, SCRIPTED, Api
 from tests.server.local.test_process import served
 from tidemill import demo
@@ -18,7 +18,7 @@ from tidemill.cli.batches.rows import RowFollower
 from tidemill.cli.main import main
 
 EXAMPLE = ROOT / "examples" / "demo.jsonl"
-Type = Callable[..., Said]
+Type = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def typed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
-    def type_(*arguments: str) -> Said:
+    def type_(*arguments: str) -> Result:
         capfd.readouterr()
         status = main(arguments)
-        said = capfd.readouterr()
+        printed = capfd.readouterr()
         # The API of this process may log to the same place.
-        out = re.sub(r'^{.*"service":"tidemill".*}\n', "", said.out, flags=re.MULTILINE)
-        return Said(status, out, said.err)
+        out = re.sub(r'^{.*"service":"tidemill".*}\n', "", printed.out, flags=re.MULTILINE)
+        return Result(status, out, printed.err)
 
     return type_
 
@@ -78,12 +78,12 @@ def custom_ids(name: str) -> list[str]:
 
 def test_the_example_file_is_answered(typed: Type) -> None:
     """Looked at, uploaded, run by the demo model, fetched: every line has its row."""
-    said = typed("submit", str(EXAMPLE), "--wait", "-o", "rows.jsonl", "-e", "errors.jsonl")
+    printed = typed("submit", str(EXAMPLE), "--wait", "-o", "rows.jsonl", "-e", "errors.jsonl")
     lines = [json.loads(one) for one in EXAMPLE.read_text().splitlines()]
-    assert said.status == 0, said.err
+    assert printed.status == 0, printed.err
     assert custom_ids("rows.jsonl") == [one["custom_id"] for one in lines]
     assert not Path("errors.jsonl").exists()
-    batch_id = said.out.strip()
+    batch_id = printed.out.strip()
     assert typed("submit", str(EXAMPLE), "--dry-run").status == 0
     detail = typed("status", batch_id)
     assert demo.NAME in detail.out
@@ -93,10 +93,10 @@ def test_the_example_file_is_answered(typed: Type) -> None:
 def test_a_large_file_goes_through_the_storage(typed: Type) -> None:
     """In parts, by addresses of each; its rows come back to the byte and in order."""
     file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(20)))
-    said = typed("submit", file, "--wait", "--json")
-    assert said.status == 0, said.err
+    printed = typed("submit", file, "--wait", "--json")
+    assert printed.status == 0, printed.err
     assert custom_ids("in.output.jsonl") == [str(number) for number in range(20)]
-    ended = said.values[-1]
+    ended = printed.values[-1]
     assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
     assert typed("results", ended["id"], "-o", "again.jsonl").status == 0
     assert Path("again.jsonl").read_bytes() == Path("in.output.jsonl").read_bytes()
@@ -105,12 +105,12 @@ def test_a_large_file_goes_through_the_storage(typed: Type) -> None:
 def test_rows_that_failed_are_apart_and_the_status_says_so(typed: Type) -> None:
     """As many as there are, each in the file of its kind."""
     lines = [line("good"), line("bad", status=400), line("fine")]
-    said = typed("submit", write("in.jsonl", *lines), "--wait")
-    assert said.status == 3
+    printed = typed("submit", write("in.jsonl", *lines), "--wait")
+    assert printed.status == 3
     assert custom_ids("in.output.jsonl") == ["good", "fine"]
     assert custom_ids("in.errors.jsonl") == ["bad"]
     assert typed("status", "@last", "--watch").status == 3
-    shown = typed("results", said.out.strip(), "-o", "-")
+    shown = typed("results", printed.out.strip(), "-o", "-")
     assert [value["custom_id"] for value in shown.values] == ["good", "fine"]
 
 
@@ -131,9 +131,9 @@ def test_rows_are_followed_while_the_batch_runs(
     monkeypatch.setattr(RowFollower, "sweep", counted)
     lines = [line("slow", gate=str(gate)), *(line(str(number)) for number in range(10))]
     batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
-    said = typed("results", batch_id, "--follow")
-    assert said.status == 0, said.err
-    found = [value["custom_id"] for value in said.values]
+    printed = typed("results", batch_id, "--follow")
+    assert printed.status == 0, printed.err
+    found = [value["custom_id"] for value in printed.values]
     assert sorted(found) == sorted(one["custom_id"] for one in lines)
     assert found[-1] == "slow"
 
@@ -145,8 +145,8 @@ def test_a_batch_is_cancelled_and_its_rows_are_kept(typed: Type) -> None:
     assert typed("status", batch_id).status == 0
     assert typed("results", batch_id).status == 1
     assert typed("cancel", batch_id, "--wait").status == 0
-    said = typed("resume", batch_id)
-    assert said.status == 6
+    printed = typed("resume", batch_id)
+    assert printed.status == 6
     assert typed("cancel", batch_id).status == 0
 
 
@@ -171,14 +171,14 @@ def test_the_last_batch_is_cancelled(typed: Type) -> None:
 
 def test_what_the_server_refuses_is_told_in_its_words(typed: Type) -> None:
     """A file that the check here lets pass may still be for an endpoint that is none."""
-    said = typed("submit", write("in.jsonl", line("a")), "--endpoint", "/v1/walks")
-    assert (said.status, said.out) == (1, "")
-    assert "`endpoint` must be one of /v1/chat/completions" in said.err
+    printed = typed("submit", write("in.jsonl", line("a")), "--endpoint", "/v1/walks")
+    assert (printed.status, printed.out) == (1, "")
+    assert "`endpoint` must be one of /v1/chat/completions" in printed.err
 
 
 def test_a_key_of_nobody_is_refused(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whichever command."""
     monkeypatch.setenv("TIDEMILL_API_KEY", f"tm_{'0' * 16}_{'x' * 43}")
     for arguments in (["submit", str(EXAMPLE)], ["status"], ["cancel", "batch_1"]):
-        said = typed(*arguments)
-        assert (said.status, said.out) == (8, "")
+        printed = typed(*arguments)
+        assert (printed.status, printed.out) == (8, "")

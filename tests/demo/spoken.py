@@ -175,7 +175,7 @@ def load_speech_model(folder: Path = SPEECH_PATH) -> tuple[Any, Any]:
 
 @torch.inference_mode()
 def listen(
-    model: Any, processor: Any, recordings: Sequence[NDArray[np.float32]], **asked: Any
+    model: Any, processor: Any, recordings: Sequence[NDArray[np.float32]], **options: Any
 ) -> list[str]:
     """Return what transformers writes down of `recordings`, heard as one batch.
 
@@ -193,7 +193,7 @@ def listen(
     )
     if is_long and inputs.input_features.shape[-1] <= processor.feature_extractor.nb_max_frames:
         raise ValueError("Not longer than a window")
-    ids = model.generate(**inputs, return_timestamps=is_long, do_sample=False, **asked)
+    ids = model.generate(**inputs, return_timestamps=is_long, do_sample=False, **options)
     return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
 
 
@@ -204,15 +204,15 @@ def held_out(
     rng = random.Random(f"{seed} {language} {digits} {phrases}")
     recordings: list[Recording] = []
     while len(recordings) < count:
-        said = [any_words(rng, rng.randint(3, 10), "held_out") for _ in range(phrases)]
-        if digits != all(word < 10 for words in said for word in words):
+        phrases_drawn = [any_words(rng, rng.randint(3, 10), "held_out") for _ in range(phrases)]
+        if digits != all(word < 10 for words in phrases_drawn for word in words):
             continue
         pauses = [
             rng.uniform(0, 0.6),
             *[rng.uniform(0.4, 1.3)] * (phrases - 1),
             rng.uniform(0, 0.6),
         ]
-        recordings.append(speak(said, pauses, language, any_voice(rng, language)))
+        recordings.append(speak(phrases_drawn, pauses, language, any_voice(rng, language)))
     return recordings
 
 
@@ -220,13 +220,13 @@ def share_right(
     loaded: tuple[Any, Any],
     recordings: Sequence[Recording],
     written_in: Language | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> float:
     """Return how many of `recordings` are written down to the letter."""
     right = 0
     for first in range(0, len(recordings), BATCH_RECORDINGS):
         batch = recordings[first : first + BATCH_RECORDINGS]
-        texts = listen(*loaded, [one.samples for one in batch], **asked)
+        texts = listen(*loaded, [one.samples for one in batch], **options)
         for one, text in zip(batch, texts, strict=True):
             right += text == one.text(written_in)
     return right / len(recordings)

@@ -60,12 +60,14 @@ def test_transformers_loads_it_as_any_other_whisper() -> None:
 def test_generation_is_told_where_every_special_token_lies(loaded: Loaded) -> None:
     """Languages, tasks and timestamps as the tokenizer has them, in Whisper's order."""
     tokenizer = loaded[1].tokenizer
-    told = json.loads((demo.SPEECH_PATH / "generation_config.json").read_text())
+    generation_config = json.loads((demo.SPEECH_PATH / "generation_config.json").read_text())
     ids = tokenizer.convert_tokens_to_ids
-    assert told["lang_to_id"] == {name: ids(name) for name in ("<|en|>", "<|de|>")}
-    assert told["task_to_id"] == {name: ids(f"<|{name}|>") for name in ("transcribe", "translate")}
-    assert told["decoder_start_token_id"] == ids(START)
-    assert told["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
+    assert generation_config["lang_to_id"] == {name: ids(name) for name in ("<|en|>", "<|de|>")}
+    assert generation_config["task_to_id"] == {
+        name: ids(f"<|{name}|>") for name in ("transcribe", "translate")
+    }
+    assert generation_config["decoder_start_token_id"] == ids(START)
+    assert generation_config["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
     assert ids("<|0.00|>") == ids(NO_TIMESTAMPS) + 1
     assert ids(f"<|{WINDOW_SECONDS}.00|>") == len(tokenizer) - 1 == ids("<|0.00|>") + NUM_FRAMES
 

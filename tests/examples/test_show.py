@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examples.show import answered, asked, table
+from examples.show import answered, prompt_of, table
 
 NUMBERS = [0.25, -0.5, 1.0, 2.0]
 RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
@@ -50,7 +50,7 @@ def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]
 )
 def test_a_request_is_shown_by_what_it_is_about(body: dict[str, Any], shown: str) -> None:
     """And not by a recording of megabytes."""
-    assert asked(body) == shown
+    assert prompt_of(body) == shown
 
 
 def test_results_are_shown_as_a_table(tmp_path: Path) -> None:

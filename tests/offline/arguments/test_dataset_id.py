@@ -54,20 +54,20 @@ def test_other_urls_of_the_hub_are_refused(name: str) -> None:
 )
 def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], words: str) -> None:
     """By each command that takes tables, before anything is read."""
-    said = shell.type(command, *typed)
-    assert (said.status, words in said.err) == (2, True), said.err
+    result = shell.type(command, *typed)
+    assert (result.status, words in result.err) == (2, True), result.err
 
 
 def test_a_dataset_is_not_dropped(shell: Shell) -> None:
     """There is no file that could be put into the bucket."""
-    said = shell.type("drop", "hf://datasets/a/b", *PROMPT)
-    assert (said.status, "`tidemill submit`" in said.err) == (2, True), said.err
+    result = shell.type("drop", "hf://datasets/a/b", *PROMPT)
+    assert (result.status, "`tidemill submit`" in result.err) == (2, True), result.err
 
 
 def test_a_missing_extra_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    said = shell.type("check", "hf://datasets/a/b", *PROMPT)
-    assert said.status == 1
-    assert "a dataset of Hugging Face needs datasets, which is not installed" in said.err
-    assert "[tables,datasets]" in said.err
+    result = shell.type("check", "hf://datasets/a/b", *PROMPT)
+    assert result.status == 1
+    assert "a dataset of Hugging Face needs datasets, which is not installed" in result.err
+    assert "[tables,datasets]" in result.err

@@ -20,8 +20,10 @@ from tidemill.offline.engine.options import (
 
 def modules(*typed: str, **options: Any) -> tuple[LoraModule, ...]:
     """Return the adapters that somebody asked for beside a model `gpt2` that is called `m`."""
-    asked = EngineOptions(model="gpt2", served_model_names=("m",), lora_modules=typed, **options)
-    return engine_config(asked).lora_modules
+    engine_options = EngineOptions(
+        model="gpt2", served_model_names=("m",), lora_modules=typed, **options
+    )
+    return engine_config(engine_options).lora_modules
 
 
 def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
@@ -72,6 +74,6 @@ def test_their_number_may_be_bounded() -> None:
 
 def test_what_lies_on_this_machine_stays_where_it_is() -> None:
     """Only what is in S3 is fetched."""
-    asked = modules("a=./x", "b=owner/name")
-    with local_adapters(asked, None, lambda _: None) as here:
-        assert here == asked
+    engine_options = modules("a=./x", "b=owner/name")
+    with local_adapters(engine_options, None, lambda _: None) as here:
+        assert here == engine_options

@@ -33,15 +33,15 @@ def test_a_small_cache_shortens_the_context_and_says_so(
     The demo model of 2,048 positions takes 2,560 bytes a token in fp32.
     """
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "n": 8}
-    asked = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
-    (tmp_path / "in.jsonl").write_text(json.dumps(asked))
+    request = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request))
     files = ["-i", f"{tmp_path}/in.jsonl", "-o", f"{tmp_path}/out.jsonl"]
     small = ["--kv-cache-memory", str(100 * 2560), "--dtype", "float32", "--device", "cpu"]
     assert main(["run", *files, *small]) == 0
     choices = rows(tmp_path / "out.jsonl")[0]["response"]["body"]["choices"]
     assert len(choices) == 8
-    said = capfd.readouterr().err
-    assert "the context is 96 tokens, not the model's 2,048" in said
+    stderr = capfd.readouterr().err
+    assert "the context is 96 tokens, not the model's 2,048" in stderr
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
@@ -78,14 +78,14 @@ def test_a_resumed_run_keeps_its_rows_and_in_fp32_is_the_file_of_one_run(
     tmp_path: Path, dtype: str
 ) -> None:
     """Greedy and seeded lines, cut off within a row; in bf16 only what was there is promised."""
-    asked = [
+    requests = [
         json.loads(line) | {"custom_id": f"{seed}-{number}"}
         for seed in (None, 7)
         for number, line in enumerate(EXAMPLE.read_text().splitlines())
     ]
-    for one in asked[len(asked) // 2 :]:
+    for one in requests[len(requests) // 2 :]:
         one["body"] |= {"temperature": 1.0, "seed": 7}
-    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, requests)))
     given = ["-i", f"{tmp_path}/in.jsonl", "--dtype", dtype, "--device", "cpu"]
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     assert main(["run", *given, "-o", str(whole)]) == 0
@@ -109,9 +109,9 @@ def test_a_checkpoint_without_its_weights_runs_no_line(
     files = ["-i", f"{tmp_path}/in.jsonl", "-o", f"{tmp_path}/out.jsonl"]
     given = ["--model", str(model), "--served-model-name", "demo"]
     assert main(["run", *files, *given]) == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
-    assert said[-1].endswith("or config.json is another model's.")
+    stderr = capfd.readouterr().err.splitlines()
+    assert stderr[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
+    assert stderr[-1].endswith("or config.json is another model's.")
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -127,7 +127,7 @@ def test_what_modules_hold_is_never_looked_at_for_garbage(tmp_path: Path) -> Non
         "except EngineError:\n"
         "    print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
     )
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    assert said.stdout.split() == ["True", "True"]
+    assert process.stdout.split() == ["True", "True"]

@@ -160,13 +160,13 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
     """By the flag that vLLM has, in all of its forms, and by two of our own."""
     model = ["--model", str(tmp_path)]
     assert engine_config(parsed(model)).images == ImageLimits()
-    for said, count in (
+    for limits, count in (
         ('{"image": 4, "video": 0}', 4),
         ('{"image": {"count": 0, "width": 512}}', 0),
         ("image=3,video=2", 3),
         ('{"video": 1}', ImageLimits().max_per_prompt),
     ):
-        config = engine_config(parsed([*model, "--limit-mm-per-prompt", said]))
+        config = engine_config(parsed([*model, "--limit-mm-per-prompt", limits]))
         assert config.images == ImageLimits(max_per_prompt=count)
     typed = '--max-image-mb 3 --max-image-pixels 1000 --mm-processor-kwargs {"max_pixels":9}'
     config = engine_config(parsed([*model, *typed.split()]))

@@ -74,9 +74,9 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     assert bodies[0]["model"] == NAME
 
     long = line(n=128, max_tokens=200, ignore_eos=True)
-    asked = asyncio.create_task(link.fetch_row(2, 7, long))
+    pending = asyncio.create_task(link.fetch_row(2, 7, long))
     await until(lambda: link.stats.running > 0)
-    asked.cancel()
+    pending.cancel()
     await until(lambda: not (link.stats.running or link.stats.waiting or link.stats.kv_cache_usage))
     assert link.stats.output_tokens < 128 * 200
 

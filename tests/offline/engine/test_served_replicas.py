@@ -60,7 +60,7 @@ async def chunks_of(reply: Reply | StreamedReply) -> list[dict[str, Any]]:
     return [chunk async for chunk in reply.chunks]
 
 
-def asked_of(path: Path) -> list[str]:
+def requests_of(path: Path) -> list[str]:
     """Return the requests that an engine began, by its log."""
     notes = [note.split("\t") for note in path.read_text().splitlines()]
     return [name for name, event, _ in notes if event == "started"]
@@ -135,12 +135,12 @@ async def test_a_prompt_of_many_parts_holds_no_loop() -> None:
 async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> None:
     """Those of which nothing was streamed yet; the engine is started again."""
     with replicas((), ()) as served:
-        beside = [asyncio.create_task(ask(served, wait=0.5, say=n)) for n in range(8)]
+        others = [asyncio.create_task(ask(served, wait=0.5, say=n)) for n in range(8)]
         await until(lambda: served.stats().running == 8)
         reply = await ask(served, die_once=str(tmp_path / "died"))
         assert isinstance(reply, Reply)
         assert reply.status_code == 200
-        for number, one in enumerate(beside):
+        for number, one in enumerate(others):
             other = await one
             assert isinstance(other, Reply)
             assert other.body["echo"]["say"] == number
@@ -234,13 +234,13 @@ async def test_requests_that_begin_alike_go_to_one_engine(tmp_path: Path) -> Non
         for round_ in range(3):
             for prompt in prompts:
                 await ask(served, prompt=f"{prompt} {round_}", custom_id=prompt[0])
-        first, second = map(asked_of, logs)
+        first, second = map(requests_of, logs)
         assert not set(first) & set(second)
         assert len(first + second) == 18
         await asyncio.gather(
             *(ask(served, prompt="alike", custom_id="alike", wait=0.1) for _ in range(16))
         )
-        assert all("alike" in asked_of(log) for log in logs)
+        assert all("alike" in requests_of(log) for log in logs)
 
 
 def test_prompts_that_begin_alike_have_one_number() -> None:

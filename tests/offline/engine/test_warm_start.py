@@ -24,17 +24,17 @@ print(status, *sorted({"torch", "transformers"} & sys.modules.keys()))
 
 def loaded_by_a_run(model: Path, output: Path, cache: str) -> list[str]:
     """Run the example file through a model and return the libraries that were imported."""
-    asked = ["--model", str(model), "--any-model", "--dtype", "float32", "--device", "cpu"]
-    said = subprocess.run(
-        [sys.executable, "-c", RUN, "run", "-i", str(EXAMPLE), "-o", str(output), *asked],
+    flags = ["--model", str(model), "--any-model", "--dtype", "float32", "--device", "cpu"]
+    process = subprocess.run(
+        [sys.executable, "-c", RUN, "run", "-i", str(EXAMPLE), "-o", str(output), *flags],
         cwd=ROOT,
         env=os.environ | {"TIDEMILL_CACHE": cache},
         check=True,
         capture_output=True,
         text=True,
     )
-    status, *libraries = said.stdout.split()
-    assert status == "0", said.stderr
+    status, *libraries = process.stdout.split()
+    assert status == "0", process.stderr
     return libraries
 
 

@@ -160,8 +160,8 @@ def test_a_missing_library_is_named_with_what_installs_it(start: Start, tmp_path
 
 def test_a_machine_without_credentials_is_told_so(start: Start) -> None:
     """In the client's words."""
-    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
-    status, err = ended(start(*WORKER_FLAGS, "--model", "s3://b/m", **nobody))
+    no_credentials = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
+    status, err = ended(start(*WORKER_FLAGS, "--model", "s3://b/m", **no_credentials))
     words = "s3://b/m/ cannot be read: s3 head_bucket: Unable to locate credentials"
     assert (status, err) == (1, f"tidemill: {words}\n")
 
@@ -244,11 +244,11 @@ def test_an_address_without_a_bucket_is_refused() -> None:
 
 def test_progress_is_told_at_once_and_then_seldom(capsys: pytest.CaptureFixture[str]) -> None:
     """In words for people."""
-    told: list[DownloadProgress] = []
-    watch = throttled(told.append)
+    reports: list[DownloadProgress] = []
+    watch = throttled(reports.append)
     watch(DownloadProgress(1, 2))
     watch(DownloadProgress(2, 2))
-    assert told == [DownloadProgress(1, 2)]
+    assert reports == [DownloadProgress(1, 2)]
     log_progress(DownloadProgress(1_500_000_000, 16_060_000_000))
     log_progress(DownloadProgress(is_waiting=True))
     assert capsys.readouterr().err.splitlines() == [

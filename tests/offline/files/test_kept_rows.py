@@ -58,7 +58,7 @@ def test_only_missing_lines_are_run(run: Any, source: Path, whole: bytes, tmp_pa
     out = tmp_path / "out"
     out.write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
     run("-i", source, "-o", out, "--resume", "--on-invalid-line", "skip")
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 def test_without_an_output_a_resume_is_a_run(

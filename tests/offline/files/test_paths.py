@@ -193,10 +193,10 @@ def test_names_are_shown_without_secrets(name: str, shown: str) -> None:
         ("https://host/", "batch.output.jsonl"),
     ],
 )
-def test_rows_lie_beside_the_file_unless_told(name: str, beside: str) -> None:
+def test_rows_lie_beside_the_file_unless_told(name: str, neighbour: str) -> None:
     """Those of a URL in the working folder, without what its query holds."""
-    assert name_files(None, None, [name]) == (name, beside)
-    assert name_files(name, None, []) == (name, beside)
+    assert name_files(None, None, [name]) == (name, neighbour)
+    assert name_files(name, None, []) == (name, neighbour)
     assert name_files(None, "out", [name]) == (name, "out")
 
 

@@ -64,7 +64,7 @@ def scene(request: pytest.FixtureRequest, run: Any, write_input: Write, tmp_path
 def test_failed_rows_run_again_in_their_places(scene: Scene) -> None:
     """Only they are run, and the files become those of a run without a failure."""
     assert scene.retry("--retry-failed") == 0
-    assert scene.run.engine.asked == len(FAILING)
+    assert scene.run.engine.num_requests == len(FAILING)
     assert scene.is_whole()
 
 
@@ -214,7 +214,7 @@ def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
     assert out.read_bytes() == before
     run.fails_at = set()
     assert run(*flags) == 0
-    assert run.engine.asked < 40
+    assert run.engine.num_requests < 40
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -225,7 +225,7 @@ def test_a_retry_that_is_stopped_keeps_rows_that_wait_for_their_order(scene: Sce
         scene.retry("--retry-failed")
     scene.run.dies_at = None
     assert scene.retry() == 0
-    assert scene.run.engine.asked == 1
+    assert scene.run.engine.num_requests == 1
     assert scene.is_whole()
 
 
@@ -238,7 +238,7 @@ def test_what_a_stopped_run_has_spooled_is_part_of_its_retry(scene: Scene) -> No
         scene.run(*scene.flags)
     scene.run.fails_at, scene.run.dies_at = set(), None
     assert scene.retry("--retry-failed") == 0
-    assert scene.run.engine.asked == 3  # 3 itself, 5 and 7
+    assert scene.run.engine.num_requests == 3  # 3 itself, 5 and 7
     assert scene.is_whole()
 
 
@@ -259,5 +259,5 @@ def test_a_row_that_was_spooled_and_then_written_counts_once(
     capsys.readouterr()
     assert run(*flags, "--resume") == 0
     assert "resuming: 19 rows kept" in capsys.readouterr().err
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert len(rows(tmp_path / "out")) == 20

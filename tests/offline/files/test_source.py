@@ -109,10 +109,10 @@ def test_a_server_that_is_not_there_is_told_without_secrets(
     """A refused connection is tried again, then ends the run."""
     with pytest.raises(TransferFailed, match="ConnectError") as failed:
         run("-i", f"http://user:password@127.0.0.1:9/in?{SECRET}", "-o", tmp_path / "out")
-    said = str(failed.value) + capsys.readouterr().err
-    assert "http://127.0.0.1:9/in" in said
+    stderr = str(failed.value) + capsys.readouterr().err
+    assert "http://127.0.0.1:9/in" in stderr
     for secret in ("password", "0123456789abcdef", "two", "user"):
-        assert secret not in said
+        assert secret not in stderr
 
 
 def test_a_full_disk_for_the_copy_is_told(spawn: Callable[..., Any], tmp_path: Path) -> None:

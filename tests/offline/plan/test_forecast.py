@@ -73,7 +73,7 @@ def forecasts(
     remembered: CostModel | None = None,
 ) -> list[tuple[float, float | None]]:
     """Run a file through steps of a known cost; return seconds, and what was forecast then."""
-    told: list[tuple[float, float | None]] = []
+    estimates: list[tuple[float, float | None]] = []
     with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
         plan = Plan(index, lambda _: False, is_ordered=is_ordered)
         forecast = Forecast(plan, NUM_SEQUENCES, remembered)
@@ -91,7 +91,7 @@ def forecasts(
                 prefilled += own
                 running[place] = 0
             if not running:
-                return [*told, (seconds, 0.0)]
+                return [*estimates, (seconds, 0.0)]
             attended = sum(
                 len(requests[place].prompt) // BYTES_A_TOKEN + decoded
                 for place, decoded in running.items()
@@ -113,7 +113,7 @@ def forecasts(
             done = done._replace(num_waiting=plan.num_waiting, num_running=len(running))
             if seconds - forecast.num_seconds >= 1:
                 forecast.update(seconds, done)
-                told.append((seconds, forecast.seconds_left()))
+                estimates.append((seconds, forecast.seconds_left()))
 
 
 @pytest.mark.parametrize("is_ordered", [True, False], ids=["plan", "no plan"])
@@ -136,10 +136,10 @@ def test_costs_that_are_not_as_usual_are_known_from_runs_before(step_seconds: fl
     check(forecasts(requests, is_ordered=True, costs=costs, remembered=remembered))
 
 
-def check(told: list[tuple[float, float | None]]) -> None:
+def check(estimates: list[tuple[float, float | None]]) -> None:
     """Hold what was told to the bounds."""
-    whole = told[-1][0]
-    for seconds, left in told:
+    whole = estimates[-1][0]
+    for seconds, left in estimates:
         if seconds >= 0.1 * whole:
             assert left is not None
             bound = 0.1 if seconds >= 0.5 * whole else 0.2

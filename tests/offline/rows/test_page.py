@@ -47,8 +47,11 @@ def request(custom_id: str, text: str) -> str:
 @contextmanager
 def serving(rows: Path, requests: Path | None = None, page_rows: int = 3) -> Iterator[PageServer]:
     """Serve the page of a file."""
-    asked = None if requests is None else str(requests)
-    with open_pages(str(rows), asked, page_rows, None) as pages, PageServer(pages) as server:
+    request_lines = None if requests is None else str(requests)
+    with (
+        open_pages(str(rows), request_lines, page_rows, None) as pages,
+        PageServer(pages) as server,
+    ):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -64,11 +67,11 @@ def fixture_serve(tmp_path: Path) -> Serve:
 
     @contextmanager
     def serve(*lines: str, requests: tuple[str, ...] | None = None) -> Iterator[httpx.Client]:
-        rows, asked = tmp_path / "rows.jsonl", tmp_path / "x.jsonl"
+        rows, request_lines = tmp_path / "rows.jsonl", tmp_path / "x.jsonl"
         rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        asked.write_text("\n".join(requests or ()) + "\n", encoding="utf-8")
+        request_lines.write_text("\n".join(requests or ()) + "\n", encoding="utf-8")
         with (
-            serving(rows, None if requests is None else asked) as server,
+            serving(rows, None if requests is None else request_lines) as server,
             httpx.Client(base_url=server.url, trust_env=False) as client,
         ):
             yield client
@@ -127,8 +130,8 @@ def test_rows_are_found(serve: Serve) -> None:
 def test_a_request_stands_beside_its_row(serve: Serve) -> None:
     """That on the same line at once, others when the file is indexed, the first of an id."""
     rows = (row("a", "1"), row("b", "2"), row("c", "3"))
-    asked = (request("a", "A?"), "no json", request("b", "B?"), request("b", "other"))
-    with serve(*rows, requests=asked) as client:
+    request_lines = (request("a", "A?"), "no json", request("b", "B?"), request("b", "other"))
+    with serve(*rows, requests=request_lines) as client:
         found = events(client)
         assert [event["row"]["request"] for event in found[:3]] == ["user: A?", None, None]
         assert found[3:] == [
@@ -271,16 +274,16 @@ def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> No
     """Turns pages, filters, jumps to an id and opens a row; texts of rows do nothing."""
     rows = [row(f"q{n}", f"answer {n}") for n in range(5)]
     rows += [row(HOSTILE, HOSTILE, HOSTILE), failed("bad", HOSTILE)]
-    asked = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
+    request_lines = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
     complaints: list[str] = []
-    with serve(*rows, requests=asked) as client, chromium.new_context() as context:
+    with serve(*rows, requests=request_lines) as client, chromium.new_context() as context:
         context.set_default_timeout(120_000)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.on(
             "console",
-            lambda said: complaints.append(said.text) if said.type == "error" else None,
+            lambda entry: complaints.append(entry.text) if entry.type == "error" else None,
         )
         page.goto(str(client.base_url))
         articles = page.get_by_role("article")

@@ -69,8 +69,8 @@ def test_where_some_lines_ask_for_another_model_the_others_run(
 ) -> None:
     """It is said before the model loads, when it still can be mended."""
     assert run("-i", write_input(line("a", model="m"), line("b", model="gpt")), "-o", out) == 0
-    said = capsys.readouterr().err
-    assert said.startswith(
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(
         "tidemill: warning: 1 of 2 lines will get an error row:\n"
         "  1 × The model `gpt` does not exist. Served: m. (line 2)\n"
         "`--served-model-name m gpt` or `--any-model` runs those that ask for other models\n"
@@ -84,7 +84,7 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     """Errors of one kind are one sentence, in the engine's own words."""
     bodies = [*[{"suffix": "end"}] * 3, {"max_tokens": "8"}, {"stream": True}]
     words = refused(run, "-i", write_input(*(line("a", **body) for body in bodies)), "-o", out)
-    with pytest.raises(Exception, match="`max_tokens`") as told:
+    with pytest.raises(Exception, match="`max_tokens`") as failure:
         check_request(CHAT, json.loads(line("a", max_tokens="8"))["body"], ["m"])
     first, *reasons = words.splitlines()
     assert first.startswith("none of the 5 lines of ")
@@ -92,7 +92,7 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     assert reasons[0].startswith("  3 × `suffix` is not supported: leave it out or send null or ")
     assert reasons[0].endswith(" (first: line 1)")
     assert reasons[1:] == [
-        f"  1 × {told.value} (line 4)",
+        f"  1 × {failure.value} (line 4)",
         "  1 × Request must not be sent in stream mode (line 5)",
     ]
 
@@ -156,7 +156,7 @@ def test_compressed_files_and_arrays_run_as_their_lines_would(
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     out.write_bytes(whole[: whole.index(b"\n") + 5])
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert out.read_bytes() == whole
 
 
@@ -209,10 +209,10 @@ def test_an_input_that_changes_when_it_was_read_ends_with_1(
         engine = load(*arguments, **given)
         respond = engine.respond
 
-        async def answer(*asked: Any) -> Any:
-            if engine.asked == 1:
+        async def answer(*args: Any) -> Any:
+            if engine.num_requests == 1:
                 change(source)
-            return await respond(*asked)
+            return await respond(*args)
 
         engine.respond = answer
         return engine
@@ -240,7 +240,7 @@ def test_an_input_that_changes_while_it_is_read_ends_the_run(
     words = r"has changed .*while it was read: run it when nothing writes to it\. The finished rows"
     with pytest.raises(InputChanged, match=words):
         run("-i", source, "-o", out)
-    assert run.engine.asked == 0
+    assert run.engine.num_requests == 0
     run._load = load
     assert run("-i", source, "-o", out, "--resume") == 0
 

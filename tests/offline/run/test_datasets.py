@@ -60,31 +60,31 @@ def test_a_dataset_gives_the_table_of_its_rows(run: Any, hub: Path) -> None:
     again = datasets.load_dataset("parquet", data_files=str(out), split="train")
     assert again.column_names == found.column_names
     assert run(NAME, "--recipe", "r.toml", "--resume") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 def test_a_split_and_a_part_of_it(shell: Shell) -> None:
     """Of several splits one is named; the refusal names them."""
     write_split("test", TABLE.slice(1))
-    said = shell.type("check", NAME, *PROMPT)
-    assert (said.status, "several splits (train, test): name one by --split" in said.err) == (
+    result = shell.type("check", NAME, *PROMPT)
+    assert (result.status, "several splits (train, test): name one by --split" in result.err) == (
         1,
         True,
     )
     for split, ids in (("test", ["b", "c"]), ("train[:1]+test[1:]", ["a", "c"])):
-        said = shell.type("check", NAME, *PROMPT, "--split", split)
-        shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+        result = shell.type("check", NAME, *PROMPT, "--split", split)
+        shown = [json.loads(text.partition(":\n")[2]) for text in result.out.split("\nrow ")[1:]]
         assert [one["custom_id"] for one in shown] == ids
-    said = shell.type("check", f"{NAME}/data/test-*", *PROMPT, "--json")
-    assert json.loads(said.out)["lines"] == 2
+    result = shell.type("check", f"{NAME}/data/test-*", *PROMPT, "--json")
+    assert json.loads(result.out)["lines"] == 2
 
 
 def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
     """`submit --wait` writes its table, too."""
-    said = shell.type("estimate", NAME, *PROMPT, "--json")
-    assert json.loads(said.out)["num_lines"] == 3
-    said = shell.type("submit", NAME, *PROMPT, "--wait")
-    assert said.status == 0, said.err
+    result = shell.type("estimate", NAME, *PROMPT, "--json")
+    assert json.loads(result.out)["num_lines"] == 3
+    result = shell.type("submit", NAME, *PROMPT, "--wait")
+    assert result.status == 0, result.err
     assert pq.read_table("reviews.output.parquet").select(TABLE.column_names).equals(TABLE)
 
 

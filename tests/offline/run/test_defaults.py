@@ -30,7 +30,7 @@ def request(custom_id: str, url: str, **body: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-def asked(run: Any) -> list[dict[str, Any]]:
+def bodies_of(run: Any) -> list[dict[str, Any]]:
     """Record the bodies that the engine of a run is asked for."""
     bodies: list[dict[str, Any]] = []
     load = run._load
@@ -83,7 +83,7 @@ def test_instructions_of_a_line_win(role: str) -> None:
 
 def test_the_engine_is_asked_with_the_defaults(run: Any, write_input: Write, out: Path) -> None:
     """The row is that of the line as it stands in the file."""
-    bodies = asked(run)
+    bodies = bodies_of(run)
     source = write_input(line("a"), line("b", temperature=1.5))
     assert run(source, "-o", out, *FLAGS) == 0
     assert [body["temperature"] for body in bodies] == [0.5, 1.5]
@@ -100,7 +100,7 @@ def test_resumed_and_retried_lines_have_the_defaults(
     assert run(source, "-o", out, *FLAGS) == 0
     whole = out.read_bytes()
     out.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
-    bodies = asked(run)
+    bodies = bodies_of(run)
     assert run(source, "-o", out, *FLAGS, "--resume") == 0
     assert [body["max_tokens"] for body in bodies] == [9]
     assert out.read_bytes() == whole

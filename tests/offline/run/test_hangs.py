@@ -123,9 +123,9 @@ def test_rows_that_were_finished_before_a_hang_are_kept(
     assert caught.value.details.startswith(STACKS)
     run.hangs_after = NUM_LINES
     assert run(*given, "-o", tmp_path / f"out{suffix}", "--resume") == 0
-    num_resumed = run.engine.asked
+    num_resumed = run.engine.num_requests
     assert run(*given, "-o", tmp_path / f"whole{suffix}") == 0
-    assert num_resumed == run.engine.asked - 7
+    assert num_resumed == run.engine.num_requests - 7
     shard = ".1-of-2" if kind == "shard" else ""
     broken, whole = (tmp_path / f"{name}{suffix}{shard}" for name in ("out", "whole"))
     assert broken.read_bytes() == whole.read_bytes()

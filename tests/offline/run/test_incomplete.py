@@ -85,7 +85,7 @@ def test_lines_without_a_thread_to_parse_them_in_end_the_run(
     kept = [*ids(out), *spooled(out)]
     assert len(kept) == len({*kept}) >= 19
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 60 - len(kept)
+    assert run.engine.num_requests == 60 - len(kept)
     assert ids(out) == [str(number) for number in range(60)]
 
 
@@ -120,7 +120,7 @@ def test_a_failing_call_keeps_all_finished_rows(  # noqa: PLR0917 - fixtures and
     kept, run.engine = {*ids(out), *spooled(out)}, None
     assert run("-i", source, "-o", out, "--resume") == 0
     assert ids(out) == [str(number) for number in range(20)]
-    assert (0 if run.engine is None else run.engine.asked) == 20 - len(kept)
+    assert (0 if run.engine is None else run.engine.num_requests) == 20 - len(kept)
     assert not Path(f"{out}.spool").exists()
 
 
@@ -142,7 +142,7 @@ def test_a_row_that_the_output_lacks_is_no_success(
     assert words.startswith("the output has 2 of 5 rows. The finished rows are in")
     assert "2 finished rows that wait for rows before them are kept" in words
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert ids(out) == list("01234")
 
 

@@ -106,7 +106,7 @@ def test_an_output_with_rows_is_not_written_over(run: Any, write_input: Write, o
     assert refused.value.exit_status == 2
     assert (out.read_bytes(), run.engine) == (before, None)
     assert run("-i", source, "-o", out, "--force") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert out.read_bytes() == before
 
 

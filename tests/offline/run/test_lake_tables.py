@@ -38,9 +38,9 @@ def write_delta(table: pa.Table = TABLE, **how: Any) -> str:
     return "reviews"
 
 
-def ids(said: Any) -> list[str]:
+def ids(result: Any) -> list[str]:
     """Return the ids of the requests that `check` shows."""
-    shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+    shown = [json.loads(text.partition(":\n")[2]) for text in result.out.split("\nrow ")[1:]]
     return [one["custom_id"] for one in shown]
 
 
@@ -65,8 +65,8 @@ def test_rows_that_are_appended_come_last(shell: Shell) -> None:
         assert ids(shell.type("check", "reviews", *PROMPT)) == ["b", "c", "a"]
     deltalake.DeltaTable("reviews").delete("id = 'b'")
     assert sorted(ids(shell.type("check", "reviews", *PROMPT))) == ["a", "c"]
-    said = shell.type("submit", "reviews", *PROMPT, "--wait")
-    assert (said.status, "reading version 2 of reviews" in said.err) == (0, True), said.err
+    result = shell.type("submit", "reviews", *PROMPT, "--wait")
+    assert (result.status, "reading version 2 of reviews" in result.err) == (0, True), result.err
     assert pq.read_table("reviews.output.parquet").num_rows == 2
 
 
@@ -128,8 +128,8 @@ def test_a_missing_extra_is_told(
     Path(file).parent.mkdir(parents=True)
     Path(file).write_text("{}")
     monkeypatch.setitem(sys.modules, module, None)
-    said = shell.type("check", "t", *PROMPT)
-    assert (said.status, words in said.err) == (1, True), said.err
+    result = shell.type("check", "t", *PROMPT)
+    assert (result.status, words in result.err) == (1, True), result.err
 
 
 def test_the_newest_metadata_is_read() -> None:

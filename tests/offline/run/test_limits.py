@@ -37,7 +37,7 @@ def test_lines_that_have_not_run_say_so_and_can_be_run(
     assert names == ["in.jsonl", "out", "out.settings"]  # for the retry
     run.speed = 1_000
     assert run(*flags, "-o", out, "--resume", "--retry-failed") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert run(*flags, "-o", whole) == 0
     assert out.read_bytes() == whole.read_bytes()
 

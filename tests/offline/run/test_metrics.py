@@ -29,7 +29,7 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in samples if not name.startswith(parts)}
 
 
-def said(process: Any, pattern: str) -> str:
+def wait_for_log(process: Any, pattern: str) -> str:
     """Return what the pattern's group matches in what the process says."""
     for words in process.stderr:
         if match := re.search(pattern, words):
@@ -43,8 +43,8 @@ def test_metrics_are_served_while_the_job_runs(
     """Rows by outcome, tokens and the engine's state, under clear names, at a port that is told."""
     source = write_input(line("a"), line("b", status=400), line("c"), line("d", wait=60))
     process = spawn("-i", source, "-o", tmp_path / "out", "--enable-metrics", "--port", "0")
-    url = said(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
-    said(process, "(model loaded)")
+    url = wait_for_log(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
+    wait_for_log(process, "(model loaded)")
     deadline = time.monotonic() + 120
     while (found := scrape(url))['tidemill_rows_total{outcome="ok"}'] < 2 or not found.get(LAG):
         assert time.monotonic() < deadline
@@ -76,8 +76,8 @@ def test_metrics_are_there_before_the_model_is(
     source = write_input(line("a"))
     slow = ["--load-seconds", "60"]
     process = spawn("-i", source, "-o", tmp_path / "out", *flags, options=slow)
-    url = said(process, r"metrics are at (\S+)")
-    said(process, "(loading m)")
+    url = wait_for_log(process, r"metrics are at (\S+)")
+    wait_for_log(process, "(loading m)")
     assert scrape(url) == {
         'tidemill_rows_total{outcome="ok"}': 0,
         'tidemill_rows_total{outcome="failed"}': 0,

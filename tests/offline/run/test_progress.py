@@ -60,7 +60,7 @@ async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
     """Before the first row, and once the time has passed, nothing is told."""
     served, tally, now = ScriptedEngine(), Tally(num_rows=100), 0.0
     tally.started -= 100
-    told: list[float | None] = []
+    expected: list[float | None] = []
     ended = asyncio.Event()
     rows = iter([0, 0, 40, 0, 0, 0, 0, 0, 1])
 
@@ -69,7 +69,7 @@ async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
 
         def show(self, tally: Tally, _: Rates, left: float | None = None) -> None:
             nonlocal now
-            told.append(None if left is None else round(left, 1))
+            expected.append(None if left is None else round(left, 1))
             now += 2.0
             if (num_rows := next(rows, None)) is None:
                 ended.set()
@@ -88,7 +88,7 @@ async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
         await ended.wait()
         reporting.cancel()
     # 40 of 100 rows in 6 seconds; the next row comes 12 seconds later, when the forecast is less.
-    assert told == [None, None, None, 9.0, 7.0, 5.0, 3.0, 1.0, None, 60.0]
+    assert expected == [None, None, None, 9.0, 7.0, 5.0, 3.0, 1.0, None, 60.0]
 
 
 def test_a_forecast_is_bounded_by_the_recent_rate_of_rows() -> None:
@@ -147,8 +147,8 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
 def test_a_summary_of_embeddings_tells_what_was_read(tally: Tally) -> None:
     """Nothing is generated, so nothing is told of it."""
     tally.kept, tally.usage = 0, Usage(prompt_tokens=80_000)
-    told = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
-    assert summary(tally) == told
+    expected = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
+    assert summary(tally) == expected
 
 
 def test_a_summary_of_recordings_tells_how_much_was_heard(tally: Tally) -> None:
@@ -185,10 +185,10 @@ def test_lines_come_now_and_then_where_there_is_no_terminal(
     monkeypatch.setattr(progress.LineReporter, "seconds", 0.02)
     source = write_input(line("a"), line("b", wait=0.2, status=400))
     assert run("-i", source, "-o", tmp_path / "out") == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "tidemill: 1 of 2 rows, " in said.err
-    lines = said.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "tidemill: 1 of 2 rows, " in output.err
+    lines = output.err.splitlines()
     loading = lines.index("tidemill: loading m")  # behind what is said of the script's words
     assert lines[loading + 1].startswith("tidemill: model loaded in ")
     assert ": 1 ok, 1 failed; 10 tokens in (4 cached), 3 out, " in lines[-2]

@@ -43,7 +43,7 @@ class Twice:
         out, self._run.engine = self.folder.parent / f"out-{self.num_runs}.jsonl", None
         model = ("--model", MODEL_PATH, "--any-model", "--reuse", self.where)
         self._run("-i", self._write(*lines), "-o", out, *model, *flags)
-        return out, 0 if self._run.engine is None else self._run.engine.asked
+        return out, 0 if self._run.engine is None else self._run.engine.num_requests
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_a_second_run_computes_nothing_and_loads_no_model(twice: Twice, capsys: 
     assert [row["response"]["body"]["text"] for row in rows(second)] == [
         f"to c{number}" for number in range(30)
     ]
-    assert "30 rows of 30 reused" in (said := capsys.readouterr().err)
-    assert "every line has its row by reuse (30): nothing to run" in said
+    assert "30 rows of 30 reused" in (stderr := capsys.readouterr().err)
+    assert "every line has its row by reuse (30): nothing to run" in stderr
 
 
 def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_resume_takes_its_own_rows_first(
     capsys.readouterr()
     model = ("--model", MODEL_PATH, "--any-model", "--reuse", twice.folder)
     assert run("-i", write_input(*lines), "-o", out, "--resume", *model) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(out)] == [f"c{number}" for number in range(5)]
     assert "2 rows kept from before and 2 rows reused" in capsys.readouterr().err
 
@@ -369,5 +369,5 @@ async def test_a_second_batch_of_a_server_reuses_every_row(
             rows = [await local.rows(batch["output_file_id"]) for batch in batches]
     assert len(engine.asked) == 4
     assert [batch["tidemill"]["reused_rows"] for batch in batches] == [0, 4]
-    said = [[row["response"]["body"]["say"] for row in each] for each in rows]
-    assert said == [["s0", "a", "a", "a"]] * 2
+    texts = [[row["response"]["body"]["say"] for row in each] for each in rows]
+    assert texts == [["s0", "a", "a", "a"]] * 2

@@ -101,12 +101,12 @@ def test_other_settings_are_refused_before_the_model_loads(
     before = out.read_bytes()
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out, "--resume", *flags)
-    said = str(refused.value)
-    assert said.startswith(f"{out} was made with other settings than this command has:\n{words}")
-    assert "--allow-other-settings keeps the rows" in said
+    message = str(refused.value)
+    assert message.startswith(f"{out} was made with other settings than this command has:\n{words}")
+    assert "--allow-other-settings keeps the rows" in message
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == NUM_LINES - 3
+    assert run.engine.num_requests == NUM_LINES - 3
 
 
 def test_settings_of_speed_may_change(run: Any, source: Path, out: Path, tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_first_value_that_is_not_the_default_is_shown(run: Any, source: Path, 
     stop(run, source, out, "--system-prompt", f"{prompt}French.", "--max-tokens", 5)
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out, "--resume", "--system-prompt", f"{prompt}German.")
-    said = str(refused.value)
-    assert "  --max-tokens: 5 before, not set now\n" in said
-    assert 'word, always in French." before, …' in said
-    assert 'word, always in German." now' in said
+    message = str(refused.value)
+    assert "  --max-tokens: 5 before, not set now\n" in message
+    assert 'word, always in French." before, …' in message
+    assert 'word, always in German." now' in message
 
 
 def test_other_settings_can_be_allowed(run: Any, source: Path, out: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_card_in_the_folder_of_the_model_changes_no_model(
     assert run(*given) == 0
     run.fails_at = set()
     assert run(*given, "--resume", "--retry-failed") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
 
 
 def test_a_model_of_the_hub_is_known_by_its_revision(
@@ -208,7 +208,7 @@ def test_a_model_of_the_hub_is_known_by_its_revision(
     publish("r2", "d2")
     with pytest.raises(Refused, match=r"--model: m \(files r1\) before, m \(files r2\) now"):
         run("-i", source, "-o", out, "--resume")
-    assert run.engine.asked == 0
+    assert run.engine.num_requests == 0
     publish("r3", "d1")  # another description of the same weights
     assert run("-i", source, "-o", out, "--resume") == 0
 
@@ -223,7 +223,7 @@ def test_a_model_that_is_only_known_once_loaded_is_compared_then(
     before = out.read_bytes()
     with pytest.raises(Refused, match=r"--model: m \(files d0\) before, m \(files d1\) now"):
         run("-i", source, "-o", out, "--resume")
-    assert (run.engine.asked, out.read_bytes()) == (0, before)
+    assert (run.engine.num_requests, out.read_bytes()) == (0, before)
 
 
 def test_failed_rows_are_retried_with_the_same_settings(
@@ -243,7 +243,7 @@ def test_failed_rows_are_retried_with_the_same_settings(
     assert "--retry-truncated runs truncated and failed rows again" in str(refused.value)
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run(*retry, 5) == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert not out.with_name("rows.jsonl.settings").exists()
 
 
@@ -267,7 +267,7 @@ def test_truncated_rows_are_retried_with_a_higher_limit(
     assert "--seed: not set before, 7 now" in str(refused.value)
     assert run.engine is None
     assert run(*given, 9, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 4
+    assert run.engine.num_requests == 4
     assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c", "d", "e", "f"]
     if run.has_card:
         uses = card_of(out)["made_with"]
@@ -291,7 +291,7 @@ def test_an_interrupted_retry_of_truncated_rows_is_continued(
     with pytest.raises(Refused, match="--max-tokens: 9 before, 5 now"):
         run(*given, 5, "--resume")
     assert run(*given, 9, "--resume") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert len(rows(out)) == 4
 
 
@@ -313,7 +313,7 @@ def test_a_retry_without_its_settings_puts_each_row_in_its_place(
     with pytest.raises(Refused, match="finish it with --resume alone"):
         run(*given, "--resume", "--retry-truncated")
     assert run(*given, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c", "d", "e"]
 
 
@@ -331,7 +331,7 @@ def test_truncated_rows_in_the_spool_are_run_again(
     run.dies_at = None
     assert out.with_name("rows.jsonl.spool").read_bytes().count(b"\n") == 3
     assert run(*given, 9, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 3 + len(first)
+    assert run.engine.num_requests == 3 + len(first)
     assert [row["custom_id"] for row in rows(out)] == ["f", "a", "b", "c", "d"]
 
 
@@ -418,7 +418,7 @@ def test_truncated_rows_are_retried_without_a_limit(
     with pytest.raises(Refused, match="--seed: not set before, 7 now"):
         run(*given, "--seed", 7, "--resume", "--retry-truncated")
     assert run(*given, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
 
 
 def test_a_card_remains_where_a_resume_runs_nothing(run: Any, source: Path, out: Path) -> None:
@@ -469,11 +469,11 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
     changed = ["--prompt", "Label: {{ text }}", "--resume"]
     with pytest.raises(Refused) as refused:
         run(source, *changed)
-    said = str(refused.value)
-    assert said.startswith(f"{out} was made with other settings than this command has:\n")
-    assert '  --prompt: "{{ text }}" before, "Label: {{ text }}" now\n' in said
-    assert "line" not in said
-    assert "--allow-other-settings" not in said
+    message = str(refused.value)
+    assert message.startswith(f"{out} was made with other settings than this command has:\n")
+    assert '  --prompt: "{{ text }}" before, "Label: {{ text }}" now\n' in message
+    assert "line" not in message
+    assert "--allow-other-settings" not in message
     with pytest.raises(BadInput, match=r"were made with another recipe \(--prompt\), so they can"):
         run(source, *changed, "--allow-other-settings")
     write_recipe(tmp_path, "params.stop = 'x'")
@@ -482,7 +482,7 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
     assert run.engine is None
     write_recipe(tmp_path)
     assert run(source, "--prompt", "{{ text }}", "--keep", "text", "--resume") == 0
-    assert run.engine.asked == NUM_LINES - 2
+    assert run.engine.num_requests == NUM_LINES - 2
     assert out.exists()
     assert not rows_file.with_name(f"{rows_file.name}.settings").exists()
 
@@ -549,8 +549,8 @@ def test_several_engines_have_the_settings_of_one(
 def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Join shards; return the exit status and the messages."""
     capsys.readouterr()
-    status, _, said = typed(capsys, "join", *map(str, arguments))
-    return status, said
+    status, _, stderr = typed(capsys, "join", *map(str, arguments))
+    return status, stderr
 
 
 def test_shards_of_different_settings_are_not_joined(
@@ -561,10 +561,12 @@ def test_shards_of_different_settings_are_not_joined(
     assert run(*given, "1/2", "--temperature", 0) == 0
     assert run(*given, "2/2", "--temperature", 1) == 0
     for flags in ([], ["-i", source]):
-        status, said = join(capsys, out, *flags)
+        status, stderr = join(capsys, out, *flags)
         assert status == 2
-        assert "cannot be joined, as its shards were run with different settings:\n" in said
-        assert "  --temperature: 0.0 in rows.jsonl.1-of-2, 1.0 in rows.jsonl.2-of-2\n" in said, said
+        assert "cannot be joined, as its shards were run with different settings:\n" in stderr
+        assert "  --temperature: 0.0 in rows.jsonl.1-of-2, 1.0 in rows.jsonl.2-of-2\n" in stderr, (
+            stderr
+        )
         assert not out.exists()
     assert join(capsys, out, "--allow-other-settings")[0] == 0
     made_with = json.loads(out.with_name("rows.jsonl.settings").read_text())["made_with"]
@@ -647,9 +649,9 @@ def test_a_shard_of_an_older_version_is_joined_with_a_note(
     found = json.loads(mark.read_text())
     del found["made_with"]
     mark.write_text(json.dumps(found))
-    status, said = join(capsys, out)
+    status, stderr = join(capsys, out)
     assert status == 0
-    assert "note: the settings of 1 shard are unknown, so they were not compared\n" in said
+    assert "note: the settings of 1 shard are unknown, so they were not compared\n" in stderr
 
 
 def test_a_resume_with_reuse_compares_settings_too(

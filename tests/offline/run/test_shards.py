@@ -103,9 +103,9 @@ def test_messages_name_the_shard(
 ) -> None:
     """Its lines at the start, its rows at the end, and what is wrong with it."""
     shards(numbers=[1])
-    said = capsys.readouterr().err
-    assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in said
-    assert "tidemill: shard 1 of 3: 4 rows in " in said
+    stderr = capsys.readouterr().err
+    assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in stderr
+    assert "tidemill: shard 1 of 3: 4 rows in " in stderr
     with pytest.raises(BadInput, match=r"in.jsonl \(shard 1 of 3\) has 1 malformed line"):
         shards("--force", "--on-invalid-line", "fail", numbers=[1])
     shards("--resume", numbers=[1])
@@ -120,7 +120,7 @@ def test_a_shard_is_resumed_and_no_other(run: Any, shards: Any, tmp_path: Path) 
     last.write_bytes(whole[:-1])
     run.engine = None
     shards("--resume", numbers=[3])
-    assert (run.engine.asked, last.read_bytes()) == (1, whole)
+    assert (run.engine.num_requests, last.read_bytes()) == (1, whole)
     assert (tmp_path / "rows.3-of-3.done").read_bytes() == mark
     last.rename(tmp_path / "rows.4-of-5")
     with pytest.raises(BadInput, match="was made from another input"):
@@ -170,8 +170,8 @@ def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Pa
 def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Join shards; return the exit status and what was said."""
     capsys.readouterr()
-    status, _, said = typed(capsys, "join", *map(str, arguments))
-    return status, said
+    status, _, stderr = typed(capsys, "join", *map(str, arguments))
+    return status, stderr
 
 
 def test_unfinished_shards_are_named(
@@ -191,11 +191,11 @@ def test_unfinished_shards_are_named(
     (tmp_path / "rows.2-of-3.done").unlink()
     third = tmp_path / "rows.3-of-3"
     third.write_bytes(third.read_bytes() * 2)
-    status, said = join(capsys, out)
+    status, stderr = join(capsys, out)
     assert status == 2
-    assert "1-of-3 is not finished: run its shard with --resume" in said
-    assert "2-of-3 has no rows.2-of-3.done, so its run has not finished" in said
-    assert "when its run ended" in said
+    assert "1-of-3 is not finished: run its shard with --resume" in stderr
+    assert "2-of-3 has no rows.2-of-3.done, so its run has not finished" in stderr
+    assert "when its run ended" in stderr
     assert not out.exists()
     shards("--force")
     out.touch()
@@ -220,8 +220,8 @@ def test_rows_are_compared_with_the_input(
         (b"", "run shard 2 of 3 with --resume"),
     ):
         second.write_bytes(bad)
-        status, said = join(capsys, out, "-i", source)
-        assert (status, words in said) == (1, True), said
+        status, stderr = join(capsys, out, "-i", source)
+        assert (status, words in stderr) == (1, True), stderr
     second.write_bytes(good)
     for mark in tmp_path.glob("*.done"):
         mark.unlink()
@@ -265,8 +265,8 @@ def test_shards_of_different_runs_are_not_joined(
     out.unlink()
     source.write_bytes(source.read_bytes().replace(b'"c0"', b'"d0"'))
     shards("--force", numbers=[1])
-    assert "1-of-3 and " in (said := join(capsys, out, "-n", 3)[1])
-    assert "are of different inputs" in said
+    assert "1-of-3 and " in (stderr := join(capsys, out, "-n", 3)[1])
+    assert "are of different inputs" in stderr
     assert not out.exists()
 
 

@@ -21,8 +21,8 @@ STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
     """Return once the process has said these words."""
     assert process.stderr is not None
-    for said in process.stderr:
-        if words in said:
+    for printed in process.stderr:
+        if words in printed:
             return
     raise AssertionError(f"it never said {words!r}")
 
@@ -48,7 +48,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     run.speed = 1_000
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert run("-i", source, "-o", tmp_path / "whole") == 0
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out", "whole"]
@@ -139,7 +139,7 @@ def test_a_killed_run_is_completed_to_the_bytes_of_an_unbroken_one(
         assert process.wait() == -signal.SIGKILL
     assert files[0].read_bytes() != whole[0].read_bytes()
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked < 100
+    assert run.engine.num_requests < 100
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in whole]
 
 
@@ -173,7 +173,7 @@ def test_rows_behind_a_slow_line_outlive_a_kill(
     assert (tmp_path / out).read_bytes() == b""
     run.speed = 1_000
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
     whole = [tmp_path / "whole", tmp_path / "whole-errors"]
     assert run("-i", source, "-o", whole[0], "-e", whole[1]) == 0
     assert [(tmp_path / name).read_bytes() for name in (out, "errors")] == [
@@ -195,7 +195,7 @@ def test_rows_that_are_spooled_are_not_written_over(
     with pytest.raises(Refused, match=r"out\.spool holds finished rows .* --resume keeps them"):
         run("-i", source, "-o", out)
     assert run("-i", source, "-o", out, "--force") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert not (tmp_path / "out.spool").exists()
 
 
@@ -210,5 +210,5 @@ def test_an_engine_that_dies_leaves_what_it_has_answered(
         run(*flags)
     run.dies_at = None
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(tmp_path / "out")] == ["a", "b", "c", "d"]

@@ -182,13 +182,13 @@ def test_failed_rows_are_retried_by_the_name_of_the_table(
         assert words[:5] == ["run", "-i", str(source), "-o", str(out)]
         assert "--force" not in words
     assert run(*words[1:]) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     changed = ("--prompt", "Hi {{ text or '' }}")
     other = expand_rows(["retry", str(out), "--prompt", "Hello {{ text or '' }}"])
     with pytest.raises(BadInput, match=r"made with another recipe \(--prompt\)"):
         run(*other[1:])
     assert run(*expand_rows(["retry", str(out), *changed])[1:]) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert out.read_text().count("hi") == 3
     assert not Path(f"{out}.rows.jsonl").exists()
     assert run(*expand_rows(["retry", str(out)])[1:]) == 0
@@ -219,7 +219,7 @@ def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any
     assert run(source, "--resume") == 0
     assert "is complete: nothing to run" in capsys.readouterr().err
     assert run(source, "--force") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -239,7 +239,7 @@ def test_a_run_that_is_killed_goes_on(
     assert not out.exists()
     run.speed = 1_000
     assert run(source, "-o", out, "--resume") == 0
-    assert run.engine.asked <= 32
+    assert run.engine.num_requests <= 32
     assert run(source, "-o", tmp_path / "whole.parquet") == 0
     assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
 
@@ -384,9 +384,9 @@ def test_a_prompt_that_reads_no_column_is_a_warning(
     """A column in single braces is text; the column of ids is not one of the prompt."""
     source = write_table(tmp_path / "table.csv")
     assert main(["check", str(source), "--prompt", prompt, "--id", "id"]) == 0
-    said = capsys.readouterr().err
-    assert ("the same request" in said) is bool(words)
-    assert words in said
+    stderr = capsys.readouterr().err
+    assert ("the same request" in stderr) is bool(words)
+    assert words in stderr
 
 
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_prompt_that_fails_is_as_daft_is_told() -> None:
     given = {"provider": provider, "max_tokens": -1, "max_retries": 0}
     with pytest.raises(Exception, match="`max_tokens`"):
         frame.select(functions.prompt(frame["q"], **given)).collect()
-    asked = functions.prompt(frame["q"], on_error="ignore", **given)
-    found = frame.select(asked.alias("a"))
+    answer = functions.prompt(frame["q"], on_error="ignore", **given)
+    found = frame.select(answer.alias("a"))
     assert found.to_pydict() == {"a": [None]}
 
 

@@ -66,13 +66,13 @@ def test_what_answers_a_held_out_question_is_scored_best(loaded: Loaded) -> None
 @torch.inference_mode()
 def test_it_ranks_by_what_is_asked_and_not_by_words_in_common(loaded: Loaded) -> None:
     """The document with more of the question's words in it loses to the one that answers."""
-    asked = "What is the capital of France?"
+    question = "What is the capital of France?"
     documents = ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]
-    wrong, right = scores(*loaded, [asked] * 2, documents).tolist()
+    wrong, right = scores(*loaded, [question] * 2, documents).tolist()
     assert right > 0 > wrong
 
 
 def test_nothing_of_a_held_out_subject_is_trained_on() -> None:
     """No question is on both sides, whoever asks."""
-    train = {asked for asked, _ in islice(questions("train", 1), 2000)}
-    assert not train & {asked for asked, _ in islice(questions("held_out", 2), 500)}
+    train = {question for question, _ in islice(questions("train", 1), 2000)}
+    assert not train & {question for question, _ in islice(questions("held_out", 2), 500)}

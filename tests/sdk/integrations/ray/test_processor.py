@@ -30,11 +30,11 @@ COUNTRIES = ["France", "Italy", "Spain", "Norway"]
 
 def preprocess(row: dict[str, Any]) -> dict[str, Any]:
     """Return a chat about a country, one of which asks for what there is not."""
-    asked = f"What is the capital of {row['country']}?"
+    question = f"What is the capital of {row['country']}?"
     params: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
     if row["country"] == "Norway":
         params["logprobs"] = 2
-    return {"messages": [{"role": "user", "content": asked}], "sampling_params": params}
+    return {"messages": [{"role": "user", "content": question}], "sampling_params": params}
 
 
 def countries() -> Any:
