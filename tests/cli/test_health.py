@@ -43,7 +43,7 @@ def test_without_a_file_there_is_no_worker(
     assert main([str(path)], {}) == 1
     assert capsys.readouterr().out == f"no worker has touched {path}: No such file or directory\n"
     assert main([], {}) == 1
-    assert capsys.readouterr().out == "TIDEMILL_HEALTH_FILE names no file\n"
+    assert capsys.readouterr().out == "TIDEMILL_HEALTH_FILE is not set\n"
 
 
 def test_the_check_is_a_process_that_loads_little(tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_a_job_without_a_writable_place_fails(
 ) -> None:
     """The log lists the checked places."""
     monkeypatch.setattr(scratch, "PLACES", places[2:])
-    with pytest.raises(SystemExit, match=f"No folder can be written to: {places[2]}"):
+    with pytest.raises(SystemExit, match=f"None of these folders is writable: {places[2]}"):
         scratch.main(["worker"])

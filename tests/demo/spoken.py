@@ -34,7 +34,7 @@ NUM_DIGITS = 10
 NUM_WORDS = len(ENGLISH)
 
 WORDS_A_SEGMENT = 8
-"""What is said without a pause is written down in segments of at most so many words."""
+"""Maximum number of words per segment of speech without a pause."""
 
 ACCENTS: dict[Language, list[str]] = {
     "en": ["en", "en-us", "en-us", "en-gb-scotland"],
@@ -42,7 +42,7 @@ ACCENTS: dict[Language, list[str]] = {
 }
 SPEAKERS = ["", "+m2", "+m3", "+f1", "+f2", "+f3"]
 HELD_OUT_SHARE = 10
-"""One string of words in so many was never trained on."""
+"""One in this many word sequences is held out of the training."""
 BATCH_RECORDINGS = 40
 SEED = 1
 DEFAULT = Voice()
@@ -50,7 +50,7 @@ DEFAULT = Voice()
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Words said in one breath: their places in `WORDS`, and the sample where each begins.
+    """Words spoken without a pause: their places in `WORDS`, and the first sample of each.
 
     The last of `bounds` is where the last word ends.
     """
@@ -61,14 +61,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """`samples [n]` at 16 kHz, the language spoken, and what was said when."""
+    """`samples [n]` at 16 kHz, the language, and the words with their times."""
 
     samples: NDArray[np.float32]
     language: Language
     segments: tuple[Segment, ...]
 
     def text(self, language: Language | None = None) -> str:
-        """Return what was said, in `language` where that is another than was spoken."""
+        """Return the spoken text, translated if `language` is another one."""
         words = WORDS[language or self.language]
         return " ".join(words[word] for segment in self.segments for word in segment.words)
 
@@ -112,7 +112,7 @@ def speak(
         spoken = say(" ".join(WORDS[language][word] for word in phrase), voice)
         at += len(silence)
         if len(spoken.word_starts) != len(phrase):
-            raise RuntimeError(f"{len(phrase)} words were said as {len(spoken.word_starts)}")
+            raise RuntimeError(f"{len(phrase)} words were spoken as {len(spoken.word_starts)}")
         bounds = [at + start for start in (*spoken.word_starts, len(spoken.samples))]
         for first in range(0, len(phrase), WORDS_A_SEGMENT):
             last = min(first + WORDS_A_SEGMENT, len(phrase))
@@ -168,7 +168,7 @@ CLIPS = (
 
 
 def load_speech_model(folder: Path = SPEECH_PATH) -> tuple[Any, Any]:
-    """Load a saved model with the processor beside it, ready to listen in fp32."""
+    """Load a saved model and its processor for transcription in fp32."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), WhisperProcessor.from_pretrained(folder)
 
@@ -177,7 +177,7 @@ def load_speech_model(folder: Path = SPEECH_PATH) -> tuple[Any, Any]:
 def listen(
     model: Any, processor: Any, recordings: Sequence[NDArray[np.float32]], **options: Any
 ) -> list[str]:
-    """Return what transformers writes down of `recordings`, heard as one batch.
+    """Return the transcripts of `recordings` by transformers, as one batch.
 
     What is longer than a window goes through the model's own timestamps.
     """
@@ -222,7 +222,7 @@ def share_right(
     written_in: Language | None = None,
     **options: Any,
 ) -> float:
-    """Return how many of `recordings` are written down to the letter."""
+    """Return the share of `recordings` that are transcribed exactly."""
     right = 0
     for first in range(0, len(recordings), BATCH_RECORDINGS):
         batch = recordings[first : first + BATCH_RECORDINGS]

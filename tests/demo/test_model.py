@@ -58,7 +58,7 @@ def loaded() -> Loaded:
 
 
 def test_the_folder_holds_the_standard_files_within_eight_megabytes() -> None:
-    """What transformers writes and no more, readable by all and small enough for a repository."""
+    """It contains only files by transformers, readable by all users and small enough for Git."""
     files = {path.name: path for path in demo.MODEL_PATH.iterdir()}
     assert set(files) == {
         "chat_template.jinja",

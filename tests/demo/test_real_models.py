@@ -24,7 +24,7 @@ SHARED_CACHE = Path(os.environ["TIDEMILL_CACHE"])
 EXAMPLES = ROOT / "examples"
 FIELDS = ("name", "city", "product")
 RIGHT_FIELDS = 110
-"""So many of 120 fields are right, at least, on any processor."""
+"""Minimum number of correct fields, of 120, on any processor."""
 CHATS = {
     "capital-of-france": "Paris",
     "capital-of-japan": "Tokyo",
@@ -137,7 +137,7 @@ def text_of(body: dict[str, Any]) -> str:
 
 @pytest.mark.long
 def test_recordings_are_written_down(tmp_path: Path) -> None:
-    """By Whisper tiny.en, hardly a word of which is another than was said."""
+    """Whisper tiny.en transcribes nearly every word correctly."""
     try:
         folder = tiny_en()
     except DownloadFailed as exc:

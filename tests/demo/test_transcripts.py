@@ -1,4 +1,4 @@
-"""Recordings through `tidemill run` and a small model: it writes what was said, and when."""
+"""Recordings through `tidemill run` and a small model: texts and times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tools.demo.voices import SAMPLE_RATE
 FOLDER = Path(__file__).parent
 SCRIPTS = json.loads((FOLDER / "recordings" / "said.json").read_text())
 SECONDS = 0.25
-"""So far may a time be from the truth."""
+"""Maximum error of a time."""
 
 
 @pytest.fixture(scope="module")
 def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what the speech model makes of each line."""
+    """Return the speech model's answer to each line."""
     return bodies_of(
         FOLDER / "audio.jsonl",
         demo.SPEECH_PATH,
@@ -34,19 +34,19 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "clip"), [("request-1", "digits.wav"), ("request-2", "numbers.flac")]
 )
-def test_what_was_said_is_written_down(transcripts: dict[str, Any], line: str, clip: str) -> None:
-    """As JSON and as text, which is JSON in a row; the language is told or found."""
+def test_speech_is_transcribed(transcripts: dict[str, Any], line: str, clip: str) -> None:
+    """The answer is JSON or text (stored as JSON in a row); the language is set or detected."""
     assert transcripts[line]["text"] == SCRIPTS[clip]["text"]
 
 
-def test_german_is_written_down_or_translated(transcripts: dict[str, Any]) -> None:
-    """The same recording at either url; nobody said that it is German."""
+def test_german_is_transcribed_or_translated(transcripts: dict[str, Any]) -> None:
+    """The same recording is sent to both URLs without a language."""
     assert transcripts["request-5"]["text"] == SCRIPTS["german.ogg"]["text"]
     assert transcripts["request-6"]["text"] == SCRIPTS["german.ogg"]["english"]
 
 
 def test_a_recording_of_several_windows_keeps_its_times(transcripts: dict[str, Any]) -> None:
-    """Each breath is a segment, begun and ended when it was; no word is cut or said twice."""
+    """Each phrase is a segment with correct times; no word is lost or repeated."""
     body = transcripts["request-3"]
     assert body["text"].split() == SCRIPTS["pauses.m4a"]["text"].split()
     assert body["language"] == "english"
@@ -61,7 +61,7 @@ def test_a_recording_of_several_windows_keeps_its_times(transcripts: dict[str, A
 
 
 def test_words_have_their_times(transcripts: dict[str, Any]) -> None:
-    """Each of the words ends when the next begins; the first has the silence before it, too."""
+    """Each word ends when the next begins; the first includes the silence before it."""
     words = transcripts["request-4"]["words"]
     assert [word["word"] for word in words] == SCRIPTS["words.mp3"]["text"].split()
     [clip] = [clip for clip in CLIPS if clip.name == "words.mp3"]
@@ -72,7 +72,7 @@ def test_words_have_their_times(transcripts: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_subtitles_of_speech_without_a_pause_lose_nothing(transcripts: dict[str, Any]) -> None:
-    """More than a window of it: cues follow one another, and each word stands in one of them."""
+    """The recording is longer than a window: cues are in sequence, and each word is in one cue."""
     cues = re.findall(
         r"\d+\n(\S+) --> (\S+)\n(.+)\n\n", transcripts["request-7"]["text"], flags=re.MULTILINE
     )
@@ -83,13 +83,13 @@ def test_subtitles_of_speech_without_a_pause_lose_nothing(transcripts: dict[str,
     assert all(len(text.split()) <= WORDS_A_SEGMENT for *_, text in cues)
 
 
-def test_web_subtitles_are_of_their_form(transcripts: dict[str, Any]) -> None:
-    """A head, and a cue with what was said."""
+def test_web_subtitles_have_the_right_format(transcripts: dict[str, Any]) -> None:
+    """They have a header and a cue with the text."""
     text = transcripts["request-8"]["text"]
     assert text.startswith("WEBVTT\n\n00:00:00.")
     assert SCRIPTS["words.mp3"]["text"] in text
 
 
 def test_a_prompt_changes_how_words_are_written(transcripts: dict[str, Any]) -> None:
-    """What came before was in figures, and so is what follows."""
+    """Figures in the prompt make the model write figures."""
     assert transcripts["request-9"]["text"] == "3 1 4"

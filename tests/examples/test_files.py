@@ -51,7 +51,7 @@ def test_scores_tell_what_is_relevant(reranker: Path, tmp_path: Path) -> None:
 
 
 def test_rankings_begin_with_what_answers(reranker: Path, tmp_path: Path) -> None:
-    """At each of the three urls, and each document is told by its place in the line."""
+    """All three URLs rank correctly and identify each document by its index in the line."""
     bodies = bodies_of("rerank.jsonl", reranker, "tidemill-reranker", tmp_path)
     assert len(bodies) == 3
     for line in lines_of("rerank.jsonl"):

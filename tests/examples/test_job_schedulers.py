@@ -31,7 +31,7 @@ def tidemill(tmp_path: Path) -> str:
 
 
 def test_a_task_of_a_slurm_array_runs_its_shard(tidemill: str) -> None:
-    """With the two variables that Slurm sets."""
+    """The script uses the two variables that Slurm sets."""
     task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
     script = [EXAMPLES / "shards.sbatch", "in.jsonl", "rows.jsonl"]
     stdout = subprocess.check_output(["bash", *script], env={"PATH": tidemill, **task}, text=True)
@@ -53,7 +53,7 @@ def test_a_node_of_skypilot_runs_its_shard(tidemill: str) -> None:
 
 
 def test_the_jobs_of_hugging_face_run_all_shards(tidemill: str) -> None:
-    """As the hub's own command prints them when it submits none."""
+    """The hub's command prints the jobs in its dry-run mode."""
     stdout = subprocess.check_output(
         ["bash", EXAMPLES / "hf-jobs.sh", "org", "files", "2"],
         env={"PATH": tidemill, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "1"},

@@ -29,7 +29,7 @@ with Engine() as engine:
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let kernels import this checkout, and have settings of their own."""
+    """Let kernels import this checkout and use separate settings."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -86,9 +86,7 @@ def test_a_cell_that_is_interrupted_leaves_no_engine(
     watched = os.pidfd_open(pid)
     manager.interrupt_kernel()
     message = client.get_shell_msg(timeout=PATIENCE_SECONDS)
-    while (
-        message["parent_header"]["msg_id"] != message_id
-    ):  # a slow kernel was asked twice if it is up
+    while message["parent_header"]["msg_id"] != message_id:  # skip kernel-info replies
         message = client.get_shell_msg(timeout=PATIENCE_SECONDS)
     assert message["content"]["ename"] == "KeyboardInterrupt"
     assert select.select([watched], [], [], PATIENCE_SECONDS)[0]

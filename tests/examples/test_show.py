@@ -1,4 +1,4 @@
-"""What people are shown of rows: texts, scores and rankings, and of vectors the beginning."""
+"""The display of rows: texts, scores, rankings, and the first values of vectors."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]
         ),
     ],
 )
-def test_a_request_is_shown_by_what_it_is_about(body: dict[str, Any], shown: str) -> None:
-    """And not by a recording of megabytes."""
+def test_a_request_is_shown_by_its_text(body: dict[str, Any], shown: str) -> None:
+    """A recording of megabytes is not shown."""
     assert prompt_of(body) == shown
 
 
 def test_results_are_shown_as_a_table(tmp_path: Path) -> None:
-    """Of a long message both ends are shown; ids, raw answers and token counts are not."""
+    """A long message is shortened in the middle; IDs, raw answers and token counts are omitted."""
     path = tmp_path / "messages.output.csv"
     message = f"Hi, Ana here.{' Well' * 40}\nCall me in Porto."
     path.write_text(f'id,message,text,name,city,usage\nm1,"{message}","{{}}",Ana,Porto,"{{}}"\n')

@@ -1,4 +1,4 @@
-"""examples/webhook.py, run as its first line says, hears what Tidemill sends."""
+"""examples/webhook.py, run as its docstring says, receives Tidemill's webhooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = new_secret()
 
 
 class Example:
-    """The receiver as a process of its own."""
+    """The receiver in a separate process."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
@@ -78,7 +78,7 @@ def example() -> Iterator[Example]:
 
 
 def test_the_example_hears_each_event_once_and_no_forged_one(example: Example) -> None:
-    """What is repeated is answered and not printed again."""
+    """A repeated event is answered but not printed again."""
     now = int(time.time())
 
     def signed(body: bytes, secret: str, event: str) -> int:

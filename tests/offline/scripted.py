@@ -1,8 +1,8 @@
 """`tidemill` with a scripted engine: `python tests/offline/scripted.py run …` from the root.
 
-What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
-`hang` never answers, `block` keeps the event loop from running for so many seconds, and `lock` all
-of Python for ever. `--load-seconds N` makes loading slow, `--close-seconds N` closing;
+The engine does what the body of a request says: `wait` (seconds), `status`, `raise`, `die`, ….
+`hang` never answers, `block` blocks the event loop for N seconds, and `lock` blocks all of
+Python forever. `--load-seconds N` makes loading slow, `--close-seconds N` closing;
 `--file-bytes N` lets no file grow longer, as on a full disk, and `--flush-seconds N` is how often
 rows that wait are flushed. `--end-seconds N` is how long a process may take to end after a stall;
 `--guard` starts the guard process of the command.
@@ -87,7 +87,7 @@ class ScriptedEngine:
         return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
 
     def close(self) -> None:
-        """Take the time it was told to."""
+        """Take the configured time."""
         time.sleep(self.close_seconds)
         self.is_closed = True
 

@@ -23,7 +23,7 @@ PROGRAMS = re.findall(
 
 @pytest.mark.parametrize(("place", "lines"), [(0, 5), (1, 1), (2, 1)])
 def test_a_program_of_the_page_runs(place: int, lines: int, tmp_path: Path) -> None:
-    """And prints as many lines; no process of it imports what lies in the working folder."""
+    """It prints as many lines; its processes import nothing from the working folder."""
     (tmp_path / "questions.csv").write_text("id,question\n1,What is 12 + 7?\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('of the working folder')")
     done = subprocess.run(

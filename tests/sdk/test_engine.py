@@ -1,4 +1,4 @@
-"""`from tidemill import Engine`: a process of its own, asked from threads, tasks and loops."""
+"""`from tidemill import Engine`: an engine process, used from threads, tasks and event loops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text_of(answer: Any) -> str:
 
 
 def test_an_answer_is_the_body_of_a_response(engine: Engine) -> None:
-    """Also of another url, and in a loop of its own each time."""
+    """Another URL works too, and each call may have its own event loop."""
     body = asyncio.run(engine.answer(FRANCE))
     assert (body["object"], text_of(body)) == ("chat.completion", "Paris")
     body = asyncio.run(engine.answer({"prompt": "Hi", "max_tokens": 1}, url="/v1/completions"))
@@ -69,7 +69,7 @@ def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> N
 
 
 def test_many_are_answered_in_order(engine: Engine) -> None:
-    """A failed one in its place; the url may be said with each."""
+    """Failures are in their places; each request may have its own URL."""
     requests = [FRANCE, BAD, ("/v1/chat/completions", FRANCE)]
     assert [text_of(one) for one in engine.answer_many(requests)] == ["Paris", "messages", "Paris"]
     assert list(engine.answer_many([])) == []
@@ -128,7 +128,7 @@ def test_requests_without_end_are_taken_as_needed(engine: Engine) -> None:
 
 
 def test_what_requests_raise_passes_through(engine: Engine) -> None:
-    """After the answers before it are no use any more."""
+    """An exception of the iterator reaches the caller."""
 
     def broken() -> Iterator[Any]:
         yield FRANCE
@@ -139,7 +139,7 @@ def test_what_requests_raise_passes_through(engine: Engine) -> None:
 
 
 def test_threads_and_tasks_ask_at_once(engine: Engine) -> None:
-    """Also where a loop is running already, as in a notebook; a cancelled one ends alone."""
+    """A running loop, as in a notebook, is supported; a cancelled task ends alone."""
 
     async def several() -> list[str]:
         cancelled = asyncio.create_task(engine.answer(FRANCE | {"max_tokens": 500}))
@@ -155,7 +155,7 @@ def test_threads_and_tasks_ask_at_once(engine: Engine) -> None:
 
 
 def test_a_table_is_answered(engine: Engine) -> None:
-    """As `tidemill run` answers one; what cannot work is told."""
+    """The result is that of `tidemill run`; invalid options are reported."""
     table = pa.table({"q": ["What is the capital of France?", None], "n": [1, 2]})
     params = {"max_tokens": 8, "temperature": 0}
     found = engine.answer_table(table, prompt="{{ q }}", keep=["n"], params=params)
@@ -242,8 +242,8 @@ def test_a_request_above_the_limit_of_a_frame_ends_no_dataset(
     assert "too long" in found[1]["error"]
 
 
-def test_an_engine_that_is_killed_says_so() -> None:
-    """To what is in flight and to what comes after; closing is then nothing."""
+def test_a_killed_engine_is_reported() -> None:
+    """Running and later requests get the error; closing then has no effect."""
     engine = Engine()
 
     async def killed() -> None:
@@ -317,8 +317,8 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
         Engine(**options)
 
 
-def test_a_model_that_is_not_there_is_told() -> None:
-    """By what asks first."""
+def test_a_missing_model_is_reported() -> None:
+    """The first request gets the error."""
     with Engine("/no/model") as engine, pytest.raises(EngineDied, match="no such folder"):
         asyncio.run(engine.answer(FRANCE))
 
@@ -340,7 +340,7 @@ def test_no_process_outlives_its_parent(number: int) -> None:
 
 
 def test_importing_loads_nothing() -> None:
-    """Names are loaded when they are asked for."""
+    """Names are loaded on first use."""
     program = "import sys, tidemill; print(*sys.modules); tidemill.Engine; tidemill.nothing"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

@@ -55,10 +55,10 @@ def test_only_a_terminal_has_a_bar(
         assert stream.getvalue() == ""
 
 
-def test_what_is_printed_stands_above_the_bar_or_in_its_file(
+def test_prints_appear_above_the_bar_or_in_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Standard output that is no terminal stays what it is."""
+    """Standard output that is not a terminal is unchanged."""
     terminal, file = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(sys, "stdout", file)

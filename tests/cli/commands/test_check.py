@@ -15,7 +15,7 @@ from pyarrow import csv
 from tests.cli.api_rig import Shell
 from tidemill.cli.main import main
 
-CUT_OFF = "were cut off at the token limit (finish reason `length`): raise max_tokens"
+CUT_OFF = "reached their token limit (finish reason `length`): raise max_tokens"
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 

@@ -138,7 +138,7 @@ def test_tables_of_results_are_compared_as_their_rows(
     assert "has no column `number` for --id: it has review_id, text" in capsys.readouterr().err
     table.write_text("a,b\n1,2\n", encoding="utf-8")
     assert main(["diff", str(table), str(lines)]) == 1
-    assert "has no columns of results" in capsys.readouterr().err
+    assert "has no result columns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_people_read_the_same(diff: Diff) -> None:
     assert result.status == 0
     assert "4 rows in both; of 2 with an answer in both, 1 are identical (50.0%)" in result.out
     assert "error in a: `n` is 4: 1 (4)" in result.out
-    assert "rows that differ, 2 of 3:" in result.out
+    assert "differing rows, 2 of 3:" in result.out
     assert '3 (rows 3, 2), from character 4 on\n  a  "three"\n  b  "thrEE"\n' in result.out
 
 

@@ -162,8 +162,8 @@ def test_the_api_shows_the_progress_of_a_drop(
     ("settings", "words"),
     [
         ({"TIDEMILL_API_KEY": "tm_wrong"}, "rejected the API key"),
-        ({"TIDEMILL_API_KEY": ""}, "wants a key"),
-        ({"TIDEMILL_BASE_URL": ""}, "when they are set"),
+        ({"TIDEMILL_API_KEY": ""}, "requires an API key"),
+        ({"TIDEMILL_BASE_URL": ""}, "to see the batch's progress here"),
     ],
 )
 def test_waiting_for_a_drop_needs_no_api(
@@ -227,9 +227,9 @@ def test_anything_but_a_file_is_refused(shell: Shell, file: str, words: str) -> 
     ("setting", "status", "words"),
     [
         ("AWS_ENDPOINT_URL=http://127.0.0.1:1", 7, "Could not connect"),
-        ("AWS_ENDPOINT_URL=x", 2, "the settings of AWS cannot work: Invalid endpoint: x"),
-        ("AWS_PROFILE=x", 2, "the settings of AWS cannot work: The config profile (x)"),
-        ("AWS_DEFAULT_REGION=a b", 2, "the settings of AWS cannot work: Provided region_name"),
+        ("AWS_ENDPOINT_URL=x", 2, "the AWS settings are not valid: Invalid endpoint: x"),
+        ("AWS_PROFILE=x", 2, "the AWS settings are not valid: The config profile (x)"),
+        ("AWS_DEFAULT_REGION=a b", 2, "the AWS settings are not valid: Provided region_name"),
     ],
 )
 def test_settings_of_aws_that_cannot_work_are_a_sentence(
@@ -334,7 +334,7 @@ def test_waiting_for_a_table_fetches_it(
     made = report_of(tidemill={"table_url": f"s3://{bucket}/{key}"})
     none = report_of(errors={"data": [{"message": "The table could not be made: x."}]})
     for report, output, words in (
-        (made, ["out.csv"], f"its table is s3://{bucket}/{key}"),
+        (made, ["out.csv"], f"its table is at s3://{bucket}/{key}"),
         (none, ["out.csv.rows.jsonl", "out.csv.errors.jsonl"], "could not be made"),
     ):
         at_first_pause(monkeypatch, partial(put_results, s3, bucket, "reviews.parquet", report))
@@ -353,8 +353,11 @@ def test_waiting_for_a_table_fetches_it(
     ("flags", "words"),
     [
         (["--prompt", "{{ txet }}"], "did you mean `text`?"),
-        (["--prompt", "{{ text }}", "-o", "x.parquet"], "give it too"),
-        (["--recipe", "dates.toml"], "dates.toml cannot work: dates and times have no place in it"),
+        (["--prompt", "{{ text }}", "-o", "x.parquet"], "-o requires --wait"),
+        (
+            ["--recipe", "dates.toml"],
+            "dates.toml is not valid: dates and times have no place in it",
+        ),
         ([], "The file is a Parquet table: say what to ask of each row"),
     ],
 )

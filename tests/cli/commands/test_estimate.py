@@ -107,7 +107,7 @@ def test_time_and_cost_come_from_what_tokens_have_cost(
     found = estimated(capsys, source, *flags)
     assert (found["seconds"], found["cost"]) == (None, None)
     assert main(["estimate", str(source)]) == 0
-    assert "not known: run a file of this model here first" in capsys.readouterr().out
+    assert "unknown: run a file with this model here first" in capsys.readouterr().out
     model = CostModel(fixed_seconds=5.0)
     model.add(Work(prefilled=1_000), 50.0)
     model.add(Work(decoded=1_000), 50.0)

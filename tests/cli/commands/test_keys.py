@@ -132,7 +132,7 @@ def test_another_program_s_stack_is_refused(
     )
     status, out, err = typed(capsys, "list", "--deployment", "theirs")
     assert (status, out) == (2, "")
-    assert "theirs-data is none of Tidemill's" in err
+    assert "theirs-data is not a Tidemill stack" in err
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_invalid_settings_are_reported_immediately(
     monkeypatch.delenv("TIDEMILL_TABLE")
     assert refusal_of(capsys) == (2, "tidemill: TIDEMILL_TABLE: Field required\n")
     monkeypatch.delenv("TIDEMILL_PLANS")
-    assert refusal_of(capsys)[1].startswith("tidemill: name a file of plans by --plans")
+    assert refusal_of(capsys)[1].startswith("tidemill: no plans: pass --plans")
 
 
 def test_workers_of_a_cluster_are_listed_stopped_and_started_again(

@@ -108,7 +108,7 @@ def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--prompt", "Who wrote {{ mesage }}?"], "did you mean `message`?"),
-        (["--id", "message"], "there is no recipe: give --prompt, or messages.recipe.toml"),
+        (["--id", "message"], "requires a recipe: pass --prompt, or create messages.recipe.toml"),
         (["--prompt", "{{ message }}", "-o", "messages.xlsx"], "an Excel workbook"),
     ],
 )
@@ -134,7 +134,7 @@ def test_an_output_that_exists_is_not_overwritten(
     Path("in.jsonl").write_text("not json\n")
     Path("in.output.jsonl").write_text("precious\n")
     assert main(["local", "run", "-i", "in.jsonl"]) == 2
-    assert "in.output.jsonl is there already" in capsys.readouterr().err
+    assert "in.output.jsonl already exists" in capsys.readouterr().err
     assert main(["local", "run", "-i", "in.jsonl", "--force"]) == 1
     assert "cannot be a batch" in capsys.readouterr().err
     assert Path("in.output.jsonl").read_text() == "precious\n"

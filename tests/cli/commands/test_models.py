@@ -21,7 +21,7 @@ def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None
     report = json.loads(capsys.readouterr().out)
     assert table["runs"].strip().startswith("by the engine's own network")
     assert (report["runs"], report["model_type"], report["dtype"]) == ("native", "qwen3", "float32")
-    assert f"{report['kv_bytes_per_token']:,} bytes a token" in table["KV cache"]
+    assert f"{report['kv_bytes_per_token']:,} bytes per token" in table["KV cache"]
     assert f"{report['weight_bytes'] / 1e6:,.1f} MB as float32 on cpu" in table["weights"]
     assert table["tool calls"].strip() == report["tool_call_parser"] == "hermes"
 

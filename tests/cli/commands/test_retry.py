@@ -117,7 +117,7 @@ def test_malformed_lines_are_omitted(shell: Shell) -> None:
     ("fields", "status", "words"),
     [
         ({"status": "in_progress"}, 1, "can be retried once it has ended"),
-        ({"tidemill": {"erasing_at": 5}}, 1, "is erased"),
+        ({"tidemill": {"erasing_at": 5}}, 1, "was erased"),
         (
             {
                 "status": "failed",
@@ -126,9 +126,9 @@ def test_malformed_lines_are_omitted(shell: Shell) -> None:
                 "errors": {"data": [{"message": "no \x1b JSON", "line": 2}]},
             },
             1,
-            "has failed as a whole (line 2: no � JSON): mend its file",
+            "failed as a whole (line 2: no � JSON): correct its file",
         ),
-        ({"input_file_id": "file-gone"}, 1, "is not to be had any more (file-gone)"),
+        ({"input_file_id": "file-gone"}, 1, "no longer exists (file-gone)"),
         (
             {"request_counts": {"total": 4, "completed": 4, "failed": 0}},
             0,
@@ -216,7 +216,7 @@ def test_requests_without_a_good_row_are_written(
     assert "4 of 7 requests did not succeed: failed.jsonl" in stderr
     failed = b"".join(lines[place] + b"\n" for place in (1, 3, 4, 5))
     assert Path("failed.jsonl").read_bytes() == failed
-    for output, words in (("failed.jsonl", "is there already"), ("x.jsonl", "same file")):
+    for output, words in (("failed.jsonl", "already exists"), ("x.jsonl", "same file")):
         assert main(["retry", "x.output.jsonl", "-o", output]) == 2
         assert words in capsys.readouterr().err
     assert main(["retry", "x.output.jsonl", "-i", "x.jsonl", "-o", "-"]) == 0

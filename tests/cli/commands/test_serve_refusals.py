@@ -89,7 +89,7 @@ def test_a_model_may_stand_behind_the_command_as_in_vllm(
 ) -> None:
     """It is what `--model` names; with that, too, it belongs to no flag."""
     assert main(["serve", "/no/such/model", "--port", taken]) == 2
-    assert "--model /no/such/model: there is no such folder" in capsys.readouterr().err
+    assert "--model /no/such/model: folder not found" in capsys.readouterr().err
     assert main(["serve", "one", "--model", "two"]) == 2
     assert "'one' belongs to no flag" in capsys.readouterr().err
 
@@ -101,8 +101,8 @@ def test_flags_of_vllms_server_are_taken_with_a_word(
     flags = "--enable-auto-tool-choice --gpu-memory-utilization 0.9 --uvicorn-log-level info"
     assert main(["serve", "--port", taken, *flags.split()]) == 2
     assert (
-        "--enable-auto-tool-choice, --gpu-memory-utilization, --uvicorn-log-level: vLLM's, and "
-        "without effect here"
+        "vLLM flags without effect here: --enable-auto-tool-choice, --gpu-memory-utilization, "
+        "--uvicorn-log-level\n"
     ) in capsys.readouterr().err
     assert main(["serve", "--root-path", "/llm"]) == 2
-    assert "--root-path is vLLM's, and not taken here" in capsys.readouterr().err
+    assert "vLLM's --root-path is not supported" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_truncated_answers_are_counted(shell: Shell, status: str) -> None:
     shell.api.batches[batch_id]["tidemill"] = {"truncated_rows": 1_200}
     shell.api.batches[batch_id]["status"] = status
     assert "1,200 truncated" in shell.type("status").out
-    words = "1,200 of the rows that are ok (finish reason `length`)"
+    words = "1,200 of the successful rows (finish reason `length`)"
     assert words in shell.type("status", batch_id).out
     if status == "completed":
         assert "0 failed, 1,200 truncated" in shell.type("resume", batch_id).err

@@ -113,7 +113,7 @@ def test_an_id_that_cannot_be_printed_is_logged(shell: Shell) -> None:
     assert ended.returncode == 1
     assert ended.stderr == (
         "tidemill: standard output cannot be written (No space left on device); "
-        f"the batch {batch_id} is made all the same\n"
+        f"the batch {batch_id} was created anyway\n"
     )
 
 
@@ -273,14 +273,14 @@ def test_an_upload_that_was_cut_off_goes_on(shell: Shell) -> None:
     file = shell.file(*LARGE)
     first = shell.type("submit", file)
     assert first.status == 1
-    assert "the storage does not take a part of the upload: HTTP 400" in first.err
+    assert "part of the upload was rejected: storage returned HTTP 400" in first.err
     sent = set(shell.api.uploads["upload_1"]["parts"])
     assert sent
     shell.api.faults = []
     shell.api.requests.clear()
     second = shell.type("submit", file)
     assert second.status == 0
-    assert "going on with an upload" in second.err
+    assert "resuming an upload" in second.err
     assert list(shell.api.uploads) == ["upload_1"]
     # A part that was under way when the first command ended may have arrived since.
     assert shell.api.count("PUT", "/upload_1/") <= 7 - len(sent)
@@ -340,16 +340,16 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
     [
         (["none.jsonl"], "none.jsonl cannot be read: No such file"),
         (["."], ". is a directory"),
-        ([""], "the name of the file is empty"),
+        ([""], "the file name is empty"),
         (["in.jsonl", "--window", "1m"], "--window must be a number of minutes"),
         (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https url"),
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),
-        (["in.jsonl", "-o", "out.jsonl"], "-o and -e are for the rows that --wait fetches"),
+        (["in.jsonl", "-o", "out.jsonl"], "-o and -e require --wait"),
         (["in.jsonl", "--wait", "--json", "-o", "-"], "cannot share standard output"),
         (["in.jsonl", "--wait", "--force", "-o", "./in.jsonl"], "./in.jsonl is the input"),
-        (["in.jsonl", "--base-url", "ftp://x"], "must begin with https://"),
-        (["in.jsonl", "--base-url", "https://u:p@x"], "must have no user"),
+        (["in.jsonl", "--base-url", "ftp://x"], "must start with https://"),
+        (["in.jsonl", "--base-url", "https://u:p@x"], "must not contain a user"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(

@@ -76,7 +76,7 @@ def test_an_upload_that_is_stopped_goes_on(
         out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (status, b"")
     if number is not signal.SIGKILL:
-        assert b"the same command goes on where it was" in err
+        assert b"run the same command to resume" in err
         assert b"Traceback" not in err
     shell.api.seen = lambda *_: None
     held.let_go.set()

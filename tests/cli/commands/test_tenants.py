@@ -48,7 +48,7 @@ def test_limits_are_set_and_taken_back(
     Aws(ministack.client).run(usage.add_gpu_seconds("search", 1800, time.time()))
     status, out, err = typed(capsys, "tenants", "set", "search", *everything)
     assert (status, out) == (0, "")
-    assert "search is set" in err
+    assert "search was changed" in err
     typed(capsys, "tenants", "set", "search", "--requests-per-day", "default")
     tenant = known(ministack, table)
     assert tenant == Tenant("search", queued_lines=0, bytes_per_day=7, gpu_hours_per_day=3)
@@ -104,7 +104,7 @@ def test_old_and_new_secret_both_sign_for_a_day(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing is to be set"),
+        ([], "no setting was given"),
         (["--webhook-url", "http://example.com"], "does not begin with https://"),
         (["--webhook-url", ""], "must be an https url"),
         (["--webhook-url", "https://u:secret@example.com"], "a user name or password"),
@@ -156,4 +156,4 @@ def test_a_missing_table_is_reported_in_a_sentence(
     for action in (["show"], ["set", "--queued-lines", "1"]):
         status, out, err = typed(capsys, "tenants", *action, "search", "--table", "none")
         assert (status, out) == (1, "")
-        assert "the table none cannot be used" in err
+        assert "the table none cannot be accessed" in err

@@ -75,7 +75,7 @@ def test_a_request_is_shown_next_to_its_answer(view: Type, monkeypatch: pytest.M
     assert second.startswith("user: What is this? [image_url] ")
     assert second.endswith("  it is")
     assert text.split() == "Say b. the engine was BUSY".split()
-    assert err == "tidemill: there are more rows: -n N prints more\n"
+    assert err == "tidemill: there are more rows: print more with -n N\n"
     monkeypatch.setenv("COLUMNS", "60")
     out, _ = view("-i", "x.jsonl", "-n", "1")
     assert out.splitlines()[1:4:2] == ["system: Be brief.", "---------------"]
@@ -117,7 +117,7 @@ def test_rows_of_a_table_are_read_as_others_are(
     assert main(["view", "rows.csv", "--grep", "busy", "--errors"]) == 0
     assert capsys.readouterr().out.startswith("row 2  b  error")
     assert main(["view", "rows.csv", "-i", "rows.csv"]) == 2
-    assert "in its own columns: leave out -i" in capsys.readouterr().err
+    assert "contains its requests as columns: remove -i" in capsys.readouterr().err
 
 
 def test_a_page_is_there_until_ctrl_c(view: Type) -> None:

@@ -124,4 +124,4 @@ def test_a_deployment_without_fleets(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence, and no traceback."""
     assert main(["workers", "list", "--table", "nothing"]) == 1
-    assert "cannot be used" in capsys.readouterr().err
+    assert "cannot be accessed" in capsys.readouterr().err

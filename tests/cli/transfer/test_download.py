@@ -73,7 +73,7 @@ def test_it_goes_on_behind_what_another_command_left() -> None:
 def test_it_gives_up_after_a_while_and_keeps_what_it_has(pauses: list[float]) -> None:
     """So that the next command goes on; the name is not taken."""
     content = Content([[BYTES[:10]], *(Interrupted("gone") for _ in range(1000))])
-    with pytest.raises(Unreachable, match=r"rows stops at byte 10 of 10,240: gone"):
+    with pytest.raises(Unreachable, match=r"rows stopped at byte 10 of 10,240: gone"):
         fetch(content, "rows", force=False)
     assert 800 < sum(pauses) <= 900
     assert Path(".rows.23456789.part").read_bytes() == BYTES[:10]
@@ -101,7 +101,7 @@ def test_two_commands_do_not_write_one_file() -> None:
     """The second one is refused."""
     with Path(".rows.23456789.part").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Refused, match="another command is fetching rows"):
+        with pytest.raises(Refused, match="another command is currently downloading rows"):
             fetch(Content([]), "rows", force=False)
 
 

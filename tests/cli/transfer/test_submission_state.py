@@ -96,5 +96,5 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     """The command goes on without."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert note(path).upload_id == "upload_1"
-    assert "a killed upload will not go on" in capsys.readouterr().err
+    assert "this upload cannot be resumed" in capsys.readouterr().err
     assert noted(path) is None

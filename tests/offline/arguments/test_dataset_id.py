@@ -53,7 +53,7 @@ def test_other_urls_of_the_hub_are_refused(name: str) -> None:
     ],
 )
 def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], words: str) -> None:
-    """By each command that takes tables, before anything is read."""
+    """Each command that accepts tables refuses them before it reads anything."""
     result = shell.type(command, *typed)
     assert (result.status, words in result.err) == (2, True), result.err
 
@@ -64,8 +64,8 @@ def test_a_dataset_is_not_dropped(shell: Shell) -> None:
     assert (result.status, "`tidemill submit`" in result.err) == (2, True), result.err
 
 
-def test_a_missing_extra_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+def test_a_missing_extra_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     result = shell.type("check", "hf://datasets/a/b", *PROMPT)
     assert result.status == 1

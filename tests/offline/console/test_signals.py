@@ -1,4 +1,4 @@
-"""Signals while a command runs: they raise, or somebody listens."""
+"""Signals during a command: they raise an exception or call a handler."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_raises_until_somebody_listens() -> None:
-    """Outside of the listener's time it ends what is going on, and handlers are put back."""
+def test_a_signal_raises_unless_it_has_a_handler() -> None:
+    """Without the handler it interrupts the command; the old handlers are restored at the end."""
     before = signal.getsignal(signal.SIGTERM)
     calls = []
     with StopSignals() as signals:
@@ -37,7 +37,7 @@ def test_a_signal_raises_until_somebody_listens() -> None:
 
 
 def test_a_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """Before anything is taken down, which may take its time."""
+    """The answer is printed before the cleanup, which may take a while."""
     messages: list[str] = []
     with StopSignals("all is down", answer="stopping"), ExitStack() as taken_down:
         taken_down.callback(lambda: messages.append(capfd.readouterr().err))

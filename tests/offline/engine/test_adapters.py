@@ -19,7 +19,7 @@ from tidemill.offline.engine.options import (
 
 
 def modules(*typed: str, **options: Any) -> tuple[LoraModule, ...]:
-    """Return the adapters that somebody asked for beside a model `gpt2` that is called `m`."""
+    """Return the requested adapters of a model `gpt2` that is served as `m`."""
     engine_options = EngineOptions(
         model="gpt2", served_model_names=("m",), lora_modules=typed, **options
     )
@@ -72,8 +72,8 @@ def test_their_number_may_be_bounded() -> None:
     assert (options.lora_modules, options.max_lora_rank) == (("a=x", "b=y"), 64)
 
 
-def test_what_lies_on_this_machine_stays_where_it_is() -> None:
-    """Only what is in S3 is fetched."""
+def test_local_adapters_are_not_copied() -> None:
+    """Only adapters in S3 are downloaded."""
     engine_options = modules("a=./x", "b=owner/name")
     with local_adapters(engine_options, None, lambda _: None) as here:
         assert here == engine_options

@@ -1,4 +1,4 @@
-"""The real engine behind `tidemill run`: what a person reads of a model that cannot be served."""
+"""The real engine behind `tidemill run`, and its errors for models that cannot be served."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/demo.jsonl"
 
 
-def test_a_small_cache_shortens_the_context_and_says_so(
+def test_a_small_cache_shortens_the_context_with_a_note(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A chat line without max_tokens asks for the rest of the context: it runs, alone or by eight.
+    """A chat line without max_tokens requests the rest of the context and runs, also with n=8.
 
-    The demo model of 2,048 positions takes 2,560 bytes a token in fp32.
+    The demo model has 2,048 positions and needs 2,560 bytes per token in fp32.
     """
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "n": 8}
     request = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
@@ -48,8 +48,8 @@ def test_a_small_cache_shortens_the_context_and_says_so(
 
 
 @pytest.mark.long
-def test_a_run_tells_before_it_compiles_kernels_and_else_is_silent(tmp_path: Path) -> None:
-    """One line, before the model is loaded; the next run finds them all."""
+def test_a_run_announces_the_compilation_of_kernels_only_when_it_happens(tmp_path: Path) -> None:
+    """One line is printed before the model is loaded; the next run finds all kernels compiled."""
     command = [sys.executable, "-m", "tidemill", "run", "--force", "-i", str(EXAMPLE)]
     words = "tidemill: compiling the CPU's kernels, once on this machine (up to a minute)"
     for count in (1, 0):
@@ -66,7 +66,7 @@ def test_a_run_tells_before_it_compiles_kernels_and_else_is_silent(tmp_path: Pat
 
 
 def test_commands_start_together_what_begins_alike() -> None:
-    """Nobody waits for one row of a file; who holds an engine gets the order of arrival."""
+    """A file run reorders its rows by prefix; a server keeps the order of arrival."""
     config = engine_config(EngineOptions(model=str(MODEL_PATH)))
     assert (config.admission, EngineConfig(config.model).admission) == ("prefix", "arrival")
     for name in get_args(AdmissionName):
@@ -77,7 +77,7 @@ def test_commands_start_together_what_begins_alike() -> None:
 def test_a_resumed_run_keeps_its_rows_and_in_fp32_is_the_file_of_one_run(
     tmp_path: Path, dtype: str
 ) -> None:
-    """Greedy and seeded lines, cut off within a row; in bf16 only what was there is promised."""
+    """Lines are greedy and seeded, cut off within a row; bf16 only guarantees the existing rows."""
     requests = [
         json.loads(line) | {"custom_id": f"{seed}-{number}"}
         for seed in (None, 7)

@@ -1,4 +1,4 @@
-"""What `--model` can be is looked at before any library of models is loaded."""
+"""`--model` is validated before any model library is imported."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_a_gguf_file_is_a_model_where_there_is_one(tmp_path: Path) -> None:
         assert engine_config(EngineOptions(model=name)).model == name
 
 
-def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
-    """Config and tokenizer lie beside it."""
+def test_a_weights_file_is_not_a_model(tmp_path: Path) -> None:
+    """Its configuration and tokenizer are next to it, in the folder."""
     file = tmp_path / "model.safetensors"
     file.touch()
-    with pytest.raises(Refused, match="is a file: name the folder that it lies in"):
+    with pytest.raises(Refused, match="is a file"):
         engine_config(EngineOptions(model=str(file)))

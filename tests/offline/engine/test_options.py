@@ -1,4 +1,4 @@
-"""The engine's flags: the same for each command, and said again to the process of an engine."""
+"""The engine's flags: the same for each command, and passed on to an engine process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parsed(arguments: list[str]) -> EngineOptions:
     return EngineOptions(**engine_fields(parser.parse_args(arguments)))
 
 
-def test_nothing_said_leaves_all_to_the_engine() -> None:
+def test_without_flags_the_engine_decides_everything() -> None:
     """The flags' defaults are those of the options."""
     assert parsed([]) == EngineOptions()
 
@@ -85,10 +85,10 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
         },
     )
 )
-def test_options_said_again_are_understood_as_they_were_meant(
+def test_options_survive_a_round_trip_through_flags(
     given_options: dict[str, Any],
 ) -> None:
-    """A template may hold anything, a model's name nearly so."""
+    """A template may contain any text, and a model name almost any."""
     options = EngineOptions(**given_options)
     assert parsed(engine_arguments(options)) == options
 
@@ -115,7 +115,7 @@ def test_a_domain_that_no_url_could_be_of_is_refused(
 
 @pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])
 def test_overrides_are_a_json_object(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is none is shown as it was typed."""
+    """The error quotes an invalid value as it was typed."""
     with pytest.raises(SystemExit):
         parsed([f"--hf-overrides={typed}"])
     assert f"{typed!r} is no JSON object" in capsys.readouterr().err
@@ -175,10 +175,8 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", ['{"image": -1}', '{"image": "4"}', "{", "4", "image=x", ""])
-def test_what_is_no_limit_of_images_is_refused(
-    typed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the form that is one."""
+def test_an_invalid_image_limit_is_refused(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error shows the valid form."""
     with pytest.raises(SystemExit):
         parsed([f"--limit-mm-per-prompt={typed}"])
     assert f"{typed!r} says no limit" in capsys.readouterr().err
@@ -197,7 +195,7 @@ def test_what_is_no_limit_of_images_is_refused(
 def test_any_model_is_one_more_name_after_those_that_are_names(
     typed: str, names: tuple[str, ...]
 ) -> None:
-    """The first of them stands in a row whose line names none, so it is never the star."""
+    """The first name is used in rows whose line has no model, so it is never `*`."""
     assert served_names(parsed(typed.split())) == names
 
 

@@ -26,7 +26,7 @@ NAMES = [f"r{number}" for number in range(60)]
 def serving(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, engines: int
 ) -> Iterator[ServedReplicas]:
-    """Serve with so many engines of a machine."""
+    """Serve with a number of engines on a machine."""
     install(monkeypatch, machine)
     served = ServedReplicas([[str(number)] for number in range(engines)])
     try:
@@ -65,7 +65,7 @@ async def test_each_killer_gets_an_error_and_every_other_request_its_reply(
 async def test_a_harmless_request_next_to_two_killers_has_its_reply(
     monkeypatch: pytest.MonkeyPatch, *, is_online: bool
 ) -> None:
-    """Whether people or a batch wait for it."""
+    """Online and batch requests behave the same."""
     machine = Machine(slots=3, killers=frozenset({"r0", "r2"}))
     with serving(monkeypatch, machine, 1) as served:
         requests = (ask(served, name, is_online=is_online) for name in NAMES[:3])
@@ -96,8 +96,8 @@ async def test_an_interactive_request_waits_for_no_line(monkeypatch: pytest.Monk
         await asyncio.gather(*lines, request, return_exceptions=True)
 
 
-async def test_a_server_without_engines_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose engine ended, and none comes back, has the error of all others."""
+async def test_a_server_without_engines_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose engine has ended for good gets the same error as all others."""
     machine = Machine(killers=frozenset({"r0"}))
 
     def lose(life: Life, _name: str) -> None:

@@ -67,7 +67,7 @@ def requests_of(path: Path) -> list[str]:
 
 
 def test_requests_and_replies_cross_processes_whole() -> None:
-    """With files, which are bytes, and whatever a reply says beside its body."""
+    """They may contain files (bytes), and fields in addition to the body."""
     request = AskedRequest("/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1")
     assert decode_request(encode_request(request)) == request
     deep = from_json(b'{"a":' * 200 + b"1" + b"}" * 200)  # as deep as the parser allows
@@ -111,7 +111,7 @@ async def test_a_request_that_is_left_is_dropped() -> None:
 
 
 async def test_a_stream_that_is_left_before_its_first_chunk_is_dropped() -> None:
-    """As a client does that leaves while the headers are sent."""
+    """A client may disconnect while the headers are sent."""
     with replicas((), ()) as served:
         reply = await ask(served, stream=1, wait=10 * PATIENCE_SECONDS)
         assert isinstance(reply, StreamedReply)
@@ -133,7 +133,7 @@ async def test_a_prompt_of_many_parts_holds_no_loop() -> None:
 
 
 async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> None:
-    """Those of which nothing was streamed yet; the engine is started again."""
+    """Requests without streamed output run again, and the engine is restarted."""
     with replicas((), ()) as served:
         others = [asyncio.create_task(ask(served, wait=0.5, say=n)) for n in range(8)]
         await until(lambda: served.stats().running == 8)
@@ -148,7 +148,7 @@ async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> 
 
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path) -> None:
-    """What has been sent cannot be sent again; a later request is answered."""
+    """A partly sent stream cannot be repeated; a later request is answered."""
     with replicas((), ()) as served:
         reply = await ask(served, stream=2, die_once=str(tmp_path / "died"))
         *chunks, last = await chunks_of(reply)
@@ -158,7 +158,7 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path) -> 
 
 
 async def test_a_request_that_ends_engines_is_given_up() -> None:
-    """With an error of its own, as the engines go on."""
+    """It gets its own error, and the engines go on."""
     with replicas((), ()) as served:
         reply = await ask(served, die=True)
         assert isinstance(reply, Reply)
@@ -167,7 +167,7 @@ async def test_a_request_that_ends_engines_is_given_up() -> None:
 
 
 async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> None:
-    """Those that were with it run again without it."""
+    """Lines that ran at the same time run again without it."""
     with replicas((), ()) as served:
         bodies: list[dict[str, Any]] = [{"die": 1, "wait": 0.1}, *[{"wait": 0.5}] * 12]
         lines = (served.respond("/v1/x", body, "req_1", 7) for body in bodies)
@@ -177,7 +177,7 @@ async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> No
 
 
 async def test_requests_that_end_engines_do_not_end_the_server() -> None:
-    """Not one that its client sends again and again: engines that were started again are well."""
+    """A client may even repeat such a request: restarted engines count as healthy."""
     with replicas(("--endpoint", "/v1/completions"), ("--endpoint", "/v1/completions")) as served:
         for _ in range(4):
             reply = await ask(served, die=True)
@@ -197,8 +197,8 @@ async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path
         await ask(served, die_once=str(tmp_path / "died"))
 
 
-async def test_requests_that_a_close_cuts_are_no_killers() -> None:
-    """They have the error of a dead engine, and no engine is started again for them."""
+async def test_requests_interrupted_by_a_close_are_not_blamed() -> None:
+    """They get the error of a stopped engine, and no engine is restarted for them."""
     with replicas((), ()) as served:
         waiting = asyncio.create_task(ask(served, wait=10 * PATIENCE_SECONDS))
         await until(lambda: served.stats().running == 1)
@@ -209,7 +209,7 @@ async def test_requests_that_a_close_cuts_are_no_killers() -> None:
 
 
 async def test_engines_that_keep_ending_end_the_server() -> None:
-    """As the only engine of a server does: `stats` is what is watched."""
+    """`stats`, which the server watches, raises as it does for a single engine."""
     with replicas((), ()) as served:
         with pytest.raises(EngineError, match="engines keep ending"):
             await ask(served, fail="the device is gone", machine=True)
@@ -217,8 +217,8 @@ async def test_engines_that_keep_ending_end_the_server() -> None:
             served.stats()
 
 
-def test_an_engine_that_cannot_load_is_told() -> None:
-    """With its words, and without a process that stays."""
+def test_an_engine_that_cannot_load_is_reported() -> None:
+    """The error quotes the engine, and no process is left."""
     with (
         pytest.raises(EngineError, match="no weights here"),
         replicas((), ("--refuse", "no weights here")),
@@ -227,7 +227,7 @@ def test_an_engine_that_cannot_load_is_told() -> None:
 
 
 async def test_requests_that_begin_alike_go_to_one_engine(tmp_path: Path) -> None:
-    """As long as it has little more to do than the other."""
+    """They do while it has only a little more work than the other engine."""
     logs = [tmp_path / name for name in "ab"]
     with replicas(*(("--log", str(log), "--slots", "8") for log in logs)) as served:
         prompts = [f"{number}" * 600 for number in range(6)]

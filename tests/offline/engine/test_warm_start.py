@@ -54,7 +54,7 @@ def test_a_warm_start_imports_no_transformers_and_gives_the_same_rows(tmp_path: 
 
 @pytest.mark.long  # tests of the disk cache have folders that are none
 def test_where_nothing_can_be_remembered_a_run_is_as_it_was(tmp_path: Path) -> None:
-    """A file in the folder's place: nothing is written and nothing is said."""
+    """If the folder's path is a file, nothing is written and nothing is printed."""
     (tmp_path / "file").write_text("mine")
     libraries = loaded_by_a_run(MODEL_PATH, tmp_path / "out.jsonl", str(tmp_path / "file"))
     assert libraries == ["torch", "transformers"]

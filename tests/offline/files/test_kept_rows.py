@@ -153,8 +153,10 @@ def test_more_rows_than_lines_are_refused(run: Any, write_input: Write, tmp_path
 
 
 @pytest.mark.parametrize("content", ["hello\n", "{}\n", "\n", "[1]\n"])
-def test_what_is_no_output_is_refused(run: Any, source: Path, tmp_path: Path, content: str) -> None:
-    """A file of something else is not overwritten by a resume."""
+def test_a_file_that_is_not_an_output_is_refused(
+    run: Any, source: Path, tmp_path: Path, content: str
+) -> None:
+    """A resume does not overwrite a file with other content."""
     out = tmp_path / "out"
     out.write_text(content)
     words = refused(run, "-i", source, "-o", out, "--on-invalid-line", "skip")
@@ -165,7 +167,7 @@ def test_what_is_no_output_is_refused(run: Any, source: Path, tmp_path: Path, co
 def test_rows_in_the_middle_are_not_thrown_away_for_one_that_is_missing(
     tmp_path: Path,
 ) -> None:
-    """What one write holds may be run again; more than that means that a file is missing."""
+    """The rows of one write may be run again; more missing rows mean that a file is missing."""
     raw = [RawLine(number, b"x") for number in range(1, ROWS_PER_WRITE + 5)]
     rows = [print_not_run(line.digest, None, code="c", message="m") for line in raw]
     out, errors = tmp_path / "out", tmp_path / "errors"
@@ -205,7 +207,7 @@ def test_a_retry_takes_a_corrected_line_in_the_place_of_a_failed_row(tmp_path: P
 def test_an_output_with_errors_elsewhere_is_not_resumed_without_them(
     run: Any, source: Path, tmp_path: Path
 ) -> None:
-    """The command must be the same but for --resume."""
+    """The command must be the same except for --resume."""
     out = tmp_path / "out"
     flags = ["-i", source, "-o", out, "--on-invalid-line", "skip"]
     run(*flags, "-e", tmp_path / "errors")

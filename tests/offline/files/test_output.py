@@ -44,7 +44,7 @@ def test_a_local_output_grows_while_the_job_runs(
 def test_an_old_output_is_there_until_the_model_has_loaded(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Then it is written anew, shorter or not."""
+    """Then it is rewritten from scratch, also if it becomes shorter."""
     out = tmp_path / "out"
     out.write_text("old rows\n" * 1_000)
     seen = []
@@ -61,7 +61,7 @@ def test_an_old_output_is_there_until_the_model_has_loaded(
 
 
 def test_a_symlink_for_an_output_stays_one(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """What it points to gets the rows, made when it is not there yet."""
+    """Its target gets the rows and is created if it does not exist."""
     (tmp_path / "link").symlink_to("target")
     assert run("-i", write_input(line("a")), "-o", tmp_path / "link") == 0
     assert (tmp_path / "link").is_symlink()
@@ -91,7 +91,7 @@ def test_a_second_run_on_one_output_is_refused(
 
 
 def test_a_file_that_a_finished_run_removed_is_not_locked(tmp_path: Path) -> None:
-    """Of many that come and go at once, one at a time holds the file that is at the path."""
+    """Many threads open and remove the file; one at a time holds the lock of the current file."""
     path = tmp_path / "out"
     held: list[bool] = []
     lock = threading.Lock()
@@ -119,7 +119,7 @@ def test_a_file_that_a_finished_run_removed_is_not_locked(tmp_path: Path) -> Non
 def test_a_full_disk_ends_the_run_with_a_way_to_go_on(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """What had room is kept; with room again --resume gives the file of an unbroken run."""
+    """The written rows are kept; with free space, --resume completes the file as one run would."""
     source = write_input(*(line(str(n), say="x" * 1_000) for n in range(50)))
     out = tmp_path / "out"
     process = spawn("-i", source, "-o", out, options=["--file-bytes", "20000"])

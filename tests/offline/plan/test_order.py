@@ -80,7 +80,7 @@ def test_lines_of_a_document_run_together_the_longest_answers_first() -> None:
 
 
 def test_what_shares_nothing_stays_in_the_order_of_the_file() -> None:
-    """So rows are written as they finish; lines that are no requests among them."""
+    """Rows are then written as they finish; some lines are not requests."""
     bodies: list[dict[str, Any] | None] = [chat(f"{n * 7919 % 101} is this") for n in range(300)]
     assert places_of(bodies) == [*range(300)]
     assert sorted(places_of([None, *bodies, None])) == [*range(302)]

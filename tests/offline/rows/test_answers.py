@@ -23,7 +23,7 @@ def chat(text: str | None, **message: Any) -> dict[str, Any]:
 
 
 def call(number: str) -> dict[str, Any]:
-    """Return a tool call with an id of its own."""
+    """Return a tool call with a given ID."""
     return {"id": number, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -63,7 +63,7 @@ def serving(rows: Path, requests: Path | None = None, page_rows: int = 3) -> Ite
 
 @pytest.fixture(name="serve")
 def fixture_serve(tmp_path: Path) -> Serve:
-    """Return a function that serves lines, and requests beside them, to a client."""
+    """Return a function that serves rows and their requests to a client."""
 
     @contextmanager
     def serve(*lines: str, requests: tuple[str, ...] | None = None) -> Iterator[httpx.Client]:
@@ -107,7 +107,7 @@ def test_rows_come_in_pages(serve: Serve) -> None:
 
 
 def test_rows_are_found(serve: Serve) -> None:
-    """By kind, by words in any case, by custom id; a line that is no row is one that failed."""
+    """Rows are filtered by kind, words or custom ID; an invalid line counts as failed."""
     rows = (
         row("a", "Lisbon"),
         failed("b", "BUSY"),
@@ -127,8 +127,8 @@ def test_rows_are_found(serve: Serve) -> None:
         assert numbers(events(client, text="nowhere", id="a")) == [None]
 
 
-def test_a_request_stands_beside_its_row(serve: Serve) -> None:
-    """That on the same line at once, others when the file is indexed, the first of an id."""
+def test_a_request_is_shown_next_to_its_row(serve: Serve) -> None:
+    """A request on the same line is shown at once, others (the first of an ID) after indexing."""
     rows = (row("a", "1"), row("b", "2"), row("c", "3"))
     request_lines = (request("a", "A?"), "no json", request("b", "B?"), request("b", "other"))
     with serve(*rows, requests=request_lines) as client:
@@ -143,7 +143,7 @@ def test_a_request_stands_beside_its_row(serve: Serve) -> None:
 
 
 def test_hostile_rows_are_texts(serve: Serve) -> None:
-    """They end neither a page nor the server; what nobody would see is an escape."""
+    """They break neither a page nor the server; invisible characters are escaped."""
     deep = '{"response": ' + "[" * 100_000
     digits = row("d", "x").replace('"choices"', '"usage": {"output_tokens": ' + "9" * 5000)
     bad = ("[1]", deep, digits.replace('[{"message"', '1}, "choices": [{"message"', 1), '{"a": 1}')
@@ -214,8 +214,8 @@ def test_a_search_ends_when_its_reader_goes(serve: Serve, monkeypatch: pytest.Mo
     assert len(read) < 10_000
 
 
-def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
-    """As the terminal says it."""
+def test_a_changed_file_is_reported(serve: Serve, tmp_path: Path) -> None:
+    """The message is the same as in the terminal."""
     with serve(row("a", "x")) as client:
         (tmp_path / "rows.jsonl").write_text("other", encoding="utf-8")
         assert "has changed" in events(client)[0]["error"]
@@ -223,7 +223,7 @@ def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
-    """What stands before its results, by row group from any row on; also of text."""
+    """Input columns are read by row group, from any row, also in text formats."""
     usage = [{"total_tokens": 3}, None, {"total_tokens": 3}, {"total_tokens": 3}]
     columns = {
         "id": [1, 2, 3, 4],
@@ -271,7 +271,7 @@ def fixture_chromium() -> Iterator[Browser]:
 
 
 def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> None:
-    """Turns pages, filters, jumps to an id and opens a row; texts of rows do nothing."""
+    """A browser turns pages, filters, jumps to an ID and opens a row; texts are never executed."""
     rows = [row(f"q{n}", f"answer {n}") for n in range(5)]
     rows += [row(HOSTILE, HOSTILE, HOSTILE), failed("bad", HOSTILE)]
     request_lines = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))

@@ -1,4 +1,4 @@
-"""What cannot run is told before a model is loaded, with what to do about it."""
+"""Input that cannot run is reported before a model is loaded, with a way to fix it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the rows go."""
+    """Return the path of the output."""
     return tmp_path / "out.jsonl"
 
 
@@ -39,7 +39,7 @@ def refused(run: Any, *arguments: object) -> str:
 def test_a_file_for_another_model_is_refused_with_both_ways_to_run_it(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """The first file of a new user asks for a model of OpenAI's."""
+    """The first file of a new user typically names a model of OpenAI."""
     source = write_input(*(line(str(n), model="gpt-4o-mini") for n in range(20)))
     assert refused(run, "-i", source, "-o", out) == (
         "20 of 20 lines ask for gpt-4o-mini, served is m; `--served-model-name gpt-4o-mini` or "
@@ -67,7 +67,7 @@ def test_several_models_are_named_with_how_many_ask_for_each(
 def test_where_some_lines_ask_for_another_model_the_others_run(
     run: Any, write_input: Write, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said before the model loads, when it still can be mended."""
+    """The warning is printed before the model is loaded, when it can still be fixed."""
     assert run("-i", write_input(line("a", model="m"), line("b", model="gpt")), "-o", out) == 0
     stderr = capsys.readouterr().err
     assert stderr.startswith(
@@ -78,10 +78,10 @@ def test_where_some_lines_ask_for_another_model_the_others_run(
     )
 
 
-def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
+def test_a_file_that_uses_only_unsupported_features_is_refused(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """Errors of one kind are one sentence, in the engine's own words."""
+    """Errors of one kind are one sentence, the engine's error."""
     bodies = [*[{"suffix": "end"}] * 3, {"max_tokens": "8"}, {"stream": True}]
     words = refused(run, "-i", write_input(*(line("a", **body) for body in bodies)), "-o", out)
     with pytest.raises(Exception, match="`max_tokens`") as failure:
@@ -98,7 +98,7 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
 
 
 def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write, out: Path) -> None:
-    """What is offered instead is what runs."""
+    """The suggestions are URLs that are supported."""
     source = write_input(
         '{"custom_id":"a","url":"/v1/embedding","body":{"input":"x"}}',
         '{"custom_id":"b","url":"/v1/responses","body":{"input":"x"}}',
@@ -122,10 +122,10 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     ],
     ids=["CSV", "TSV", "text", "UTF-16", "zip", "torn gzip", "JSON"],
 )
-def test_what_is_no_file_of_requests_is_told_what_it_is(
+def test_a_file_of_another_kind_is_identified(
     run: Any, tmp_path: Path, out: Path, content: bytes, words: str
 ) -> None:
-    """A sentence with what to do instead of a list of all its lines."""
+    """The error is one sentence with advice, not a list of all lines."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(content)
     assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run. {words}")
@@ -134,7 +134,7 @@ def test_what_is_no_file_of_requests_is_told_what_it_is(
 def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """And the example is one that runs."""
+    """The example in the error is valid."""
     words = refused(run, "-i", write_input(line("a"), '{"prompt":"Hi"}'), "-o", out)
     assert "  line 2: `custom_id` is missing: every line needs one, a string\n" in words
     assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in words
@@ -163,7 +163,7 @@ def test_compressed_files_and_arrays_run_as_their_lines_would(
 def test_with_nothing_but_malformed_lines_nothing_is_loaded(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """Also where they may have error rows: there would be no other."""
+    """Error rows do not help, as there would be no others."""
     source = write_input("[1]", '{"custom_id":"a"}')
     words = refused(run, "-i", source, "-o", out, "--on-invalid-line", "skip")
     assert "can run; nothing was run:\n  1 × " in words
@@ -201,7 +201,7 @@ def replace(path: Path) -> None:
 def test_an_input_that_changes_when_it_was_read_ends_with_1(
     run: Any, write_input: Write, out: Path, change: Callable[[Path], None], words: str
 ) -> None:
-    """The rows are there, and right for what was read; nobody takes them for the new file's."""
+    """The rows are correct for the old content, and the error says that the file has changed."""
     source = write_input(line("a"), line("b", wait=0.01))
     load = run._load
 
@@ -245,8 +245,8 @@ def test_an_input_that_changes_while_it_is_read_ends_the_run(
     assert run("-i", source, "-o", out, "--resume") == 0
 
 
-def test_an_input_that_goes_away_is_no_change(run: Any, write_input: Write, out: Path) -> None:
-    """What is open can be read to its end."""
+def test_a_deleted_input_is_not_a_change(run: Any, write_input: Write, out: Path) -> None:
+    """An open file can be read to its end."""
     source = write_input(line("a"))
     load = run._load
 
@@ -278,7 +278,7 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
 def test_unknown_parameters_are_counted_before_the_model_loads(
     run: Any, write_input: Write, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They have no effect, so the lines run; a strict run refuses the file, and says it as well."""
+    """They have no effect, so the lines run; a strict run refuses the file for the same reason."""
     source = write_input(line("a", temprature=0), line("b"), line("c", temprature=0))
     sentence = (
         "  `temprature` in 2 lines (first: line 1) is no parameter of /v1/chat/completions; "

@@ -64,7 +64,7 @@ def test_a_dataset_gives_the_table_of_its_rows(run: Any, hub: Path) -> None:
 
 
 def test_a_split_and_a_part_of_it(shell: Shell) -> None:
-    """Of several splits one is named; the refusal names them."""
+    """One of several splits must be selected; the error lists them."""
     write_split("test", TABLE.slice(1))
     result = shell.type("check", NAME, *PROMPT)
     assert (result.status, "several splits (train, test): name one by --split" in result.err) == (
@@ -80,7 +80,7 @@ def test_a_split_and_a_part_of_it(shell: Shell) -> None:
 
 
 def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
-    """`submit --wait` writes its table, too."""
+    """`submit --wait` also writes its table."""
     result = shell.type("estimate", NAME, *PROMPT, "--json")
     assert json.loads(result.out)["num_lines"] == 3
     result = shell.type("submit", NAME, *PROMPT, "--wait")
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_a_sentence(
 
 
 def test_a_dataset_that_has_changed_is_noticed_on_resume(run: Any) -> None:
-    """As a file of other lines is; what was run of it stays."""
+    """It is refused like a file with other lines; its existing results are kept."""
     write_split("train", TABLE.set_column(1, "text", pa.array(["x", None, "z"])))
     recipe = write_recipe()
     assert run(NAME, "--recipe", recipe, "--on-invalid-line", "skip") == 0
@@ -146,7 +146,7 @@ def test_types_of_the_library_are_what_they_are_stored_as(run: Any, hub: Path) -
 
 
 def test_a_program_gives_a_dataset() -> None:
-    """Its rows in their order, selected ones too; splits are told apart."""
+    """Rows keep their order, also after a selection; a dict of splits is refused."""
     dataset = datasets.load_dataset("org/reviews", split="train")
     assert _arrow_table(dataset).to_pylist() == TABLE.to_pylist()
     assert _arrow_table(dataset.select([2, 0])).column("id").to_pylist() == ["c", "a"]

@@ -124,7 +124,7 @@ def test_a_failing_call_keeps_all_finished_rows(  # noqa: PLR0917 - fixtures and
     assert not Path(f"{out}.spool").exists()
 
 
-def test_a_row_that_the_output_lacks_is_no_success(
+def test_a_row_that_the_output_lacks_is_not_a_success(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer counts its rows itself, whatever the feed reports."""

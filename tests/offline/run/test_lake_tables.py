@@ -45,7 +45,7 @@ def ids(result: Any) -> list[str]:
 
 
 def test_a_delta_table_gives_the_table_of_its_rows(run: Any) -> None:
-    """With the columns of partitions, and those that came later, in a file beside the folder."""
+    """It has partition columns and columns added later, in a file next to the folder."""
     source = write_delta()
     later = pa.table({"id": ["d"], "text": ["x"], "day": ["x y"], "stars": [5]})
     write_delta(later, mode="append", schema_mode="merge")
@@ -57,7 +57,7 @@ def test_a_delta_table_gives_the_table_of_its_rows(run: Any) -> None:
 
 
 def test_rows_that_are_appended_come_last(shell: Shell) -> None:
-    """Those before them keep their places, and deleted ones are gone."""
+    """Earlier rows keep their places, and deleted ones are gone."""
     deltalake = pytest.importorskip("deltalake")
     write_delta(TABLE.slice(1))
     write_delta(TABLE.slice(0, 1), mode="append")
@@ -71,7 +71,7 @@ def test_rows_that_are_appended_come_last(shell: Shell) -> None:
 
 
 def test_a_delta_table_that_has_changed_is_noticed_on_resume(run: Any) -> None:
-    """As a file of other lines is; a failed row, which may have been corrected, is not compared."""
+    """It is refused like a file with other lines; failed rows may have been corrected."""
     source = write_delta(TABLE.set_column(1, "text", pa.array(["x", None, "z"])))
     flags = ["--recipe", write_recipe(), "--on-invalid-line", "skip"]
     assert run(source, *flags) == 0
@@ -92,7 +92,7 @@ def test_a_damaged_delta_table_is_a_sentence(run: Any) -> None:
 
 
 def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) -> None:
-    """Of its newest snapshot, without those that were deleted."""
+    """They are from its newest snapshot, without deleted rows."""
     pytest.importorskip("pyiceberg")
     pytest.importorskip("sqlalchemy")
     from pyiceberg.catalog.sql import SqlCatalog
@@ -121,10 +121,10 @@ def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) ->
         ("t/metadata/v1.metadata.json", "pyiceberg", "a table of Iceberg needs pyiceberg"),
     ],
 )
-def test_a_missing_extra_is_told(
+def test_a_missing_extra_of_lake_tables_is_reported(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, file: str, module: str, words: str
 ) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     Path(file).parent.mkdir(parents=True)
     Path(file).write_text("{}")
     monkeypatch.setitem(sys.modules, module, None)

@@ -45,7 +45,7 @@ def test_lines_that_have_not_run_say_so_and_can_be_run(
 def test_a_limit_that_is_not_reached_changes_nothing(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Nor does one keep a run from ending."""
+    """It does not delay the end of a run either."""
     source = write_input(line("a"), line("b"))
     assert run("-i", source, "-o", tmp_path / "out", "--max-seconds", "3600") == 0
 

@@ -63,7 +63,7 @@ def ids_of(path: Path) -> list[str]:
 
 
 def test_rows_are_those_of_one_engine() -> None:
-    """Of good lines, failed ones, and what is none."""
+    """The lines are good, failing or invalid."""
     lines = placed({}, {"status": 400}, {"raise": "x"}, {})
     lines.append(PlacedLine(4, RawLine(5, b"no json")))
     one, several = answered(lines, []), answered(lines, [], [], [])
@@ -76,7 +76,7 @@ def test_rows_are_those_of_one_engine() -> None:
 
 
 def test_lines_that_begin_alike_go_to_one_engine(tmp_path: Path) -> None:
-    """As long as it has little more to do than the others."""
+    """They do while it has only a little more work than the others."""
     logs = [tmp_path / name for name in "ab"]
     engines = [("--log", str(log), "--slots", "8", "--service-seconds", "0.05") for log in logs]
     answered(placed(*[{}] * 8), *engines, home=lambda place: place // 4)
@@ -112,7 +112,7 @@ def test_lines_that_end_engines_cost_no_other_line() -> None:
 
 
 def test_engines_that_keep_ending_end_the_run() -> None:
-    """A broken machine is no line's fault."""
+    """No line is blamed for a broken machine."""
     with pytest.raises(EngineError, match="engines keep ending"):
         answered(placed({"fail": "the device is gone", "machine": True}), [], [])
 

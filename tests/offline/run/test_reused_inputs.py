@@ -205,10 +205,8 @@ def test_equal_lines_with_a_seed_share_their_sample(sampling: Runs, tmp_path: Pa
     assert texts_of(second)[6] != texts_of(first)[0]
 
 
-def test_sampled_lines_are_computed_again_unless_they_are_asked_for(
-    sampling: Runs, tmp_path: Path
-) -> None:
-    """Without `--reuse-sampled` they are neither looked up nor kept."""
+def test_sampled_lines_are_computed_again_by_default(sampling: Runs, tmp_path: Path) -> None:
+    """Without `--reuse-sampled` they are neither looked up nor stored."""
     source = tmp_path / "in.jsonl"
     source.write_text(request_lines(CHAT, SAMPLED, SAMPLED))
     assert sampling(source)[1] == 2

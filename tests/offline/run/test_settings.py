@@ -110,7 +110,7 @@ def test_other_settings_are_refused_before_the_model_loads(
 
 
 def test_settings_of_speed_may_change(run: Any, source: Path, out: Path, tmp_path: Path) -> None:
-    """A run goes on with other limits of memory and parallelism, and leaves no file of its own."""
+    """A run continues with other limits of memory and parallelism and leaves no extra file."""
     stop(run, source, out)
     assert out.with_name("rows.jsonl.settings").exists()
     speed = ["--max-num-seqs", 2, "--max-num-batched-tokens", 64, "--no-plan", "--max-inflight", 2]
@@ -321,7 +321,7 @@ def test_a_retry_without_its_settings_puts_each_row_in_its_place(
 def test_truncated_rows_in_the_spool_are_run_again(
     run: Any, write_input: Write, out: Path, first: dict[str, Any]
 ) -> None:
-    """Rows that wait for an earlier one are no exception, whether or not earlier ones failed."""
+    """Rows that wait for an earlier one are included, whether or not earlier ones failed."""
     slow = line("a", wait=0.5, name="a")
     source = write_input(line("f", **first), slow, truncated("b"), line("c"), truncated("d"))
     given = ["-i", source, "-o", out, "--no-plan", "--max-tokens"]
@@ -381,7 +381,7 @@ def test_starting_over_forgets_earlier_settings(run: Any, source: Path, out: Pat
 def test_a_run_without_a_card_is_not_of_the_settings_of_an_older_card(
     run: Any, source: Path, out: Path
 ) -> None:
-    """Its own remain next to it, as the card beside it is of other rows."""
+    """Its own settings remain next to it, as the card belongs to other rows."""
     if not run.has_card:
         return
     assert run("-i", source, "-o", out, "--seed", 1) == 0
@@ -392,10 +392,10 @@ def test_a_run_without_a_card_is_not_of_the_settings_of_an_older_card(
     assert card_of(out)["made_with"][0]["settings"]["--seed"] == 2
 
 
-def test_outputs_that_differ_in_their_suffix_have_cards_of_their_own(
+def test_outputs_that_differ_in_their_suffix_have_separate_cards(
     run: Any, source: Path, out: Path
 ) -> None:
-    """The second one's has the whole name, so that both are compared with their own settings."""
+    """The second card has the full name, so that both are compared with their own settings."""
     if not run.has_card:
         return
     other = out.with_suffix(".ndjson")
@@ -526,7 +526,7 @@ def test_failed_rows_of_a_table_are_retried_with_the_same_settings(
 def test_several_engines_have_the_settings_of_one(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their number is no setting of the rows: one engine goes on where two have stopped."""
+    """Their number is not a setting of the rows: one engine continues the run of two."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(f"{line(str(number))}\n" for number in range(4)))
     flags = ["run", str(source), "-o", str(out), "--temperature", "0", "--max-tokens"]

@@ -66,10 +66,10 @@ def test_joined_shards_are_the_bytes_of_one_run(  # noqa: PLR0917 - fixtures and
 
 
 @pytest.mark.parametrize("form", ["gzip", "array", "pipe"])
-def test_inputs_that_are_no_plain_file_are_shared(
+def test_inputs_that_are_not_plain_files_are_sharded(
     run: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run cuts a plain copy; a join reads the input in any form, too."""
+    """Each run shards a plain copy; a join also reads the input in any form."""
     lines = [line(f"c{number}") for number in range(5)]
     data = "".join(f"{each}\n" for each in lines).encode()
     forms = {"gzip": gzip.compress(data), "array": f"[{', '.join(lines)}]".encode(), "pipe": data}
@@ -87,7 +87,7 @@ def test_inputs_that_are_no_plain_file_are_shared(
 def test_a_shard_parses_its_own_lines_alone(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is before and behind it is not read as JSON."""
+    """Lines before and after it are not parsed."""
     parsed = []
     parse_line = input_check.parse_line
     monkeypatch.setattr(
@@ -101,7 +101,7 @@ def test_a_shard_parses_its_own_lines_alone(
 def test_messages_name_the_shard(
     shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its lines at the start, its rows at the end, and what is wrong with it."""
+    """They contain its lines at the start, its rows at the end, and its errors."""
     shards(numbers=[1])
     stderr = capsys.readouterr().err
     assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in stderr
@@ -113,7 +113,7 @@ def test_messages_name_the_shard(
 
 
 def test_a_shard_is_resumed_and_no_other(run: Any, shards: Any, tmp_path: Path) -> None:
-    """What is missing is run; rows of another count, or of another file, are refused."""
+    """Missing lines are run; rows of another shard count or another file are refused."""
     shards()
     last = tmp_path / "rows.3-of-3"
     whole, mark = last.read_bytes(), (tmp_path / "rows.3-of-3.done").read_bytes()
@@ -145,7 +145,7 @@ def test_failed_rows_of_a_shard_are_run_again_in_their_places(
 def test_a_shard_none_of_whose_lines_can_run_has_their_error_rows(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """As in a run of the whole file; if no line of the file can run it is refused."""
+    """A run of the whole file does the same; it is refused if no line of the file can run."""
     other = line("b", model="other", status=404)
     source, out = write_input(line("a"), line("a"), other), tmp_path / "rows"
     assert run("-i", source, "-o", out, "--shard", "2/2") == 3
@@ -156,7 +156,7 @@ def test_a_shard_none_of_whose_lines_can_run_has_their_error_rows(
 
 
 def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """Beside the output; a stream stays one, a url and the input itself are refused."""
+    """They are next to the output; stdout remains stdout; a URL and the input are refused."""
     source = write_input(line("a"))
     assert run(source, "--shard", "1/1") == 0
     assert len(rows(tmp_path / "in.output.jsonl.1-of-1")) == 1
@@ -168,7 +168,7 @@ def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Pa
 
 
 def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Join shards; return the exit status and what was said."""
+    """Join shards; return the exit status and stderr."""
     capsys.readouterr()
     status, _, stderr = typed(capsys, "join", *map(str, arguments))
     return status, stderr
@@ -207,7 +207,7 @@ def test_unfinished_shards_are_named(
 def test_rows_are_compared_with_the_input(
     shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With -i no mark is asked for, and a row that is missing or too many is named."""
+    """With -i no mark is required, and a missing or surplus row is named."""
     shards()
     out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
     good = second.read_bytes()
@@ -256,7 +256,7 @@ def test_a_shard_whose_bytes_changed_is_not_joined(
 def test_shards_of_different_runs_are_not_joined(
     shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of another count they need -n; of an input that was changed meanwhile they do not fit."""
+    """Different counts require -n; shards of a changed input do not match."""
     out = tmp_path / "rows"
     shards()
     shards(numbers=[1], count=2)
@@ -273,7 +273,7 @@ def test_shards_of_different_runs_are_not_joined(
 def test_a_shard_that_is_being_written_is_not_joined(
     spawn: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a kill leave one that looks finished."""
+    """A killed run does not leave a shard that looks finished either."""
     source, out = tmp_path / "in.jsonl", tmp_path / "rows"
     source.write_text(f"{line('a')}\n{line('b', wait=60)}\n")
     process = spawn("-i", source, "-o", out, "--shard", "1/1")
@@ -291,7 +291,7 @@ def test_a_shard_that_is_being_written_is_not_joined(
 def test_a_run_that_starts_over_removes_the_mark_first(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where it ends amid the lines there is none; a refused run leaves all as it was."""
+    """An interrupted run has no mark; a refused run changes nothing."""
     source, out = write_input(line("a"), line("b", name="b")), tmp_path / "rows"
     given = ["-i", source, "-o", out, "--shard", "1/1"]
     run(*given)

@@ -19,19 +19,19 @@ STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
-    """Return once the process has said these words."""
+    """Return once the process has printed these words."""
     assert process.stderr is not None
     for printed in process.stderr:
         if words in printed:
             return
-    raise AssertionError(f"it never said {words!r}")
+    raise AssertionError(f"it never printed {words!r}")
 
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path, stop: tuple[int, int]
 ) -> None:
-    """What is in order is there, what comes next is said, and it gives the whole file."""
+    """Rows in order are written, the next command is printed, and it completes the file."""
     number, status = stop
     waits = [0, 0, 0, 60, 0, 0]
     source = write_input(*(line(str(n), wait=wait) for n, wait in enumerate(waits)))
@@ -72,7 +72,7 @@ def test_a_signal_while_the_model_loads_leaves_the_output_alone(
 
 
 def test_a_signal_while_the_input_comes_in_ends_the_run(spawn: Spawn, tmp_path: Path) -> None:
-    """Standard input that never ends is no reason to hang."""
+    """The command does not hang on standard input that never ends."""
     process = spawn("-i", "-", "-o", tmp_path / "out", stdin=subprocess.PIPE)
     wait_for_words(process, "reading standard input")
     process.send_signal(signal.SIGINT)
@@ -185,7 +185,7 @@ def test_rows_behind_a_slow_line_outlive_a_kill(
 def test_rows_that_are_spooled_are_not_written_over(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """A run that would start over is refused, unless it is told to."""
+    """A run that would start over is refused without --force."""
     source, out = write_input(line("a", wait=60), line("b")), tmp_path / "out"
     process = spawn("-i", source, "-o", out, options=["--flush-seconds", "0.02"])
     wait_for_rows(tmp_path / "out.spool", 1)
@@ -202,7 +202,7 @@ def test_rows_that_are_spooled_are_not_written_over(
 def test_an_engine_that_dies_leaves_what_it_has_answered(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Also rows behind the line that it died at."""
+    """Rows after the line at which it crashed are included."""
     source = write_input(line("a"), line("b", name="b", wait=0.2), line("c"), line("d"))
     flags = ["-i", source, "-o", tmp_path / "out"]
     run.dies_at = "b"

@@ -53,7 +53,7 @@ SUFFIXES = ("parquet", "csv", "tsv", "arrow", "jsonl")
 
 
 def test_a_table_gives_the_same_rows_in_every_format(tmp_path: Path) -> None:
-    """Those of a file of requests, with a real model."""
+    """They equal those of a request file, with a real model."""
     requests = [
         {"custom_id": each["id"], "url": "/v1/chat/completions"}
         | {"body": {"messages": [{"role": "user", "content": each["text"]}]}}
@@ -87,7 +87,7 @@ def test_a_table_gives_the_same_rows_in_every_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_same_table_comes_out(run: Any, tmp_path: Path, suffix: str) -> None:
-    """By the recipe beside it, with its columns and types; nothing else is left."""
+    """The recipe next to it is used; columns and types are kept; no other file is left."""
     source = write_table(tmp_path / f"table.{suffix}")
     recipe = write_recipe(tmp_path)
     assert run(source) == 0
@@ -107,7 +107,7 @@ def test_the_same_table_comes_out(run: Any, tmp_path: Path, suffix: str) -> None
 
 
 def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
-    """And the name of the output before both, unless a flag says the format."""
+    """The output's name goes before both, unless a flag sets the format."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path, "keep = ['id']", "output = 'arrow'")
     assert run(source, "--keep", "stars") == 0
@@ -212,7 +212,7 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
 
 
 def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
-    """With --resume that is said; with --force it is made anew."""
+    """With --resume a note is printed; with --force the table is written again."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path)
     assert run(source) == 0
@@ -258,7 +258,7 @@ def test_shards_of_a_table_are_joined(run: Any, tmp_path: Path) -> None:
 
 
 def test_empty_tables_have_results_of_no_row(run: Any, tmp_path: Path) -> None:
-    """And no model is loaded."""
+    """No model is loaded for them."""
     source = write_table(tmp_path / "table.parquet", TABLE.slice(0, 0))
     write_recipe(tmp_path)
     assert run(source) == 0
@@ -266,10 +266,10 @@ def test_empty_tables_have_results_of_no_row(run: Any, tmp_path: Path) -> None:
     assert run.engine is None
 
 
-def test_a_table_that_changes_meanwhile_is_no_output(
+def test_a_table_that_changes_during_the_run_is_not_written(
     spawn: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """What was kept of it would not be of the rows that were run."""
+    """Its kept columns would not match the rows that were run."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path, "params.wait = 1")
     process = spawn("-i", source, "-o", tmp_path / "out.parquet")
@@ -315,8 +315,10 @@ def test_a_recipe_that_cannot_work_is_refused(
         ("folder", b"", "the folder {} has no table"),
     ],
 )
-def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, words: str) -> None:
-    """In a sentence, and nothing is run."""
+def test_a_bad_table_is_reported(
+    run: Any, tmp_path: Path, name: str, data: bytes, words: str
+) -> None:
+    """The error is one sentence, and nothing is run."""
     source = tmp_path / name
     if source.suffix:
         source.write_bytes(data)
@@ -329,10 +331,10 @@ def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, w
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_table_of_which_no_column_is_asked_has_all_its_rows(
+def test_a_table_without_a_column_in_the_prompt_has_all_its_rows(
     run: Any, tmp_path: Path, suffix: str
 ) -> None:
-    """Whether or not any is kept."""
+    """Columns may be kept or not."""
     source = write_table(tmp_path / f"table.{suffix}")
     write_recipe(tmp_path)
     out = tmp_path / "out.parquet"
@@ -354,7 +356,7 @@ def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
 def test_tables_in_a_folder_have_the_same_columns(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What differs is said; hidden files are none of it."""
+    """The error names the difference; hidden files are ignored."""
     folder = tmp_path / "folder"
     folder.mkdir()
     write_table(folder / "a.parquet")
@@ -390,7 +392,7 @@ def test_a_prompt_that_reads_no_column_is_a_warning(
 
 
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
-    """As do files of other kinds that hold no requests."""
+    """The error explains how to add one, as for other files without requests."""
     for suffix in ("parquet", "csv", "arrow"):
         source = write_table(tmp_path / f"t.{suffix}")
         with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE"):
@@ -445,7 +447,7 @@ def test_a_blank_line_of_a_one_column_csv_has_its_row(run: Any, tmp_path: Path) 
 def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small Parquet may have billions of rows: its footer says so before the disk is full."""
+    """A small Parquet file may have billions of rows, which its footer shows."""
     from tidemill.offline.files import table_requests
 
     num_rows = 300_000

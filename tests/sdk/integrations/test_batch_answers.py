@@ -60,7 +60,7 @@ def answers_of(table: pa.Table, rows: int = 10_000, **recipe: Any) -> tuple[pa.T
 
 
 def test_rows_are_the_same_in_whichever_batches_they_come() -> None:
-    """Their lines and numbers are by the ids; each is answered once, beside its columns."""
+    """Lines and seeds depend on the IDs; each row is answered once, next to its columns."""
     whole, engine = answers_of(NAMES, prompt="{{ name }}", id="id")
     parts, other = answers_of(NAMES, rows=3, prompt="{{ name }}", id="id")
     assert whole.equals(parts)
@@ -86,7 +86,7 @@ def test_rows_without_ids_are_numbered_on_and_on() -> None:
 
 
 def test_an_event_loop_has_the_answers_alone() -> None:
-    """As one struct a row, of the columns that a recipe needs."""
+    """Each row is one struct, from the columns that the recipe uses."""
     answers = BatchAnswers({"prompt": "{{ name }}", "id": "id"}, NAMES.schema)
     assert answers.columns == ("name", "id")
     batch = NAMES.slice(0, 2).to_batches()[0]
@@ -146,8 +146,10 @@ def test_the_columns_of_answers_are_known_beforehand(
         ({"prompt": "x", "max_num_seqs": "many"}, "--max-num-seqs"),
     ],
 )
-def test_what_cannot_work_is_said_before_a_model_loads(given: dict[str, Any], words: str) -> None:
-    """In a sentence each."""
+def test_invalid_options_are_reported_before_a_model_loads(
+    given: dict[str, Any], words: str
+) -> None:
+    """Each error is one sentence."""
     with pytest.raises(TidemillError, match=words):
         BatchAnswers(split_options(given)[1], NAMES.schema)
 
@@ -192,7 +194,7 @@ def test_requests_that_are_not_sampled_need_no_ids(url: str) -> None:
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """As a template could mean either."""
+    """A template could mean either of them."""
     twice = pa.schema([("a", pa.string()), ("a", pa.int64())])
     with pytest.raises(TidemillError, match="more than one column named `a`"):
         BatchAnswers({"prompt": "x"}, twice)

@@ -131,7 +131,7 @@ def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_a_reader_that_fails_ends_all_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that wait for an answer get the reason, whatever the exception is."""
+    """Every waiting caller gets the reason, whatever the exception is."""
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
     address, process = socket_address("a key"), Process()
     monkeypatch.setattr(HostedEngine, "_resolve", lambda *_: 1 / 0)

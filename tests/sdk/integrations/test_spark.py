@@ -143,7 +143,7 @@ def test_an_engine_that_cannot_start_is_named(questions: Any) -> None:
         (VECTORS | {"vectors": "float16"}, "Spark has no"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_call(
+def test_invalid_options_are_reported_at_the_call(
     questions: Any, options: dict[str, Any], words: str
 ) -> None:
     """No task runs."""
@@ -157,5 +157,5 @@ def test_what_cannot_work_is_said_at_the_call(
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
-    """And leaves no engine behind."""
+    """It leaves no engine behind."""
     assert "Tokyo" in printed_by(program_of("spark.md"), tmp_path)

@@ -1,4 +1,4 @@
-"""The recordings in `examples/`: of many kinds, small, and saying what is told of them."""
+"""The recordings in `examples/`: of many formats, small, and with the documented texts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_kind_of_file_has_a_recording_and_all_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_recording_is_as_long_as_what_was_said(name: str) -> None:
-    """Each opens as what its ending tells, and plays to its end."""
+def test_a_recording_is_as_long_as_its_speech(name: str) -> None:
+    """Each file has the format of its suffix and can be decoded to its end."""
     with av.open(str(EXAMPLES / "recordings" / name)) as file:
         [stream] = file.streams.audio
         seconds = sum(frame.samples for frame in file.decode(stream)) / stream.rate
@@ -62,8 +62,8 @@ def test_what_is_encoded_is_heard_again(kind: str) -> None:
     assert max(likeness) > 0.95
 
 
-def test_words_are_told_with_their_beginnings() -> None:
-    """As many beginnings as words, in order, within what was said."""
+def test_words_have_start_times() -> None:
+    """There is one start per word, in order and within the audio."""
     spoken = say("three one four", Voice("en-us"))
     assert len(spoken.word_starts) == 3
     assert list(spoken.word_starts) == sorted(spoken.word_starts)
@@ -71,9 +71,9 @@ def test_words_are_told_with_their_beginnings() -> None:
 
 
 def test_a_voice_that_there_is_not_is_named() -> None:
-    """Rather than spoken by another."""
-    with pytest.raises(ValueError, match="'nobody'"):
-        say("one", Voice("nobody"))
+    """No other voice replaces it."""
+    with pytest.raises(ValueError, match="'unknown'"):
+        say("one", Voice("unknown"))
 
 
 def test_the_batch_file_holds_the_recordings_themselves() -> None:

@@ -29,7 +29,7 @@ def build(given: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Ray's own code warns of its past
 def test_fields_and_defaults_are_those_of_ray() -> None:
-    """And a config of its own class is taken."""
+    """An instance of Ray's own config class is also accepted."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.data.llm import vLLMEngineProcessorConfig as Rays
 
@@ -44,7 +44,7 @@ def test_fields_and_defaults_are_those_of_ray() -> None:
 
 
 def test_options_of_vllm_become_those_of_an_engine() -> None:
-    """Those that change nothing here are left out."""
+    """Options without effect here are omitted."""
     kwargs = {
         "max_model_len": 64,
         "enable_prefix_caching": True,
@@ -66,7 +66,7 @@ def test_options_of_vllm_become_those_of_an_engine() -> None:
 
 
 def test_a_chat_template_may_be_off_or_another() -> None:
-    """As a boolean, a dict or a config of Ray's."""
+    """The option is a boolean, a dict or a config of Ray's."""
     assert not config(chat_template_stage=False).chat_template
     assert not config(chat_template_stage={"enabled": False}).chat_template
     found = config(chat_template_stage={"chat_template": "{{ messages }}"})

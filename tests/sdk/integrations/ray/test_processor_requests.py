@@ -39,7 +39,7 @@ def test_a_chat_has_the_defaults_of_vllm() -> None:
 
 
 def test_a_chat_that_ends_with_the_assistant_goes_on_there() -> None:
-    """As Ray has it."""
+    """Ray does the same."""
     body = line_of({"messages": PREFILL, "sampling_params": {}})["body"]
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
@@ -53,7 +53,7 @@ def test_a_chat_that_ends_with_the_assistant_goes_on_there() -> None:
     ],
 )
 def test_without_the_chat_template_a_row_has_a_prompt(row: dict[str, Any], prompt: Any) -> None:
-    """Or its token ids, also as an array."""
+    """The prompt may be token IDs, also as an array."""
     found = line_of({**row, "sampling_params": {}, "model": "adapter"}, has_chats=False)
     assert found["url"] == "/v1/completions"
     assert (found["body"]["prompt"], found["body"]["model"]) == (prompt, "adapter")
