@@ -37,7 +37,7 @@ _ARCHIVE = "The file is {}: unpack it, and use the JSONL file that is in it."
 _PACKED = "The file is compressed with {}: use gzip, or leave it as plain JSONL."
 _TABLE = (
     "The file is {}: say what to ask of each row, as by `tidemill run --prompt TEMPLATE`, or by a "
-    "recipe beside it in the bucket (NAME.recipe.toml)."
+    "recipe next to it (NAME.recipe.toml)."
 )
 _UTF_16 = "The file is UTF-16: save it as UTF-8."
 _WORKBOOK = "The file is {}: save it as CSV UTF-8."

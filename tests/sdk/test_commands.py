@@ -81,7 +81,7 @@ def test_what_cannot_run_is_an_exception(
     (tmp_path / "t.csv").write_text("q\nx\n")
     with pytest.raises(TidemillError, match=words):
         run(tmp_path / name, tmp_path / "out", **flags)
-    with pytest.raises(TidemillError, match="needs a file for its rows"):
+    with pytest.raises(TidemillError, match="requires a file for its rows"):
         run("-")
 
 

@@ -76,7 +76,7 @@ def test_many_are_answered_in_order(engine: Engine) -> None:
     malformed: list[Any] = [("/v1/x", FRANCE, 1), (FRANCE, "/v1/x"), "Hi", FRANCE]
     *failed, good = engine.answer_many(malformed)
     assert [one.message for one in failed] == [
-        "the request must be a body, or a pair such as ('/v1/chat/completions', body); it is "
+        "a request must be a body, or a pair such as ('/v1/chat/completions', body); got "
         + short_repr(one)
         for one in malformed[:3]
     ]
@@ -191,7 +191,7 @@ def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> No
     for table, words in ((pd.Series(["x"]), "has no name"), (tmp_path / "gone", "cannot be read")):
         with pytest.raises(TidemillError, match=words):
             engine.answer_table(table, **recipe)
-    with pytest.raises(TidemillError, match="takes the path of a file, not a DataFrame"):
+    with pytest.raises(TidemillError, match="requires the path of a file, not a DataFrame"):
         tidemill.run(pd.DataFrame(rows), prompt="{{ q }}")
     assert tidemill.__version__ == metadata.version("tidemill")
 

@@ -47,7 +47,9 @@ def test_the_last_words_of_a_process_whose_child_lives_on(tmp_path: Path) -> Non
     (tmp_path / "alive").touch()
     process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE, str(tmp_path / "alive")])
     try:
-        with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
+        with pytest.raises(
+            EngineDied, match="exited with status 5\nThe last lines of its stderr:\nchild left"
+        ):
             process.info()
         process.close()
     finally:

@@ -136,5 +136,5 @@ def test_an_output_that_exists_is_not_overwritten(
     assert main(["local", "run", "-i", "in.jsonl"]) == 2
     assert "in.output.jsonl already exists" in capsys.readouterr().err
     assert main(["local", "run", "-i", "in.jsonl", "--force"]) == 1
-    assert "cannot be a batch" in capsys.readouterr().err
+    assert "is not a valid batch" in capsys.readouterr().err
     assert Path("in.output.jsonl").read_text() == "precious\n"

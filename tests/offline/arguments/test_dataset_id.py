@@ -38,7 +38,7 @@ def test_a_url_names_a_dataset(name: str, expected: DatasetId) -> None:
 @pytest.mark.parametrize("name", ["hf://datasets/", "hf://datasets/a b", "hf://a/b", "hf://"])
 def test_other_urls_of_the_hub_are_refused(name: str) -> None:
     """With the form that a dataset's has."""
-    with pytest.raises(Refused, match="names no dataset: write hf://datasets/ORG/NAME"):
+    with pytest.raises(Refused, match="is not a dataset: use hf://datasets/ORG/NAME"):
         DatasetId.parse(name)
 
 
@@ -46,7 +46,7 @@ def test_other_urls_of_the_hub_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["hf://datasets/a/b"], "is a table: say by --prompt"),
+        (["hf://datasets/a/b"], "is a table, which requires a recipe: pass --prompt"),
         (["hf://a/b", *PROMPT], "names no dataset"),
         (["x.csv", *PROMPT, "--split", "train"], "--split is for datasets"),
         (["x.csv", *PROMPT, "--subset", "main"], "--subset is for datasets"),
@@ -69,5 +69,5 @@ def test_a_missing_extra_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "datasets", None)
     result = shell.type("check", "hf://datasets/a/b", *PROMPT)
     assert result.status == 1
-    assert "a dataset of Hugging Face needs datasets, which is not installed" in result.err
+    assert "a Hugging Face dataset needs datasets, which is not installed" in result.err
     assert "[tables,datasets]" in result.err

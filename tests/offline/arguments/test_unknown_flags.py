@@ -38,11 +38,11 @@ def test_vllm_flags_without_effect_are_accepted_with_a_note(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("-pp 2", "-pp is vLLM's, and not taken here: GPUs share every layer of a model here"),
+        ("-pp 2", "vLLM's -pp is not supported: GPUs share every layer of a model here"),
         ("--rope-scaling {}", "here it is --hf-overrides '{\"rope_scaling\": …}'"),
-        ("--hf-token x", "HF_TOKEN in the environment holds it"),
-        ("--default-chat-template-kwargs {}", "write `chat_template_kwargs` into the lines"),
-        ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),
+        ("--hf-token x", "set the environment variable HF_TOKEN"),
+        ("--default-chat-template-kwargs {}", "set `chat_template_kwargs` in the requests"),
+        ("--enforce-eager --lora-dtype float16", "adapters always have the type of the weights"),
     ],
 )
 def test_vllm_flags_that_would_change_rows_are_refused_with_an_alternative(
@@ -62,7 +62,7 @@ def test_vllm_flags_that_would_change_rows_are_refused_with_an_alternative(
         ([*RUN, "--served_model_name", "x"], "did you mean --served-model-name?"),
         ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
         ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
-        (["status", "x", "y"], "'y' belongs to no flag: see `tidemill status --help`"),
+        (["status", "x", "y"], "unexpected argument 'y': see `tidemill status --help`"),
         (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
         (
             ["local", "up", "--worker", "2"],

@@ -50,8 +50,8 @@ def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
         (['{"name": "a", "path": "x", "rank": 4}'], "says rank, which is none of its keys"),
         (['{"name": "a", "path": "x", "base_model_name": "n"}'], "is for 'n'; this model is"),
         (["a=x", "a=y"], "names two adapters a"),
-        (["m=x"], "names an adapter m, as the model itself is"),
-        (["*=x"], r"names an adapter \*, as the model itself is"),
+        (["m=x"], "the adapter m has the name of the model"),
+        (["*=x"], r"the adapter \* has the name of the model"),
     ],
 )
 def test_what_names_no_adapter_is_refused(typed: list[str], words: str) -> None:
@@ -63,7 +63,7 @@ def test_what_names_no_adapter_is_refused(typed: list[str], words: str) -> None:
 def test_their_number_may_be_bounded() -> None:
     """By vLLM's flag; its other one is taken without a word."""
     assert len(modules("a=x", "b=y", max_loras=2)) == 2
-    with pytest.raises(Refused, match="names 2 adapters, above --max-loras 1"):
+    with pytest.raises(Refused, match="has 2 adapters, which exceeds --max-loras 1"):
         modules("a=x", "b=y", max_loras=1)
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)

@@ -15,7 +15,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """However it is written; what may be the hub's is left to the hub."""
     monkeypatch.chdir(tmp_path)
     for name in ("./nothere", str(tmp_path / "none"), "../x", "~/models/x", "a/b/c", "models/"):
-        with pytest.raises(Refused, match=f"--model {name}: there is no such folder"):
+        with pytest.raises(Refused, match=f"--model {name}: folder not found"):
             engine_config(EngineOptions(model=name))
     for name in ("gpt2", "Qwen/Qwen3-0.6B", str(tmp_path)):
         assert engine_config(EngineOptions(model=name)).model == name
@@ -24,7 +24,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_gguf_file_is_a_model_where_there_is_one(tmp_path: Path) -> None:
     """However it is written, and in a folder by itself."""
     file = tmp_path / "model-Q4_K_M.GGUF"
-    with pytest.raises(Refused, match=f"--model {file}: there is no such file"):
+    with pytest.raises(Refused, match=f"--model {file}: file not found"):
         engine_config(EngineOptions(model=str(file)))
     file.touch()
     for name in (str(tmp_path), str(file)):

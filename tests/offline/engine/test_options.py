@@ -118,7 +118,7 @@ def test_overrides_are_a_json_object(typed: str, capsys: pytest.CaptureFixture[s
     """The error quotes an invalid value as it was typed."""
     with pytest.raises(SystemExit):
         parsed([f"--hf-overrides={typed}"])
-    assert f"{typed!r} is no JSON object" in capsys.readouterr().err
+    assert f"{typed!r} is not a JSON object" in capsys.readouterr().err
 
 
 def test_what_a_model_shall_give_reaches_the_engine(tmp_path: Path) -> None:
@@ -214,4 +214,4 @@ def test_the_stall_limit_is_one_for_every_command(
         assert stall_limit(parser.parse_args([*command, "--stall-seconds", "2.5"])) == 2.5
     with pytest.raises(SystemExit):
         parsed(["--stall-seconds", "0"])
-    assert "'0' is no number above 0" in capsys.readouterr().err
+    assert "'0' is not a number > 0" in capsys.readouterr().err

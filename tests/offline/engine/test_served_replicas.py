@@ -153,7 +153,7 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path) -> 
         reply = await ask(served, stream=2, die_once=str(tmp_path / "died"))
         *chunks, last = await chunks_of(reply)
         assert chunks == [{"number": 0}, {"number": 1}]
-        assert last["error"]["message"] == "The engine cannot go on."
+        assert last["error"]["message"] == "The engine has stopped."
         assert isinstance(await ask(served), Reply)
 
 

@@ -176,7 +176,7 @@ async def test_a_stream_that_hangs_ends_with_an_error_chunk() -> None:
         assert isinstance(reply, StreamedReply)
         chunks = [chunk async for chunk in reply.chunks]
         assert chunks[0] == {"number": 1}
-        assert chunks[1]["error"]["message"] == "The engine cannot go on."
+        assert chunks[1]["error"]["message"] == "The engine has stopped."
         assert len(chunks) == 2
         await asyncio.wait_for(engine.is_left.wait(), WAIT_SECONDS)
 

@@ -113,7 +113,7 @@ def test_a_run_takes_its_model_from_s3(
     model = ("--model", str(location).rstrip("/"), "--served-model-name", demo.NAME)
     status, err = ended(start("run", *files, *model, **ministack.environment))
     assert status == 0, err
-    assert "tidemill: fetching the weights: " in err
+    assert "tidemill: downloading the weights: " in err
     assert {row["response"]["status_code"] for row in rows(tmp_path / "out")} == {200}
     [folder] = (tmp_path / "home/.cache/tidemill/weights").iterdir()
     revision = Aws(ministack.client).run(find_weights(location)).revision
@@ -252,6 +252,6 @@ def test_progress_is_reported_at_once_and_then_rarely(capsys: pytest.CaptureFixt
     log_progress(DownloadProgress(1_500_000_000, 16_060_000_000))
     log_progress(DownloadProgress(is_waiting=True))
     assert capsys.readouterr().err.splitlines() == [
-        "tidemill: fetching the weights: 1.5 GB of 16.1 GB",
-        "tidemill: another process fetches the weights; waiting for it",
+        "tidemill: downloading the weights: 1.5 GB of 16.1 GB",
+        "tidemill: waiting for another process that is downloading the weights",
     ]

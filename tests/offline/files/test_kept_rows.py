@@ -139,7 +139,7 @@ def test_an_output_of_another_input_is_refused_and_untouched(
         lines[2], lines[3] = lines[3], lines[2]
     run.engine = None
     words = refused(run, "-i", write_input(*lines), "-o", out)
-    assert words.startswith(f"row 3 of {out} (custom_id '2') is not of line 3 of the input")
+    assert words.startswith(f"row 3 of {out} (custom_id '2') does not match line 3 of the input")
     assert out.read_bytes() == before
     assert run.engine is None
 
@@ -149,7 +149,7 @@ def test_more_rows_than_lines_are_refused(run: Any, write_input: Write, tmp_path
     out = tmp_path / "out"
     run("-i", write_input(*(line(str(n)) for n in range(5))), "-o", out)
     words = refused(run, "-i", write_input(*(line(str(n)) for n in range(3))), "-o", out)
-    assert words.startswith(f"row 4 of {out} (custom_id '3') is not of any line of the input")
+    assert words.startswith(f"row 4 of {out} (custom_id '3') does not match any line of the input")
 
 
 @pytest.mark.parametrize("content", ["hello\n", "{}\n", "\n", "[1]\n"])

@@ -158,7 +158,7 @@ def test_rows_of_a_folder_that_vanishes_are_saved(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     [saved] = tmp_dir.iterdir()
-    assert f"{out} was removed while the job ran. Its rows are now in {saved}" in err
+    assert f"{out} was removed during the run. Its rows are now in {saved}" in err
     assert "Traceback" not in err
     assert ids(rows(saved)) == ["a", "b", "c"]
 
@@ -197,7 +197,7 @@ def test_a_reader_that_goes_away_ends_the_run(spawn: Spawn, write_input: Write) 
     process.stdout.close()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "the reader of standard output went away" in err
+    assert "standard output was closed by its reader" in err
     assert "Traceback" not in err
 
 
@@ -257,7 +257,7 @@ def test_rows_that_cannot_be_uploaded_are_kept(
     assert "<Error>Request has expired: …</Error>" in words
     assert "0123456789abcdef" not in words
     [kept] = tmp_dir.glob("*.jsonl")
-    assert f"The rows are kept in {kept}" in words
+    assert f"The rows are in {kept}" in words
     assert ids(rows(kept)) == ["a"]
     assert len(server.received) == (5 if status == 500 else 1)
 

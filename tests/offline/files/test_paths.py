@@ -70,14 +70,19 @@ def test_an_output_must_be_a_file_that_can_be_made(
     below = source / "out.jsonl"
     assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, below)
     # No user can create files there, not even root.
-    assert "may not be written" in refusal(run, "-i", source, *other, flag, "/proc/self/out.jsonl")
+    assert "cannot be written: check the permissions" in refusal(
+        run, "-i", source, *other, flag, "/proc/self/out.jsonl"
+    )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("rows.csv", "the rows of rows.csv are JSONL, and its name says otherwise: use rows.jsonl"),
+        (
+            "rows.csv",
+            "the output rows.csv would contain JSONL rows, but has another suffix: use rows.jsonl",
+        ),
         ("rows.xlsx", "use rows.jsonl"),
         ("rows.jsonl.gz", "outputs are not compressed: use rows.jsonl"),
     ],
@@ -94,8 +99,8 @@ def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:
     """Missing, a directory, a symlink to nothing."""
     out = tmp_path / "out"
     assert "does not exist" in refusal(run, "-i", tmp_path / "none", "-o", out)
-    assert "is a folder: name one file in it" in refusal(run, "-i", tmp_path, "-o", out)
-    assert "is a folder: name one file in it" in refusal(run, tmp_path)
+    assert "is a folder: choose one file in it" in refusal(run, "-i", tmp_path, "-o", out)
+    assert "is a folder: choose one file in it" in refusal(run, tmp_path)
     (tmp_path / "dangling").symlink_to("nowhere")
     assert "does not exist" in refusal(run, "-i", tmp_path / "dangling", "-o", out)
     assert not out.exists()
@@ -105,7 +110,7 @@ def test_schemes_other_than_http_and_s3_are_refused(run: Any, source: Path, tmp_
     """The sentence says what is possible."""
     assert "r2:// is not supported" in refusal(run, "-i", "r2://b/k", "-o", tmp_path / "out")
     assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
-    assert "names no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
+    assert "has no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
     assert "cannot be read" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
 
 
@@ -113,7 +118,7 @@ def test_schemes_other_than_http_and_s3_are_refused(run: Any, source: Path, tmp_
 def test_an_s3_url_that_names_no_object_is_refused(run: Any, source: Path, name: str) -> None:
     """It is refused as input and as output."""
     for names in (("-i", name, "-o", "-"), ("-i", source, "-o", name)):
-        assert refusal(run, *names) == f"{name} names no object: write s3://bucket/key"
+        assert refusal(run, *names) == f"{name} is not an S3 object: use s3://bucket/key"
 
 
 def test_an_object_is_not_run_into_itself(run: Any) -> None:
@@ -125,9 +130,9 @@ def test_an_object_is_not_run_into_itself(run: Any) -> None:
 def test_an_object_is_neither_resumed_nor_part_of_a_file(run: Any, source: Path) -> None:
     """Its rows come at the end."""
     words = refusal(run, "-i", source, "-o", "s3://b/k", "--resume")
-    assert words == "--resume needs an output that is an ordinary file"
+    assert words == "--resume requires an output that is a regular file"
     words = refusal(run, "-i", source, "-o", "s3://b/k", "--shard", "1/2")
-    assert words.endswith("s3://b/k is a url: name a path with -o")
+    assert words.endswith("s3://b/k is a URL: pass a path with -o")
 
 
 def test_a_closed_standard_stream_is_reported(
@@ -208,7 +213,7 @@ def test_rows_of_standard_input_go_to_standard_output() -> None:
 def test_a_pipe_needs_a_named_output(tmp_path: Path) -> None:
     """No default place would be obvious."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Refused, match="is no ordinary file: name an output with -o"):
+    with pytest.raises(Refused, match="is not a regular file: "):
         name_files(None, None, [str(tmp_path / "pipe")])
 
 
@@ -218,7 +223,7 @@ def test_a_file_alone_runs_and_is_resumed(run: Any, write_input: Write) -> None:
     assert run(source) == 0
     out = source.with_name("in.output.jsonl")
     before = out.read_bytes()
-    with pytest.raises(Refused, match="holds rows already: --resume keeps them"):
+    with pytest.raises(Refused, match="already contains rows: pass --resume to keep them"):
         run(source)
     assert run(source, "--resume") == 0
     assert out.read_bytes() == before

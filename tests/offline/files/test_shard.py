@@ -49,14 +49,14 @@ def test_a_shard_reads_no_further_than_its_end() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a/b", "is no shard: write 3/8 for the third of eight"),
-        ("/", "is no shard: write 3/8"),
-        ("3", "is no shard: write 3/8"),
-        ("-1/4", "is no shard: write 3/8"),
-        ("1/0", "is no shard: a file has at least one"),
-        ("0/4", "is no shard: they are 1/4 to 4/4"),
-        ("5/4", "is no shard: they are 1/4 to 4/4"),
-        ("2/1", "is no shard: it is 1/1"),
+        ("a/b", "is not a valid shard: use 3/8 for the third of eight"),
+        ("/", "is not a valid shard: use 3/8"),
+        ("3", "is not a valid shard: use 3/8"),
+        ("-1/4", "is not a valid shard: use 3/8"),
+        ("1/0", "is not a valid shard: the number of shards must be at least 1"),
+        ("0/4", "is not a valid shard: use 1/4 to 4/4"),
+        ("5/4", "is not a valid shard: use 1/4 to 4/4"),
+        ("2/1", "is not a valid shard: use 1/1"),
     ],
 )
 def test_a_shard_that_is_none_is_refused(text: str, words: str) -> None:

@@ -140,7 +140,7 @@ def test_a_folder_that_takes_no_file_is_reported_once(
 def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     """Its rows are finished: they are not thrown away unasked."""
     path.mkdir()
-    with pytest.raises(BadInput, match="holds finished rows and cannot be read"):
+    with pytest.raises(BadInput, match="contains finished rows, but cannot be read"):
         Spool(path, 0).load([], 0)
 
 
@@ -150,5 +150,5 @@ def test_a_truncated_file_ends_the_run(path: Path) -> None:
     save(path, given, 0, 1)
     with loaded(path, given) as spool:
         path.write_bytes(path.read_bytes()[:-5])
-        with pytest.raises(OutputLost, match="was changed while the job ran"):
+        with pytest.raises(OutputLost, match="changed during the run"):
             spool.pop(1)

@@ -128,7 +128,7 @@ def test_a_file_of_another_kind_is_identified(
     """The error is one sentence with advice, not a list of all lines."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(content)
-    assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run. {words}")
+    assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run: {words}")
 
 
 def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(
@@ -137,7 +137,7 @@ def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(
     """The example in the error is valid."""
     words = refused(run, "-i", write_input(line("a"), '{"prompt":"Hi"}'), "-o", out)
     assert "  line 2: `custom_id` is missing: every line needs one, a string\n" in words
-    assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in words
+    assert f"Example of a valid line:\n{EXAMPLE_LINE}\n" in words
     assert run("-i", write_input(EXAMPLE_LINE), "-o", out) == 0
 
 
@@ -193,9 +193,12 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (write_more, r"has changed \(from [\d,]+ to [\d,]+ bytes\) while it was run; the rows are"),
-        (write_in_place, "has changed while it was run; the rows are of what it held before"),
-        (replace, "was replaced while it was run; the rows are of the file that it was before"),
+        (
+            write_more,
+            r"has changed \(from [\d,]+ to [\d,]+ bytes\) during the run; the rows belong",
+        ),
+        (write_in_place, "has changed during the run; the rows belong to its earlier content"),
+        (replace, "was replaced during the run; the rows belong to its earlier content"),
     ],
 )
 def test_an_input_that_changes_when_it_was_read_ends_with_1(
@@ -237,7 +240,7 @@ def test_an_input_that_changes_while_it_is_read_ends_the_run(
         return load(*arguments, **given)
 
     run._load = change_and_load
-    words = r"has changed .*while it was read: run it when nothing writes to it\. The finished rows"
+    words = r"has changed .*while it was read: run it again when no process is writing to it\."
     with pytest.raises(InputChanged, match=words):
         run("-i", source, "-o", out)
     assert run.engine.num_requests == 0

@@ -64,7 +64,7 @@ def test_a_device_that_fails_for_good_ends_the_run_and_fails_no_line(
         break_from(patched, 8)
         assert main(given(source, out)) == 4
     words = capsys.readouterr().err
-    assert "the engine cannot go on: the engine stopped: a step of one token fails as well" in words
+    assert "the engine has stopped: the engine stopped: a step of one token fails as well" in words
     assert "illegal memory access" in words
     assert "--resume" in words
     written = rows(out)

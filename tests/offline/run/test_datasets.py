@@ -67,7 +67,10 @@ def test_a_split_and_a_part_of_it(shell: Shell) -> None:
     """One of several splits must be selected; the error lists them."""
     write_split("test", TABLE.slice(1))
     result = shell.type("check", NAME, *PROMPT)
-    assert (result.status, "several splits (train, test): name one by --split" in result.err) == (
+    assert (
+        result.status,
+        "several splits (train, test): select one with --split" in result.err,
+    ) == (
         1,
         True,
     )
@@ -94,7 +97,7 @@ def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
         ("org/reviews", ["--split", "nope"], r"Unknown split \"nope\""),
         ("org/reviews", ["--subset", "nope"], "'nope' not found"),
         ("org/none", [], "Couldn't reach 'org/none' on the Hub"),
-        ("org/two", [], r"several subsets \(a, b\): name one by --subset"),
+        ("org/two", [], r"several subsets \(a, b\): select one with --subset"),
         ("org/torn", [], "cannot be read: "),
     ],
 )

@@ -117,7 +117,7 @@ def test_lines_that_a_default_is_not_for_are_left_alone_with_a_warning(
     source = write_input(line("a"), request("b", "/v1/completions", prompt="x"))
     assert run(source, "-o", out, "--system-prompt", "x") == 0
     assert (
-        "warning: --system-prompt has no effect on 1 of 2 lines, whose url has no such parameter\n"
+        "warning: --system-prompt has no effect on 1 of 2 lines, whose URL has no such parameter\n"
     ) in capsys.readouterr().err
 
 

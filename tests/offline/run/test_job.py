@@ -100,8 +100,8 @@ def test_an_output_with_rows_is_not_written_over(run: Any, write_input: Write, o
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out)
     assert str(refused.value) == (
-        f"{out} holds rows already: --resume keeps them and runs what is missing, "
-        "--force starts over"
+        f"{out} already contains rows: pass --resume to keep them and run the rest, or "
+        "--force to start over"
     )
     assert refused.value.exit_status == 2
     assert (out.read_bytes(), run.engine) == (before, None)
@@ -115,7 +115,9 @@ def test_an_output_that_is_something_else_is_not_written_over(
 ) -> None:
     """The error does not advise --resume."""
     out.write_text("precious\n")
-    with pytest.raises(Refused, match="something else than rows: name another file, or --force"):
+    with pytest.raises(
+        Refused, match="does not contain rows: choose another file, or pass --force"
+    ):
         run("-i", write_input(line("a")), "-o", out)
     assert out.read_text() == "precious\n"
 
@@ -127,9 +129,9 @@ def test_an_error_file_with_rows_is_not_written_over(
     errors = tmp_path / "errors"
     source = write_input(line("a", status=400))
     run("-i", source, "-o", out, "-e", errors)
-    with pytest.raises(Refused, match="errors holds rows already: --force starts over"):
+    with pytest.raises(Refused, match="errors already contains rows: pass --force to start over"):
         run("-i", source, "-o", "-", "-e", errors)
-    with pytest.raises(Refused, match="errors holds rows already: --resume keeps them"):
+    with pytest.raises(Refused, match="errors already contains rows: pass --resume to keep them"):
         run("-i", source, "-o", tmp_path / "other", "-e", errors)
 
 

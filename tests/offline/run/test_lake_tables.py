@@ -87,7 +87,7 @@ def test_a_damaged_delta_table_is_a_sentence(run: Any) -> None:
     with pytest.raises(BadInput, match=r"reviews cannot be run\. The Delta table is damaged"):
         run(source, *PROMPT)
     next(Path("reviews/_delta_log").glob("*.json")).write_text("{")
-    with pytest.raises(BadInput, match="reviews cannot be read as a table of Delta"):
+    with pytest.raises(BadInput, match="reviews cannot be read as a Delta table"):
         run(source, *PROMPT)
 
 
@@ -117,8 +117,8 @@ def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) ->
 @pytest.mark.parametrize(
     ("file", "module", "words"),
     [
-        ("t/_delta_log/0.json", "deltalake", "a table of Delta needs deltalake"),
-        ("t/metadata/v1.metadata.json", "pyiceberg", "a table of Iceberg needs pyiceberg"),
+        ("t/_delta_log/0.json", "deltalake", "a Delta table needs deltalake"),
+        ("t/metadata/v1.metadata.json", "pyiceberg", "an Iceberg table needs pyiceberg"),
     ],
 )
 def test_a_missing_extra_of_lake_tables_is_reported(

@@ -170,7 +170,7 @@ def test_a_summary_shows_rows_tokens_and_time(tally: Tally) -> None:
     """Kept rows are counted separately."""
     assert summary(tally) == (
         "400 rows in 10.0 s: 397 ok, 3 failed; 8,000 tokens in (1,024 cached), 2,000 out, "
-        "200 tokens/s; with 100 rows kept from before: 487 ok, 13 failed"
+        "200 tokens/s; with 100 rows kept from earlier: 487 ok, 13 failed"
     )
 
 

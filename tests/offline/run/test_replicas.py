@@ -151,7 +151,7 @@ def test_a_size_that_the_machine_has_no_room_for_is_refused(
     assert replicas_of("0,1", data_parallel_size=2) == 2
     assert replicas_of("", data_parallel_size="auto") == 1
     assert replicas_of("0", data_parallel_size=1) == 1
-    with pytest.raises(Refused, match="needs 4 GPUs, and there are 3"):
+    with pytest.raises(Refused, match="needs 4 GPUs, but this machine has 3"):
         replicas_of("0,1,2", data_parallel_size=2, tensor_parallel_size=2)
     with pytest.raises(Refused, match="needs as many cores"):
         replicas_of("0", data_parallel_size=10_000, device="cpu")

@@ -140,7 +140,7 @@ def test_a_resume_takes_its_own_rows_first(
     assert run("-i", write_input(*lines), "-o", out, "--resume", *model) == 0
     assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(out)] == [f"c{number}" for number in range(5)]
-    assert "2 rows kept from before and 2 rows reused" in capsys.readouterr().err
+    assert "2 rows kept from earlier and 2 rows reused" in capsys.readouterr().err
 
 
 def test_runs_share_the_results_of_a_bucket(
@@ -164,7 +164,7 @@ def test_runs_share_the_results_of_a_bucket(
     capsys.readouterr()
     out, num_requests = twice(*lines)
     assert (len(rows(out)), num_requests) == (30, 30)
-    assert "the run goes on without reuse" in capsys.readouterr().err
+    assert "the run continues without reuse" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -> None:
@@ -189,7 +189,7 @@ def test_a_cache_that_fails_amid_a_run_is_left_alone(
     monkeypatch.setattr(ResultCache, "add", fail)
     out, num_requests = twice(*(greedy(f"c{number}") for number in range(5)))
     assert (len(rows(out)), num_requests) == (5, 5)
-    assert capsys.readouterr().err.count("disk is full: the run goes on without reuse") == 1
+    assert capsys.readouterr().err.count("disk is full: the run continues without reuse") == 1
 
 
 def test_rows_that_no_disk_takes_are_computed(
@@ -211,7 +211,7 @@ def test_rows_that_no_disk_takes_are_computed(
     second, num_requests = twice(*lines)
     assert num_requests == 5
     assert [row["custom_id"] for row in rows(second)] == [row["custom_id"] for row in rows(first)]
-    assert "(No space left on device): the run goes on without reuse" in capsys.readouterr().err
+    assert "(No space left on device): the run continues without reuse" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_here_reuses_nothing(
@@ -348,7 +348,7 @@ async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> 
             body = {"messages": ["a"], "temperature": 0}
             await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
     assert echo.num_requests == 3
-    assert capsys.readouterr().err.count("the server goes on without reuse") == 1
+    assert capsys.readouterr().err.count("the server continues without reuse") == 1
 
 
 @pytest.mark.parametrize("model", [None, MODEL])

@@ -263,7 +263,7 @@ def test_a_damaged_folder_costs_its_results(
     assert re.search(words, stderr)
     command = stderr.split("`tidemill ")[1].split("`")[0]
     assert main(command.split()) == 0
-    assert "was damaged and has been deleted" in capsys.readouterr().err
+    assert "was damaged and was deleted" in capsys.readouterr().err
     assert [runs(source)[1] for _ in range(2)] == [60, 0]
 
 

@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_written_are_kept(
 
     monkeypatch.setattr(s3_transfer, "upload_object", lock_out)
     target = f"s3://{at_store.bucket}/rows"
-    with pytest.raises(TransferFailed, match="The rows are kept in") as caught:
+    with pytest.raises(TransferFailed, match="The rows are in") as caught:
         run("-i", source, "-o", target, "--output-tmp-dir", tmp_dir)
     assert f"writing {target} failed: s3 put_object: " in str(caught.value)
     [kept] = tmp_dir.glob("*.jsonl")

@@ -102,7 +102,7 @@ def test_other_settings_are_refused_before_the_model_loads(
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out, "--resume", *flags)
     message = str(refused.value)
-    assert message.startswith(f"{out} was made with other settings than this command has:\n{words}")
+    assert message.startswith(f"the rows of {out} have other settings than this command:\n{words}")
     assert "--allow-other-settings keeps the rows" in message
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run("-i", source, "-o", out, "--resume") == 0
@@ -240,7 +240,10 @@ def test_failed_rows_are_retried_with_the_same_settings(
     retry = [*given, "--resume", "--retry-failed", "--max-tokens"]
     with pytest.raises(Refused, match="--max-tokens: 5 before, 9 now") as refused:
         run(*retry, 9)
-    assert "--retry-truncated runs truncated and failed rows again" in str(refused.value)
+    assert (
+        "To rerun truncated and failed rows with the higher limit, pass --retry-truncated"
+        in str(refused.value)
+    )
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run(*retry, 5) == 0
     assert run.engine.num_requests == 2
@@ -470,11 +473,11 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
     with pytest.raises(Refused) as refused:
         run(source, *changed)
     message = str(refused.value)
-    assert message.startswith(f"{out} was made with other settings than this command has:\n")
+    assert message.startswith(f"the rows of {out} have other settings than this command:\n")
     assert '  --prompt: "{{ text }}" before, "Label: {{ text }}" now\n' in message
     assert "line" not in message
     assert "--allow-other-settings" not in message
-    with pytest.raises(BadInput, match=r"were made with another recipe \(--prompt\), so they can"):
+    with pytest.raises(BadInput, match=r"have another recipe \(--prompt\), so they cannot"):
         run(source, *changed, "--allow-other-settings")
     write_recipe(tmp_path, "params.stop = 'x'")
     with pytest.raises(Refused, match=r"`params\.stop` of the recipe: not set before, x now"):
@@ -503,7 +506,7 @@ def test_a_complete_table_of_other_settings_is_refused(
         assert "is complete" not in capsys.readouterr().err
         with pytest.raises(Refused, match="--max-tokens: not set before, 7 now"):
             run(source, "--resume", "--max-tokens", 7)
-    with pytest.raises(Refused, match="was made of are removed, as none had failed"):
+    with pytest.raises(Refused, match="were removed because none had failed"):
         run(source, "--resume", "--retry-truncated")
 
 
@@ -563,7 +566,7 @@ def test_shards_of_different_settings_are_not_joined(
     for flags in ([], ["-i", source]):
         status, stderr = join(capsys, out, *flags)
         assert status == 2
-        assert "cannot be joined, as its shards were run with different settings:\n" in stderr
+        assert "cannot be joined, because its shards were run with different settings:\n" in stderr
         assert "  --temperature: 0.0 in rows.jsonl.1-of-2, 1.0 in rows.jsonl.2-of-2\n" in stderr, (
             stderr
         )

@@ -161,7 +161,7 @@ def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Pa
     assert run(source, "--shard", "1/1") == 0
     assert len(rows(tmp_path / "in.output.jsonl.1-of-1")) == 1
     assert run(source, "-o", "-", "--shard", "1/1") == 0
-    with pytest.raises(Refused, match="is a url: name a path with -o"):
+    with pytest.raises(Refused, match="is a URL: pass a path with -o"):
         run(source, "-o", "http://127.0.0.1:1/rows", "--shard", "1/1")
     with pytest.raises(Refused, match="the input and the output are the same file"):
         run(source, "-o", source, "--shard", "1/1")
@@ -181,7 +181,7 @@ def test_unfinished_shards_are_named(
     out = tmp_path / "rows"
     assert join(capsys, out) == (
         2,
-        f"tidemill: there is no {out}.1-of-2, nor any other shard of it\n",
+        f"tidemill: no shards of {out} found, such as {out}.1-of-2\n",
     )
     shards(numbers=[1, 3])
     assert join(capsys, out)[1].endswith(f"cannot be joined yet:\n  {out}.2-of-3 is missing\n")
@@ -199,7 +199,10 @@ def test_unfinished_shards_are_named(
     assert not out.exists()
     shards("--force")
     out.touch()
-    assert join(capsys, out) == (2, f"tidemill: {out} is there already: --force replaces it\n")
+    assert join(capsys, out) == (
+        2,
+        f"tidemill: {out} already exists: pass --force to overwrite it\n",
+    )
     assert join(capsys, out, "--force")[0] == 0
     assert not spool.exists()
 
@@ -213,9 +216,9 @@ def test_rows_are_compared_with_the_input(
     good = second.read_bytes()
     first_row = good.index(b"\n") + 1
     for bad, words in (
-        (good[:-first_row], "has no row where it should be in"),
+        (good[:-first_row], "has no row at its place in"),
         (good[first_row:], "line 6 of"),
-        (good + good[:first_row], "is not of a line of shard 2 of 3"),
+        (good + good[:first_row], "does not match a line of shard 2 of 3"),
         (good + b"{", "is torn"),
         (b"", "run shard 2 of 3 with --resume"),
     ):
@@ -229,7 +232,7 @@ def test_rows_are_compared_with_the_input(
         0,
         (
             "tidemill: note: the settings of 3 shards are unknown, so they were not compared\n"
-            f"tidemill: 8 rows, 3 of them failed, of 3 shards are in {out}\n"
+            f"tidemill: joined 8 rows (3 failed) of 3 shards in {out}\n"
         ),
     )
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -245,7 +248,7 @@ def test_a_shard_whose_bytes_changed_is_not_joined(
     out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
     good = second.read_bytes()
     second.write_bytes(good.replace(b"custom_id", b"custom-id", 1))
-    assert "2-of-3 was changed after its run ended, or copied with errors" in join(capsys, out)[1]
+    assert "2-of-3 changed after its run ended, or copied with errors" in join(capsys, out)[1]
     assert not out.exists()
     second.write_bytes(good)
     mark = tmp_path / "rows.2-of-3.done"
@@ -260,7 +263,10 @@ def test_shards_of_different_runs_are_not_joined(
     out = tmp_path / "rows"
     shards()
     shards(numbers=[1], count=2)
-    assert "has shards of several runs, by the number of all (2, 3)" in join(capsys, out)[1]
+    assert (
+        "has shards of several runs, with different numbers of shards (2, 3)"
+        in join(capsys, out)[1]
+    )
     assert join(capsys, out, "-n", 3)[0] == 0
     out.unlink()
     source.write_bytes(source.read_bytes().replace(b'"c0"', b'"d0"'))
@@ -310,10 +316,10 @@ def test_an_error_file_is_joined_where_there_was_one(
     """A join that leaves it out, or names one that no run had, is refused."""
     out, errors = tmp_path / "rows", tmp_path / "errors"
     shards("-e", errors)
-    assert "had an error file: name it with -e" in join(capsys, out)[1]
+    assert "an error file: pass it with -e" in join(capsys, out)[1]
     assert json.loads((tmp_path / "rows.1-of-3.done").read_text())["error_bytes"] > 0
     shards("--force")
-    assert "had no error file: leave -e away" in join(capsys, out, "-e", errors)[1]
+    assert "no error file: remove -e" in join(capsys, out, "-e", errors)[1]
 
 
 def test_a_failed_join_leaves_no_output(

@@ -43,7 +43,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     assert process.returncode == status
     assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
     assert "--resume keeps them" in err
-    assert f"2 finished rows that wait for rows before them are kept in {out}.spool" in err
+    assert f"2 finished rows waiting for earlier rows are in {out}.spool" in err
     assert "Traceback" not in err
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     run.speed = 1_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,11 +204,15 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
     assert run(source, "--on-invalid-line", "skip") == 0
     out = tmp_path / "table.output.csv"
     Path(f"{out}.rows.jsonl").unlink()
-    with pytest.raises(Refused, match=r"1 row of .*table\.output\.csv failed, and the file of its"):
+    with pytest.raises(
+        Refused, match=r"1 row of .*table\.output\.csv failed, but the file of its rows"
+    ):
         run(*expand_rows(["retry", str(out)])[1:])
     assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
     out.rename(f"{out}.rows.jsonl")
-    with pytest.raises(Refused, match="was stopped: its command with --resume finishes the table"):
+    with pytest.raises(
+        Refused, match="was stopped: finish the table with the same command and --resume"
+    ):
         expand_rows(["retry", str(out)])
 
 
@@ -286,11 +291,11 @@ def test_a_table_that_changes_during_the_run_is_not_written(
 @pytest.mark.parametrize(
     ("flags", "lines", "words"),
     [
-        (["--id", "id"], None, "--id is for tables, and there is no recipe"),
+        (["--id", "id"], None, "--id requires a recipe: pass --prompt"),
         (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
-        (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "a table has no error file"),
+        (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "-e is not supported for tables"),
         ([], ["colour = 1"], "`colour` is no key of a recipe"),
-        (["-o", "-"], [], "a table is written to a file: name one with -o"),
+        (["-o", "-"], [], "a table requires an output file: pass -o"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(
@@ -308,8 +313,8 @@ def test_a_recipe_that_cannot_work_is_refused(
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("t.parquet", b"PAR1", "t.parquet cannot be run. The Parquet table is damaged"),
-        ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
+        ("t.parquet", b"PAR1", "t.parquet cannot be run: The Parquet table is damaged"),
+        ("t.csv", b"text\n\xff\n", "t.csv cannot be run: Line 2 of the CSV is not UTF-8"),
         ("t.csv", b"body\nx\n", "names `text`, which is no column of the table"),
         ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
         ("folder", b"", "the folder {} has no table"),
@@ -349,7 +354,7 @@ def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
     write_recipe(tmp_path)
     table = pa.table({"text": ["x", "y", "x"]})
     source = write_table(tmp_path / "table.csv", table)
-    with pytest.raises(BadInput, match=r"1 row of .* repeat an id: 3 \(as row 1\)"):
+    with pytest.raises(BadInput, match=r"1 row of .* repeat an ID: 3 \(as row 1\)"):
         run(source, "--id", "text")
 
 
@@ -375,7 +380,7 @@ def test_tables_in_a_folder_have_the_same_columns(
     ("prompt", "words"),
     [
         ("x {stars} {other}", "write {{ stars }} instead of {stars} (columns: id, text, stars)"),
-        ('{"a": "b"}', "a column is read by {{ id }} (columns: id, text, stars)"),
+        ('{"a": "b"}', "insert a column with {{ id }} (columns: id, text, stars)"),
         ("x {{ stars }}", ""),
         ('{{ row["stars"] }}', ""),
     ],
@@ -394,9 +399,58 @@ def test_a_prompt_that_reads_no_column_is_a_warning(
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
     """The error explains how to add one, as for other files without requests."""
     for suffix in ("parquet", "csv", "arrow"):
-        source = write_table(tmp_path / f"t.{suffix}")
-        with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE"):
+        source = write_table(tmp_path / f"table.{suffix}")
+        with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE") as refused:
             run(source, "-o", tmp_path / "out")
+        assert "recipe next to it (NAME.recipe.toml)" in str(refused.value)
+        assert "bucket" not in str(refused.value)
+        assert run(source, "-o", tmp_path / f"{suffix}.parquet", "--prompt", "{{ text }}") == 0
+    write_recipe(tmp_path)
+    assert run(source) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "status"),
+    [
+        ("{{ row['Review text'] }}", "row 2: column `Review text` is null: ", 1),
+        ("{Review text}", "{{ row[", 0),
+        ("Label this.", "insert a column with {{ row[", 0),
+    ],
+)
+def test_advice_for_a_column_whose_name_has_a_space_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, words: str, status: int
+) -> None:
+    """The expression in the message is valid Jinja, and the message does not come back."""
+    table = pa.table({"Review text": ["good", None if status else "bad"]})
+    source = str(write_table(tmp_path / "table.parquet", table))
+    assert main(["check", source, "--prompt", prompt]) == status
+    stderr = capsys.readouterr().err
+    assert words in stderr
+    [advice] = set(re.findall(r"\{\{ .*? \}\}", stderr))
+    assert main(["check", source, "--prompt", advice]) == 0
+    assert "Review text" not in capsys.readouterr().err
+
+
+def test_a_workbook_is_saved_as_csv(run: Any, tmp_path: Path) -> None:
+    """The error does not suggest a JSONL file inside it, although it is a zip archive."""
+    source = tmp_path / "reviews.xlsx"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    for flags in ([], ["--prompt", "{{ text }}"]):
+        with pytest.raises(BadInput, match="Excel workbook: save it as CSV UTF-8") as refused:
+            run(source, *flags)
+        assert "JSONL file" not in str(refused.value)
+    assert run(write_table(tmp_path / "reviews.csv"), "--prompt", "{{ text }}") == 0
+
+
+def test_a_folder_without_write_access_is_named(run: Any, tmp_path: Path) -> None:
+    """The error is not that another run is writing; /proc is read-only, even for root."""
+    source = write_table(tmp_path / "table.csv")
+    for out in ("/proc/out.csv", "/proc/out.parquet"):
+        with pytest.raises(Refused, match="/proc does not allow new files"):
+            run(source, "-o", out, "--prompt", "{{ text }}")
+    assert run(source, "-o", tmp_path / "out.csv", "--prompt", "{{ text }}") == 0
 
 
 def test_a_column_that_the_output_cannot_hold_is_refused_at_once(run: Any, tmp_path: Path) -> None:

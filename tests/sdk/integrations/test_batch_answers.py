@@ -141,7 +141,7 @@ def test_the_columns_of_answers_are_known_beforehand(
         ({"prompt": "{{ nam }}"}, "did you mean `name`"),
         ({"prompt": "x", "id": "key"}, "names `key`, which is no column"),
         ({"prompt": "x", "keep": ["nothing"]}, "names `nothing`, which is no column"),
-        ({"promt": "x"}, "`promt` is neither a key of a recipe nor an option of an engine"),
+        ({"promt": "x"}, "`promt` is neither a recipe key nor an engine option"),
         ({}, "it has no template"),
         ({"prompt": "x", "max_num_seqs": "many"}, "--max-num-seqs"),
     ],

@@ -156,7 +156,7 @@ def test_invalid_options_are_reported_at_the_call_on_daft(
     """Nothing runs."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(daft.from_arrow(QUESTIONS), **options)
-    with pytest.raises(TidemillError, match="a DataFrame of Daft; this is a Table"):
+    with pytest.raises(TidemillError, match="a Daft DataFrame; got a Table"):
         ours.answer(QUESTIONS, prompt="Hi")
 
 

@@ -145,7 +145,7 @@ def test_a_socket_is_in_a_private_folder(short_path: Path, monkeypatch: pytest.M
     assert address == Path(socket_address(1, {"model": None}))
     assert address != Path(socket_address(2, {"model": None}))
     address.parent.chmod(0o755)
-    with pytest.raises(PermissionError, match="a folder of this user alone"):
+    with pytest.raises(PermissionError, match="a folder with mode 700 owned by this user"):
         socket_address(1)
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path / ("x" * 90)))
     assert len(socket_address(1)) < 100

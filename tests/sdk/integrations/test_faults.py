@@ -124,7 +124,7 @@ def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     lines = BatchAnswers._lines
     monkeypatch.setattr(BatchAnswers, "_lines", lambda *given: [*lines(*given)][:-1])
     process: Any = Process()
-    with pytest.raises(Exception, match="the engine has answered fewer rows than there are"):
+    with pytest.raises(Exception, match="the engine returned fewer rows than the table has"):
         list(answers.answered(process, TABLE.to_batches()))
 
 

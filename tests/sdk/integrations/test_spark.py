@@ -140,7 +140,7 @@ def test_an_engine_that_cannot_start_is_named(questions: Any) -> None:
         ({"prompt": "Hi", "modell": "x"}, "did you mean `model`"),
         ({"prompt": "Hi", "max_num_seqs": 0}, "--max-num-seqs"),
         ({"prompt": "Hi"}, "sampled requests need an ID per row"),
-        (VECTORS | {"vectors": "float16"}, "Spark has no"),
+        (VECTORS | {"vectors": "float16"}, "Spark does not support"),
     ],
 )
 def test_invalid_options_are_reported_at_the_call(
@@ -149,10 +149,10 @@ def test_invalid_options_are_reported_at_the_call(
     """No task runs."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(questions, **options)
-    with pytest.raises(TidemillError, match="a DataFrame of Spark; this is a Table"):
+    with pytest.raises(TidemillError, match="a Spark DataFrame; got a Table"):
         ours.answer(QUESTIONS, prompt="Hi")
     renamed = questions.withColumnRenamed("question", "Text")
-    with pytest.raises(TidemillError, match="rename `Text`, or leave it out"):
+    with pytest.raises(TidemillError, match="rename `Text`, or remove it"):
         ours.answer(renamed, prompt="Hi", id="id")
 
 

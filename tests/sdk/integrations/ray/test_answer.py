@@ -117,7 +117,7 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
         ({"prompt": "{{ text"}, "is no Jinja"),
         (
             {"promt": "{{ text }}"},
-            "`promt` is neither a key of a recipe nor an option",
+            "`promt` is neither a recipe key nor an engine option",
         ),
         ({"prompt": "{{ text }}", "params": {}}, "sampled requests need an ID per row"),
         ({"prompt": "{{ text }}", "id": "key"}, "names `key`, which is no column"),

@@ -77,9 +77,9 @@ def test_a_chat_template_may_be_off_or_another() -> None:
     ("given", "words"),
     [
         ({"engine_kwargs": {"pipeline_parallel_size": 2}}, "GPUs share every layer"),
-        ({"engine_kwargs": {"revision": "main"}}, "`revision` is vLLM's, and not supported"),
+        ({"engine_kwargs": {"revision": "main"}}, "vLLM's `revision` is not supported"),
         ({"engine_kwargs": {"max_num_seq": 2}}, "did you mean `max_num_seqs`"),
-        ({"task_type": "reward"}, "`task_type` is 'reward': it must be one of generate, embed"),
+        ({"task_type": "reward"}, "`task_type` must be one of generate, embed"),
         ({"dynamic_lora_loading_path": "s3://b"}, "`dynamic_lora_loading_path` is not supported"),
         ({"placement_group_config": {}}, "`placement_group_config` is not supported"),
         ({"concurrency": 0}, "`engines` is"),
@@ -97,5 +97,5 @@ def test_what_would_change_rows_is_refused_by_name(given: dict[str, Any], words:
 
 def test_a_config_of_another_kind_is_left_to_ray() -> None:
     """By its name."""
-    with pytest.raises(TidemillError, match=r"not a dict: for that there is ray\.data\.llm"):
+    with pytest.raises(TidemillError, match=r"not a dict: use ray\.data\.llm"):
         parse({})

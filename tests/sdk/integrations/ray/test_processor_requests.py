@@ -85,14 +85,14 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
             "generate",
             "`sampling_params.logprobs` is not supported: tidemill.ray.answer",
         ),
-        ({"messages": CHAT, "sampling_params": {"n": 2}}, "generate", "a row has one text"),
+        ({"messages": CHAT, "sampling_params": {"n": 2}}, "generate", "a row has only one text"),
         ({"messages": CHAT, "sampling_params": {"warp": 2}}, "generate", "sampling_params.warp"),
         ({"messages": CHAT, "sampling_params": "hot"}, "generate", "must be a dict, not str"),
         ({"multimodal_data": {"image": 1}}, "generate", "send images as `image_url`"),
         (
             {"messages": [{"role": "user", "content": object()}], "sampling_params": {}},
             "generate",
-            "the request cannot be JSON: ",
+            "the request cannot be serialized to JSON: ",
         ),
         ({"prompt": "Hi"}, "classify", "`task_type` 'classify' scores pairs of texts"),
         (
