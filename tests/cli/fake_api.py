@@ -38,7 +38,7 @@ class Fault:
     body: bytes = b'{"message": "Injected"}'
 
     def matches(self, method: str, path: str) -> bool:
-        """Say whether a request meets it."""
+        """Return whether a request meets it."""
         return self.times > 0 and method == self.method and re.search(self.path, path) is not None
 
 
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     api: FakeApi
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
@@ -324,7 +324,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: clients that go away in the middle are what is tested."""
+        """Print nothing: tests disconnect clients on purpose."""
 
 
 @contextmanager

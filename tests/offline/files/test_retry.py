@@ -50,7 +50,7 @@ class Scene:
         return int(self.run(*self.flags, "--resume", *more))
 
     def is_whole(self) -> bool:
-        """Say whether the files are those of a run without a failure, and nothing else is there."""
+        """Return whether the only files are those of a run without failures."""
         left = [path.name for path in self.out.parent.iterdir()]
         return self.out.read_bytes() == self.whole and sorted(left) == ["in.jsonl", "out"]
 

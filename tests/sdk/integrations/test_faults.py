@@ -74,7 +74,7 @@ def answer_table(address: str) -> int:
 
 
 def _is_beyond_guards(call: Call) -> bool:
-    """Say whether a call is the first of a thread or a callback, or leaves a lock locked.
+    """Return whether a call is the first of a thread or callback, or leaves a lock locked.
 
     In a host a thread that fails there, or a connection that is accepted and not served, ends with
     the host's process, which this test does not have.
