@@ -129,8 +129,12 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def _naming_flag(exc: InvalidOption) -> str:
     if exc.param is None:
         return exc.message
-    flag = "--window" if exc.param == WINDOW else f"--{exc.param.replace('_', '-')}"
-    return exc.message.replace(f"`{exc.param}`", flag)
+    return exc.message.replace(f"`{exc.param}`", flag_of(exc.param))
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option that has a name in the API."""
+    return "--window" if name == WINDOW else f"--{name.replace('_', '-')}"
 
 
 def _pair(text: str) -> tuple[str, str]:

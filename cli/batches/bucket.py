@@ -37,7 +37,7 @@ from ..api.objects import Batch
 from ..api.server import API_KEY, BASE_URL, server_of
 from ..deployment.aws import aws_call, make_client
 from ..transfer.download import Interrupted, fetch
-from .batch_flags import NAMES
+from .batch_flags import NAMES, flag_of
 from .follow import Show, batch_progress, poll_delays
 from .outcome import exit_status_of, log_end, print_json
 from .submission import check_source
@@ -160,7 +160,8 @@ def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:
                 f"{name!r} is not a valid metadata key of an S3 object: use letters and digits"
             )
         if name in _OPTIONS:
-            raise Refused(f"{name} is a batch option, not metadata: pass it as --{name}")
+            flag = flag_of(name.replace("-", "_"))
+            raise Refused(f"{name} is a batch option, not metadata: pass it as {flag}")
     headers = {name: _header(value) for name, value in (options | own).items()}
     if sum(len(name) + len(value) for name, value in headers.items()) > _MAX_METADATA_BYTES:
         raise Refused(f"options and metadata exceed S3's limit of {_MAX_METADATA_BYTES:,} bytes")

@@ -111,7 +111,7 @@ def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -
     if dataset is not None:
         require_extras("a Hugging Face dataset", "tables", "datasets", *more)
     elif (kind := lake_of(Path(file))) is not None:
-        require_extras(f"a {kind} table", "tables", kind.lower(), *more)
+        require_extras(f"reading {kind} tables", "tables", kind.lower(), *more)
     else:
         require_extras("a table", "tables", *more)
 

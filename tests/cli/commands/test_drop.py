@@ -200,6 +200,7 @@ def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
         (["--bucket", "b", "--name", "a\nb"], 2, "is not a valid name for a drop"),
         (["--bucket", "b", "--name", "x" * 1100], 2, "is not a valid name for a drop"),
         (["--bucket", "b", "--metadata", "Output-Url=x"], 2, "pass it as --output-url"),
+        (["--bucket", "b", "--metadata", "completion-window=2h"], 2, "pass it as --window"),
         (["--bucket", "b", "--metadata", "a b=x"], 2, "is not a valid metadata key"),
         (["--bucket", "b", *(f"--metadata=k{n}={'x' * 500}" for n in range(5))], 2, "2,048 bytes"),
         (["--bucket", "none-there"], 1, "NoSuchBucket"),

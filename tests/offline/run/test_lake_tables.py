@@ -117,8 +117,8 @@ def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) ->
 @pytest.mark.parametrize(
     ("file", "module", "words"),
     [
-        ("t/_delta_log/0.json", "deltalake", "a Delta table needs deltalake"),
-        ("t/metadata/v1.metadata.json", "pyiceberg", "an Iceberg table needs pyiceberg"),
+        ("t/_delta_log/0.json", "deltalake", "reading Delta tables needs deltalake"),
+        ("t/metadata/v1.metadata.json", "pyiceberg", "reading Iceberg tables needs pyiceberg"),
     ],
 )
 def test_a_missing_extra_of_lake_tables_is_reported(
