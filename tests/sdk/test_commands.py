@@ -42,7 +42,7 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert "model loaded" in terminal.getvalue()
     rows = [json.loads(row) for row in out.read_text().splitlines()]
     assert [(row["id"], row["text"]) for row in rows] == [("a", "Paris"), ("b", None)]
-    with pytest.raises(TidemillError, match="is there already"):
+    with pytest.raises(TidemillError, match="already exists"):
         run(source, out, **flags)
 
 

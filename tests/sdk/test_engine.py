@@ -64,7 +64,7 @@ def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> N
     assert (caught.value.status_code, caught.value.param) == (400, "messages")
     with pytest.raises(RequestFailed, match=r"^`body` must be"):
         asyncio.run(engine.answer([]))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cannot be JSON"):
+    with pytest.raises(TypeError, match="cannot be serialized to JSON"):
         asyncio.run(engine.answer({"messages": object()}))
 
 
@@ -170,7 +170,7 @@ def test_a_table_is_answered(engine: Engine) -> None:
     twice = pa.table([["x"], ["y"]], names=["q", "q"])
     with pytest.raises(TidemillError, match="more than one column named `q`: rename them"):
         engine.answer_table(twice, prompt="{{ q }}")
-    with pytest.raises(TidemillError, match=r"cannot be read by Arrow.*Give a data frame"):
+    with pytest.raises(TidemillError, match=r"Arrow cannot read the table.*Pass a data frame"):
         engine.answer_table([1, 2], prompt="x")
     far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
     with pytest.raises(TidemillError, match="column `q` is timestamp"):
@@ -282,7 +282,7 @@ def test_answers_keep_their_engine() -> None:
 
 
 def test_a_source_may_wait_for_answers(engine: Engine) -> None:
-    """They come before the next request does; one that cannot be JSON has its place."""
+    """Answers arrive before the next request is read; an invalid request keeps its place."""
 
     async def talk() -> list[str]:
         found: list[str] = []
@@ -319,7 +319,7 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
 
 def test_a_missing_model_is_reported() -> None:
     """The first request gets the error."""
-    with Engine("/no/model") as engine, pytest.raises(EngineDied, match="no such folder"):
+    with Engine("/no/model") as engine, pytest.raises(EngineDied, match="folder not found"):
         asyncio.run(engine.answer(FRANCE))
 
 

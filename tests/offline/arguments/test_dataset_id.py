@@ -47,9 +47,9 @@ def test_other_urls_of_the_hub_are_refused(name: str) -> None:
     ("typed", "words"),
     [
         (["hf://datasets/a/b"], "is a table, which requires a recipe: pass --prompt"),
-        (["hf://a/b", *PROMPT], "names no dataset"),
-        (["x.csv", *PROMPT, "--split", "train"], "--split is for datasets"),
-        (["x.csv", *PROMPT, "--subset", "main"], "--subset is for datasets"),
+        (["hf://a/b", *PROMPT], "is not a dataset"),
+        (["x.csv", *PROMPT, "--split", "train"], "--split requires a dataset"),
+        (["x.csv", *PROMPT, "--subset", "main"], "--subset requires a dataset"),
     ],
 )
 def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], words: str) -> None:
@@ -61,7 +61,9 @@ def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], word
 def test_a_dataset_is_not_dropped(shell: Shell) -> None:
     """There is no file that could be put into the bucket."""
     result = shell.type("drop", "hf://datasets/a/b", *PROMPT)
-    assert (result.status, "`tidemill submit`" in result.err) == (2, True), result.err
+    assert (result.status, "`tidemill submit hf://datasets/a/b`" in result.err) == (2, True), (
+        result.err
+    )
 
 
 def test_a_missing_extra_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

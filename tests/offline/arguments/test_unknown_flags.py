@@ -28,9 +28,9 @@ def test_vllm_flags_without_effect_are_accepted_with_a_note(
     flags += "--swap_space=4 -pp 1 --seed 3 -O3 --disable-log-stats --load-format auto".split()
     assert main([*RUN, *flags]) == 2
     assert capsys.readouterr().err == (
-        "tidemill: warning: --gpu-memory-utilization, --enforce-eager, --no-enable-prefix-caching, "
-        "--max-num-queued-reqs, --max-num-queued-tokens, --swap_space, -pp, -O3, "
-        "--disable-log-stats, --load-format: vLLM's, and without effect here\n"
+        "tidemill: warning: vLLM flags without effect here: --gpu-memory-utilization, "
+        "--enforce-eager, --no-enable-prefix-caching, --max-num-queued-reqs, "
+        "--max-num-queued-tokens, --swap_space, -pp, -O3, --disable-log-stats, --load-format\n"
         "tidemill: the input /no/such/file does not exist\n"
     )
 
@@ -38,8 +38,8 @@ def test_vllm_flags_without_effect_are_accepted_with_a_note(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("-pp 2", "vLLM's -pp is not supported: GPUs share every layer of a model here"),
-        ("--rope-scaling {}", "here it is --hf-overrides '{\"rope_scaling\": …}'"),
+        ("-pp 2", "vLLM's -pp is not supported: use --tensor-parallel-size"),
+        ("--rope-scaling {}", "use --hf-overrides '{\"rope_scaling\": …}'"),
         ("--hf-token x", "set the environment variable HF_TOKEN"),
         ("--default-chat-template-kwargs {}", "set `chat_template_kwargs` in the requests"),
         ("--enforce-eager --lora-dtype float16", "adapters always have the type of the weights"),

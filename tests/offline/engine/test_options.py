@@ -110,7 +110,7 @@ def test_a_domain_that_no_url_could_be_of_is_refused(
     """It would refuse every line, one by one."""
     with pytest.raises(SystemExit):
         parsed(["--allowed-media-domains", "b.example", typed])
-    assert f"{typed!r} is no host" in capsys.readouterr().err
+    assert f"{typed!r} is not a host" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])
@@ -179,7 +179,7 @@ def test_an_invalid_image_limit_is_refused(typed: str, capsys: pytest.CaptureFix
     """The error shows the valid form."""
     with pytest.raises(SystemExit):
         parsed([f"--limit-mm-per-prompt={typed}"])
-    assert f"{typed!r} says no limit" in capsys.readouterr().err
+    assert f"{typed!r} is not a valid limit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

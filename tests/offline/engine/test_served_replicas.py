@@ -192,7 +192,9 @@ async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path
         replicas(
             ("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))
         ) as served,
-        pytest.raises(EngineError, match="no engine is left: it ended at a known line"),
+        pytest.raises(
+            EngineError, match="no engine is left: it exited while running the canary line"
+        ),
     ):
         await ask(served, die_once=str(tmp_path / "died"))
 
@@ -211,9 +213,9 @@ async def test_requests_interrupted_by_a_close_are_not_blamed() -> None:
 async def test_engines_that_keep_ending_end_the_server() -> None:
     """`stats`, which the server watches, raises as it does for a single engine."""
     with replicas((), ()) as served:
-        with pytest.raises(EngineError, match="engines keep ending"):
+        with pytest.raises(EngineError, match="engines keep exiting"):
             await ask(served, fail="the device is gone", machine=True)
-        with pytest.raises(EngineError, match="engines keep ending"):
+        with pytest.raises(EngineError, match="engines keep exiting"):
             served.stats()
 
 

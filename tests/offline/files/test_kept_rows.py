@@ -211,4 +211,4 @@ def test_an_output_with_errors_elsewhere_is_not_resumed_without_them(
     out = tmp_path / "out"
     flags = ["-i", source, "-o", out, "--on-invalid-line", "skip"]
     run(*flags, "-e", tmp_path / "errors")
-    assert "or with other files" in refused(run, *flags)
+    assert "the output has another input, recipe or files" in refused(run, *flags)

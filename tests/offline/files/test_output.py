@@ -169,9 +169,9 @@ def test_an_output_that_is_moved_away_ends_the_run(tmp_path: Path) -> None:
     file.start(0)
     file.write(b"row\n")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
-    with pytest.raises(OutputLost, match=r"moved away.*--resume"):
+    with pytest.raises(OutputLost, match=r"was moved during the run.*--resume"):
         file.write(b"row\n")
-    with pytest.raises(OutputLost, match="moved away"):
+    with pytest.raises(OutputLost, match="was moved during the run"):
         file.finish()
     file.close()
     assert (tmp_path / "elsewhere").read_bytes() == b"row\nrow\n"

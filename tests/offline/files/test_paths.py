@@ -155,7 +155,7 @@ def test_an_error_file_must_be_a_path(run: Any, source: Path, tmp_path: Path, na
 def test_only_an_ordinary_file_can_be_resumed(run: Any, source: Path) -> None:
     """A stream, a URL and a device cannot."""
     for name in ("-", "http://127.0.0.1/out", "/dev/null"):
-        assert "--resume needs" in refusal(run, "-i", source, "-o", name, "--resume")
+        assert "--resume requires" in refusal(run, "-i", source, "-o", name, "--resume")
 
 
 def test_a_folder_for_temporary_files_must_be_there(run: Any, source: Path, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_a_file_for_another_model_is_refused_with_both_ways_to_run_it(
     """The first file of a new user typically names a model of OpenAI."""
     source = write_input(*(line(str(n), model="gpt-4o-mini") for n in range(20)))
     assert refused(run, "-i", source, "-o", out) == (
-        "20 of 20 lines ask for gpt-4o-mini, served is m; `--served-model-name gpt-4o-mini` or "
-        "`--any-model` runs them. Nothing was run"
+        "20 of 20 lines request gpt-4o-mini, but the served model is m; to run them, pass "
+        "`--served-model-name gpt-4o-mini` or `--any-model`. Nothing was run"
     )
     assert not out.exists()
     for flags in (["--any-model"], ["--served-model-name", "gpt-4o-mini"]):
@@ -59,8 +59,8 @@ def test_several_models_are_named_with_how_many_ask_for_each(
     models = ["gpt-4o", "gpt-4o", "a b"]
     source = write_input(*(line(str(n), model=model) for n, model in enumerate(models)))
     assert refused(run, "-i", source, "-o", out, "--served-model-name", "x", "y") == (
-        "3 of 3 lines ask for gpt-4o (2), a b (1), served are x, y; `--served-model-name gpt-4o "
-        "'a b'` or `--any-model` runs them. Nothing was run"
+        "3 of 3 lines request gpt-4o (2), a b (1), but the served models are x, y; to run them, "
+        "pass `--served-model-name gpt-4o 'a b'` or `--any-model`. Nothing was run"
     )
 
 
@@ -73,7 +73,7 @@ def test_where_some_lines_ask_for_another_model_the_others_run(
     assert stderr.startswith(
         "tidemill: warning: 1 of 2 lines will get an error row:\n"
         "  1 × The model `gpt` does not exist. Served: m. (line 2)\n"
-        "`--served-model-name m gpt` or `--any-model` runs those that ask for other models\n"
+        "to run requests for other models, pass `--served-model-name m gpt` or `--any-model`\n"
         "tidemill: loading m\n"
     )
 

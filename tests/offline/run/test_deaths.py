@@ -192,7 +192,9 @@ async def test_no_row_is_written_where_the_last_engine_is_broken(
     """The run ends instead, and can be resumed."""
     machine = Machine()
     kill_at(machine, "c0", fault=machine.ill)
-    with pytest.raises(EngineError, match="no engine is left: it ended at a known line"):
+    with pytest.raises(
+        EngineError, match="no engine is left: it exited while running the canary line"
+    ):
         await Run(monkeypatch, machine, engines=1).rows(["c0"])
 
 

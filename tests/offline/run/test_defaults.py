@@ -124,6 +124,8 @@ def test_lines_that_a_default_is_not_for_are_left_alone_with_a_warning(
 def test_a_default_for_no_line_is_refused(run: Any, write_input: Write, out: Path) -> None:
     """Otherwise it would silently have no effect."""
     source = write_input(*(request(str(n), "/v1/embeddings", input="x") for n in range(3)))
-    with pytest.raises(BadInput, match=r"no line of .* has a url that --temperature is for"):
+    with pytest.raises(
+        BadInput, match=r"--temperature has no effect on any line of .*, whose URLs have"
+    ):
         run(source, "-o", out, "--temperature", "0")
     assert not out.exists()

@@ -145,7 +145,7 @@ def test_a_run_whose_event_loop_hangs_is_ended(
     assert process.returncode == 4
     sentence, stacks = err.split(STACKS)
     assert "the engine has stopped: its event loop has been blocked for 1 s" in sentence
-    assert "--resume keeps them" in sentence
+    assert "to keep them and run the rest" in sentence
     assert "in respond" in stacks
     assert [row["custom_id"] for row in rows(out)] == ["a"]
 

@@ -52,5 +52,5 @@ def test_a_limit_that_is_not_reached_changes_nothing(
 
 def test_a_cost_needs_a_price(run: Any, write_input: Write, tmp_path: Path) -> None:
     """Before anything is read."""
-    with pytest.raises(Refused, match="--max-cost needs --price-per-hour"):
+    with pytest.raises(Refused, match="--max-cost requires --price-per-hour"):
         run("-i", write_input(line("a")), "-o", tmp_path / "out", "--max-cost", "1")

@@ -240,7 +240,7 @@ def test_flags_of_reuse_need_it(
     run: Any, write_input: Write, tmp_path: Path, flag: tuple[str, ...]
 ) -> None:
     """They would do nothing."""
-    with pytest.raises(Refused, match="need --reuse"):
+    with pytest.raises(Refused, match="require --reuse"):
         run("-i", write_input(greedy("a")), "-o", tmp_path / "out", *flag)
 
 

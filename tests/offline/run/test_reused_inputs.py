@@ -310,5 +310,5 @@ def test_several_engines_reuse_nothing(runs: Runs, tmp_path: Path) -> None:
     """Both flags are named, and what to do."""
     source = tmp_path / "in.jsonl"
     source.write_text(request_lines(CHAT, GREEDY))
-    with pytest.raises(Refused, match="--data-parallel-size and --reuse"):
+    with pytest.raises(Refused, match="--data-parallel-size cannot be combined with --reuse"):
         runs(source, "--data-parallel-size", 2)

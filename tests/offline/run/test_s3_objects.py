@@ -73,7 +73,7 @@ def test_a_second_run_of_an_object_gives_the_same_bytes(
 def test_an_object_is_written_over_only_by_force(at_store: StrictStore, run: Runner) -> None:
     """The run ends before a model is loaded, as with a file."""
     source, target = at_store.put("in.jsonl", LINES), at_store.put("rows.jsonl", b"mine")
-    with pytest.raises(Refused, match=f"{target} is there already"):
+    with pytest.raises(Refused, match=f"{target} already exists"):
         run("-i", source, "-o", target)
     assert run.engine is None
     assert at_store.get("rows.jsonl") == b"mine"
@@ -133,7 +133,7 @@ def test_an_object_that_is_written_meanwhile_is_not_run(
         download(*arguments)
 
     monkeypatch.setattr(s3_transfer, "download", write_first)
-    with pytest.raises(InputChanged, match="it was written to meanwhile"):
+    with pytest.raises(InputChanged, match="the object changed in the meantime"):
         run("-i", source, "-o", tmp_path / "rows.jsonl")
 
 

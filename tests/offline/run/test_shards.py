@@ -123,7 +123,7 @@ def test_a_shard_is_resumed_and_no_other(run: Any, shards: Any, tmp_path: Path) 
     assert (run.engine.num_requests, last.read_bytes()) == (1, whole)
     assert (tmp_path / "rows.3-of-3.done").read_bytes() == mark
     last.rename(tmp_path / "rows.4-of-5")
-    with pytest.raises(BadInput, match="was made from another input"):
+    with pytest.raises(BadInput, match="the output has another input"):
         shards("--resume", numbers=[4], count=5)
 
 
@@ -151,7 +151,7 @@ def test_a_shard_none_of_whose_lines_can_run_has_their_error_rows(
     assert run("-i", source, "-o", out, "--shard", "2/2") == 3
     assert [row["custom_id"] for row in rows(tmp_path / "rows.2-of-2")] == ["b"]
     source = write_input(other, other)
-    with pytest.raises(BadInput, match=r"1 of 1 line ask for other, served is m"):
+    with pytest.raises(BadInput, match=r"1 of 1 line request other, but the served model is m"):
         run("-i", source, "-o", out, "--shard", "1/2")
 
 
@@ -219,7 +219,7 @@ def test_rows_are_compared_with_the_input(
         (good[:-first_row], "has no row at its place in"),
         (good[first_row:], "line 6 of"),
         (good + good[:first_row], "does not match a line of shard 2 of 3"),
-        (good + b"{", "is torn"),
+        (good + b"{", "is incomplete"),
         (b"", "run shard 2 of 3 with --resume"),
     ):
         second.write_bytes(bad)
@@ -248,7 +248,7 @@ def test_a_shard_whose_bytes_changed_is_not_joined(
     out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
     good = second.read_bytes()
     second.write_bytes(good.replace(b"custom_id", b"custom-id", 1))
-    assert "2-of-3 changed after its run ended, or copied with errors" in join(capsys, out)[1]
+    assert "2-of-3 changed after its run ended, or was damaged by copying" in join(capsys, out)[1]
     assert not out.exists()
     second.write_bytes(good)
     mark = tmp_path / "rows.2-of-3.done"
@@ -272,7 +272,7 @@ def test_shards_of_different_runs_are_not_joined(
     source.write_bytes(source.read_bytes().replace(b'"c0"', b'"d0"'))
     shards("--force", numbers=[1])
     assert "1-of-3 and " in (stderr := join(capsys, out, "-n", 3)[1])
-    assert "are of different inputs" in stderr
+    assert "have different inputs" in stderr
     assert not out.exists()
 
 
@@ -301,7 +301,7 @@ def test_a_run_that_starts_over_removes_the_mark_first(
     source, out = write_input(line("a"), line("b", name="b")), tmp_path / "rows"
     given = ["-i", source, "-o", out, "--shard", "1/1"]
     run(*given)
-    with pytest.raises(Refused, match="holds rows already"):
+    with pytest.raises(Refused, match="already contains rows"):
         run(*given)
     assert join(capsys, out)[0] == 0
     run.dies_at = "b"

@@ -42,7 +42,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     _, err = process.communicate(timeout=120)
     assert process.returncode == status
     assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
-    assert "--resume keeps them" in err
+    assert "to keep them and run the rest" in err
     assert f"2 finished rows waiting for earlier rows are in {out}.spool" in err
     assert "Traceback" not in err
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
@@ -192,7 +192,9 @@ def test_rows_that_are_spooled_are_not_written_over(
     process.kill()
     process.wait()
     run.speed = 1_000
-    with pytest.raises(Refused, match=r"out\.spool holds finished rows .* --resume keeps them"):
+    with pytest.raises(
+        Refused, match=r"out\.spool contains finished rows .* pass --resume to keep them"
+    ):
         run("-i", source, "-o", out)
     assert run("-i", source, "-o", out, "--force") == 0
     assert run.engine.num_requests == 2

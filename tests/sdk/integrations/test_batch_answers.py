@@ -173,7 +173,7 @@ def test_sampled_requests_without_ids_are_refused(recipe: dict[str, Any], is_ref
     keys = split_options({"prompt": "{{ name }}", **recipe})[1]
     if is_refused:
         with pytest.raises(
-            TidemillError, match=r'such as id="review_id", or set params=\{'
+            TidemillError, match=r'such as "review_id", or set params=\{'
         ) as refused:
             BatchAnswers(keys, NAMES.schema)
         advice = str(refused.value)

@@ -76,14 +76,14 @@ def test_a_chat_template_may_be_off_or_another() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine_kwargs": {"pipeline_parallel_size": 2}}, "GPUs share every layer"),
+        ({"engine_kwargs": {"pipeline_parallel_size": 2}}, "use --tensor-parallel-size"),
         ({"engine_kwargs": {"revision": "main"}}, "vLLM's `revision` is not supported"),
         ({"engine_kwargs": {"max_num_seq": 2}}, "did you mean `max_num_seqs`"),
         ({"task_type": "reward"}, "`task_type` must be one of generate, embed"),
         ({"dynamic_lora_loading_path": "s3://b"}, "`dynamic_lora_loading_path` is not supported"),
         ({"placement_group_config": {}}, "`placement_group_config` is not supported"),
-        ({"concurrency": 0}, "`engines` is"),
-        ({"batch_size": 0}, "`batch_size` is 0"),
+        ({"concurrency": 0}, "`engines` must"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number"),
         ({"chat_template_stage": {"model_source": "n"}}, "chat_template_stage.model_source"),
         ({"chat_template_stage": 3}, "`chat_template_stage` is 3"),
         ({"prepare_multimodal_stage": {"model_config_kwargs": {"a": 1}}}, "model_config_kwargs"),

@@ -78,8 +78,8 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
 @pytest.mark.parametrize(
     ("row", "task", "words"),
     [
-        ({"messages": CHAT}, "generate", "there are no `sampling_params`"),
-        ({"sampling_params": {}}, "generate", "there are no `messages`"),
+        ({"messages": CHAT}, "generate", "`sampling_params` is required"),
+        ({"sampling_params": {}}, "generate", "`messages` is required"),
         (
             {"messages": CHAT, "sampling_params": {"logprobs": 2}},
             "generate",
