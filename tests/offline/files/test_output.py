@@ -125,7 +125,7 @@ def test_a_full_disk_ends_the_run_with_a_way_to_go_on(
     process = spawn("-i", source, "-o", out, options=["--file-bytes", "20000"])
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert f"the disk of {out} is full (File too large). Make room" in err
+    assert f"the disk of {out} is full (File too large). Free some space" in err
     assert "--resume" in err
     assert "Traceback" not in err
     assert out.stat().st_size == 20_000

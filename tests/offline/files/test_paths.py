@@ -111,7 +111,7 @@ def test_schemes_other_than_http_and_s3_are_refused(run: Any, source: Path, tmp_
     assert "r2:// is not supported" in refusal(run, "-i", "r2://b/k", "-o", tmp_path / "out")
     assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
     assert "has no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
-    assert "cannot be read" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
+    assert "a URL is not valid" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["s3://", "s3://b", "s3://b/", "s3:///k", "s3://b/folder/"])

@@ -154,11 +154,11 @@ def test_hostile_rows_are_texts(serve: Serve) -> None:
         assert long["text"].endswith("(49,000 more characters)")
         assert client.get("row", params={"from": 2}).json()["text"] == "y" * 50_000
         others += [event["row"] for event in events(client, from_=4)[:3]]
-        assert [each["words"] for each in others] == ["no row"] * 4
+        assert [each["words"] for each in others] == ["not a row"] * 4
         assert all(each["is_failed"] for each in others)
         full = [client.get("row", params={"from": number}).json() for number in range(1, 8)]
         assert [each["number"] for each in full[:6]] == [1, 2, 3, 4, 5, 6]
-        assert full[6] == {"error": "there is no row 7"}
+        assert full[6] == {"error": "row 7 not found"}
 
 
 def test_only_the_address_with_its_token_is_answered(serve: Serve) -> None:
@@ -249,7 +249,7 @@ def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
         assert numbers(events(client, id="2")) == [2, None]
         assert numbers(events(client, text="three")) == [3, None]
         assert json.loads(client.get("row", params={"from": 4}).json()["json"])["label"] == "z"
-        assert "no row" in client.get("row", params={"from": 5}).json()["error"]
+        assert "not found" in client.get("row", params={"from": 5}).json()["error"]
         assert client.get("about").json()["rows"] == 4
     with serving(csv) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
         found = events(client, from_=2)
@@ -297,11 +297,11 @@ def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> No
         expect(articles).to_have_count(1)
         page.go_back()
         expect(articles).to_have_count(3)
-        page.get_by_label("With the words").fill("ANSWER 3")
+        page.get_by_label("Containing").fill("ANSWER 3")
         page.get_by_role("button", name="Show").click()
         expect(articles).to_have_count(1)  # until then those before are there
         expect(articles.locator(".answer")).to_have_text("answer 3")
-        page.get_by_label("With the words").fill("")
+        page.get_by_label("Containing").fill("")
         page.get_by_label("custom_id").fill("q2")
         page.keyboard.press("Enter")
         expect(articles.locator(".answer")).to_have_text("answer 2")

@@ -85,7 +85,7 @@ def test_a_chat_template_may_be_off_or_another() -> None:
         ({"concurrency": 0}, "`engines` must"),
         ({"batch_size": 0}, "`batch_size` must be a whole number"),
         ({"chat_template_stage": {"model_source": "n"}}, "chat_template_stage.model_source"),
-        ({"chat_template_stage": 3}, "`chat_template_stage` is 3"),
+        ({"chat_template_stage": 3}, "`chat_template_stage` must be"),
         ({"prepare_multimodal_stage": {"model_config_kwargs": {"a": 1}}}, "model_config_kwargs"),
     ],
 )
