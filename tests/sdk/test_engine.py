@@ -306,7 +306,7 @@ def test_a_source_may_wait_for_answers(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_num_seq": 1}, "no option `max_num_seq`: did you mean `max_num_seqs`"),
+        ({"max_num_seq": 1}, "unknown engine option `max_num_seq`: did you mean `max_num_seqs`"),
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"device": "tpu"}, "--device"),
     ],

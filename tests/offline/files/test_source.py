@@ -72,7 +72,7 @@ def test_a_download_is_tried_again_on_faults_that_may_pass(
     assert len(rows(tmp_path / "out")) == 1
     assert len(server.received) == 4
     err = capsys.readouterr().err
-    assert "HTTP 503 Service Unavailable: try later; trying again" in err
+    assert "HTTP 503 Service Unavailable: try later; retrying in" in err
     assert "the server timed out" in err
     assert "0123456789abcdef" not in err
 
@@ -124,6 +124,6 @@ def test_a_full_disk_for_the_copy_is_reported(spawn: Callable[..., Any], tmp_pat
     )
     _, err = process.communicate(line("a", say="x" * 3_000_000), timeout=120)
     assert process.returncode == 1
-    words = f"copying standard input to {tmp_path} failed: File too large; --output-tmp-dir names"
+    words = f"copying standard input to {tmp_path} failed: File too large. Pass --output-tmp-dir"
     assert words in err
     assert "Traceback" not in err

@@ -128,7 +128,7 @@ def test_a_file_of_another_kind_is_identified(
     """The error is one sentence with advice, not a list of all lines."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(content)
-    assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run: {words}")
+    assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run. {words}")
 
 
 def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(

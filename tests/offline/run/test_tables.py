@@ -313,8 +313,8 @@ def test_a_recipe_that_cannot_work_is_refused(
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("t.parquet", b"PAR1", "t.parquet cannot be run: The Parquet table is damaged"),
-        ("t.csv", b"text\n\xff\n", "t.csv cannot be run: Line 2 of the CSV is not UTF-8"),
+        ("t.parquet", b"PAR1", "t.parquet cannot be run. The Parquet table is damaged"),
+        ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
         ("t.csv", b"body\nx\n", "names `text`, which is no column of the table"),
         ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
         ("folder", b"", "the folder {} has no table"),
@@ -512,5 +512,5 @@ def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     monkeypatch.setattr(table_requests.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(table_requests, "log", lambda _: written.append(1))
     write_recipe(tmp_path)
-    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: --output-tmp"):
+    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: pass --output-tmp"):
         run(source)

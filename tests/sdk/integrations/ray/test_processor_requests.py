@@ -83,7 +83,7 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
         (
             {"messages": CHAT, "sampling_params": {"logprobs": 2}},
             "generate",
-            "`sampling_params.logprobs` is not supported: tidemill.ray.answer",
+            "`sampling_params.logprobs` is not supported: use tidemill.ray.answer",
         ),
         ({"messages": CHAT, "sampling_params": {"n": 2}}, "generate", "a row has only one text"),
         ({"messages": CHAT, "sampling_params": {"warp": 2}}, "generate", "sampling_params.warp"),
