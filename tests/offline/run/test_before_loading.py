@@ -198,7 +198,7 @@ def replace(path: Path) -> None:
             r"has changed \(from [\d,]+ to [\d,]+ bytes\) during the run; the rows belong",
         ),
         (write_in_place, "has changed during the run; the rows belong to its earlier content"),
-        (replace, "was replaced during the run; the rows belong to its earlier content"),
+        (replace, "was replaced during the run; the rows belong to the earlier file"),
     ],
 )
 def test_an_input_that_changes_when_it_was_read_ends_with_1(

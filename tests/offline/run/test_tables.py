@@ -512,5 +512,5 @@ def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     monkeypatch.setattr(table_requests.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(table_requests, "log", lambda _: written.append(1))
     write_recipe(tmp_path)
-    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: pass --output-tmp"):
+    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: pass --out"):
         run(source)
