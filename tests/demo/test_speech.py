@@ -98,7 +98,7 @@ def test_languages_are_detected(loaded: Loaded) -> None:
 
 
 def test_recordings_of_several_windows_are_written_down(loaded: Loaded) -> None:
-    """By its own timestamps: of all words hardly one is lost where a window follows another."""
+    """The model's timestamps join windows; hardly a word is lost between them."""
     recordings = held_out(8, "en", phrases=6, seed=8)
     assert all(len(one.samples) > 1.5 * WINDOW_SECONDS * SAMPLE_RATE for one in recordings)
     texts = listen(*loaded, [one.samples for one in recordings], language="en", task="transcribe")

@@ -69,7 +69,7 @@ def test_the_jobs_of_hugging_face_run_all_shards(tidemill: str) -> None:
 
 
 def test_the_batch_gateway_sends_a_model_where_a_server_listens() -> None:
-    """At the server's own port."""
+    """The port is the server's."""
     path = EXAMPLES / "llm-d-batch-gateway.yaml"
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     [gateway] = values["processor"]["config"]["modelGateways"].values()

@@ -32,7 +32,7 @@ RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
     ],
 )
 def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]) -> None:
-    """Whatever its url was."""
+    """The URL of the request does not matter."""
     assert answered({"response": {"status_code": 200, "body": body}, "error": None}) == shown
 
 

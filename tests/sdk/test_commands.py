@@ -77,7 +77,7 @@ def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
 def test_what_cannot_run_is_an_exception(
     tmp_path: Path, name: str, flags: dict[str, object], words: str
 ) -> None:
-    """With the words of the command."""
+    """The exception has the command's error."""
     (tmp_path / "t.csv").write_text("q\nx\n")
     with pytest.raises(TidemillError, match=words):
         run(tmp_path / name, tmp_path / "out", **flags)
@@ -86,7 +86,7 @@ def test_what_cannot_run_is_an_exception(
 
 
 def test_a_run_ends_with_its_program(tmp_path: Path) -> None:
-    """Even if that is killed."""
+    """It ends even if the program is killed."""
     source = tmp_path / "in.jsonl"
     body = {"prompt": "Hi", "max_tokens": 1_900, "ignore_eos": True}
     lines = [{"custom_id": str(n), "url": "/v1/completions", "body": body} for n in range(200)]

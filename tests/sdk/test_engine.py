@@ -277,7 +277,7 @@ def test_closing_ends_what_waits_for_the_model() -> None:
 
 
 def test_answers_keep_their_engine() -> None:
-    """Until they are taken."""
+    """The engine lives until its answers are consumed."""
     assert [text_of(one) for one in Engine().answer_many([FRANCE] * 3)] == ["Paris"] * 3
 
 
@@ -312,7 +312,7 @@ def test_a_source_may_wait_for_answers(engine: Engine) -> None:
     ],
 )
 def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> None:
-    """Before any process is made."""
+    """The error comes before a process is started."""
     with pytest.raises(TidemillError, match=words):
         Engine(**options)
 
@@ -325,7 +325,7 @@ def test_a_missing_model_is_reported() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_its_parent(number: int) -> None:
-    """However that ends."""
+    """The parent may even be killed."""
     program = (
         "import tidemill, time; engine = tidemill.Engine(); engine.info();"
         "print(engine.pid, flush=True); time.sleep(60)"

@@ -87,7 +87,7 @@ def test_a_run_reports_to_a_bar_to_nowhere_or_in_lines(monkeypatch: pytest.Monke
 
 
 def test_the_first_and_the_last_count_are_shown() -> None:
-    """However little time passes; without a total no time is left to tell."""
+    """They appear however fast the run is; without a total, no remaining time is shown."""
     bar = Recorded()
     progress = Progress(bar, "requests", None)
     progress.refresh()

@@ -39,7 +39,7 @@ def test_a_key_that_is_missing_is_named_by_a_server_that_wants_one(
 def test_the_address_may_be_written_as_people_do(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    """With and without the version and a slash."""
+    """The version and a slash at the end are optional."""
     monkeypatch.setenv("TIDEMILL_BASE_URL", "http://127.0.0.1:9")
     assert shell.type("status", "--base-url", f"{shell.api.url}{suffix}").status == 0
     assert shell.api.requests == [("GET", "/v1/batches")]

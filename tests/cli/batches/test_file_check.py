@@ -42,7 +42,7 @@ def test_input_tokens_are_estimated_from_the_prompt(body: dict[str, Any], tokens
 
 
 def test_output_tokens_are_what_the_requests_allow() -> None:
-    """For each choice; those that name no limit are counted apart."""
+    """Tokens count per choice; requests without a limit are counted separately."""
     limits = ({"max_tokens": 5}, {"max_completion_tokens": 7, "n": 2}, {"max_tokens": "many"}, {})
     report = checked(*({"messages": []} | limit for limit in limits))
     assert (report.output_tokens, report.num_unlimited) == (19, 2)

@@ -61,7 +61,7 @@ def test_a_folder_without_results_is_reported(
 def test_results_of_a_bucket_are_listed_counted_and_removed(
     ministack: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By model; other objects below the prefix are left alone."""
+    """The counts are per model; other objects under the prefix are ignored."""
     for name, value in ministack.environment.items():
         monkeypatch.setenv(name, value)
     aws, bucket = Aws(ministack.client), Bucket(ministack.create().bucket)

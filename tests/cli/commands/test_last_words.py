@@ -58,7 +58,7 @@ def test_what_ends_a_command_is_left(tmp_path: Path, failure: Exception, words: 
 
 
 def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
-    """Whatever was logged on the way."""
+    """Earlier log lines do not matter."""
     assert write_failure_file(command_that_logs(0, "engine died"), tmp_path) == 0
     assert list(tmp_path.iterdir()) == []
 

@@ -15,7 +15,7 @@ from tidemill.offline.engine.options import EngineOptions
 def test_an_input_that_is_not_there_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """With the path and what is wrong with it."""
+    """The error has the path and the reason."""
     missing = tmp_path / "none.jsonl"
     assert main(["local", "run", "-i", str(missing), "-o", str(tmp_path / "out.jsonl")]) == 2
     assert f"{missing} cannot be read: No such file or directory" in capsys.readouterr().err
@@ -24,7 +24,7 @@ def test_an_input_that_is_not_there_is_refused_before_anything_starts(
 def test_a_wrong_configuration_ends_with_a_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Which names the file and the key."""
+    """The sentence names the file and the key."""
     config = tmp_path / "config.toml"
     config.write_text('[[models]]\nname = "m"\ngpu = "l5"\n')
     assert main(["local", "up", "--config", str(config)]) == 2
@@ -34,7 +34,7 @@ def test_a_wrong_configuration_ends_with_a_sentence(
 def test_an_emulator_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     monkeypatch.setattr("localstack.ministack._ROOT", tmp_path)
     monkeypatch.delenv("MINISTACK", raising=False)
     assert main(["local", "up"]) == 2
@@ -119,7 +119,7 @@ def test_a_table_that_cannot_be_run_is_refused_before_anything_starts(
     flags: list[str],
     words: str,
 ) -> None:
-    """By the checks of `run` and `drop`."""
+    """The checks are those of `run` and `drop`."""
     monkeypatch.chdir(tmp_path)
     Path("messages.csv").write_text("message\nHello\n")
     assert main(["local", "run", "-i", "messages.csv", *flags]) in {1, 2}

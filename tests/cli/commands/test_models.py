@@ -14,7 +14,7 @@ MODEL = str(demo.MODEL_PATH)
 
 
 def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both say the same."""
+    """Both have the same content."""
     assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32"]) == 0
     table = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32", "--json"]) == 0
@@ -106,6 +106,6 @@ def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
 def test_what_cannot_work_ends_with_2(
     typed: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one sentence."""
+    """The error is one sentence."""
     assert main(["models", *typed]) == 2
     assert words in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_wait(
 
 
 def test_a_full_disk_is_a_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do; the rows are still on the server."""
+    """The error has advice; the rows are still on the server."""
     batch_id = submitted(shell)
 
     def fill(*_: object) -> None:

@@ -32,7 +32,7 @@ def test_the_flags_are_vllms(tmp_path: Path) -> None:
 def test_engines_that_the_machine_has_no_room_for_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before anything is loaded; exit status 2."""
+    """The exit status is 2, before anything is loaded."""
     assert main(["serve", "--device", "cpu", "-dp", "10000"]) == 2
     assert "--data-parallel-size 10000 needs 10000 cores" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ def test_one_batch_is_shown_in_detail(shell: Shell) -> None:
 
 
 def test_the_input_goes_by_its_name(shell: Shell) -> None:
-    """With its id behind it; by its id alone when it is gone."""
+    """Its ID follows the name; a deleted file only has its ID."""
     batch_id = submitted(shell)
     input_id = shell.api.batches[batch_id]["input_file_id"]
     assert f"{input_id}.jsonl ({input_id})" in shell.type("status", batch_id).out
@@ -156,7 +156,7 @@ def test_the_table_names_the_files(shell: Shell) -> None:
 
 
 def test_a_batch_is_found_by_the_beginning_of_its_id_or_as_the_last(shell: Shell) -> None:
-    """With and without what all ids begin with; what several begin with is a question."""
+    """The prefix `batch_` is optional; an ambiguous beginning is refused."""
     for number in range(2):
         submitted(shell, str(number))
     batch = shell.api.batches.popitem()[1]

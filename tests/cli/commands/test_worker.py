@@ -72,7 +72,7 @@ def test_a_worker_waits_for_work_by_default(typed: tuple[str, ...], seconds: flo
 def test_engines_that_the_machine_has_no_room_for_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is loaded or received; exit status 2."""
+    """The exit status is 2, before anything is loaded or received."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     assert main(["worker", "--device", "cpu", "-dp", "10000"]) == 2
@@ -96,7 +96,7 @@ def test_the_hours_of_idle_workers_are_checked() -> None:
     ],
 )
 def test_the_queue_is_that_of_the_served_model(arguments: tuple[str, ...], queue: str) -> None:
-    """Unless another is named."""
+    """A flag can override it."""
     assert read(*arguments)[1].queue == queue
     assert read(*arguments, TIDEMILL_QUEUE="http://q")[1].queue == "http://q"
 

@@ -93,7 +93,7 @@ def test_workers_are_stopped_and_resumed(
 
 
 def test_a_crash_loop_is_resumed(fleets: Fleets, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once more changes nothing."""
+    """A second call changes nothing."""
     fleets.trip()
     for _ in range(2):
         assert typed(capsys, "workers", "resume", "demo")[0] == 0

@@ -61,7 +61,7 @@ def test_it_goes_on_behind_what_has_come(pauses: list[float]) -> None:
 
 
 def test_it_goes_on_behind_what_another_command_left() -> None:
-    """If that is of the same file: another one has another temporary name."""
+    """Only the same file is resumed: another one has another temporary name."""
     Path(".rows.23456789.part").write_bytes(BYTES[:1000])
     Path(".rows.abcdefgh.part").write_bytes(b"another's")
     content = Content([[BYTES[1000:]]])
@@ -71,7 +71,7 @@ def test_it_goes_on_behind_what_another_command_left() -> None:
 
 
 def test_it_gives_up_after_a_while_and_keeps_what_it_has(pauses: list[float]) -> None:
-    """So that the next command goes on; the name is not taken."""
+    """The next command can resume; the final name does not exist yet."""
     content = Content([[BYTES[:10]], *(Interrupted("gone") for _ in range(1000))])
     with pytest.raises(Unreachable, match=r"rows stopped at byte 10 of 10,240: gone"):
         fetch(content, "rows", force=False)

@@ -37,7 +37,7 @@ def test_a_url_names_a_dataset(name: str, expected: DatasetId) -> None:
 
 @pytest.mark.parametrize("name", ["hf://datasets/", "hf://datasets/a b", "hf://a/b", "hf://"])
 def test_other_urls_of_the_hub_are_refused(name: str) -> None:
-    """With the form that a dataset's has."""
+    """The error shows the form of a dataset's URL."""
     with pytest.raises(Refused, match="is not a dataset: use hf://datasets/ORG/NAME"):
         DatasetId.parse(name)
 
@@ -59,7 +59,7 @@ def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], word
 
 
 def test_a_dataset_is_not_dropped(shell: Shell) -> None:
-    """There is no file that could be put into the bucket."""
+    """It has no file for the bucket, so `submit` is suggested."""
     result = shell.type("drop", "hf://datasets/a/b", *PROMPT)
     assert (result.status, "`tidemill submit hf://datasets/a/b`" in result.err) == (2, True), (
         result.err

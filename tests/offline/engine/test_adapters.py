@@ -58,13 +58,13 @@ def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
     ],
 )
 def test_what_names_no_adapter_is_refused(typed: list[str], words: str) -> None:
-    """With what was typed."""
+    """The error quotes the typed value."""
     with pytest.raises(Refused, match=words):
         modules(*typed)
 
 
 def test_their_number_may_be_bounded() -> None:
-    """By vLLM's flag; its other one is taken without a word."""
+    """vLLM's flag limits it; its other flag is accepted without a note."""
     assert len(modules("a=x", "b=y", max_loras=2)) == 2
     with pytest.raises(Refused, match="has 2 adapters, which exceeds --max-loras 1"):
         modules("a=x", "b=y", max_loras=1)

@@ -116,7 +116,7 @@ def test_a_checkpoint_without_its_weights_runs_no_line(
 
 
 def test_what_modules_hold_is_never_looked_at_for_garbage(tmp_path: Path) -> None:
-    """Whatever comes of the load: later collections pass over what torch alone has made."""
+    """After a load, even a failed one, the collector skips torch's objects."""
     script = (
         "import gc\n"
         "from tidemill.offline.engine.engine import load_engine\n"

@@ -12,7 +12,7 @@ from tidemill.offline.engine.options import EngineOptions
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it is written; what may be the hub's is left to the hub."""
+    """Every spelling of a path is recognised; a possible hub ID is left to the hub."""
     monkeypatch.chdir(tmp_path)
     for name in ("./nothere", str(tmp_path / "none"), "../x", "~/models/x", "a/b/c", "models/"):
         with pytest.raises(Refused, match=f"--model {name}: folder not found"):

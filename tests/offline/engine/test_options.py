@@ -122,7 +122,7 @@ def test_overrides_are_a_json_object(typed: str, capsys: pytest.CaptureFixture[s
 
 
 def test_what_a_model_shall_give_reaches_the_engine(tmp_path: Path) -> None:
-    """By the flags that vLLM has for it."""
+    """The flags are those of vLLM."""
     flags = [
         "--runner",
         "pooling",

@@ -99,7 +99,7 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
 async def test_an_engine_that_cannot_be_had_says_why(
     make_link: MakeLink, options: EngineOptions, words: str
 ) -> None:
-    """In the words that a person at the command line would read."""
+    """The error is the one that the command line prints."""
     link = make_link(options)
     with pytest.raises(EngineFailed, match=words) as caught:
         await link.start()

@@ -159,7 +159,7 @@ async def test_a_blocked_event_loop_is_not_a_hang_of_the_engine() -> None:
 
 
 async def test_a_caller_that_leaves_is_cancelled_as_ever() -> None:
-    """Nothing but a stall becomes EngineStalled."""
+    """Only a stall becomes EngineStalled."""
     with closing(WatchedEngine(Engine(), Watch(), None)) as watched:
         call = ask(watched)
         await asyncio.sleep(0)

@@ -139,7 +139,7 @@ class CannotBeHad(NamedTuple):
 def test_weights_that_cannot_be_had_end_it_with_a_sentence(
     ministack: Emulator, start: Start, tmp_path: Path, case: CannotBeHad, command: Sequence[str]
 ) -> None:
-    """Before anything was written; no traceback."""
+    """It is printed without a traceback, before anything is written."""
     out = [tmp_path / "out"] if command[-1] == "-o" else []
     process = start(*command, *out, "--model", case.model, **ministack.environment)
     status, err = ended(process)

@@ -180,7 +180,7 @@ def test_rows_in_the_middle_are_not_thrown_away_for_one_that_is_missing(
 
 
 def test_a_retry_takes_a_corrected_line_in_the_place_of_a_failed_row(tmp_path: Path) -> None:
-    """In one file or two; a corrected line never takes the place of a good row."""
+    """The rows may be in one file or two; a corrected line never replaces a good row."""
     raw = [RawLine(number, b"%d" % number) for number in range(1, 5)]
     good = (
         b'{"id":"%s","custom_id":"x","response":{"status_code":200,"request_id":"r","body":{}}}\n'

@@ -122,7 +122,7 @@ def test_an_s3_url_that_names_no_object_is_refused(run: Any, source: Path, name:
 
 
 def test_an_object_is_not_run_into_itself(run: Any) -> None:
-    """However its scheme is written."""
+    """The case of the scheme does not matter."""
     words = refusal(run, "-i", "s3://b/k", "-o", "S3://b/k")
     assert words == "the input and the output are the same object: s3://b/k"
 

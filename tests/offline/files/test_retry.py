@@ -191,7 +191,7 @@ def test_a_retry_keeps_link_and_mode(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_a_retry_needs_rows_to_retry(scene: Scene) -> None:
-    """By itself the flag means nothing."""
+    """The flag alone is refused."""
     with pytest.raises(Refused, match="--retry-failed requires --resume"):
         scene.run(*scene.flags, "--retry-failed")
 

@@ -127,7 +127,7 @@ def test_the_end_is_forecast(
 
 @pytest.mark.parametrize("step_seconds", [0.03, 0.2])
 def test_costs_that_are_not_as_usual_are_known_from_runs_before(step_seconds: float) -> None:
-    """Before a file comes to the lines that tell them."""
+    """They are used before the file reaches the lines that reveal them."""
     costs = COSTS._replace(steps=step_seconds)
     remembered = CostModel()
     for work in (Work(100, 2_000, 1_000, 90_000), Work(5, 9_000, 100, 50_000)):

@@ -76,7 +76,7 @@ def test_what_says_nothing_about_the_answer_is_not_compared(
 def test_texts_differ_from_a_character_on(
     a: dict[str, Any], b: dict[str, Any], position: int
 ) -> None:
-    """Which is counted from 0."""
+    """The position is 0-based."""
     found = difference_between(answer_of(a), answer_of(b))
     assert isinstance(found, TextDifference)
     assert found[:2] == (0, position)

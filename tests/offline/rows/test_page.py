@@ -162,7 +162,7 @@ def test_hostile_rows_are_texts(serve: Serve) -> None:
 
 
 def test_only_the_address_with_its_token_is_answered(serve: Serve) -> None:
-    """By a name of this machine; with a policy that lets no script in but the page's own."""
+    """The host must be this machine, and the policy allows only the page's script."""
     with serve(row("a", "secret")) as client:
         page = client.get("")
         assert page.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -185,7 +185,7 @@ def test_only_the_address_with_its_token_is_answered(serve: Serve) -> None:
 
 
 def test_a_search_ends_when_its_reader_goes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much there is left to read."""
+    """It ends at once, even if most rows are unread."""
     monkeypatch.setattr(search, "_PROGRESS_SECONDS", 0)
     read: list[str] = []
     ended = threading.Event()

@@ -104,7 +104,7 @@ def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
 def test_what_cannot_be_read_is_a_sentence(
     run: Any, name: str, flags: list[str], words: str
 ) -> None:
-    """Nothing is run."""
+    """The error is one sentence, and no line is run."""
     write_split("a", name="two")
     write_split("b", name="two")
     Path("org/two/README.md").write_text(

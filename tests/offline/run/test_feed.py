@@ -128,7 +128,7 @@ def feed(
 def test_rows_come_out_in_order_and_no_bound_is_broken(
     turns: list[int], max_inflight: int, max_held_bytes: int
 ) -> None:
-    """However long each request takes and however narrow the window is."""
+    """Any durations and any window size are possible."""
     bodies = [{"turns": count} for count in turns]
     ids, engine, is_done = feed(bodies, limits=InFlightLimits(max_inflight, max_held_bytes))
     assert is_done

@@ -93,7 +93,7 @@ def test_the_exit_status_counts_the_rows_that_were_kept(
 
 
 def test_an_output_with_rows_is_not_written_over(run: Any, write_input: Write, out: Path) -> None:
-    """Both ways to go on are named; --force starts over."""
+    """The error names both ways to continue; --force starts over."""
     source = write_input(line("a"), line("b"))
     assert run("-i", source, "-o", out) == 0
     before, run.engine = out.read_bytes(), None

@@ -20,7 +20,7 @@ Write = Callable[..., Path]
 def test_lines_that_have_not_run_say_so_and_can_be_run(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
-    """In their places among the finished rows; a retry gives the file of an unlimited run."""
+    """Their rows are in order; a retry gives the file of an unlimited run."""
     slow = {1, 4}
     source = write_input(
         *(line(str(n), wait=60 if n in slow else 0) for n in range(6)), "no request"
@@ -51,6 +51,6 @@ def test_a_limit_that_is_not_reached_changes_nothing(
 
 
 def test_a_cost_needs_a_price(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     with pytest.raises(Refused, match="--max-cost requires --price-per-hour"):
         run("-i", write_input(line("a")), "-o", tmp_path / "out", "--max-cost", "1")

@@ -101,7 +101,7 @@ def test_a_forecast_is_bounded_by_the_recent_rate_of_rows() -> None:
 
 
 def test_no_time_is_left_to_tell_before_the_first_row() -> None:
-    """Nothing is divided by nothing."""
+    """Zero is not divided by zero."""
     assert estimate_left(Tally(num_rows=3), Rates(), Rates(), None) is None
     line = progress_line(Tally(num_rows=3), Rates(0.0, 0.0))
     assert line == "0 of 3 rows, 0.0 rows/s, 0 tokens/s"

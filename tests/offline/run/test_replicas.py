@@ -118,7 +118,7 @@ def test_engines_that_keep_ending_end_the_run() -> None:
 
 
 def test_an_engine_that_cannot_load_ends_the_run() -> None:
-    """With its words."""
+    """The error is the engine's."""
     with pytest.raises(EngineError, match="no weights here"):
         answered(placed({}), [], ["--refuse", "no weights here"])
 

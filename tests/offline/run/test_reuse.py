@@ -90,7 +90,7 @@ def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> N
 def test_rows_are_those_of_a_run_without_reuse(
     twice: Twice, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Whatever the mixture of lines: byte for byte."""
+    """Any mixture of lines gives the same bytes."""
     lines = [
         greedy("a"), "{", line("b"), greedy("c", status=400), greedy("a"), line("d", seed=3),
         greedy("e", logprobs="x"),

@@ -99,5 +99,5 @@ def test_a_card_that_cannot_be_written_is_a_note(
     ],
 )
 def test_a_card_has_the_name_of_its_output(output: str, card: str) -> None:
-    """Without the suffix of a format."""
+    """The name omits the suffix of a format."""
     assert str(card_path(Path(output))) == card

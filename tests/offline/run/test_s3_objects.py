@@ -143,7 +143,7 @@ def test_rows_that_cannot_be_written_are_kept(
     tmp_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a file that the message names."""
+    """The message names their file."""
     source, upload = at_store.put("in.jsonl", LINES), s3_transfer.upload_object
 
     def lock_out(place: S3Object, file: Any) -> None:
@@ -219,7 +219,7 @@ def test_the_addressing_style_is_reported_if_it_may_be_wrong(
 def test_an_object_needs_an_extra(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
 ) -> None:
-    """Which is named."""
+    """The error names it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_bytes(LINES)
     monkeypatch.setitem(sys.modules, "boto3", None)

@@ -301,7 +301,7 @@ def test_a_table_that_changes_during_the_run_is_not_written(
 def test_a_recipe_that_cannot_work_is_refused(
     run: Any, tmp_path: Path, flags: list[str], lines: list[str] | None, words: str
 ) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     source = write_table(tmp_path / "table.parquet")
     if lines is not None:
         write_recipe(tmp_path, *lines)
@@ -349,7 +349,7 @@ def test_a_table_without_a_column_in_the_prompt_has_all_its_rows(
 
 
 def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
-    """With their rows."""
+    """The error names their rows."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path)
     table = pa.table({"text": ["x", "y", "x"]})

@@ -78,7 +78,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("number", range(len(BAD)), ids=[case[3] for case in BAD])
 def test_what_is_wrong_is_its_own_rows_400(written: list[dict[str, Any]], number: int) -> None:
-    """With the field and a sentence; all others go on."""
+    """The error has the field and a sentence; all other rows go on."""
     _, _, param, words = BAD[number]
     response = written[len(GOOD) + number]["response"]
     error = response["body"]["error"]

@@ -70,7 +70,7 @@ def test_rows_are_the_same_in_whichever_batches_they_come() -> None:
 
 
 def test_whole_numbers_as_ids_are_the_numbers_of_lines() -> None:
-    """So that rows numbered from 1 have the seeds of `tidemill run`; others have their bytes."""
+    """Rows numbered from 1 have the seeds of `tidemill run`; other IDs use their bytes."""
     table = pa.table({"n": [3, 0, -1, 2**70 // 2**8, None]})
     found, engine = answers_of(table, prompt="Hi", id="n")
     assert [number for number, _ in engine.sent] == [3, 0, 0, 2**62, 0]
@@ -127,7 +127,7 @@ def test_an_event_loop_has_the_answers_alone() -> None:
 def test_the_columns_of_answers_are_known_beforehand(
     recipe: dict[str, Any], names: list[str]
 ) -> None:
-    """Whatever a row will say."""
+    """They do not depend on the rows."""
     schema = NAMES.schema.append(pa.field("names", pa.list_(pa.string())))
     fields = BatchAnswers(recipe, schema).fields
     assert [field.name for field in fields] == [name.partition(":")[0] for name in names]
@@ -217,7 +217,7 @@ def test_types_without_a_value_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["daft", "spark"])
 def test_a_package_that_is_missing_is_named(name: str) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     package = {"daft": "daft", "spark": "pyspark"}[name]
     program = f"import sys; sys.modules[{package!r}] = None; import tidemill.{name}"
     done = subprocess.run(

@@ -153,7 +153,7 @@ def test_engines_end_with_their_frames() -> None:
 def test_invalid_options_are_reported_at_the_call_on_daft(
     options: dict[str, Any], words: str
 ) -> None:
-    """Nothing runs."""
+    """The query does not run."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(daft.from_arrow(QUESTIONS), **options)
     with pytest.raises(TidemillError, match="a Daft DataFrame; got a Table"):
@@ -161,7 +161,7 @@ def test_invalid_options_are_reported_at_the_call_on_daft(
 
 
 def test_an_option_that_is_none_is_refused_by_the_provider() -> None:
-    """When it is made."""
+    """The constructor raises the error."""
     with pytest.raises(TidemillError, match="did you mean `max_num_seqs`"):
         ours.Provider(max_num_seq=8)
 

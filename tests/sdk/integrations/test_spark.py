@@ -106,7 +106,7 @@ def test_vectors_equal_those_of_run(questions: Any, tmp_path: Path) -> None:
 
 
 def test_a_dead_engine_fails_tasks_that_are_tried_again(questions: Any, sockets: Path) -> None:
-    """By a new engine; every row is there once."""
+    """A new engine answers them, and every row exists once."""
     before = addresses(sockets)
     params = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
     answered = ours.answer(questions, prompt="Hi {{ id }}", id="id", params=params, max_num_seqs=8)

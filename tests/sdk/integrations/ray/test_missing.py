@@ -15,7 +15,7 @@ NO_DATASET: Any = None
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(TidemillError, match=r"needs ray, which is not installed: .*ray"):
         tidemill.ray.answer(NO_DATASET, prompt="{{ text }}")

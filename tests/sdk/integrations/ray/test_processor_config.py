@@ -90,12 +90,12 @@ def test_a_chat_template_may_be_off_or_another() -> None:
     ],
 )
 def test_what_would_change_rows_is_refused_by_name(given: dict[str, Any], words: str) -> None:
-    """Before anything runs."""
+    """The error comes before anything runs."""
     with pytest.raises(TidemillError, match=words):
         build(given)
 
 
 def test_a_config_of_another_kind_is_left_to_ray() -> None:
-    """By its name."""
+    """The error suggests Ray's function."""
     with pytest.raises(TidemillError, match=r"not a dict: use ray\.data\.llm"):
         parse({})

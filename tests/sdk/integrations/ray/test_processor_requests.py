@@ -20,7 +20,7 @@ def line_of(row: dict[str, Any], task: str = "generate", *, has_chats: bool = Tr
 
 
 def test_a_chat_has_the_defaults_of_vllm() -> None:
-    """Whatever the model's files say; nulls of Arrow's structs are none of its parameters."""
+    """The model's files do not change them; nulls of Arrow's structs are ignored."""
     found = line_of(
         {"messages": CHAT, "sampling_params": {"max_tokens": 5, "top_p": None, "detokenize": False}}
     )
@@ -105,7 +105,7 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
 def test_what_is_not_supported_is_refused_by_name(
     row: dict[str, Any], task: str, words: str
 ) -> None:
-    """In the row's own error: the others go on."""
+    """The error is in the row, and the others go on."""
     found = line_of(row, task, has_chats=task == "generate")
     (error,) = (value for name, value in found.items() if name != "custom_id")
     assert words in error["message"]
