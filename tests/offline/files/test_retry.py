@@ -221,7 +221,7 @@ def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
 def test_a_retry_that_is_stopped_keeps_rows_that_wait_for_their_order(scene: Scene) -> None:
     """Answered lines after the line at which it stopped are not run again."""
     scene.run.dies_at = "2"
-    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+    with pytest.raises(EngineFailed, match="2 finished rows waiting"):
         scene.retry("--retry-failed")
     scene.run.dies_at = None
     assert scene.retry() == 0

@@ -41,7 +41,7 @@ def test_an_id_that_is_repeated_a_hundred_thousand_times_is_as_fast() -> None:
 
 
 def test_rows_without_a_custom_id_go_by_their_own() -> None:
-    """The row's ID is the same for the same line in every run."""
+    """They are found by their own ID, which is the same for the same line in every run."""
     index = RowIndex()
     index.add(row(None, "batch_req_1"), RowPlace(1, 0, 5))
     assert index.pop(row("batch_req_1")) is None

@@ -82,7 +82,7 @@ def test_a_download_that_never_works_ends_after_five_tries(
 ) -> None:
     """The error contains the last failure; the output is not created."""
     server.will(Answer(500, b"broken"))
-    with pytest.raises(TransferFailed, match=r"failed 5 times; last: HTTP 500 .*broken"):
+    with pytest.raises(TransferFailed, match=r"failed 5 times; last error: HTTP 500 .*broken"):
         run("-i", f"{server.url}/in", "-o", tmp_path / "out")
     assert len(server.received) == 5
     assert not (tmp_path / "out").exists()

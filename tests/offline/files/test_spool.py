@@ -89,7 +89,7 @@ def test_a_second_stop_keeps_the_rows_of_the_first(path: Path) -> None:
     with loaded(path, given) as again:
         again.pop(1)
         add(again, given, 3)
-        assert "2 finished rows that wait" in again.words()
+        assert "2 finished rows waiting" in again.words()
         again.flush()
     failed = row_of(given[3], 500)
     path.write_bytes(path.read_bytes() + b"%d\t" % given[3].number + failed)
@@ -134,7 +134,7 @@ def test_a_folder_that_takes_no_file_is_reported_once(
         assert [spool.pop(place).data for place in range(2)] == [row_of(line) for line in given]
         assert spool.words() == ""
         assert not spool.is_durable
-    assert capsys.readouterr().err.count("cannot be made") == 1
+    assert capsys.readouterr().err.count("cannot be created") == 1
 
 
 def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:

@@ -208,7 +208,7 @@ def test_an_engine_that_dies_leaves_what_it_has_answered(
     source = write_input(line("a"), line("b", name="b", wait=0.2), line("c"), line("d"))
     flags = ["-i", source, "-o", tmp_path / "out"]
     run.dies_at = "b"
-    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+    with pytest.raises(EngineFailed, match="2 finished rows waiting"):
         run(*flags)
     run.dies_at = None
     assert run(*flags, "--resume") == 0
