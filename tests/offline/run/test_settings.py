@@ -48,7 +48,7 @@ def run(run: Any, request: pytest.FixtureRequest) -> Any:
 def stop(run: Any, source: Path, out: Path, *flags: object, after: int = 3) -> None:
     """Leave the first rows of a run whose engine has died."""
     run.dies_at = str(after)
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run("-i", source, "-o", out, "--max-inflight", 1, "--no-plan", *flags)
     run.dies_at, run.engine = None, None
     assert len(rows(out)) == after
@@ -288,7 +288,7 @@ def test_an_interrupted_retry_of_truncated_rows_is_continued(
     given = ["-i", source, "-o", out, "--max-tokens"]
     assert run(*given, 5) == 0
     run.dies_at = "c"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, 9, "--resume", "--retry-truncated", "--max-inflight", 1, "--no-plan")
     run.dies_at = None
     with pytest.raises(Refused, match="--max-tokens: 9 before, 5 now"):
@@ -308,7 +308,7 @@ def test_a_retry_without_its_settings_puts_each_row_in_its_place(
     run.fails_at = {"a"}
     assert run(*given) == 0
     run.fails_at, run.dies_at = set(), "a"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, "--resume", "--retry-truncated")
     run.dies_at = None
     assert out.with_name("rows.jsonl.retry.spool").read_bytes().count(b"\n") == 1
@@ -329,7 +329,7 @@ def test_truncated_rows_in_the_spool_are_run_again(
     source = write_input(line("f", **first), slow, truncated("b"), line("c"), truncated("d"))
     given = ["-i", source, "-o", out, "--no-plan", "--max-tokens"]
     run.dies_at = "a"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, 5)
     run.dies_at = None
     assert out.with_name("rows.jsonl.spool").read_bytes().count(b"\n") == 3
@@ -589,7 +589,7 @@ def test_a_shard_is_resumed_with_its_settings(
     assert run(*given, "1/2", "--seed", 1) == 0
     part = out.with_name("rows.jsonl.2-of-2")
     run.dies_at = "4"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, "2/2", "--seed", 1, "--max-inflight", 1, "--no-plan")
     run.dies_at = None
     with pytest.raises(Refused, match="--seed: 1 before, not set now"):
