@@ -234,7 +234,7 @@ def test_a_web_page_is_not_a_store(
     server.will(Answer(body=b"<html><body><p>Sign in</body></html>"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
-    with pytest.raises(TransferFailed, match="the endpoint is not S3; it may be a console or another port"):
+    with pytest.raises(TransferFailed, match="is not S3; it may be a console or another port"):
         run("-i", "s3://b/k", "-o", f"s3://{at_store.bucket}/rows")
     with (
         pytest.raises(CliError, match="is not S3, as a console"),
