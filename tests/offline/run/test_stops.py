@@ -41,7 +41,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == status
-    assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
+    assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; to keep" in err
     assert "to keep them and run the rest" in err
     assert f"2 finished rows waiting for earlier rows are in {out}.spool" in err
     assert "Traceback" not in err
