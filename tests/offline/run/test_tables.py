@@ -317,7 +317,7 @@ def test_a_recipe_that_cannot_work_is_refused(
         ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
         ("t.csv", b"body\nx\n", "names `text`, which is no column of the table"),
         ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
-        ("folder", b"", "the folder {} has no table"),
+        ("folder", b"", "the folder {} contains no table"),
     ],
 )
 def test_a_bad_table_is_reported(
