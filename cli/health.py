@@ -1,7 +1,7 @@
 """Health check of a worker's container: `python -m tidemill.cli.health`.
 
-A worker that is given `--health-file` touches it every few seconds from the one thread that does
-its work. A process that hangs, is frozen or has gone touches nothing.
+A worker with `--health-file` touches that file every few seconds from the thread that does its
+work. A hanging, frozen or dead process does not touch it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BEAT_SECONDS = 5.0
 
 
 class Heartbeat:
-    """Heartbeat: `beat` touches a file; without a file it does nothing."""
+    """Heartbeat of a process: `beat` touches a file, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._beat_at = -_BEAT_SECONDS
 
     def beat(self) -> None:
-        """Touch the file, unless it was touched moments ago; disk errors are ignored."""
+        """Touch the file unless it was touched seconds ago; ignore disk errors."""
         now = time.monotonic()
         if self._path is None or now < self._beat_at + _BEAT_SECONDS:
             return
@@ -38,7 +38,7 @@ class Heartbeat:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Beat while entered, as long as the event loop is not blocked."""
+        """Beat inside the context, as long as the event loop is not blocked."""
         task = asyncio.create_task(self._beat_for_ever())
         try:
             yield
@@ -63,9 +63,9 @@ def find_problem(path: Path, now: float) -> str | None:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return 0 for a worker that is alive and 1 for one that is not, with a sentence."""
+    """Print the worker's state; return 0 if it is alive, otherwise 1."""
     name = next(iter(arguments), environment.get(VARIABLE))
-    words = find_problem(Path(name), time.time()) if name else f"{VARIABLE} names no file"
+    words = find_problem(Path(name), time.time()) if name else f"{VARIABLE} is not set"
     sys.stdout.write(f"{words or 'alive'}\n")
     return 0 if words is None else 1
 

@@ -1,4 +1,4 @@
-"""The command `tidemill`. Starting it loads the standard library only, so that help is instant."""
+"""Command `tidemill`; starting it loads only the standard library, so that help is instant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Version(argparse.Action):
     """Looks up the version only when `--version` is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print the version and end."""
+        """Print the version and exit."""
         from importlib import metadata
 
         try:
@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; each command sets `command` to its function."""
     parser = Parser(
         prog="tidemill",
-        description="Runs LLM batch files: one row for every line.",
+        description="Run LLM batch files and tables: one row of results for each line.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -94,11 +94,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _without_a_command(_: argparse.Namespace) -> int:
-    raise Refused("name a command, such as `tidemill run FILE`: `tidemill --help` lists them")
+    raise Refused("no command: use one, such as `tidemill run FILE`; `tidemill --help` lists all")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
+    """Return the parsed arguments, with positional files in `files`; raises Refused."""
     parser = make_parser()
     typed = expand_positional_model(retry.expand_rows(expand_help(arguments)))
     typed = serve.add_environment_flags(typed)
@@ -108,8 +108,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def exit_status_of(command: Callable[[], int]) -> int:
     """Run a command and return its exit status; errors that users can fix show no traceback.
 
-    0 on success; 1 for a bad input or a failure on the way; 2 for arguments or paths that cannot
-    work; 128 + n when signal n ended it. Commands of the API have more: cli/batches/outcome.py.
+    0 on success; 1 for an invalid input or a failure; 2 for invalid arguments or paths; 128 + n if
+    signal n ended it. Commands of the API have further ones: cli/batches/outcome.py.
     """
     try:
         return command()

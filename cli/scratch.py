@@ -1,8 +1,8 @@
-"""`python -m tidemill.cli.scratch worker …`: `tidemill worker …` with its caches on the best disk.
+"""`python -m tidemill.cli.scratch worker …`: runs `tidemill worker …` with caches on the best disk.
 
-A training job of SageMaker has a disk below /opt/ml, the machine's NVMe where it has some. /tmp is
-scratch of a size that AWS does not say, and nor does it say where the image's user may write. So
-the folder with most room is taken, of those that can be written to; none of them is uploaded.
+SageMaker training jobs have a disk under /opt/ml: the machine's NVMe, if it has one. AWS documents
+neither the size of /tmp nor where the image's user may write. Therefore the writable folder with
+the most free space is used. SageMaker uploads none of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FOLDER: Final = "tidemill"
 
 
 def find_scratch(places: Iterable[str]) -> Path | None:
-    """Return a folder below the place with most room that can be written to, or None."""
+    """Return a writable folder in the place with the most free space, or None."""
     found = [folder for place in places if (folder := _make_folder(Path(place)))]
     return max(found, key=lambda folder: shutil.disk_usage(folder).free, default=None)
 
 
 def scratch_variables(folder: Path) -> Mapping[str, str]:
-    """Return the variables that lead all that a worker writes into one folder."""
+    """Return the variables that direct all files of a worker to one folder."""
     return {
         "HOME": str(folder),
         "NUMBA_CACHE_DIR": str(folder / "numba"),
@@ -48,14 +48,14 @@ def _make_folder(place: Path) -> Path | None:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Become `tidemill` with these arguments; exit with 1 where nothing can be written."""
+    """Replace this process with `tidemill`; exit with 1 if no folder is writable."""
     folder = find_scratch(PLACES)
     if folder is None:
-        sys.exit(f"No folder can be written to: {', '.join(PLACES)}.")
+        sys.exit(f"None of these folders is writable: {', '.join(PLACES)}.")
     free = shutil.disk_usage(folder).free
     found = {"message": "scratch", "folder": str(folder), "free_gigabytes": round(free / 1e9)}
     sys.stdout.write(f"{json.dumps(found)}\n")
-    sys.stdout.flush()  # nothing of this process is left by what comes
+    sys.stdout.flush()  # exec replaces this process
     environment = {**os.environ, **scratch_variables(folder)}
     command = ["tidemill", *arguments]
     os.execvpe("tidemill", command, environment)  # noqa: S606, S607 - ours, on the image's PATH

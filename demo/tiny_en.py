@@ -1,7 +1,7 @@
 """Whisper tiny.en in transformers' format: `python -m tidemill.demo.tiny_en` prints its folder.
 
-The weights come in a package (MIT) in CTranslate2's format, fp16, and are rewritten without a
-change: projections that CTranslate2 joins are split, and its file of token lists becomes
+The weights come from a package (MIT) in CTranslate2's format, fp16, and are converted without loss:
+projections that CTranslate2 joins are split, and its file of token lists becomes
 `generation_config.json`. Needs the extra `engine`.
 """
 
@@ -36,7 +36,7 @@ _FLOAT16: Final = 4
 _LAYERS, _HEADS = 4, 6
 _END, _START, _PREVIOUS, _NO_TIMESTAMPS = 50256, 50257, 50360, 50362
 _TARGETS, _SECONDS = 448, 30
-_STEPS_PER_SECOND = 50  # of timestamps
+_STEPS_PER_SECOND = 50  # for timestamps
 _PARTS: Final[Mapping[str, Sequence[tuple[str, str, Sequence[str]]]]] = {
     "encoder": (("self_attention", "self_attn", ("q_proj k_proj v_proj", "out_proj")),),
     "decoder": (
@@ -51,8 +51,8 @@ Tensors = dict[str, NDArray[np.float16]]
 def assemble(source: Path, folder: Path) -> None:
     """Write the files of the model to `folder`, from those of its package in `source`.
 
-    Layout of `model.bin`: version, name, revision, number of variables; of each its name, rank,
-    dimensions, type, size, data. Raises ValueError for another version.
+    Layout of `model.bin`: version, name, revision, number of variables; for each variable its
+    name, rank, dimensions, type, size and data. Raises ValueError for another version.
     """
     with (source / "model.bin").open("rb") as file:
         tensors = _renamed(dict(_variables(file)))
@@ -66,7 +66,7 @@ def assemble(source: Path, folder: Path) -> None:
         ("tokenizer.json", _with_timestamps(json.loads((source / "tokenizer.json").read_text()))),
     ):
         (folder / name).write_text(json.dumps(value), encoding="utf-8")
-    # Last, and whole: a folder with weights is complete.
+    # Last, and atomically: a folder with weights is complete.
     written = folder / "model.safetensors.part"
     save_file(tensors, written, metadata={"format": "pt"})
     written.replace(folder / "model.safetensors")
@@ -91,7 +91,7 @@ def _variables(file: IO[bytes]) -> Iterator[tuple[str, NDArray[np.float16]]]:
 
 
 def _renamed(found: Tensors) -> Tensors:
-    """Return the tensors under transformers' names, joined projections split."""
+    """Return the tensors under transformers' names, with joined projections split."""
     tensors: Tensors = {"model.decoder.embed_tokens.weight": found["decoder/embeddings/weight"]}
     for conv in ("conv1", "conv2"):
         for kind in ("weight", "bias"):
@@ -119,7 +119,7 @@ def _norm(found: Tensors, old: str, new: str) -> Tensors:
 
 
 def _split(found: Tensors, old: str, names: list[str]) -> Tensors:
-    """Split a joined projection; keys have no bias in Whisper, and zeros in the file."""
+    """Split a joined projection, without the key bias: Whisper has none, and the file has zeros."""
     tensors: Tensors = {}
     for kind in ("weight", "bias"):
         pieces = np.split(found[f"{old}/{kind}"], len(names))
@@ -200,7 +200,7 @@ def _tokenizer_config() -> dict[str, Any]:
 
 
 def _with_timestamps(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer that knows the tokens of times, which the package's lacks."""
+    """Return the tokenizer with the timestamp tokens that the package's lacks."""
     known = {token["id"] for token in tokenizer["added_tokens"]}
     rest = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     for step in range(_SECONDS * _STEPS_PER_SECOND + 1):

@@ -1,4 +1,4 @@
-"""Prints requests with their answers, or a table of results.
+"""Print requests with their answers, or a table of results.
 
 python examples/show.py requests.jsonl rows.jsonl
 python examples/show.py messages.output.csv
@@ -14,23 +14,23 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
-ASKED = ("prompt", "input", "query", "queries", "text_1", "data_1", "file_url")
+PROMPT_FIELDS = ("prompt", "input", "query", "queries", "text_1", "data_1", "file_url")
 SHOWN_NUMBERS = 3
 SHOWN_CHARS = 100
 CELL_CHARS = 60
 HIDDEN_COLUMNS = {"id", "text", "finish_reason", "usage", "error"}
 
 
-def asked(body: dict[str, Any]) -> str:
-    """Return what the last message of a chat says, or what else a request is about."""
+def prompt_of(body: dict[str, Any]) -> str:
+    """Return the last message of a chat, or the prompt of another request."""
     if body.get("messages"):
         return str(body["messages"][-1]["content"])
-    said = str(next((body[name] for name in ASKED if name in body), body))
-    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}…"
+    prompt = str(next((body[name] for name in PROMPT_FIELDS if name in body), body))
+    return prompt if len(prompt) <= SHOWN_CHARS else f"{prompt[:SHOWN_CHARS]}…"
 
 
 def answered(row: dict[str, Any]) -> list[str]:
-    """Return what a row says, a line each: texts, vectors in short, scores, or why it failed."""
+    """Return the lines of a row's answer: texts, shortened vectors, scores or an error."""
     if row["response"] is None:
         return [f"failed: {row['error']['message']}"]
     body = row["response"]["body"]
@@ -54,7 +54,7 @@ def answered(row: dict[str, Any]) -> list[str]:
 
 
 def in_short(vector: list[float] | str) -> str:
-    """Return the first numbers of a vector and how many there are: nobody reads the others."""
+    """Return the first numbers of a vector and its number of dimensions."""
     numbers = vector
     if isinstance(numbers, str):
         data = b64decode(numbers)
@@ -64,7 +64,7 @@ def in_short(vector: list[float] | str) -> str:
 
 
 def place_of(result: dict[str, Any]) -> str:
-    """Return the text of a ranked document, or its number where rows hold no texts."""
+    """Return the text of a ranked document, or its number if the row has no texts."""
     return str(result.get("document", {}).get("text", f"document {result['index']}"))
 
 
@@ -75,7 +75,7 @@ def records(path: str) -> list[dict[str, Any]]:
 
 
 def table(path: str) -> list[str]:
-    """Return the lines of a CSV of results: long cells are cut, the engine's columns left out."""
+    """Return the lines of a CSV of results, with cut cells and without the engine's columns."""
     with Path(path).open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     shown = [place for place, name in enumerate(rows[0]) if name not in HIDDEN_COLUMNS]
@@ -89,20 +89,20 @@ def table(path: str) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Return a cell in one line, shortened in its middle where it is long."""
+    """Return a cell on one line, shortened in its middle if it is long."""
     text = " ".join(text.split())
     half = CELL_CHARS // 2
     return text if len(text) <= CELL_CHARS else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def main() -> None:
-    """Print the rows beside their lines, which come in the same order, or a table."""
+    """Print the rows with their lines, which are in the same order, or a table."""
     if len(sys.argv) == 2:
         print("\n".join(table(sys.argv[1])))
         return
     requests, rows = (records(path) for path in sys.argv[1:3])
     for request, row in zip(requests, rows, strict=True):
-        print(asked(request["body"]))
+        print(prompt_of(request["body"]))
         for text in answered(row):
             print("  → " + text.strip().replace("\n", "\n    "))
 

@@ -1,6 +1,6 @@
-"""Hears of the end of batches: OPENAI_WEBHOOK_SECRET=whsec_… python examples/webhook.py [PORT].
+"""Receive webhooks: OPENAI_WEBHOOK_SECRET=whsec_… python examples/webhook.py [PORT].
 
-Tidemill speaks https to public hosts only: let your proxy or tunnel hand its requests to this.
+Tidemill calls only https URLs of public hosts: forward its requests here with a proxy or tunnel.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from openai import InvalidWebhookSignatureError, OpenAI
 
 client = OpenAI(api_key="not needed here")
-heard: set[str] = set()
+seen: set[str] = set()
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Answers 204 to events that are signed with the secret, and 400 to all else."""
+    """Responds with 204 to events that are signed with the secret, otherwise with 400."""
 
     def do_POST(self) -> None:
-        """Print what has ended, once for each event."""
+        """Print the batch that has ended, once per event."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             event = client.webhooks.unwrap(body, dict(self.headers.items()))
         except (InvalidWebhookSignatureError, ValueError):
             self.send_error(400)
             return
-        # Answer first: what takes long is no reason to be told again.
+        # Respond first, so that slow processing does not cause a redelivery.
         self.send_response(204)
         self.end_headers()
-        if event.id not in heard:
-            heard.add(event.id)
+        if event.id not in seen:
+            seen.add(event.id)
             print(event.type, event.data.id, flush=True)
 
 

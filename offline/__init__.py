@@ -1,1 +1,1 @@
-"""Files and tables through engines on this machine, as `tidemill run` and Python run them."""
+"""Local runs: files and tables through engines on this machine, for `tidemill run` and Python."""

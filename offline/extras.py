@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from .console.errors import CliError
 
-# The modules of the extras in pyproject.toml.
+# Modules of the extras in pyproject.toml.
 MODULES = MappingProxyType(
     {
         "engine": (
@@ -38,7 +38,7 @@ _MAX_NAMED = 3
 
 
 def require_extras(what: str, *extras: str) -> None:
-    """Raise CliError when a module of these extras is missing; imports nothing."""
+    """Raise CliError if a module of these extras is missing; nothing is imported."""
     modules = dict.fromkeys(module for extra in extras for module in MODULES[extra])
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
@@ -46,7 +46,7 @@ def require_extras(what: str, *extras: str) -> None:
 
 
 def not_installed(what: str, modules: Sequence[str], *extras: str) -> CliError:
-    """Return the error that names the missing modules and the command to install them."""
+    """Return the error with the missing modules and the command to install them."""
     named = ", ".join(modules[:_MAX_NAMED])
     more = len(modules) - _MAX_NAMED
     are = "is" if len(modules) == 1 else "are"
@@ -57,7 +57,7 @@ def not_installed(what: str, modules: Sequence[str], *extras: str) -> CliError:
 
 
 def _install_command(extras: Sequence[str]) -> str:
-    """Return the command that installs extras for this installation; no index has the package."""
+    """Return the command that installs extras here; no package index has Tidemill."""
     has_pip = find_spec("pip") is not None
     pip = [sys.executable, "-m", "pip", "install"]
     command = pip if has_pip else ["uv", "pip", "install", "--python", sys.executable]
@@ -71,7 +71,7 @@ def _install_command(extras: Sequence[str]) -> str:
 
 
 def _installed_from() -> str | None:
-    """Return the URL that the package was installed from; None when unknown or gone."""
+    """Return the URL that the package was installed from; None if unknown or gone."""
     try:
         recorded = metadata.distribution("tidemill").read_text("direct_url.json")
         source = json.loads(recorded or "{}")

@@ -1,1 +1,1 @@
-"""Python API: what `from tidemill import …` gives."""
+"""Python API: the names that `from tidemill import …` provides."""

@@ -1,4 +1,4 @@
-"""Command in a process of its own that ends with its parent, as standard input tells."""
+"""Command in a child process, which ends with its parent: standard input is then closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.cli.__main__ import main
 
 
 def end_with_parent() -> None:
-    """Wait until standard input ends, as it does when the parent is gone, and stop the command."""
+    """Wait until standard input is closed, which means the parent is gone, and stop the command."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Runs and batches of Python programs: commands in processes of their own."""
+"""Runs and batches for Python programs, as commands in child processes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MAX_WORDS = 20
 @public
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Outcome of a run: where its output is, and how many rows are ok and failed.
+    """Outcome of a run: its output, and the numbers of successful and failed rows.
 
-    `card` has everything that its run card says.
+    `card` is the content of its run card.
     """
 
     output: Path
@@ -54,10 +54,10 @@ def run(
 ) -> RunResult:
     """Run a file or a table on this machine, as `tidemill run` with these flags does.
 
-    Flags are named as there, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
-    `resume=True`. Messages go to standard error; progress is a bar in a notebook and on a terminal,
-    lines in a log, and neither where `progress` is False. Raises TidemillError where the run cannot
-    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. A program is in
+    Flags have the same names, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
+    `resume=True`. Messages go to standard error. Progress is a bar in a notebook or on a terminal,
+    and lines in a log; `progress=False` hides it. Raises TidemillError if the run is not possible
+    or did not finish. An interrupt stops the run; `resume=True` continues it. An example from
     docs/guides/python-and-notebooks.md:
 
         done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
@@ -65,8 +65,8 @@ def run(
     """
     if not isinstance(input_file, (str, os.PathLike)):
         raise TidemillError(
-            f"`run` takes the path of a file, not a {type(input_file).__name__}: save it as a "
-            "table, or give it to `Engine().answer_table`"
+            f"`run` requires the path of a file, not a {type(input_file).__name__}: save it as a "
+            "table, or pass it to `Engine().answer_table`"
         )
     typed = [str(input_file), *_flags_of(flags)]
     if output_file is not None:
@@ -76,7 +76,7 @@ def run(
     except CliError as exc:
         raise TidemillError(str(exc)) from exc
     if not is_path(options.output_file):
-        raise TidemillError("a run of a program needs a file for its rows: name `output_file`")
+        raise TidemillError("`run` requires a file for its rows: pass `output_file`")
     target = Path(options.output_file) if options.table is None else options.table.output
     with progress_of_run(is_wanted=progress) as fd:
         _, status, words = _run_command(["run", *typed], fd)
@@ -85,7 +85,7 @@ def run(
     try:
         card = json.loads(card_path(target).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise TidemillError(f"the run ended, and its card cannot be read: {exc}") from exc
+        raise TidemillError(f"the run ended, but its run card cannot be read: {exc}") from exc
     rows = card["rows"]
     return RunResult(target, rows["total"], rows["ok"], rows["failed"], card)
 
@@ -94,15 +94,15 @@ def run(
 def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, Any]:
     """Submit a file or a table to a server, as `tidemill submit` does, and return its Batch.
 
-    With `wait` it has ended, and its rows or its table lie beside the file. Raises TidemillError.
-    TIDEMILL_BASE_URL and TIDEMILL_API_KEY name the server, or flags do:
+    With `wait`, the batch has ended, and its rows or its table are stored next to the file. Raises
+    TidemillError. TIDEMILL_BASE_URL and TIDEMILL_API_KEY, or flags, set the server:
 
         batch = submit("requests.jsonl", wait=True, metadata=["run=nightly"])
         print(batch["status"], batch["request_counts"])
     """
     typed = ["submit", str(file), "--json", *_flags_of({**flags, "wait": wait})]
-    said, status, words = _run_command(typed)
-    lines = said.splitlines()
+    output, status, words = _run_command(typed)
+    lines = output.splitlines()
     batch: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if batch.get("object") != "batch" or (wait and batch.get("status") not in _BATCH_ENDS):
         raise TidemillError(words or f"the command ended with status {status}")
@@ -125,13 +125,13 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[str, int, str]:
-    """Run a command; return its standard output, its status and its last words."""
+    """Run a command; return its standard output, its status and its last message."""
     reports = {} if progress_fd is None else {PROGRESS_FD: str(progress_fd)}
     command = module_command("tidemill.sdk.child", *typed)
     pipe = subprocess.PIPE
     with subprocess.Popen(  # noqa: S603 - our own command
-        # Its standard input is open as long as this process lives. In a session of its own Ctrl-C
-        # does not reach it: it is told once, by us.
+        # Its standard input is open as long as this process lives. In a separate session, Ctrl-C
+        # does not reach it, so that it gets only the signal below.
         command,
         stdin=pipe,
         stdout=pipe,
@@ -144,8 +144,8 @@ def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[
         stdout = process.stdout
         assert stdout is not None
         assert process.stderr is not None
-        said: list[str] = []
-        reading = threading.Thread(target=lambda: said.append(stdout.read()))
+        output: list[str] = []
+        reading = threading.Thread(target=lambda: output.append(stdout.read()))
         reading.start()
         try:
             words = _echoed(process.stderr)
@@ -158,11 +158,11 @@ def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[
             process.kill()
             reading.join()
             raise
-    return said[0], status, words
+    return output[0], status, words
 
 
 def _echoed(stream: IO[str]) -> str:
-    """Pass on what a command says, and return the last message of it, without details."""
+    """Forward a command's messages to stderr, and return the last one without details."""
     message: list[str] = []
     is_detail = False
     for line in stream:

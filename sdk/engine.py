@@ -1,4 +1,4 @@
-"""Engine for Python programs: a process of its own, asked from any thread, task or notebook."""
+"""Engine for Python programs: a child process, callable from any thread, task or notebook."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 _TEXTS_PER_REQUEST = 64
 _END: Final = object()
-"""Stands for the end of an async iterable, which may yield any malformed request."""
+"""Marks the end of an async iterable, which may yield any malformed request."""
 
 Request = Mapping[str, Any] | tuple[str, Mapping[str, Any]]
-"""A body, or a url and a body."""
+"""A request body, or a pair of URL and body."""
 
 
 @public
 class Engine:
-    """An engine in a process of its own, which starts at once and loads in the background.
+    """An engine in a child process, which starts immediately and loads in the background.
 
     `options` are the flags of `tidemill run` for model and engine, with underscores
-    (`max_num_seqs=64`). The process ends with `close`, with this one, or when the engine is
-    forgotten. Methods may be called from any thread and any event loop, and wait for the model;
-    they raise EngineDied once the process has ended.
+    (`max_num_seqs=64`). The process ends with `close`, at exit, or when the engine is
+    garbage-collected. Methods may be called from any thread and any event loop, and wait for the
+    model; they raise EngineDied once the process has ended.
 
     >>> with Engine(max_num_seqs=64) as engine:
     ...     engine.info().max_num_seqs
@@ -83,9 +83,9 @@ class Engine:
         self._close = weakref.finalize(self, self.process.close)
 
     async def answer(self, body: Mapping[str, Any], *, url: str = CHAT) -> dict[str, Any]:
-        """Return the body of the response; raises RequestFailed for a request that failed.
+        """Return the body of the response; raises RequestFailed if the request fails.
 
-        Cancelling it ends the request.
+        Cancelling the call cancels the request.
 
         >>> ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
         >>> answer = asyncio.run(engine.answer({**ask, "temperature": 0}))
@@ -95,7 +95,7 @@ class Engine:
         return await asyncio.wrap_future(self.process.send(url, body).future)
 
     def answer_one(self, body: Mapping[str, Any], *, url: str = CHAT) -> dict[str, Any]:
-        """Wait for the body of the response, as `answer` returns it to a program with `await`.
+        """Return the body of the response, like `answer`, but without `await`.
 
         >>> ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
         >>> answer = engine.answer_one({**ask, "temperature": 0})
@@ -119,10 +119,10 @@ class Engine:
     ) -> Answers:
         """Return the answers to many requests, to iterate over with `for` or `async for`.
 
-        A failed request gives its RequestFailed in its place. So many requests are taken at a time
-        as the engine needs; there may be no end of them. Without `in_order` answers come as they
-        are finished, each with its place: `(3, {…})`. A notebook and a terminal show a bar unless
-        `progress` is False.
+        A failed request yields its RequestFailed in its place. Requests are consumed as the
+        engine needs them, so that an infinite iterable is possible. Without `in_order`, answers
+        are yielded as they finish, each with its position: `(3, {…})`. Notebooks and terminals
+        show a progress bar unless `progress` is False.
 
         >>> ask = {"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
         >>> answer, failed = engine.answer_many([{**ask, "temperature": 0}, {"messages": []}])
@@ -134,9 +134,9 @@ class Engine:
     def embed(
         self, texts: Iterable[str], *, progress: bool = True, **params: Any
     ) -> NDArray[np.float32]:
-        """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`.
+        """Return one vector per text, as rows; `params` are parameters of `/v1/embeddings`.
 
-        `engine.embed(["ebb", "flow"]).shape` is `(2, 384)` of a model of that many dimensions.
+        For a model with 384 dimensions, `engine.embed(["ebb", "flow"]).shape` is `(2, 384)`.
         """
         import numpy as np
 
@@ -155,12 +155,12 @@ class Engine:
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
     def answer_table(self, table: Any, *, progress: bool = True, **recipe: Any) -> pa.Table:
-        """Return a table with the answers to its rows beside its columns, as `tidemill run` does.
+        """Return a table with answers in columns next to its own, as `tidemill run` does.
 
         `table` is a `pyarrow.Table`, a data frame, a `datasets.Dataset`, a list of dicts, the path
-        of a table or whatever Arrow can read; `recipe` has the keys of a recipe
-        (`prompt="Label: {{ text }}"`). Raises TidemillError for one that cannot work; a row that
-        fails says so in column `error`.
+        of a table or anything that Arrow can read; `recipe` has the keys of a recipe
+        (`prompt="Label: {{ text }}"`). Raises TidemillError for an invalid recipe; column `error`
+        contains the error of a failed row.
 
         >>> cities = {"country": ["France", "Japan"]}
         >>> prompt = "What is the capital of {{ country }}?"
@@ -178,11 +178,11 @@ class Engine:
 
     @property
     def pid(self) -> int:
-        """Return the id of the engine's process, once the model is loaded."""
+        """Return the ID of the engine's process, once the model is loaded."""
         return self.process.pid()
 
     def stats(self) -> EngineStats:
-        """Return how much runs and waits, and totals since the start."""
+        """Return the numbers of running and waiting requests, and totals since the start."""
         return self.process.stats()
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Engine:
 
 
 class Answers:
-    """Answers to many requests; `for` or `async for` takes them, once."""
+    """Answers to many requests; iterate over them once, with `for` or `async for`."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Answers:
         *,
         progress: bool,
     ) -> None:
-        self._engine = engine  # which would end its process if it were forgotten
+        self._engine = engine  # keeps the engine's process alive
         self._requests = requests
         self._url = url
         self._in_order = in_order
@@ -243,11 +243,11 @@ class Answers:
                     yield answer if self._in_order else (place, answer)
 
     async def _in_loop(self, limit: int) -> AsyncGenerator[tuple[int, Any], None]:
-        """Yield the answers and their places."""
+        """Yield the positions and the answers."""
         answered, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def notify() -> None:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so nothing waits
                 loop.call_soon_threadsafe(answered.set)
 
         remaining, is_more = aiter(_as_async(self._requests)), True
@@ -255,7 +255,7 @@ class Answers:
         running = InFlight[dict[str, Any]](limit, notify, in_order=self._in_order)
         try:
             while is_more or running:
-                # In a task of its own: the source may wait for answers itself.
+                # In a separate task, because the source may itself wait for answers.
                 if is_more and reading is None and not running.is_full:
                     reading = asyncio.create_task(_next(remaining))
                 waiting = asyncio.create_task(answered.wait())
@@ -301,19 +301,19 @@ class Answers:
             case (str(url), Mapping() as body):
                 return url, body
         raise TypeError(
-            f"the request must be a body, or a pair such as ('{CHAT}', body); it is "
+            f"a request must be a body, or a pair such as ('{CHAT}', body); got "
             f"{short_repr(request)}"
         )
 
 
 def options_of(given: Mapping[str, Any]) -> EngineOptions:
-    """Return options as their flags are read; raises Refused for what is no option or value."""
+    """Return the options, parsed like flags; raises Refused for an invalid option or value."""
     known = [option.name for option in fields(EngineOptions)]
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f": did you mean `{near[0]}`?" if near else ""
-            raise Refused(f"an engine has no option `{name}`{hint}")
+            raise Refused(f"unknown engine option `{name}`{hint}")
     texts: dict[str, Any] = {
         name: json.dumps(value) if isinstance(value, Mapping) else value
         for name, value in given.items()

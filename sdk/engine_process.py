@@ -1,4 +1,4 @@
-"""Engine process of a Python program, and the thread that speaks to it."""
+"""Engine process of a Python program, and the thread that communicates with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .in_flight import Sent
 _MAX_BYTES: Final = 4_000
 _MAX_LINES: Final = 20
 _READ_BYTES: Final = 2**16
-# For a process that has ended; a child of it may live on, and holds the pipe.
+# How long to wait for an ended process, whose child may still hold the pipe.
 _END_SECONDS: Final = 1.0
 _STDERR: Final = 2
 
@@ -37,7 +37,7 @@ _STDERR: Final = 2
 class StderrTail:
     """Pipe for the standard error of a process, and the thread that reads it.
 
-    The process is to have `writer_fd`, and nobody else.
+    Only that process may have `writer_fd`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class StderrTail:
         ).start()
 
     async def last_words(self) -> str:
-        """Return the last lines, once the process has ended; bounded."""
+        """Return the last lines of stderr, once the process has ended or after a second."""
         await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=_END_SECONDS)
         text = self._tail.decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_MAX_LINES:])
@@ -68,8 +68,8 @@ _INFLIGHT_PER_SEQUENCE = 4
 _POLL_SECONDS = 0.05
 _CLOSED = "the engine is closed"
 _OF_ANOTHER_PROCESS = (
-    "the engine was started in another process, and a fork cannot use it: start the processes with "
-    '`multiprocessing.get_context("spawn")`, and an Engine in each of them that asks'
+    "the engine was started in another process, and a fork cannot use it: start processes with "
+    '`multiprocessing.get_context("spawn")`, and create an Engine in each of them'
 )
 
 _Result = TypeVar("_Result")
@@ -84,7 +84,7 @@ class AnsweredRow:
 
 
 class EngineProcess:
-    """The engine's process, and the thread with the event loop that speaks to it."""
+    """The engine's process, and the thread with the event loop that communicates with it."""
 
     def __init__(self, command: list[str], *, stall_seconds: float = STALL_SECONDS) -> None:
         self._stderr = StderrTail()
@@ -116,30 +116,30 @@ class EngineProcess:
         await asyncio.gather(*rest, return_exceptions=True)
 
     def send(self, url: str, body: Mapping[str, Any]) -> Sent[dict[str, Any]]:
-        """Send a request; its future has the body of the response, RequestFailed or EngineDied."""
+        """Send a request; its future gets the response's body, RequestFailed or EngineDied."""
         line = {"custom_id": "", "url": url, "body": body}
         try:
             data = to_json(line)
         except PydanticSerializationError as exc:
-            raise TypeError(f"the request cannot be JSON: {exc}") from exc
+            raise TypeError(f"the request cannot be serialized to JSON: {exc}") from exc
         return Sent(self._in_loop(self._answer(data)), len(data))
 
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
-        """Send a line of a file; its future has the row, an error row too, or EngineDied."""
+        """Send a line of a file; its future gets the row, possibly an error row, or EngineDied."""
         return Sent(self._in_loop(self._answer_line(number, data)), len(data))
 
     def info(self) -> EngineInfo:
-        """Wait for the model; raises EngineDied."""
+        """Wait for the model and return its information; raises EngineDied."""
         self._check_process()
         return self._started.result()
 
     def pid(self) -> int:
-        """Return the id of the process, once the model is loaded."""
+        """Return the ID of the process, once the model is loaded."""
         self.info()
         return self._client.pid
 
     def max_inflight(self) -> int:
-        """Return how many requests keep the engine busy, once it is loaded."""
+        """Return the number of requests that keeps the engine busy, once it is loaded."""
         return _INFLIGHT_PER_SEQUENCE * self.info().max_num_seqs
 
     def stats(self) -> EngineStats:
@@ -147,10 +147,10 @@ class EngineProcess:
         return self._client.stats
 
     def close(self) -> None:
-        """End process and thread; once."""
+        """End the process and the thread; idempotent."""
         if self._is_closed or os.getpid() != self._pid:  # a fork's copy has no process
             return
-        if threading.current_thread() is self._thread:  # garbage was collected there
+        if threading.current_thread() is self._thread:  # garbage collection ran in it
             threading.Thread(target=self.close, daemon=True).start()
             return
         self._is_closed = True
@@ -177,7 +177,7 @@ class EngineProcess:
         return future
 
     def _begin(self, running: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
-        """Start a task whose outcome the future gets; a cancelled future cancels the task.
+        """Start a task that sets the future's outcome; a cancelled future cancels the task.
 
         `asyncio.run_coroutine_threadsafe` would log the error of a task whose future is cancelled.
         """
@@ -230,11 +230,11 @@ class EngineProcess:
 
     async def _died(self, reason: str) -> EngineDied:
         words = "" if self._is_closed else await self._stderr.last_words()
-        return EngineDied(f"{reason}\nIts last words:\n{words}" if words else reason)
+        return EngineDied(f"{reason}\nThe last lines of its stderr:\n{words}" if words else reason)
 
     async def _end(self) -> None:
         await self._client.close()
-        while not self._started.done():  # its process is about to be made
+        while not self._started.done():  # its process is being started
             await asyncio.sleep(_POLL_SECONDS)
             await self._client.close()
 

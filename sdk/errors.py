@@ -12,20 +12,20 @@ _LINE: Final = re.compile(r"^(Line|Row) \d+: ")
 
 @public
 class TidemillError(Exception):
-    """A run, a batch or an engine that cannot be, or cannot go on; the message says what to do."""
+    """An invalid or failed run, batch or engine; the message contains the fix."""
 
 
 @public
 class EngineDied(TidemillError):
-    """The engine's process has ended; the message says how, with its last words.
+    """The engine's process has ended; the message contains the reason and the end of its stderr.
 
-    Its requests have no answer.
+    Its pending requests have no answers.
     """
 
 
 @public
 class RequestFailed(TidemillError):
-    """A request that the engine refused or failed on, as an error of OpenAI's API."""
+    """A request that the engine rejected or that failed, as an error of OpenAI's API."""
 
     def __init__(
         self, message: str, *, status_code: int, code: str | None, param: str | None
@@ -40,8 +40,8 @@ class RequestFailed(TidemillError):
     def from_row(cls, row: dict[str, Any]) -> Self:
         """Return the error of a row."""
         response = row.get("response")
-        told: dict[str, Any] = row["error"] if response is None else response["body"]["error"]
+        error: dict[str, Any] = row["error"] if response is None else response["body"]["error"]
         status = 400 if response is None else response["status_code"]
-        code, param = told.get("code"), told.get("param")
-        message = _LINE.sub("", told["message"])  # a request here is of no file
+        code, param = error.get("code"), error.get("param")
+        message = _LINE.sub("", error["message"])  # the request does not come from a file
         return cls(message, status_code=status, code=code, param=param)

@@ -1,4 +1,4 @@
-"""Requests in flight, and their answers in order or as they come."""
+"""Requests in flight, and their answers in order or as they finish."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _Answer = TypeVar("_Answer")
 
 
 class Sent(NamedTuple, Generic[_Answer]):
-    """A request that was sent: its answer to come, and its size."""
+    """A request that was sent: the future of its answer, and its size."""
 
     future: Future[_Answer]
     num_bytes: int
 
 
 class InFlight(Generic[_Answer]):
-    """Requests in flight: at most `limit` of them, and few where their bodies are large.
+    """Requests in flight: at most `limit`, and fewer if their bodies are large.
 
-    `notify` is called, in any thread, once one of them is answered.
+    `notify` is called, in any thread, when one of them is answered.
     """
 
     def __init__(self, limit: int, notify: Callable[[], object], *, in_order: bool) -> None:
@@ -44,7 +44,7 @@ class InFlight(Generic[_Answer]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the next request has to wait for an answer."""
+        """Return whether the next request has to wait for an answer."""
         return len(self._sent) >= self._limit or self._num_bytes >= MAX_INFLIGHT_BYTES
 
     def add(self, sent: Sent[_Answer]) -> None:
@@ -55,7 +55,7 @@ class InFlight(Generic[_Answer]):
         sent.future.add_done_callback(lambda _: self._note(place))
 
     def take(self) -> Iterator[tuple[int, _Answer | RequestFailed]]:
-        """Remove and yield what is there, by its place; raises EngineDied."""
+        """Remove and yield the available answers with their positions; raises EngineDied."""
         while self._answered and not self._in_order:
             place = self._answered.popleft()
             yield place, self._pop(place)
@@ -64,7 +64,7 @@ class InFlight(Generic[_Answer]):
             yield self._next - 1, self._pop(self._next - 1)
 
     def cancel(self) -> None:
-        """End what nobody waits for any more."""
+        """Cancel the requests that are still in flight."""
         for sent in self._sent.values():
             sent.future.cancel()
 
@@ -83,7 +83,7 @@ class InFlight(Generic[_Answer]):
 def answers_to(
     requests: Iterable[Sent[_Answer]], limit: int, *, in_order: bool
 ) -> Iterator[tuple[int, _Answer | RequestFailed]]:
-    """Yield the answers to requests, which are sent as they are taken: no more than `limit`."""
+    """Yield the answers to requests, which are consumed so that at most `limit` are in flight."""
     answered = threading.Event()
     running = InFlight[_Answer](limit, answered.set, in_order=in_order)
     try:

@@ -1,4 +1,4 @@
-"""Progress of Python programs: a bar in a notebook and on a terminal, none in a log."""
+"""Progress in Python programs: a bar in a notebook or on a terminal, nothing in a log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tidemill.offline.console.terminal import duration
 
 _SECONDS: Final = 0.25
 
-# A terminal has one last line.
+# A terminal has only one last line.
 _terminal = threading.Lock()
 
 
 class Progress:
-    """Progress of requests that are answered one by one; shown by `refresh`."""
+    """Progress of requests that are answered one by one; `refresh` shows it."""
 
     def __init__(self, bar: Bar | None, unit: str, total: int | None) -> None:
         self._bar = bar
@@ -33,7 +33,7 @@ class Progress:
         self._countdown = Countdown(time.monotonic)
 
     def add(self, count: int = 1, *, is_failed: bool = False) -> None:
-        """Count what is answered, or failed."""
+        """Count answered requests, and failed ones."""
         self._done += count
         self._failed += is_failed
 
@@ -57,7 +57,7 @@ class Progress:
 
 @contextmanager
 def progress_of(unit: str, total: int | None, *, is_wanted: bool) -> Iterator[Progress]:
-    """Show the progress of so many answers, if it is wanted and there is a place for it."""
+    """Show the progress of `total` answers, if it is wanted and there is a notebook or terminal."""
     with _bar(unit, is_wanted=is_wanted) as bar:
         progress = Progress(bar, unit, total)
         if bar is None:
@@ -76,7 +76,7 @@ def progress_of(unit: str, total: int | None, *, is_wanted: bool) -> Iterator[Pr
 def _refresh_until(ended: threading.Event, progress: Progress) -> None:
     """Show progress a few times a second, also while nothing is answered, and at the end.
 
-    All of it comes from one thread: those of a notebook's kernel overtake each other.
+    Only one thread writes, because output from several threads of a notebook is reordered.
     """
     progress.refresh()
     while not ended.wait(_SECONDS):
@@ -86,9 +86,9 @@ def _refresh_until(ended: threading.Event, progress: Progress) -> None:
 
 @contextmanager
 def progress_of_run(*, is_wanted: bool) -> Iterator[int | None]:
-    """Show the progress of a run; yields the descriptor that its process is to write it to.
+    """Show the progress of a run; yield the file descriptor that its process writes it to.
 
-    None where there is no place for a bar: the run then says its progress in lines.
+    Yields None if a bar cannot be shown: the run then logs its progress in lines.
     """
     if not is_wanted:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - its descriptor is needed
@@ -109,7 +109,7 @@ def progress_of_run(*, is_wanted: bool) -> Iterator[int | None]:
 
 
 def _show_lines(reader: int, bar: Bar) -> None:
-    """Show what a run reports, until it ends."""
+    """Show the progress that a run reports, until it ends."""
     with open(reader, encoding="utf-8") as lines:
         for line in lines:
             bar.show(**json.loads(line))
@@ -117,14 +117,14 @@ def _show_lines(reader: int, bar: Bar) -> None:
 
 @contextmanager
 def _bar(unit: str, *, is_wanted: bool) -> Iterator[Bar | None]:
-    """Yield the bar for where this program runs; None where there is none."""
+    """Yield the bar for a notebook or a terminal; None if there is neither."""
     if not is_wanted:
         yield None
     elif _is_notebook():
         yield NotebookBar(unit)
     elif _is_terminal(sys.stderr) and _terminal.acquire(blocking=False):
         try:
-            # Else what is printed for a file would go to the terminal.
+            # Otherwise output that is meant for a file would go to the terminal.
             with TerminalBar(redirect_stdout=_is_terminal(sys.stdout)) as bar:
                 yield bar
         finally:
@@ -138,7 +138,7 @@ def _is_terminal(stream: IO[str] | None) -> bool:
 
 
 def _is_notebook() -> bool:
-    """Say whether this is a kernel of IPython: a notebook, in whatever shows it."""
+    """Return whether this is an IPython kernel, that is, a notebook."""
     if (ipython := sys.modules.get("IPython")) is None:
         return False
     return getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""Mark of the names that `from tidemill import …` gives."""
+"""Decorator for the names that `from tidemill import …` provides."""
 
 from __future__ import annotations
 

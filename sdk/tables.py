@@ -1,4 +1,4 @@
-"""Tables of Python programs: rows asked of an engine, results returned as columns beside them."""
+"""Tables in Python programs: an engine answers their rows, and results are added as columns."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def answer_table(
 ) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
-    asked, template, keep = compile_recipe(recipe, given.schema)
-    warn_of_constant_prompt(template, asked, given.schema.names, "the table")
-    # With all columns: a batch without any has no number of rows.
-    asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
-    lines = (line for _, some in rendered(template, asked_batches) for line in some)
+    parsed, template, keep = compile_recipe(recipe, given.schema)
+    warn_of_constant_prompt(template, parsed, given.schema.names, "the table")
+    # With all columns, because a batch without columns has no number of rows.
+    input_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
+    lines = (line for _, some in rendered(template, input_batches) for line in some)
     limit = process.max_inflight()
     with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
         try:
@@ -46,10 +46,10 @@ def answer_table(
         except TableError as exc:
             raise TidemillError(str(exc)) from exc
     if len(rows) != given.num_rows:
-        raise TidemillError(f"the engine has answered {len(rows)} of {given.num_rows} rows")
-    columns = ResultColumns(asked, given.select(keep).schema, ResultFacts.of_rows(rows, asked))
+        raise TidemillError(f"the engine answered only {len(rows)} of {given.num_rows} rows")
+    columns = ResultColumns(parsed, given.select(keep).schema, ResultFacts.of_rows(rows, parsed))
     batches, start = [], 0
-    for batch in asked_batches:
+    for batch in input_batches:
         kept = [batch.column(name) for name in keep]
         batches.append(columns.batch(kept, rows[start : start + batch.num_rows]))
         start += batch.num_rows
@@ -59,25 +59,25 @@ def answer_table(
 def compile_recipe(
     recipe: Mapping[str, Any], schema: pa.Schema
 ) -> tuple[Recipe, RequestTemplate, list[str]]:
-    """Return a recipe, its templates for a table of these columns, and the columns it keeps.
+    """Return the parsed recipe, its template for a table with this schema, and the kept columns.
 
-    Raises TidemillError for one that cannot work.
+    Raises TidemillError for an invalid recipe.
     """
     try:
         check_names(schema.names)
-        asked = parse_recipe(recipe)
-        template = checked_template(asked, schema, None)
+        parsed = parse_recipe(recipe)
+        template = checked_template(parsed, schema, None)
     except TableError as exc:
         raise TidemillError(str(exc)) from exc
     except RecipeError as exc:
-        raise TidemillError(f"the recipe cannot work: {exc}") from exc
-    return asked, template, list(schema.names if asked.keep is None else asked.keep)
+        raise TidemillError(f"the recipe is not valid: {exc}") from exc
+    return parsed, template, list(schema.names if parsed.keep is None else parsed.keep)
 
 
 def _arrow_table(table: Any) -> pa.Table:
-    """Return a table, a path of one, or anything that Arrow can read as a table.
+    """Return an Arrow table from a table, a path, or anything else that Arrow can read.
 
-    A `datasets.Dataset` stays in its files. Raises TidemillError for anything else.
+    A `datasets.Dataset` stays in its files. Raises TidemillError for other objects.
     """
     if isinstance(table, pa.Table):
         return table
@@ -87,7 +87,7 @@ def _arrow_table(table: Any) -> pa.Table:
         if isinstance(table, datasets.Dataset):
             return arrow_table_of(table)
         if isinstance(table, datasets.DatasetDict):
-            raise TidemillError(f"the dataset has splits ({', '.join(table)}): give one of them")
+            raise TidemillError(f"the dataset has splits ({', '.join(table)}): pass one of them")
     try:
         if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
             return pa.Table.from_pylist(table)
@@ -95,7 +95,7 @@ def _arrow_table(table: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as exc:
         reason = str(exc).split("\n", 1)[0].rstrip(".")
         raise TidemillError(
-            f"the table cannot be read by Arrow: {reason}. Give a data frame, a list of dicts, a "
+            f"Arrow cannot read the table: {reason}. Pass a data frame, a list of dicts, a "
             'dict of columns such as {"text": texts}, or the path of a table'
         ) from exc
 
@@ -118,9 +118,7 @@ def _as_frame(table: Any) -> Any:
     if kind not in {"pandas.Series", "polars.Series"}:
         return table
     if not table.name:
-        raise TidemillError(
-            "the Series has no name, which its column needs: give `to_frame('text')`"
-        )
+        raise TidemillError("the Series has no name for its column: pass `series.to_frame('text')`")
     return table.to_frame()
 
 

@@ -1,1 +1,1 @@
-"""Programs that made what the repository ships; in no wheel."""
+"""Programs that generate files of the repository; not part of any wheel."""

@@ -37,7 +37,7 @@ _ARCHIVE = "The file is {}: extract it, and use the JSONL file inside."
 _PACKED = "The file is compressed with {}: use gzip or plain JSONL."
 _TABLE = (
     "The file is {}: define a request for each row, with `tidemill run --prompt TEMPLATE` or with "
-    "a recipe next to it in the bucket (NAME.recipe.toml)."
+    "a recipe next to it (NAME.recipe.toml)."
 )
 _UTF_16 = "The file is UTF-16: save it as UTF-8."
 _WORKBOOK = "The file is {}: save it as CSV UTF-8."

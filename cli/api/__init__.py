@@ -1,1 +1,1 @@
-"""A deployment's API as the commands use it; people's programs use the OpenAI SDK."""
+"""A deployment's API, as used by the commands; users' programs call it with the OpenAI SDK."""

@@ -23,10 +23,10 @@ _MAX_LISTED = 1000
 
 
 class Client:
-    """Client of one deployment's API; a context manager.
+    """API client of one deployment, as a context manager.
 
-    Every call raises Unreachable, KeyRefused or ServerRefused. `storage` is for presigned urls,
-    which must not see the key.
+    Every call raises Unreachable, KeyRefused or ServerRefused. `storage` sends requests to
+    presigned URLs, without the API key.
     """
 
     def __init__(self, server: Server) -> None:
@@ -46,7 +46,7 @@ class Client:
         self.storage.close()
 
     def models(self) -> dict[str, str]:
-        """Return the served models by each name that lines may use; `*` is any other name."""
+        """Return the served model for each accepted name; `*` matches any other name."""
         return self.http.ask(_models, "GET", "models")
 
     def create_file(self, filename: str, content: bytes) -> str:
@@ -60,7 +60,7 @@ class Client:
         return self.http.ask(_file, "GET", f"files/{_quoted(file_id)}")
 
     def input_names(self, wanted: Collection[str]) -> dict[str, str]:
-        """Return the names of these input files, of those that still exist."""
+        """Return the names of the given input files, except those that no longer exist."""
         names: dict[str, str] = {}
         params: dict[str, Any] = {"purpose": _PURPOSE, "limit": _MAX_LISTED}
         while not names.keys() >= set(wanted):
@@ -75,7 +75,7 @@ class Client:
     def open_content(self, file_id: str, start: int) -> Iterator[httpx.Response]:
         """Open the content of a file from byte `start`; raises httpx's errors.
 
-        The server sends the bytes, or redirects to the storage, which must not see the key.
+        The server sends the bytes or redirects to storage, which must not receive the API key.
         """
         wanted = {"Accept-Encoding": "identity"}
         if start:
@@ -98,14 +98,14 @@ class Client:
         return self.http.ask(_upload, "GET", f"uploads/{_quoted(upload_id)}")
 
     def part_urls(self, upload_id: str, numbers: Sequence[int]) -> dict[int, str]:
-        """Return the url to `put` each of these parts to; numbers count from 1."""
+        """Return the upload URL of each given part; part numbers start at 1."""
         path = f"uploads/{_quoted(upload_id)}"
         numbered = {"part_numbers": list(numbers)}
         urls = self.http.ask(_urls, "POST", f"{path}/urls", json=numbered)
         return {n: url if "://" in url else f"{path}/{url}" for n, url in urls.items()}
 
     def put(self, url: str, content: Iterator[bytes], num_bytes: int) -> httpx.Response:
-        """PUT bytes to a storage url or a path of the API, without retries."""
+        """PUT bytes to a storage URL or an API path, without retries."""
         headers = {"Content-Length": str(num_bytes)}
         if "://" in url:
             return self.storage.put(url, content=content, headers=headers)

@@ -22,19 +22,19 @@ _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 T = TypeVar("T")
 
-# At INFO it logs whole URLs, and presigned ones are secrets.
+# At INFO, httpx logs whole URLs, and presigned URLs are secrets.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def is_transient(response: httpx.Response) -> bool:
-    """Say whether the error may be transient: 408, 425, 429 or 5xx."""
+    """Return whether the error may be transient: 408, 425, 429 or 5xx."""
     return response.is_server_error or response.status_code in _TRANSIENT_STATUSES
 
 
 def fault_of(exc: httpx.TransportError) -> str:
-    """Return a transport error in words, without the url."""
+    """Return the message of a transport error, without the URL."""
     if isinstance(exc, httpx.TimeoutException):
-        return "no answer in time"
+        return "timed out"
     return f"{exc}".strip() or type(exc).__name__
 
 
@@ -83,7 +83,7 @@ class Http:
         retry_seconds: float = SHORT_SECONDS,
         **content: Any,
     ) -> httpx.Response:
-        """Send a request and return a response that is no error; redirects are not followed."""
+        """Send a request without following redirects; raises an exception for an error status."""
         return self._try(
             lambda: self._client.request(method, path, **content), Backoff(retry_seconds)
         )
@@ -94,7 +94,7 @@ class Http:
 
     @contextmanager
     def open(self, method: str, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """Yield a streamed response; otherwise as `send`."""
+        """Yield a streamed response; retries and errors are those of `send`."""
 
         def attempt() -> httpx.Response:
             request = self._client.build_request(method, path, **content)
@@ -115,12 +115,12 @@ class Http:
                 response = attempt()
             except httpx.TransportError as exc:
                 backoff.wait(
-                    f"{self._server.url} cannot be reached: {fault_of(exc)}. Look at the network "
-                    f"and at {BASE_URL} or --base-url"
+                    f"{self._server.url} cannot be reached: {fault_of(exc)}. Check the network "
+                    f"and {BASE_URL} or --base-url"
                 )
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as exc:
-                raise ServerRefused(f"{self._server.url} cannot be asked: {exc}") from exc
+                raise ServerRefused(f"the request to {self._server.url} failed: {exc}") from exc
             if not response.is_error:
                 return response
             refusal = self._refusal(response)
@@ -135,7 +135,7 @@ class Http:
         if message is None:
             return self._stranger(response)
         if response.status_code == 429:
-            words = f"the server has enough for now: {message}"
+            words = f"the server's rate limit was exceeded: {message}"
         elif response.is_server_error:
             words = f"the server failed ({_status_of(response)}): {message}"
         else:
@@ -146,20 +146,20 @@ class Http:
         status = _status_of(response)
         if not self._server.key:
             return (
-                f"{self._server.url} wants a key ({status}): set {API_KEY} "
-                "(`tidemill keys create --name NAME` makes one of a deployment)"
+                f"{self._server.url} requires an API key ({status}): set {API_KEY} "
+                "(`tidemill keys create --name NAME` creates one for a deployment)"
             )
         return (
-            f"{self._server.url} does not accept the key in {API_KEY} ({status}): it is wrong, "
-            "revoked or another deployment's; `tidemill keys create --name NAME` makes one"
+            f"{self._server.url} rejected the API key in {API_KEY} ({status}): it is incorrect, "
+            "revoked or from another deployment; `tidemill keys create --name NAME` creates one"
         )
 
     def _stranger(self, response: httpx.Response) -> ServerRefused:
         request = response.request
         return ServerRefused(
-            f"{request.method} {request.url.copy_with(query=None)} was answered by "
-            f"{_status_of(response)}, not as Tidemill's API does: is {BASE_URL} or --base-url "
-            "right?",
+            f"{request.method} {request.url.copy_with(query=None)} returned "
+            f"{_status_of(response)}, which is not a response of Tidemill's API: check {BASE_URL} "
+            "or --base-url",
             status=response.status_code,
         )
 
@@ -177,7 +177,7 @@ def _status_of(response: httpx.Response) -> str:
 
 
 def _words_of(response: httpx.Response) -> tuple[str | None, str | None]:
-    """Return the message and code of an OpenAI or API Gateway error; else None."""
+    """Return the message and code of an OpenAI or API Gateway error, otherwise None for both."""
     try:
         body = response.json()
         error = body.get("error", body)

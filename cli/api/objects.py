@@ -1,4 +1,4 @@
-"""Objects of the API as far as the commands read them; unknown fields are kept."""
+"""API objects, with the fields that the commands read; unknown fields are preserved."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Batch:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether the status is terminal."""
+        """Return whether the status is terminal."""
         return self.status in ENDED
 
     @property
     def total(self) -> int:
-        """Return the number of lines that get a row; 0 until the file has been read."""
+        """Return the number of requests that get a row; 0 until the file has been read."""
         return int(self._counts.get("total") or 0)
 
     @property
@@ -62,12 +62,12 @@ class Batch:
 
     @property
     def table_file_id(self) -> str | None:
-        """Return the id of the file with the table of its rows, if its input was one."""
+        """Return the ID of the table of results, if the input was a table."""
         return self.extension.get("table_file_id")
 
     @property
     def table_url(self) -> str | None:
-        """Return where that table is in the bucket."""
+        """Return the S3 URL of the table of results."""
         return self.extension.get("table_url")
 
     @property
@@ -77,11 +77,11 @@ class Batch:
 
     @property
     def eta_at(self) -> float | None:
-        """Return when all rows are expected, in Unix seconds; None while it is unknown."""
+        """Return the estimated completion time in Unix seconds; None while it is unknown."""
         return self.extension.get("eta_at")
 
     def with_eta(self, eta_at: float | None) -> Batch:
-        """Return the batch with another expected end."""
+        """Return a copy of the batch with another estimated completion time."""
         return Batch({**self.fields, "tidemill": {**self.extension, "eta_at": eta_at}})
 
     @property
@@ -100,7 +100,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload: the size of its parts, and the numbers of those uploaded."""
+    """A multipart upload: the size of its parts, and the numbers of the parts uploaded so far."""
 
     id: str
     status: str
@@ -111,7 +111,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Finished rows after a line, in line order; each has its number as `line`.
+    """Finished rows after a line, in line order; each contains its line number as `line`.
 
     Every line up to `complete_through` has its row on this page or an earlier one.
     """

@@ -16,18 +16,19 @@ NAMES = (
     *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
     *("output_url", "error_url", "webhook_url", "max_cost"),
 )
-"""Names of the options in the API; in S3 metadata they have dashes."""
+"""The options' names in the API; S3 metadata has dashes instead of underscores."""
 
 
 def add_batch_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a batch; the server sets the defaults."""
+    """Add the batch options, whose defaults the server sets."""
     group = parser.add_argument_group("the batch")
     add = group.add_argument
     add(
         "--window",
         dest=WINDOW,
         metavar="TIME",
-        help="30m to 14d: what has not run by then gets an error row (default: 24h)",
+        help="set the time limit, 30m to 14d; requests that have not run by then get an error "
+        "row (default: 24h)",
     )
     add(
         "--metadata",
@@ -35,69 +36,76 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="goes into the batch's metadata; can be given 16 times",
+        help="add a pair to the batch's metadata; can be repeated up to 16 times",
     )
     add(
         "--on-invalid-line",
         choices=("fail", "skip"),
         default="fail",
-        help="refuse a file with bad lines, or give those an error row (default: fail)",
+        help="fail: reject a file with invalid lines; skip: give those an error row "
+        "(default: fail)",
     )
     add(
         "--strict-parameters",
         action="store_true",
         default=None,
-        help="refuse a file with unknown parameters (default: they have no effect, with a warning)",
+        help="reject a file with unknown parameters (default: ignore them, with a warning)",
     )
     add(
         "--max-cost",
         type=float,
         metavar="AMOUNT",
-        help="what its GPU time may cost: what has not run by then gets an error row",
+        help="limit the cost of its GPU time; requests that have not run by then get an error row",
     )
-    add("--output-url", metavar="URL", help="an https url that the good rows are PUT to as well")
-    add("--error-url", metavar="URL", help="the same for the other rows")
-    add("--webhook-url", metavar="URL", help="an https url that is called when the batch ends")
+    add("--output-url", metavar="URL", help="also PUT the successful rows to this https URL")
+    add("--error-url", metavar="URL", help="also PUT the failed rows to this https URL")
+    add("--webhook-url", metavar="URL", help="call this https URL when the batch ends")
 
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
     """Add the input file, the result files and the options of the batch."""
-    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="read requests from a path, - (standard input) or an http(s) URL",
+    )
     parser.add_argument(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where an input that is no file lies meanwhile (default: the system's)",
+        help="store downloads and standard input here in the meantime (default: the system's)",
     )
     add_batch_flags(parser)
-    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
+    add_file_flags(
+        parser, ("default: FILE.output.jsonl next to it", "default: FILE.errors.jsonl next to it")
+    )
 
 
 def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> None:
     """Add the flags of result files; `names` describes the defaults."""
     group = parser.add_argument_group("results")
     group.add_argument(
-        "-o", "--output-file", metavar="FILE", help=f"for the good rows ({names[0]})"
+        "-o", "--output-file", metavar="FILE", help=f"write the successful rows here ({names[0]})"
     )
     group.add_argument(
-        "-e", "--error-file", metavar="FILE", help=f"for the other rows ({names[1]})"
+        "-e", "--error-file", metavar="FILE", help=f"write the failed rows here ({names[1]})"
     )
-    group.add_argument("--force", action="store_true", help="write over files that are there")
+    group.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def file_of(arguments: argparse.Namespace, *, is_table: bool = False) -> str:
-    """Return the input file; raises Refused for an empty name, or a directory but for a table."""
+    """Return the input file; raises Refused for an empty name, or a directory unless `is_table`."""
     name: str = arguments.file
     check_file(name, is_table=is_table)
     return name
 
 
 def check_file(name: str, *, is_table: bool = False) -> None:
-    """Raise Refused for an empty name of an input, or a directory that is not a table."""
+    """Raise Refused for an empty file name, or for a directory that is not a table."""
     if not name:
-        raise Refused("the name of the file is empty: name a file")
+        raise Refused("the file name is empty: give the path of a file")
     if Path(name).is_dir() and not is_table:
-        raise Refused(f"{name} is a directory: name a file")
+        raise Refused(f"{name} is a directory: give the path of a file")
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -121,12 +129,16 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def _naming_flag(exc: InvalidOption) -> str:
     if exc.param is None:
         return exc.message
-    flag = "--window" if exc.param == WINDOW else f"--{exc.param.replace('_', '-')}"
-    return exc.message.replace(f"`{exc.param}`", flag)
+    return exc.message.replace(f"`{exc.param}`", flag_of(exc.param))
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option that has a name in the API."""
+    return "--window" if name == WINDOW else f"--{name.replace('_', '-')}"
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator):
-        raise argparse.ArgumentTypeError(f"{text!r} is no pair: write KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a KEY=VALUE pair")
     return name, value

@@ -1,4 +1,4 @@
-"""Drop into a bucket: uploads a file to S3, waits for its batch report, downloads the rows."""
+"""Drops: upload a file to the bucket, wait for its batch report, and download the rows."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ..api.objects import Batch
 from ..api.server import API_KEY, BASE_URL, server_of
 from ..deployment.aws import aws_call, make_client
 from ..transfer.download import Interrupted, fetch
-from .batch_flags import NAMES
+from .batch_flags import NAMES, flag_of
 from .follow import Show, batch_progress, poll_delays
 from .outcome import exit_status_of, log_end, print_json
 from .submission import check_source
 from .wait import Targets, log_row_errors
 
-# The batch of a drop is searched among this many of the newest.
+# A drop's batch is searched for among this many of the newest batches.
 _NUM_NEWEST = 100
 
 
@@ -54,13 +54,13 @@ def drop_progress(url: str, since: float) -> Iterator[Callable[[], object]]:
     Best effort: it never raises, and logs once why no progress is shown.
     """
     if not os.environ.get(BASE_URL):
-        log(f"{BASE_URL} and {API_KEY}, when they are set, let it show how far the batch is")
+        log(f"set {BASE_URL} and {API_KEY} to see the batch's progress here")
         yield lambda: None
         return
     try:
         client = Client(server_of(None))
     except CliError as exc:
-        log(f"no progress is shown: {exc}")
+        log(f"progress is not shown: {exc}")
         yield lambda: None
         return
     with client, batch_progress() as show:
@@ -68,7 +68,7 @@ def drop_progress(url: str, since: float) -> Iterator[Callable[[], object]]:
 
 
 class _DropTracker:
-    """Finds a batch by its input url, then polls it by id."""
+    """Finds a batch by its input URL, then polls it by ID."""
 
     def __init__(self, client: Client, url: str, since: float, show: Show) -> None:
         self._client = client
@@ -87,7 +87,7 @@ class _DropTracker:
             if self._batch_id is not None:
                 self._show(self._client.batch(self._batch_id))
         except CliError as exc:
-            log(f"no progress is shown any more: {exc}")
+            log(f"progress is no longer shown: {exc}")
             self._is_over = True
 
     def _find(self) -> str | None:
@@ -98,10 +98,10 @@ class _DropTracker:
         return None
 
 
-# Up to ten are in memory.
+# Up to ten parts are in memory.
 _PART_BYTES = 8 * 2**20
 _CHUNK_BYTES = 2**18
-_MAX_METADATA_BYTES = 2048  # S3's
+_MAX_METADATA_BYTES = 2048  # S3's limit
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
 _OPTIONS = frozenset(name.replace("_", "-") for name in NAMES)
 _ENDINGS = (".jsonl", ".ndjson", ".json", ".gz")
@@ -124,23 +124,23 @@ class Drop:
 
         A name without a known suffix gets the suffix of the file's format.
         """
-        says_its_form = form.is_table or name.lower().endswith(_ENDINGS)
-        key = f"{INPUT_PREFIX}{name}{'' if says_its_form else form.suffix}"
+        has_suffix = form.is_table or name.lower().endswith(_ENDINGS)
+        key = f"{INPUT_PREFIX}{name}{'' if has_suffix else form.suffix}"
         outputs, reason = outputs_of_drop(key), invalid_key_reason(key)
         if outputs is None or reason or not name.strip("/") or not name.isprintable():
-            said = f"{name!r} cannot be the name of a drop: give another one by --name"
-            raise Refused(f"{said}. {reason}" if reason else said)
+            message = f"{name!r} is not a valid name for a drop: pass another one with --name"
+            raise Refused(f"{message}. {reason}" if reason else message)
         return cls(bucket, key, _user_metadata(fields), outputs)
 
     @property
     def url(self) -> str:
-        """Return the `s3://` url."""
+        """Return the `s3://` URL."""
         return f"s3://{self.bucket}/{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A table to put into the bucket, of whose rows a drop's requests were rendered."""
+    """A table to upload, whose rows were rendered into the drop's requests."""
 
     source: Source
     options: TableOptions
@@ -156,13 +156,16 @@ def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:
     own = {name.lower(): value for name, value in fields.get("metadata", {}).items()}
     for name in own:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):
-            raise Refused(f"{name!r} cannot be a key of an object's metadata: letters and digits")
+            raise Refused(
+                f"{name!r} is not a valid metadata key of an S3 object: use letters and digits"
+            )
         if name in _OPTIONS:
-            raise Refused(f"{name} is an option: it has a flag of its own")
-    found = {name: _header(value) for name, value in (options | own).items()}
-    if sum(len(name) + len(value) for name, value in found.items()) > _MAX_METADATA_BYTES:
-        raise Refused(f"options and metadata may have {_MAX_METADATA_BYTES:,} bytes in the bucket")
-    return found
+            flag = flag_of(name.replace("-", "_"))
+            raise Refused(f"{name} is a batch option, not metadata: pass it as {flag}")
+    headers = {name: _header(value) for name, value in (options | own).items()}
+    if sum(len(name) + len(value) for name, value in headers.items()) > _MAX_METADATA_BYTES:
+        raise Refused(f"options and metadata exceed S3's limit of {_MAX_METADATA_BYTES:,} bytes")
+    return headers
 
 
 def _header(value: str) -> str:
@@ -180,9 +183,9 @@ def drop_file(
     *,
     as_json: bool,
 ) -> int:
-    """Drop a file of requests, or the table that they are of, and return the exit status.
+    """Drop a file of requests or a table, and return the exit status.
 
-    With targets it waits, and fetches the rows or the table of them.
+    With targets, wait for the batch and fetch its rows or its table.
     """
     fields = {
         "on_invalid_line": target.metadata.get("on-invalid-line", "fail"),
@@ -196,27 +199,29 @@ def drop_file(
             _put_recipe(s3, target, table.options)
         _put(s3, target, source if table is None else table.source)
     except Stopped as exc:
-        raise Stopped(exc.signum, "nothing was dropped") from exc
+        raise Stopped(exc.signum, "nothing was uploaded") from exc
     if as_json:
         print_json({"object": "drop", "url": target.url, "report": target.outputs.report_key})
     elif targets is not None and targets.take_standard_output:
-        log(f"{target.url} is dropped")
+        log(f"{target.url} was uploaded")
     else:
         print_output(target.url)
     if targets is None:
-        log(f"its rows will be at s3://{target.bucket}/{target.outputs.output_key}")
+        log(f"the rows will be written to s3://{target.bucket}/{target.outputs.output_key}")
         return 0
     try:
         return _wait_and_fetch(s3, target, before, targets, table, as_json=as_json)
     except Stopped as exc:
         where = f"s3://{target.bucket}/{target.outputs.report_key}"
-        raise Stopped(exc.signum, f"the batch is not ended by that; {where} will tell") from exc
+        raise Stopped(
+            exc.signum, f"the batch continues; its report will be written to {where}"
+        ) from exc
 
 
 def _put_recipe(s3: Any, target: Drop, options: TableOptions) -> None:
     """Put the recipe where intake looks for it, before the table."""
     key = recipe_key(target.key)
-    with aws_call(f"putting s3://{target.bucket}/{key}"):
+    with aws_call(f"writing s3://{target.bucket}/{key}"):
         s3.put_object(Bucket=target.bucket, Key=key, Body=options.print_recipe().encode())
 
 
@@ -226,7 +231,7 @@ def _put(s3: Any, target: Drop, source: Source) -> None:
         multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=4
     )
     source.file.seek(0)
-    with aws_call(f"putting {target.url}"), byte_progress("uploading", size) as show:
+    with aws_call(f"writing {target.url}"), byte_progress("uploading", size) as show:
         s3.upload_fileobj(
             source.file,
             target.bucket,
@@ -317,7 +322,7 @@ class ObjectContent:
 
     @property
     def id(self) -> str:
-        """Return an id of these bytes, made of the ETag."""
+        """Return an ID of this content, derived from its ETag."""
         return re.sub(r"\W", "", self.etag)
 
     @contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..api.objects import Batch
 
 
-# Read of an error file on the server.
+# How much of an error file on the server is read.
 _HEAD_BYTES = 2**20
 
 

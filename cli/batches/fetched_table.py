@@ -1,4 +1,4 @@
-"""Table that a deployment has made of a batch's rows: where `tidemill results` puts it."""
+"""Destination of the table that a deployment wrote from a batch's rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROWS_SUFFIX = ".jsonl"
 
 
 def with_table(batch: Batch, targets: Targets, output: str | None, errors: str | None) -> Targets:
-    """Return targets with that of the table, if the batch has one.
+    """Return the targets, with one for the table if the batch has one.
 
-    It goes beside the rows, or to the `output` that is named as a table, which is then fetched
-    alone. Raises Refused for a name of another format, or of a table where there are rows only.
+    The table is written next to the rows. If `output` is the name of a table, only the table is
+    fetched. Raises Refused for another format than the table's, or if the batch has only rows.
     """
     suffix = None if batch.table_url is None else PurePosixPath(batch.table_url).suffix
     if output is not None and _is_table_name(output):
@@ -34,14 +34,16 @@ def with_table(batch: Batch, targets: Targets, output: str | None, errors: str |
 
 
 def _is_table_name(name: str) -> bool:
-    """Say whether a name is that of a table; `.jsonl` is that of rows."""
+    """Return whether a file name is a table's; `.jsonl` files contain rows."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in FORMATS_BY_SUFFIX and suffix != _ROWS_SUFFIX
 
 
 def _check_format(batch: Batch, output: str, suffix: str | None) -> None:
     if suffix is None:
-        raise Refused(f"{batch.id} has no table, only rows: name a file such as rows.jsonl for -o")
+        raise Refused(f"{batch.id} has no table, only rows: pass -o a .jsonl file name")
     named = PurePosixPath(output).suffix.lower()
     if FORMATS_BY_SUFFIX[named] != FORMATS_BY_SUFFIX.get(suffix):
-        raise Refused(f"the table of {batch.id} is no {named[1:]}: name a {suffix} file for -o")
+        raise Refused(
+            f"the table of {batch.id} is a {suffix} file, not {named}: pass -o a {suffix} file name"
+        )

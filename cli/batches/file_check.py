@@ -1,4 +1,4 @@
-"""File check before an upload: the verdict that intake would give, and a token estimate."""
+"""File check before an upload: intake's verdict, and a token estimate."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 class FileReport:
     """Contents of a file; `verdict` holds its errors.
 
-    `failing` are valid lines whose request the engine will refuse with an error row. Token counts
-    are estimates: input tokens are a quarter of the prompts' bytes, without audio; output tokens
-    are the requests' limits, without the `num_unlimited` requests that have none.
-    Lines run without their `unknown` parameters. The constraints of `num_uncompiled` lines were
-    not compiled: their compiler is not installed, or takes too long.
+    `failing` are valid lines whose request the engine will reject with an error row. Token counts
+    are estimates: a quarter of the prompts' bytes, without audio, and the sum of the output limits;
+    `num_unlimited` requests have no limit.
+    `unknown` parameters are ignored. The constraints of `num_uncompiled` lines were not compiled:
+    the compiler is not installed, or took too long.
     """
 
     num_bytes: int = 0
@@ -73,7 +73,7 @@ class FileReport:
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether there are lines and all of them will fail."""
+        """Return whether the file has lines and all of them will fail."""
         return bool(self.failing.count) and self.failing.count == self.endpoints.total()
 
     def count(self, line: Line) -> None:
@@ -110,18 +110,18 @@ class FileReport:
 
     @property
     def writes(self) -> bool:
-        """Say whether there are lines that generate tokens."""
+        """Return whether any line generates tokens."""
         return any(self.endpoints[route.name] for route in _WRITING)
 
 
 @cache
 def has_compiler() -> bool:
-    """Say whether the compiler of constraints is installed: the base package lacks it."""
+    """Return whether the constraint compiler is installed; the base package does not include it."""
     return find_spec(COMPILER) is not None
 
 
 class _ProgressReader:
-    """File wrapper that reports progress and refuses lines without end."""
+    """File wrapper that reports progress and rejects overlong lines."""
 
     def __init__(self, file: IO[bytes], show: Callable[[int], object]) -> None:
         self._file = file
@@ -141,7 +141,7 @@ class _ProgressReader:
         return data
 
     def readline(self, size: int, /) -> bytes:
-        r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
+        r"""Return the bytes up to and including the next `\n`, at most `size`; none at the end."""
         data = self._file.readline(size)
         self._count(data)
         self._length += len(data)
@@ -159,7 +159,7 @@ class _ProgressReader:
 
 
 def form_in(file: IO[bytes]) -> FileFormat:
-    """Return the format of a file; a plain one if it is invalid, which the check reports later."""
+    """Return the format of a file; JSONL if it is invalid, which the check reports later."""
     try:
         return detect_file(file)
     except FormatError:
@@ -177,8 +177,8 @@ def check_file(
 ) -> FileReport:
     """Read a file once, from its start, and return a report; memory stays flat.
 
-    `models` maps the names that lines may use to served models, None when unknown; `show` gets the
-    number of bytes of each read, and `form` is the file's format where that is known.
+    `models` maps the names that requests may use to served models; None means unknown. `show` gets
+    the number of bytes of each read, and `form` is the file's format if it is known.
     """
     findings = Findings()
     report = FileReport(unknown=findings.unknown)

@@ -35,22 +35,21 @@ _GROWTH = 1.5
 _LINE_SECONDS = 30.0
 _WAITS_FOR = {
     "validating": "its file is being read",
-    "finalizing": "its rows are being put together",
-    "cancelling": "its workers are stopping",
+    "finalizing": "its results are being joined",
+    "cancelling": "its requests are being stopped",
 }
 
 
 def poll_delays(first: float = _FIRST_SECONDS) -> Iterator[float]:
-    """Return the seconds between two polls: from the first ones up to ten."""
+    """Return the delays between polls: they grow from `first` to ten seconds."""
     return exponential_delays(first, factor=_GROWTH, most=_MOST_SECONDS)
 
 
 def follow(client: Client, batch: Batch, show: Show) -> Batch:
     """Poll until the batch has ended and return it; `show` gets each changed state.
 
-    Polls become rarer while neither the status nor a count of rows moves, and the expected end
-    stays: it was estimated when the last row ended. Outages of the server are bridged for
-    `LONG_SECONDS`.
+    While neither the status nor the row counts change, polls become rarer, and the ETA of the
+    last finished row is shown. Server outages of up to `LONG_SECONDS` are retried.
     """
     show(batch)
     delays = poll_delays()
@@ -71,7 +70,7 @@ def _counts_of(batch: Batch) -> tuple[str, int, int]:
 
 
 def _next_delay(batch: Batch, delay: float) -> float:
-    """Return the delay, or less when the batch is expected to end earlier."""
+    """Return the delay, shortened if the batch is expected to end earlier."""
     left = 0.0 if batch.eta_at is None else batch.eta_at - time.time()
     return min(delay, max(_FIRST_SECONDS, left)) if left > 0 else delay
 
@@ -97,15 +96,15 @@ def batch_progress() -> Iterator[Show]:
 
 
 def _lines() -> Show:
-    said_at, said = 0.0, ("", "")
+    logged_at, logged = 0.0, ("", "")
 
     def show(batch: Batch) -> None:
-        nonlocal said_at, said
+        nonlocal logged_at, logged
         now = time.monotonic()
         state = batch.status, (batch.extension.get("waiting") or {}).get("code", "")
-        if state == said and now < said_at + _LINE_SECONDS:
+        if state == logged and now < logged_at + _LINE_SECONDS:
             return
-        said_at, said = now, state
+        logged_at, logged = now, state
         done = f"{batch.completed + batch.failed:,} of {amount(batch.total, 'row')}"
         log(", ".join([batch.status, *([done] if batch.total else []), *_words(batch)]))
 
@@ -117,25 +116,25 @@ def _words(batch: Batch) -> list[str]:
     if waiting := batch.extension.get("waiting"):
         waits_for = without_control_chars(waiting["message"])
     elif batch.status == "in_progress" and not batch.completed + batch.failed:
-        waits_for = "no rows yet: a worker starts and loads the model"
+        waits_for = "no rows yet: a worker is starting and loading the model"
     return [*([waits_for] if waits_for else []), *rates(batch.fields)]
 
 
 def token_rate(fields: Any) -> str:
-    """Return `512 tokens/s`, or the rate of prompts or audio; empty when nothing runs."""
+    """Return the rate, such as `512 tokens/s`; empty when nothing runs."""
     extension = fields.get("tidemill") or {}
     flow = Rates(**{name: extension.get(name) or 0.0 for name in Rates._fields})
     return flow.main_rate if any(flow[1:]) else ""
 
 
 def row_rate(fields: Any) -> str:
-    """Return `40.1 rows/s`; nothing while there is no rate."""
+    """Return the rate of rows, such as `40.1 rows/s`; empty while it is unknown."""
     rate = (fields.get("tidemill") or {}).get("rows_per_second")
     return f"{rate:,.1f} rows/s" if rate else ""
 
 
 def rates(fields: Any) -> list[str]:
-    """Return the known of `3 failed`, `2 truncated`, `40.1 rows/s`, `512 tokens/s`, a cost.
+    """Return the known figures: failed and truncated rows, rates, time left and cost.
 
     Older servers report only the rates of rows and generated tokens.
     """

@@ -1,4 +1,4 @@
-"""Drops into a cloud of this machine: a file or table is checked, dropped, and its rows written."""
+"""Drops into a local cloud: check a file or table, drop it, and write its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tidemill.batch.file.rows import SEPARATOR_ESCAPES
 from tidemill.offline.console.errors import BadInput
 from tidemill.offline.console.terminal import amount, log
-from tidemill.offline.files.paths import path_beside
+from tidemill.offline.files.paths import path_next_to
 from tidemill.offline.files.table_options import check_rows_names, table_options
 
 from ..transfer.download import check_target
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalDrop:
-    """A file to drop, or a table and its recipe, and the path of its rows.
+    """A file to drop, or a table and its recipe, with the path for its rows.
 
-    `name` is that of the drop, `body` are the bytes of the object.
+    `name` is the drop's name, `body` the content of the object.
     """
 
     file: str
@@ -41,11 +41,11 @@ class LocalDrop:
     def read(
         cls, arguments: argparse.Namespace, file: str, output_file: str | None, name: str
     ) -> Self:
-        """Read a file and check it as a deployment will; raises CliError."""
+        """Read a file and run a deployment's checks on it; raises CliError."""
         check_file(file)
         table = table_options(arguments, file, output_file)
         if table is None:
-            output = Path(output_file or path_beside(file, "output"))
+            output = Path(output_file or path_next_to(file, "output"))
             check_rows_names(str(output), input_file=file)
         else:
             output, name = table.output, name + _suffix_of(file)
@@ -59,7 +59,7 @@ class LocalDrop:
         return cls(file, output, name, body, None if table is None else table.print_recipe())
 
     def fetch(self, cloud: LocalCloud, batch: Mapping[str, Any]) -> None:
-        """Write the rows of the ended batch; raises BadInput with its bad lines if it failed."""
+        """Write the rows of the ended batch; raises BadInput with its errors if it failed."""
         if batch["status"] != "completed":
             raise BadInput(
                 "\n".join([f"the batch of {self.file} is {batch['status']}", *_errors(batch)])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..api.client import Client
     from ..api.objects import Batch
 
-ID_HELP = "a batch: its id, how that begins, or @last"
+ID_HELP = "name a batch by its ID, the first characters of the ID, or @last"
 
 _LAST = "@last"
 _NOT_FOUND = 404
@@ -26,7 +26,7 @@ def find_batch(client: Client, name: str) -> Batch:
     if name == _LAST:
         for batch in client.batches(1):
             return batch
-        raise BadInput("there are no batches: `tidemill submit FILE` makes one")
+        raise BadInput("there are no batches: create one with `tidemill submit FILE`")
     try:
         return client.batch(name)
     except ServerRefused as exc:
@@ -41,12 +41,14 @@ def find_batch(client: Client, name: str) -> Batch:
     if len(found) > 1:
         named = ", ".join(batch.id for batch in found[:_MOST_NAMED])
         more = ", …" if len(found) > _MOST_NAMED else ""
-        raise BadInput(f"{len(found)} batches begin with {begin}: {named}{more}; say more of it")
+        raise BadInput(
+            f"{len(found)} batches start with {begin}: {named}{more}. Give more characters"
+        )
     return found[0]
 
 
 def cancel_batch(client: Client, name: str) -> Batch:
-    """Cancel the batch of this name; raises as `find_batch`."""
+    """Cancel the batch of this name; raises the errors of `find_batch`."""
     if name != _LAST:
         try:
             return client.cancel(name)

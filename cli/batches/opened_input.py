@@ -1,4 +1,4 @@
-"""Opened input of a batch: a file of requests, or those of a table."""
+"""Input of a batch, opened: a file of requests, or the rendered requests of a table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NUM_SHOWN: Final = 3
 def open_batch_input(
     file: str, table: TableOptions | None, tmp_dir: Path | None, *, is_table_written: bool = True
 ) -> Iterator[tuple[Source, InputFile | None]]:
-    """Open the input of a batch; of a table the requests too. Raises BadInput."""
+    """Open a batch's input; for a table, also yield its requests. Raises BadInput."""
     if table is None:
         with open_source(file, tmp_dir=tmp_dir) as source:
             yield source, None
         return
-    # A late import: pyarrow takes a while.
+    # Imported late: pyarrow is slow to load.
     from tidemill.offline.files.table_requests import open_requests
 
     with ExitStack() as stack:

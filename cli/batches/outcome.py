@@ -21,14 +21,14 @@ _STATUS_OF_END = {"failed": 4, "expired": 5, "cancelled": 6}
 
 EXIT_STATUSES = """\
 exit status:
-  0  done; a batch that was waited for is complete and every row is good
-  1  it failed: a bad file, a refusal of the server, an output that cannot be written
-  2  arguments or settings that cannot work
-  3  the batch is complete, but some of its rows are errors
-  4, 5, 6  the batch has failed, expired, been cancelled
-  7  the server cannot be reached, or asks to wait for too long
-  8  the server does not accept the key, or AWS the credentials
-  128 + n  stopped by signal n (130: Ctrl-C); a batch goes on
+  0  success; with --wait: the batch is complete and every row succeeded
+  1  failure: an invalid file, a server error, or an output that cannot be written
+  2  invalid arguments or settings
+  3  the batch is complete, but some rows failed
+  4, 5, 6  the batch failed, expired or was cancelled
+  7  the server cannot be reached, or its Retry-After is too long
+  8  the server rejected the API key, or AWS the credentials
+  128 + n  stopped by signal n (130: Ctrl-C); the batch continues
 """
 
 
@@ -45,7 +45,7 @@ def log_end(batch: Batch) -> None:
     words = [f"{batch.id} is {batch.status}: {rows}", *_figures(batch)]
     log(", ".join(words))
     if (table := batch.table_url) is not None:
-        log(f"its table is {table}")
+        log(f"its table is at {table}")
     for error in errors_of(batch):
         log(f"  {error}")
     for sentence in unknown_parameters_of(batch):
@@ -53,7 +53,7 @@ def log_end(batch: Batch) -> None:
 
 
 def errors_of(batch: Batch) -> list[str]:
-    """Return the errors of a batch as a whole, a sentence each."""
+    """Return a sentence for each error of a batch as a whole."""
     return [
         (f"line {error['line']}: " if error.get("line") else "")
         + without_control_chars(str(error.get("message")))
@@ -109,7 +109,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def cost_words(extension: Mapping[str, Any]) -> str:
-    """Return `1.2`, or `1.2 of about 14` of a batch that runs; nothing where there is no price."""
+    """Return `1.2`, or `1.2 of about 14` while the batch runs; empty without a price."""
     cost, estimated = extension.get("cost"), extension.get("estimated_cost")
     if estimated:
         return f"{cost or 0:,.4g} of about {estimated:,.4g}"

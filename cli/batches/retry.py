@@ -1,4 +1,4 @@
-"""Retry of a batch: a new batch of the lines that have no good row."""
+"""Retry of a batch: a new batch with the requests that did not succeed."""
 
 from __future__ import annotations
 
@@ -25,35 +25,37 @@ from .batch_flags import WINDOW
 from .outcome import errors_of
 
 RETRY_OF = "retry_of"
-"""Key of the retried batch's id in the new one's metadata."""
+"""Metadata key of the new batch, for the retried batch's ID."""
 
 _GONE = frozenset({404, 410})
 _INVALID = frozenset({400, 413, 422})
-"""Statuses of rows whose request would fail again as it is."""
+"""Statuses of rows whose request would fail again unchanged."""
 
 
 def check_can_retry(batch: Batch) -> None:
-    """Raise CliError for a batch that has no lines to retry yet, or no more."""
+    """Raise CliError for a batch that is still running, was erased, or failed as a whole."""
     if not batch.has_ended:
         raise CliError(
-            f"{batch.id} is {batch.status}: its lines can be retried once it has ended, which "
-            f"`tidemill resume {batch.id}` waits for"
+            f"{batch.id} is {batch.status}: its requests can be retried once it has ended. Wait "
+            f"for it with `tidemill resume {batch.id}`"
         )
     if batch.extension.get("erasing_at"):
-        raise BadInput(f"{batch.id} is erased, and its lines with it")
+        raise BadInput(f"{batch.id} was erased, so its requests cannot be retried")
     if batch.status == "failed" and not (batch.output_file_id or batch.error_file_id):
-        why = "; ".join(errors_of(batch)[:1]) or "no line was run"
-        raise BadInput(f"{batch.id} has failed as a whole ({why}): mend its file and submit that")
+        why = "; ".join(errors_of(batch)[:1]) or "no request was run"
+        raise BadInput(
+            f"{batch.id} failed as a whole ({why}): correct its file and submit it again"
+        )
 
 
 @contextmanager
 def open_failed_requests(
     client: Client, batch: Batch, tmp_dir: Path | None, *, include_invalid: bool = False
 ) -> Iterator[Source | None]:
-    """Open the requests of an ended batch without a good row; None where there are none.
+    """Open the requests of an ended batch that did not succeed; yield None if all did.
 
-    Invalid requests, which would fail again, are left out unless they are included. Raises
-    BadInput when a file of the batch is gone.
+    Invalid requests, which would fail again, are omitted unless `include_invalid` is set. Raises
+    BadInput if a file of the batch no longer exists.
     """
     with ExitStack() as stack:
 
@@ -81,9 +83,9 @@ def open_failed_requests(
         if wanted.num_invalid:
             invalid = amount(wanted.num_invalid, "request")
             log(
-                f"note: {invalid} of {batch.id} would fail again and "
-                f"{'is' if wanted.num_invalid == 1 else 'are'} left out, as invalid (status 400): "
-                "correct them in the file, or retry them with --include-invalid"
+                f"note: omitted {invalid} of {batch.id} that "
+                f"{'is' if wanted.num_invalid == 1 else 'are'} invalid (status 400) and would fail "
+                "again: correct them in the file, or retry them with --include-invalid"
             )
         if not copied.num_copied:
             yield None
@@ -94,12 +96,12 @@ def open_failed_requests(
 
 
 def fields_of_retry(batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the new batch: those of the old one unless others are given."""
+    """Return the fields of the new batch: the given ones, with the old batch's as defaults."""
     metadata = {**(batch.fields.get("metadata") or {}), **given.get("metadata", {})}
     if len(metadata) < MAX_METADATA_PAIRS or RETRY_OF in metadata:
         metadata[RETRY_OF] = batch.id
     else:
-        log(f"note: the metadata of {batch.id} is full, so that it takes no `{RETRY_OF}`")
+        log(f"note: the metadata of {batch.id} is full, so `{RETRY_OF}` was not added")
     window = {WINDOW: batch.fields[WINDOW]} if batch.fields.get(WINDOW) else {}
     return {**window, **given, "metadata": metadata}
 
@@ -114,10 +116,10 @@ def filename_of_retry(client: Client, batch: Batch) -> str:
 
 
 class _WantedLines:
-    """Selects the lines of a batch that are retried, by custom id, each once.
+    """Selects the lines of a batch to retry, by custom ID, each once.
 
-    Where every line has a row, the error file has all that failed; else the output has all that
-    did not.
+    If every line has a row, the error file lists all failures; otherwise the output file lists
+    all successes.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class _WantedLines:
             self._good = RowIndex.from_rows(open_rows(batch.output_file_id, "output"))
 
     def take(self, custom_id: str) -> bool:
-        """Say whether the line of a custom id is to be retried."""
+        """Return whether the line with this custom ID is to be retried."""
         if not self._is_whole and self._good.pop_id(custom_id) is not None:
             return False
         place = self._failed.pop_id(custom_id)
@@ -160,7 +162,7 @@ def _fetch(client: Client, batch: Batch, file_id: str, kind: str, file: IO[bytes
         if exc.status not in _GONE:
             raise
         raise BadInput(
-            f"the {kind} of {batch.id} is not to be had any more ({file_id}). With the input and "
-            "the rows in files of yours: `tidemill retry ROWS -i FILE -o failed.jsonl`"
+            f"the {kind} of {batch.id} no longer exists ({file_id}). If you have local copies of "
+            "the input and the rows, use `tidemill retry ROWS -i FILE -o failed.jsonl`"
         ) from exc
     file.flush()

@@ -21,7 +21,7 @@ _PAUSE_PER_SWEEP = 4.0
 
 
 class RowFollower:
-    """Yields each finished row once; remembers only lines beyond the first gap."""
+    """Yields each finished row once; stores only the numbers of lines beyond the first gap."""
 
     def __init__(self, client: Client, batch_id: str) -> None:
         self._client = client

@@ -40,9 +40,9 @@ def dry_run(
     as_json: bool,
     is_for_run: bool = False,
 ) -> FileReport:
-    """Print what is in a file, and return its report; raise BadInput if it is not valid.
+    """Print a summary of a file and return its report; raise BadInput if it is not valid.
 
-    A file `is_for_run` may be empty, which a deployment refuses.
+    With `is_for_run`, the file may be empty; a deployment rejects an empty file.
     """
     models = None
     if server is not None:
@@ -52,7 +52,7 @@ def dry_run(
     if as_json:
         print_json(_fields_of(report))
     else:
-        print_output("\n".join(_sentences(report, is_asked=models is not None)))
+        print_output("\n".join(_sentences(report, has_server=models is not None)))
     return report
 
 
@@ -68,26 +68,26 @@ def submit(
 ) -> int:
     """Submit a file and return the exit status; with targets, wait and fetch its rows.
 
-    The server lists the input as `filename`, by default as the name of its source.
+    The server lists the input as `filename`; the default is the source's name.
     """
     with Client(server) as client:
         report = check_source(source, client.models(), fields, as_json=as_json)
         path = Path(source.name) if _is_file(source) else None
         with open_state_file(server, path) as state_file:
             try:
-                asked = {**fields, "endpoint": endpoint or report.endpoint}
-                batch = _make(client, source, filename, asked, state_file)
+                requested = {**fields, "endpoint": endpoint or report.endpoint}
+                batch = _make(client, source, filename, requested, state_file)
             except Stopped as exc:
-                kept = "the same command goes on where it was" if path else "no batch was made"
-                raise Stopped(exc.signum, kept) from exc
+                outcome = "run the same command to resume" if path else "no batch was created"
+                raise Stopped(exc.signum, outcome) from exc
             state_file.remove()
         try:
             _report_created(batch, targets, as_json=as_json)
         except OutputLost as exc:
-            raise OutputLost(f"{exc}; the batch {batch.id} is made all the same") from exc
+            raise OutputLost(f"{exc}; the batch {batch.id} was created anyway") from exc
         if targets is not None:
             return wait_and_fetch(client, batch, targets, as_json=as_json)
-    log(f"`tidemill resume {batch.id}` waits for it and fetches its rows")
+    log(f"wait for it and fetch its rows with `tidemill resume {batch.id}`")
     return 0
 
 
@@ -99,9 +99,9 @@ def check_source(
     as_json: bool,
     is_for_run: bool = False,
 ) -> FileReport:
-    """Return the report on a file; raises BadInput that names the bad lines, up to a hundred.
+    """Return the report on a file; raises BadInput with up to a hundred invalid lines.
 
-    `fields` are the options of its batch.
+    `fields` are the options of the batch.
     """
     size = os.fstat(source.file.fileno()).st_size
     with byte_progress(f"checking {source.name}", size) as show:
@@ -116,13 +116,13 @@ def check_source(
     wrong = _wrong_with(report)
     if is_for_run and any(error.code == "empty_file" for error in report.verdict.errors):
         log(
-            f"note: {source.name} has no {report.form.unit}s: `tidemill run` writes an output "
-            "without rows, and a deployment refuses the file"
+            f"note: {source.name} has no {report.form.unit}s: `tidemill run` writes an empty "
+            "output, but a deployment rejects the file"
         )
     elif wrong:
         if as_json:
             print_json(_fields_of(report))
-        outcome = "cannot be run" if is_for_run else "cannot be a batch; nothing was uploaded"
+        outcome = "cannot be run" if is_for_run else "is not a valid batch; nothing was uploaded"
         message = (f"{source.name} {outcome}:", *wrong)
         raise BadInput("\n".join(message))
     if unknown := sentences(report.unknown, report.form.unit):
@@ -145,11 +145,11 @@ def _why_uncompiled(report: FileReport) -> str:
 
 
 def _wrong_with(report: FileReport) -> list[str]:
-    """Return why a file cannot be a batch, a sentence each; empty for a valid file."""
+    """Return a sentence for each fault of a file; empty for a valid file."""
     errors, unit = report.verdict.errors, report.form.unit
     named = sentences_by_line([(error.line, error.message) for error in errors], unit)
     if any(error.code == "missing_required_parameter" for error in errors):
-        named.append(f"A line looks like this:\n{EXAMPLE_LINE}")
+        named.append(f"Example of a valid line:\n{EXAMPLE_LINE}")
     if 0 < report.verdict.num_errors < report.num_lines and report.form.is_table:
         named.append("Correct them, or run the other rows: --on-invalid-line skip")
     if not errors and report.is_hopeless:
@@ -164,7 +164,7 @@ def _report_created(batch: Batch, targets: Targets | None, *, as_json: bool) -> 
         if targets is None:
             print_json(batch.fields)
     elif targets is not None and targets.take_standard_output:
-        log(f"{batch.id} is made")
+        log(f"{batch.id} was created")
     else:
         print_output(batch.id)
 
@@ -177,8 +177,8 @@ def _make(
     state_file: StateFile,
 ) -> Batch:
     file_id = upload_file(client, source.file, filename or _name_of(source), state_file)
-    asked = {"input_file_id": file_id, "completion_window": "24h", **fields}
-    return client.create_batch(asked, state_file.state.idempotency_key(asked))
+    requested = {"input_file_id": file_id, "completion_window": "24h", **fields}
+    return client.create_batch(requested, state_file.state.idempotency_key(requested))
 
 
 def _name_of(source: Source) -> str:
@@ -190,7 +190,7 @@ def _name_of(source: Source) -> str:
 
 
 def _is_file(source: Source) -> bool:
-    """Say whether the source is a file read in place, not a copied stream or download."""
+    """Return whether the source is a file read in place, not a copied stream or download."""
     try:
         return os.path.samestat(Path(source.name).stat(), os.fstat(source.file.fileno()))
     except OSError:
@@ -218,13 +218,15 @@ def _fields_of(report: FileReport) -> dict[str, Any]:
     }
 
 
-def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
+def _sentences(report: FileReport, *, has_server: bool) -> list[str]:
     unit = report.form.unit
     tokens = f"about {amount(report.input_tokens, 'token')} in"
     if report.writes:
         tokens += f", at most {report.output_tokens:,} out"
     is_faulty = report.failing.count or report.unknown.found or report.num_uncompiled
-    unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
+    unlimited = (
+        f", {report.num_unlimited:,} requests without a limit" if report.num_unlimited else ""
+    )
     return [
         f"{amount(report.num_lines, unit)}, {amount(report.num_bytes, 'byte')}",
         *(f"{name}: {amount(count, unit)}" for name, count in sorted(report.endpoints.items())),
@@ -233,6 +235,6 @@ def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
             for name, count in sorted(report.models.items())
         ),
         tokens + unlimited,
-        ("nothing else is wrong with it" if is_faulty else "nothing is wrong with it")
-        + ("" if is_asked else ", as far as can be told without a server"),
+        ("no other problems found" if is_faulty else "no problems found")
+        + ("" if has_server else " (not checked against a server)"),
     ]

@@ -1,4 +1,4 @@
-"""Tables of batches: a line for each of many, the details of one."""
+"""Table of many batches, one per line, and the details of a single batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NamedBatch = tuple["Batch", str]
 
 
 def with_file_names(client: Client, batches: Sequence[Batch]) -> list[NamedBatch]:
-    """Return batches with the names of their input files; the file id when it is gone."""
+    """Return batches with the names of their input files, or `erased` for a missing file."""
     inputs = [str(batch.fields.get("input_file_id") or "") for batch in batches]
     uploaded = [name for name in inputs if name and not name.startswith(_DROPPED)]
     names = _names(client, uploaded)
@@ -94,7 +94,7 @@ def _dropped_name(name: str) -> str:
 def print_table(batches: Sequence[NamedBatch]) -> None:
     """Print the table of batches on standard output."""
     if not batches:
-        log("there are no batches: `tidemill submit FILE` makes one")
+        log("there are no batches: create one with `tidemill submit FILE`")
         return
     print_output(
         "\n".join(columns([_HEADS, *(_cells(batch, file) for batch, file in batches)], _COLOURS))
@@ -102,7 +102,7 @@ def print_table(batches: Sequence[NamedBatch]) -> None:
 
 
 def watch_table(fetch: Callable[[], Sequence[NamedBatch]]) -> NoReturn:
-    """Reprint the table until a signal; a terminal is cleared each time."""
+    """Print the table again and again until a signal arrives, clearing a terminal each time."""
     while True:
         batches = fetch()
         if sys.stdout.isatty():
@@ -112,7 +112,7 @@ def watch_table(fetch: Callable[[], Sequence[NamedBatch]]) -> NoReturn:
 
 
 def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
-    """Return the details of a batch, a line each; `file` is the name of its input."""
+    """Return the details of a batch, one per line; `file` is the name of its input."""
     fields, extension, usage = batch.fields, batch.extension, batch.fields.get("usage") or {}
     pairs = [
         ("id", batch.id),
@@ -163,7 +163,7 @@ def _failures(batch: Batch, failures: ErrorSummary) -> list[str]:
 
 
 def _truncated(num_rows: int | None) -> str | None:
-    return f"{num_rows:,} of the rows that are ok (finish reason `length`)" if num_rows else None
+    return f"{num_rows:,} of the successful rows (finish reason `length`)" if num_rows else None
 
 
 def _waiting(waiting: dict[str, Any] | None) -> str | None:
@@ -189,7 +189,7 @@ def _cells(batch: Batch, file: str) -> tuple[str, ...]:
 
 
 def _now(batch: Batch) -> str:
-    """Return the rates of a running batch, why it waits, or the errors of an ended one."""
+    """Return a running batch's rates and reason for waiting, or an ended batch's errors."""
     if batch.has_ended:
         first, *others = errors_of(batch) or [""]
         more = f" (and {len(others):,} more)" if others else ""
@@ -203,7 +203,7 @@ def _now(batch: Batch) -> str:
 
 
 def _shortened(text: str, most_chars: int = _MOST_NAME_CHARS) -> str:
-    """Shorten a long text in its middle; the end of a path says the most."""
+    """Shorten a long text in its middle, because the end of a path is the most useful part."""
     if len(text) <= most_chars:
         return text
     half = (most_chars - 1) // 2

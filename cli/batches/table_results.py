@@ -1,4 +1,4 @@
-"""Table results: rows of a fetched batch put in the order of its requests, and made a table."""
+"""Table results: fetched rows, ordered as their requests and written as a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .table_targets import fetched_files
 
 
 def make_table(options: TableOptions, requests: InputFile) -> None:
-    """Make the table of an ended batch of its fetched rows, and remove these."""
+    """Write the table of an ended batch from its fetched rows, and remove their files."""
     fetched = [path for name in fetched_files(options.output) if (path := Path(name)).exists()]
     if not fetched:
-        return  # no row was ever made
+        return  # no row was produced
     rows = options.output.with_name(f"{options.output.name}.joined.jsonl")
     try:
         with ExitStack() as stack:

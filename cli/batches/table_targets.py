@@ -1,4 +1,4 @@
-"""Targets of a table's rows, which are fetched before the table is made of them."""
+"""Files for a table's fetched rows, from which the table is then written."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ ERRORS_SUFFIX: Final = ".errors.jsonl"
 
 
 def fetched_files(output: Path) -> tuple[str, str]:
-    """Return where good and other rows of a table lie until it is made."""
+    """Return the files that store a table's successful and failed rows until it is written."""
     return f"{output}{ROWS_SUFFIX}", f"{output}{ERRORS_SUFFIX}"
 
 
 def name_fetched_rows(arguments: argparse.Namespace, table: TableOptions) -> None:
-    """Name the files of rows that the table is made of; raises Refused where it is there."""
+    """Set the files for a table's rows; raises Refused if the table exists."""
     if not arguments.wait:
         if arguments.output_file:
-            raise Refused("-o is for the table that --wait makes: give it too")
+            raise Refused("-o requires --wait, which writes the table")
         return
     if arguments.error_file:
-        raise Refused("a table has no error file: failed rows say why in its column `error`")
+        raise Refused(
+            "-e is not supported for tables: the column `error` contains the error of a failed row"
+        )
     if table.output.exists() and not arguments.force:
-        raise Refused(f"{table.output} is there already: name another file, or give --force")
+        raise Refused(f"{table.output} already exists: choose another file, or pass --force")
     arguments.output_file, arguments.error_file = fetched_files(table.output)

@@ -1,4 +1,4 @@
-"""Waits for a batch and fetches its rows to local files."""
+"""Wait for a batch and fetch its rows to local files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidemill.offline.console.errors import CliError, Refused, Stopped
 from tidemill.offline.console.terminal import amount, log
-from tidemill.offline.files.paths import path_beside
+from tidemill.offline.files.paths import path_next_to
 from tidemill.offline.files.table_options import check_rows_names
 
 from ..api.client import Client
@@ -23,7 +23,7 @@ from .outcome import exit_status_of, log_end, print_json
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Targets of output and error rows, and of their table: a path, `-`, or None for nowhere."""
+    """Destinations of output rows, error rows and their table: a path, `-`, or None for nowhere."""
 
     output: str | None
     errors: str | None
@@ -32,7 +32,7 @@ class Targets:
 
     @property
     def take_standard_output(self) -> bool:
-        """Say whether rows go to standard output, so that nothing else may."""
+        """Return whether rows go to standard output, so that nothing else may."""
         return STANDARD_OUTPUT in {self.output, self.errors}
 
     def resume_command(self, batch_id: str) -> str:
@@ -45,8 +45,8 @@ class Targets:
 
 
 def names_for(file: str) -> tuple[str, str]:
-    """Return the default names of result files: beside the input, or in the working folder."""
-    return path_beside(file, "output"), path_beside(file, "errors")
+    """Return the default names of result files: next to the input, or in the working folder."""
+    return path_next_to(file, "output"), path_next_to(file, "errors")
 
 
 def targets_if_waited(arguments: argparse.Namespace, file: str) -> Targets | None:
@@ -55,21 +55,21 @@ def targets_if_waited(arguments: argparse.Namespace, file: str) -> Targets | Non
         check_rows_names(arguments.output_file, arguments.error_file)
         return targets_of(arguments, names_for(file), file)
     if arguments.output_file or arguments.error_file:
-        raise Refused("-o and -e are for the rows that --wait fetches: give it too")
+        raise Refused("-o and -e require --wait, which fetches the rows")
     return None
 
 
 def targets_of(
     arguments: argparse.Namespace, names: tuple[str, str], file: str | None = None
 ) -> Targets:
-    """Return the targets that the flags name, or these defaults; raises Refused.
+    """Return the targets that the flags name, or the default `names`; raises Refused.
 
-    `file` is the input, which is never overwritten. With the output on standard output, errors go
-    nowhere unless a flag names a file.
+    `file` is the input, which is never overwritten. If the output goes to standard
+    output, errors are discarded unless a flag names a file.
     """
     output = arguments.output_file or names[0]
     if arguments.json and STANDARD_OUTPUT in {output, arguments.error_file}:
-        raise Refused("--json and rows cannot share standard output: name files by -o and -e")
+        raise Refused("--json and rows cannot share standard output: name files with -o and -e")
     errors = arguments.error_file or (None if output == STANDARD_OUTPUT else names[1])
     if output == errors != STANDARD_OUTPUT:
         raise Refused(f"-o and -e are the same file: {output}")
@@ -79,14 +79,14 @@ def targets_of(
             and name is not None
             and os.path.realpath(name) == os.path.realpath(file)
         ):
-            raise Refused(f"{name} is the input: name another file for its rows")
+            raise Refused(f"{name} is the input: choose another file for its rows")
         check_target(name, force=arguments.force)
     return Targets(output, errors, arguments.force)
 
 
 def wait_and_fetch(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
     """Wait until a batch has ended, fetch its rows and return the exit status."""
-    go_on = f"`{targets.resume_command(batch.id)}` waits for it and fetches its rows"
+    how = f"to wait for it and fetch its rows: `{targets.resume_command(batch.id)}`"
     try:
         with batch_progress() as show:
 
@@ -98,9 +98,9 @@ def wait_and_fetch(client: Client, batch: Batch, targets: Targets, *, as_json: b
             batch = follow(client, batch, show_and_print)
         return fetch_and_report(client, batch, targets, as_json=as_json)
     except Stopped as exc:
-        raise Stopped(exc.signum, f"the batch {batch.id} is not ended by that; {go_on}") from exc
+        raise Stopped(exc.signum, f"the batch {batch.id} continues; {how}") from exc
     except CliError:
-        log(f"the batch {batch.id} is not ended by this; {go_on}")
+        log(f"the batch {batch.id} continues; {how}")
         raise
 
 
@@ -116,10 +116,10 @@ def fetch_and_report(client: Client, batch: Batch, targets: Targets, *, as_json:
 
 
 def log_row_errors(batch: Batch, targets: Targets) -> None:
-    """Log why rows failed, or that there are error rows to fetch."""
+    """Log the errors of failed rows, or how to fetch them."""
     if batch.error_file_id is None:
         return
     if targets.errors is None:
-        log(f"{amount(batch.failed, 'row')} failed: -e FILE fetches them")
+        log(f"{amount(batch.failed, 'row')} failed: fetch them with -e FILE")
     elif Path(targets.errors).is_file():
         log_failures(failures_in(Path(targets.errors)), targets.errors)

@@ -1,1 +1,1 @@
-"""One file a command: its flags, and what happens when it is typed."""
+"""One module per command, with its flags and its implementation."""

@@ -1,4 +1,4 @@
-"""`tidemill cache`: shows and removes results that `tidemill run --reuse` keeps in a folder."""
+"""`tidemill cache`: list and remove the results that `tidemill run --reuse` stores in a folder."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `cache` to the command line."""
     parser = commands.add_parser(
         "cache",
-        help="results kept by run --reuse",
-        description="Shows and removes the results that `tidemill run --reuse FOLDER` keeps.",
+        help="list and remove the results stored by run --reuse",
+        description="List and remove the results that `tidemill run --reuse FOLDER` stores.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="list them by model", allow_abbrev=False)
+    listing = actions.add_parser("list", help="list the results by model", allow_abbrev=False)
     listing.set_defaults(command=command_list)
-    stats = actions.add_parser("stats", help="count all of them", allow_abbrev=False)
+    stats = actions.add_parser("stats", help="count all results", allow_abbrev=False)
     stats.set_defaults(command=command_stats)
     remove = actions.add_parser(
-        "remove", is_destructive=True, help="remove them, all or some", allow_abbrev=False
+        "remove", is_destructive=True, help="remove all results, or some", allow_abbrev=False
     )
-    remove.add_argument("--model", help="those of this model, as `cache list` shows it")
+    remove.add_argument(
+        "--model", help="remove only the results of this model, as `cache list` prints it"
+    )
     remove.add_argument(
         "--older-than",
         type=positive_number,
-        metavar="DAYS",
-        help="those that were not used for so many days",
+        metavar="N",
+        help="remove only results that have not been used for N days",
     )
     remove.set_defaults(command=command_remove)
     for action in (listing, stats, remove):
@@ -46,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             "folder",
             type=local_or_s3_folder,
             metavar="FOLDER",
-            help="that of --reuse",
+            help="give the folder of --reuse",
         )
 
 
@@ -67,12 +69,12 @@ def command_list(arguments: argparse.Namespace) -> int:
     if rows:
         print_output("\n".join(columns([_HEADS, *rows])))
     else:
-        log(f"{arguments.folder} holds no results")
+        log(f"{arguments.folder} does not contain results")
     return 0
 
 
 def command_stats(arguments: argparse.Namespace) -> int:
-    """Print how many results there are, and what they take."""
+    """Print the number and the size of all results."""
     from tidemill.offline.run.result_folders import result_folder
 
     folder = result_folder(arguments.folder)
@@ -87,7 +89,7 @@ def command_stats(arguments: argparse.Namespace) -> int:
 
 
 def command_remove(arguments: argparse.Namespace) -> int:
-    """Remove results; say how many."""
+    """Remove results and log their number."""
     from tidemill.offline.run.result_folders import result_folder
 
     days = arguments.older_than

@@ -19,9 +19,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "cancel",
         is_destructive=True,
         help="cancel a batch",
-        description="Cancels a batch. The rows that are finished by then are kept: "
-        "`tidemill results ID` fetches them.",
-        epilog=EXIT_STATUSES + "  with --wait, a batch that ends as cancelled is a 0 here",
+        description="Cancel a batch. Rows that have finished by then can be fetched with "
+        "`tidemill results ID`.",
+        epilog=EXIT_STATUSES + "  with --wait, the exit status of a cancelled batch is 0 here",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -44,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
                 with batch_progress() as show:
                     batch = follow(client, batch, show)
             except Stopped as exc:
-                raise Stopped(exc.signum, "the batch is being cancelled all the same") from exc
+                raise Stopped(exc.signum, "the batch is still being cancelled") from exc
     if arguments.json:
         print_json(batch.fields)
     if not batch.has_ended:

@@ -1,4 +1,4 @@
-"""`tidemill check`: what a file holds, and what is wrong with it, before anything runs."""
+"""`tidemill check`: check a file for errors, and print its contents, before anything runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ examples:
   tidemill check requests.output.jsonl
 
 exit status:
-  0  it can be run; of an output, every row is ok and no answer was cut off
-  1  it cannot, or only in part: what is wrong is said, with lines or rows
-  2  arguments or paths that cannot work
+  0  the file can be run; for an output: every row succeeded and no answer was truncated
+  1  the file cannot be run, or only in part; the errors are printed with their lines or rows
+  2  invalid arguments or paths
 """
 
 
@@ -35,25 +35,29 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "check",
         help="check a batch file, a table and its recipe, or an output",
-        description="Reads a file of requests as a deployment would, or makes requests of a table, "
-        "compiles each\nschema, regex and grammar once, and says what is wrong. Of a table the "
-        "first three requests are\nprinted. Of an output it counts the rows that are ok, truncated "
-        "and failed. No model is loaded,\nand no server is asked.",
+        description="Check a file of requests as a deployment would, or a table and its recipe,\n"
+        "and print any errors. Each schema, regex and grammar is compiled once. For a table, the\n"
+        "first three requests are printed. For an output, the successful, truncated and failed\n"
+        "rows are counted. No model is loaded, and no server is contacted.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("file", metavar="FILE", help="a path, - or an http(s) URL; of a table a folder, too")
+    add(
+        "file",
+        metavar="FILE",
+        help="check a path, - or an http(s) URL; a table may also be a folder",
+    )
     add(
         "--on-invalid-line",
         choices=("fail", "skip"),
         default="fail",
-        help="as of `run` and `submit` (default: fail)",
+        help="fail on invalid lines or skip them, as `run` and `submit` do (default: fail)",
     )
-    add("--strict-parameters", action="store_true", help="refuse unknown parameters")
+    add("--strict-parameters", action="store_true", help="reject unknown parameters")
     add("--json", action="store_true", help="print one JSON object")
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
     add_recipe_flags(parser)
     add_dataset_flags(parser)
     parser.set_defaults(command=command)
@@ -62,7 +66,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Check the file and return the exit status."""
     file = file_of(arguments, is_table=has_recipe(arguments, arguments.file))
-    # Late imports: JSON libraries would slow down `--help`.
+    # Imported late: JSON libraries would slow down `--help`.
     from ..batches.opened_input import open_batch_input, print_first_requests
     from ..batches.submission import dry_run
 

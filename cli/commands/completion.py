@@ -10,7 +10,7 @@ from functools import partial
 from tidemill.offline.console.terminal import print_output
 
 _DESCRIPTION = """\
-Prints a script that lets a shell complete tidemill's commands and flags:
+Print a script for shell completion of tidemill's commands and flags:
   bash   source <(tidemill completion bash)          in ~/.bashrc
   zsh    source <(tidemill completion zsh)           in ~/.zshrc, after compinit
   fish   tidemill completion fish | source           in ~/.config/fish/config.fish
@@ -20,7 +20,7 @@ Commands = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public n
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Completions after some commands: `path` is `keys create`, empty at the start."""
+    """Completions after the commands in `path`, such as `keys create`; empty at the start."""
 
     path: str
     commands: Mapping[str, str]
@@ -35,10 +35,10 @@ class _Position:
 
 
 def add_command(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add `completion` to the command line; its script knows all commands in `commands`."""
+    """Add `completion` to the command line; its script covers all commands in `commands`."""
     parser = commands.add_parser(
         "completion",
-        help="completion for bash, zsh and fish",
+        help="print a completion script for bash, zsh or fish",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

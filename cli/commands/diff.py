@@ -19,9 +19,9 @@ examples:
   tidemill diff first.output.csv second.output.csv --id review_id
 
 exit status:
-  0  the files were compared; with --exit-code: and nothing differs
-  1  a bad input; with --exit-code: or something differs
-  2  arguments or paths that cannot work
+  0  the files were compared; with --exit-code: and there are no differences
+  1  an invalid input; with --exit-code: or there are differences
+  2  invalid arguments or paths
 """
 
 
@@ -30,9 +30,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "diff",
         help="compare two outputs of rows, or two tables of results",
-        description="Compares the rows of two outputs by custom_id, in any order: which are\n"
-        "there, whether answers are identical, how long they are, how they end, what failed.\n"
-        "An output may also be a table of results.",
+        description="Compare the rows of two outputs by custom_id, in any order: missing rows,\n"
+        "answers, their lengths, finish reasons and errors. An output may also be a table of\n"
+        "results.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -41,29 +41,29 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "a",
         metavar="A",
-        help="a path, - or an http(s) URL of rows, of ours or of OpenAI's; or a table",
+        help="compare a path, - or an http(s) URL of rows from Tidemill or OpenAI; or a table",
     )
-    add("b", metavar="B", help="the same")
+    add("b", metavar="B", help="with another one")
     add(
         "-n",
         "--num-shown",
         type=positive_int,
         default=5,
         metavar="N",
-        help="rows that differ, and custom_ids of one kind, to show (default: 5)",
+        help="show up to N differing rows, and N custom_ids of each kind (default: 5)",
     )
     add(
         "--id",
         metavar="COLUMN",
-        help="column of custom ids of tables (default: custom_id, id, else the row's number)",
+        help="take tables' custom IDs from this column (default: custom_id, id, or the row number)",
     )
     add("--json", action="store_true", help="print one JSON object")
-    add("--exit-code", action="store_true", help="end with 1 if something differs")
+    add("--exit-code", action="store_true", help="exit with 1 if there are differences")
     add(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where rows that are compressed or no file lie meanwhile (default: the system's)",
+        help="store downloaded and decompressed rows here in the meantime (default: the system's)",
     )
     parser.set_defaults(command=command)
 
@@ -76,7 +76,7 @@ def command(arguments: argparse.Namespace) -> int:
     from tidemill.offline.rows.table_outputs import open_outputs
 
     if arguments.a == arguments.b == STANDARD_STREAM:
-        raise Refused("standard input can be one of the two files only")
+        raise Refused("only one of the two files can be standard input")
     for name in (arguments.a, arguments.b):
         check_input_path(name)
     opened = partial(open_outputs, id_column=arguments.id, tmp_dir=arguments.output_tmp_dir)
@@ -86,6 +86,6 @@ def command(arguments: argparse.Namespace) -> int:
         opened(arguments.b) as b,
         byte_progress("comparing", a.num_bytes + b.num_bytes) as show,
     ):
-        found = compare(a, b, arguments.num_shown, show)
-    print_output(json_of(found) if arguments.json else "\n".join(lines_of(found)))
-    return int(arguments.exit_code and not found.is_same)
+        comparison = compare(a, b, arguments.num_shown, show)
+    print_output(json_of(comparison) if arguments.json else "\n".join(lines_of(comparison)))
+    return int(arguments.exit_code and not comparison.is_same)

@@ -1,4 +1,4 @@
-"""`tidemill drop`: uploads a file or a table to a deployment's bucket, which makes it a batch."""
+"""`tidemill drop`: uploads a file or a table to a deployment's bucket, which starts a batch."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `drop_file` to the command line."""
     parser = commands.add_parser(
         "drop",
-        help="put a file into the bucket, and wait for it if asked",
-        description="Checks a file as the server will and puts it into a deployment's bucket under "
-        "input/, with AWS credentials that may write there: JSONL, a JSON array of "
-        "requests, or either of them compressed with gzip; or a table, whose recipe is put beside "
-        "it. Its url is printed on standard output. With --wait it stays until NAME.batch.json "
-        "under output/ says how the batch ended, and fetches its rows, or the table of them.",
-        epilog="A file of the same name that is being run is cancelled.\n\n" + EXIT_STATUSES,
+        help="upload a file to the bucket, optionally waiting for its batch",
+        description="Check a file as the server will, and upload it to a deployment's bucket under "
+        "input/, with AWS credentials that allow writing there. The file is JSONL, a JSON array of "
+        "requests, either of them compressed with gzip, or a table, whose recipe is stored next to "
+        "it. Its URL is printed on standard output. With --wait, the command waits for the report "
+        "NAME.batch.json under output/, and fetches the rows or the table of results.",
+        epilog="The running batch of a file with the same name is cancelled.\n\n" + EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_input_flags(parser)
     add_recipe_flags(parser)
     add_deployment_flags(parser, "bucket")
-    parser.add_argument("--name", help="what it is called there, slashes too (the file's name)")
     parser.add_argument(
-        "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
+        "--name", help="set the object's name, which may contain slashes (default: the file's name)"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait until the batch has ended, then fetch its rows"
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print JSON on standard output, one value a line, and nothing else there",
+        help="print only JSON on standard output, one value per line",
     )
     parser.set_defaults(command=command, split=None, subset=None)
 
@@ -50,7 +52,9 @@ def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
     if is_dataset(file):
-        raise Refused(f"{file} is no file to drop: `tidemill submit` makes a batch of it")
+        raise Refused(
+            f"{file} is a dataset, not a file: create a batch with `tidemill submit {file}`"
+        )
     require_cloud("`tidemill drop`")
     from ..batches.bucket import Drop, DroppedTable, drop_file
     from ..batches.file_check import form_in
@@ -73,5 +77,5 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _name_of(file: str) -> str:
     if file == "-" or "://" in file:
-        raise Refused("what is no file has no name: give one by --name")
+        raise Refused("standard input and URLs have no file name: pass --name")
     return Path(file).name

@@ -1,4 +1,4 @@
-"""`tidemill erase`: erases an ended batch with its input and its results, for good."""
+"""`tidemill erase`: permanently erases an ended batch with its input and its results."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "erase",
         is_destructive=True,
-        help="erase an ended batch with its input and its results, for good",
-        description="Erases a batch that has ended: its input, its results, its rows and its "
-        "options. What remains is its id with times and counts. A deployment must allow it "
+        help="permanently erase an ended batch with its input and its results",
+        description="Permanently erase a batch that has ended: its input, results, rows and "
+        "options. Only its ID, times and counts remain. The deployment must allow it "
         "(erase_batches).",
         allow_abbrev=False,
     )
-    parser.add_argument("id", metavar="ID", help="the whole id of the batch")
-    parser.add_argument("--yes", action="store_true", help="say that you mean it")
+    parser.add_argument("id", metavar="ID", help="give the full ID of the batch")
+    parser.add_argument("--yes", action="store_true", help="confirm the erasure")
     add_server_flags(parser)
     parser.set_defaults(command=command)
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Have the batch erased and return the exit status."""
+    """Erase the batch and return the exit status."""
     if not arguments.yes:
-        raise Refused("input, results and rows of the batch go for good: say --yes to mean it")
+        raise Refused("this permanently erases the batch's input and results: confirm with --yes")
     from ..api.client import Client
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:

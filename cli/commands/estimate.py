@@ -1,4 +1,4 @@
-"""`tidemill estimate`: what a file would take, before anything runs."""
+"""`tidemill estimate`: estimates tokens, time and cost of a file, before anything runs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ examples:
   tidemill estimate requests.jsonl --model ./model --sample 256 --price-per-hour 3.5
 
 exit status:
-  0  lines of it would run
-  1  a bad input, or none of its lines would run
-  2  arguments or paths that cannot work
+  0  at least one line would run
+  1  an invalid input, or none of its lines would run
+  2  invalid arguments or paths
 """
 
 
@@ -45,29 +45,32 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "estimate",
         usage="tidemill estimate [FILE | -i FILE] [--model MODEL] [--sample N] [flags]",
-        help="estimate what a batch file would take on this machine",
-        description="Counts the lines and tokens of a batch file, the work that they share, and\n"
-        "the lines that would fail, and estimates time and cost. No weights are loaded.",
+        help="estimate tokens, time and cost of a batch file on this machine",
+        description="Count the lines and tokens of a batch file, their shared prefixes and the\n"
+        "lines that would fail, and estimate time and cost. No weights are loaded.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add(
-        "-i", "--input-file", metavar="FILE", help="a path, - or an http(s) URL; -i may be left out"
+        "-i",
+        "--input-file",
+        metavar="FILE",
+        help="read a path, - or an http(s) URL; -i may be omitted",
     )
     add(
         "--sample",
         type=positive_int,
         default=0,
         metavar="N",
-        help="run N lines first, spread evenly, and estimate by them (their rows are discarded)",
+        help="run N lines first, evenly spread, and extrapolate (their rows are discarded)",
     )
-    add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
-    add_shard_flag(parser, "of part I of N of the file, such as 3/8")
+    add("--price-per-hour", type=positive_number, metavar="PRICE", help="set this machine's price")
+    add_shard_flag(parser, "estimate shard I of N of the file, such as 3/8")
     add("--json", action="store_true", help="print one JSON object")
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
-    add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
+    add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)
     add_dataset_flags(parser)
@@ -81,7 +84,7 @@ def command(arguments: argparse.Namespace) -> int:
     source, _ = name_files(arguments.input_file, STANDARD_STREAM, arguments.files)
     table = table_options(arguments, source, None, is_written=False, more_extras=("engine",))
     require_engine("an estimate", arguments.model)
-    # Late imports: torch would slow down `--help`.
+    # Imported late: torch would slow down `--help`.
     from tidemill.offline.estimate.estimate import estimate
     from tidemill.offline.run.run_options import RunOptions
 
@@ -109,32 +112,32 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
-    """Yield what is estimated in words."""
+    """Yield the estimate as rows of a table."""
     unit = found.unit
     yield f"{unit}s", f"{found.num_lines:,}"
     if found.num_reused:
-        yield "reused", f"{amount(found.num_reused, unit)}; tokens and time are of the others"
+        yield "reused", f"{amount(found.num_reused, unit)}; tokens and time do not include them"
     if found.num_repeats:
         yield "repeats", f"{amount(found.num_repeats, unit)}, computed once"
     for kind in found.kinds:
         yield "of these", f"{kind.num_lines:,} to {kind.url}, model {kind.model or '-'}"
     if found.num_unlimited:
         lines = amount(found.num_unlimited, unit)
-        yield "max_tokens", f"none in {lines}, whose answers may fill the context"
+        yield "max_tokens", f"not set for {lines}, whose answers may fill the context"
     if found.prompt_tokens is None or found.quantiles is None:
-        yield "tokens", "not counted: the model writes no text, or no request can run"
+        yield "tokens", "not counted: the model does not generate text, or no request can run"
     else:
         spread = found.quantiles
         yield "prompt tokens", f"{found.prompt_tokens:,}"
         low, high = f"least {spread.least:,}, median {spread.median:,}", f"p99 {spread.p99:,}"
         yield f"per {unit}", f"{low}, {high}, most {spread.most:,}"
         if found.num_tokenized is not None and found.num_tokenized < found.num_lines:
-            yield "tokenized", f"{found.num_tokenized:,} {unit}s, which stand for all"
+            yield "tokenized", f"{found.num_tokenized:,} {unit}s, as a sample of all"
         share = (found.shared_tokens or 0) / max(1, found.prompt_tokens)
-        yield "shared", f"{found.shared_tokens:,} of them ({share:.0%}) are prefixes of others"
+        yield "shared", f"{found.shared_tokens:,} of them ({share:.0%}) are shared prefixes"
         yield "output tokens", f"{found.output_tokens:,}, at most {found.most_output_tokens:,}"
         if found.seconds is None:
-            yield "time", f"not known: {_way_to_know(found)}"
+            yield "time", f"unknown: {_way_to_know(found)}"
         else:
             yield "time", f"{duration(found.seconds)} on this machine"
         if found.cost is not None:
@@ -144,5 +147,5 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
 
 def _way_to_know(found: Estimate) -> str:
     if found.num_sampled:
-        return "the sample was too short to measure: give a larger --sample N"
-    return "run a file of this model here first, or give --sample N"
+        return "the sample was too short to measure: pass a larger --sample N"
+    return "run a file with this model here first, or pass --sample N"

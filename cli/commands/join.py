@@ -1,4 +1,4 @@
-"""`tidemill join`: puts the rows of shards together."""
+"""`tidemill join`: joins the rows of shards."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
 
 _DESCRIPTION = """\
-Puts the rows of `tidemill run --shard I/N -o OUTPUT` together in OUTPUT: those of OUTPUT.1-of-N
-first, then of OUTPUT.2-of-N, and so on. Nothing is written unless all shards are there and have
-finished, as the files OUTPUT.I-of-N.done say that their runs have left. With -i the rows are
-compared with the lines of the whole input instead.
+Join the rows of `tidemill run --shard I/N -o OUTPUT` in OUTPUT: OUTPUT.1-of-N first, then
+OUTPUT.2-of-N, and so on. Nothing is written unless all shards exist and have finished, that is,
+have written OUTPUT.I-of-N.done. With -i, the rows are compared with the lines of the whole input
+instead.
 """
 _EPILOG = """\
 examples:
   tidemill join rows.jsonl
-  tidemill join rows.jsonl -i requests.jsonl        (needs no .done files)
+  tidemill join rows.jsonl -i requests.jsonl        (does not need .done files)
   tidemill join rows.jsonl -e errors.jsonl --remove
 
 exit status:
   0  OUTPUT has a row for every line
-  1  rows that are not those of the lines, or a failure on the way
-  2  shards that are missing, unfinished or of different settings, or paths that cannot work;
-     nothing was written
-  6  an unexpected failure; join the shards again
+  1  rows that do not match the lines, or a failure while joining
+  2  missing or unfinished shards, different settings, or invalid paths; nothing was written
+     6  an unexpected failure; join the shards again
 """
 
 
@@ -36,47 +35,47 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `join` to the command line."""
     parser = commands.add_parser(
         "join",
-        help="put the rows of shards together",
+        help="join the rows of shards",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("output_file", metavar="OUTPUT", help="the output that was named, without .I-of-N")
-    add("-e", "--error-file", metavar="FILE", help="the error file that was named, likewise")
+    add("output_file", metavar="OUTPUT", help="give the -o of the runs, without .I-of-N")
+    add("-e", "--error-file", metavar="FILE", help="give the -e of the runs, without .I-of-N")
     add(
         "-i",
         "--input-file",
         metavar="FILE",
-        help="the input, to compare each line with its row: a path, - or an http(s) URL",
+        help="compare each line of the input with its row: a path, - or an http(s) URL",
     )
     add(
         "-n",
         "--num-shards",
         type=positive_int,
         metavar="N",
-        help="how many shards there are (default: as their names say)",
+        help="set the number of shards (default: taken from their names)",
     )
-    add("--force", action="store_true", help="replace an OUTPUT that is there")
-    add("--remove", action="store_true", help="remove the shards once OUTPUT has their rows")
+    add("--force", action="store_true", help="overwrite an existing OUTPUT")
+    add("--remove", action="store_true", help="remove the shards after writing OUTPUT")
     add(
         "--allow-other-settings",
         action="store_true",
-        help="join shards that were run with different settings (default: refuse)",
+        help="join shards that were run with different settings (default: reject them)",
     )
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
     parser.set_defaults(command=command)
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Join the shards and return the exit status."""
-    with unexpected_in_words("the join has failed: join the shards again"):
+    with unexpected_in_words("the join failed: join the shards again"):
         return _join(arguments)
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    # Late imports: JSON libraries would slow down `--help`.
+    # Imported late: JSON libraries would slow down `--help`.
     from tidemill.batch.file.lines import MAX_LINE_BYTES
     from tidemill.offline.files.input_file import InputFile
     from tidemill.offline.files.shard_join import check_outputs, join_shards
@@ -99,6 +98,6 @@ def _join(arguments: argparse.Namespace) -> int:
             allow_other_settings=arguments.allow_other_settings,
         )
     rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
-    errors_words = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
-    log(f"{rows}{errors_words} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
+    failed = f" ({joined.num_errors:,} failed)" if joined.num_errors else ""
+    log(f"joined {rows}{failed} of {shards} in {output}" + (f" and {errors}" if errors else ""))
     return 0

@@ -24,27 +24,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `keys` to the command line."""
     parser = commands.add_parser(
         "keys",
-        help="keys of the API",
-        description="Creates, lists and revokes the keys of a deployment's API, with AWS "
-        "credentials that may write its table.",
+        help="create, list and revoke API keys",
+        description="Create, list and revoke API keys of a deployment, with AWS credentials that "
+        "allow writing to its table.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    create = actions.add_parser(
-        "create", help="make a key and print it, this once", allow_abbrev=False
-    )
-    create.add_argument("--name", required=True, type=_name, help="what it is for")
+    create = actions.add_parser("create", help="create a key and print it once", allow_abbrev=False)
+    create.add_argument("--name", required=True, type=_name, help="name the key's purpose")
     create.add_argument(
-        "--tenant", default="default", type=tenant_name, help="whose it is (default)"
+        "--tenant",
+        default="default",
+        type=tenant_name,
+        help="set the key's tenant (default: default)",
     )
     create.set_defaults(command=command_create)
-    listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
-    listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
+    listing = actions.add_parser(
+        "list", help="list all keys, including revoked ones", allow_abbrev=False
+    )
+    listing.add_argument("--tenant", type=_name, help="list only this tenant's keys")
     listing.set_defaults(command=command_list)
     revoke = actions.add_parser(
         "revoke", is_destructive=True, help="revoke a key", allow_abbrev=False
     )
-    revoke.add_argument("key", help="its id, or the key itself")
+    revoke.add_argument("key", help="give the key's ID, or the key itself")
     revoke.set_defaults(command=command_revoke)
     for action in (create, listing, revoke):
         add_deployment_flags(action)
@@ -55,7 +58,7 @@ def command_create(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
     making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
     print_output(run(keys.name, making))
-    log("keep it now: it cannot be shown again")
+    log("store the key now: it cannot be shown again")
     return 0
 
 
@@ -66,7 +69,7 @@ def command_list(arguments: argparse.Namespace) -> int:
     if found:
         print_output("\n".join(columns([_HEADS, *map(_cells, found)])))
     else:
-        log("there are no keys: `tidemill keys create --name NAME` makes one")
+        log("there are no keys: create one with `tidemill keys create --name NAME`")
     return 0
 
 
@@ -78,15 +81,15 @@ def command_revoke(arguments: argparse.Namespace) -> int:
     key_id = key_id_of(arguments.key)
     key = run(keys.name, keys.revoke(key_id, now=int(time.time())))
     if key is None:
-        raise Refused("there is no such key: `tidemill keys list` shows the ids")
-    log(f"key {key.id} ({key.name}) is revoked: the API refuses it from now on")
+        raise Refused("key not found: list the IDs with `tidemill keys list`")
+    log(f"key {key.id} ({key.name}) was revoked: the API now rejects it")
     return 0
 
 
 def _name(text: str) -> str:
     if not text.isprintable() or not 1 <= len(text) <= _MAX_NAME_LENGTH or text != text.strip():
         raise argparse.ArgumentTypeError(
-            f"1 to {_MAX_NAME_LENGTH} printable characters, no space at either end"
+            f"use 1 to {_MAX_NAME_LENGTH} printable characters, without leading or trailing spaces"
         )
     return text
 

@@ -1,4 +1,4 @@
-"""`tidemill launcher`: starts workers on Kubernetes, as Jobs, for the work that is open."""
+"""`tidemill launcher`: starts workers as Kubernetes Jobs while there are open batches."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _INTERVAL_SECONDS: Final = 15
 _NAP_SECONDS: Final = 0.2
-# The dimension `service` of its metrics (docs/reference/metrics.md).
+# Value of the dimension `service` in its metrics (docs/reference/metrics.md).
 _SERVICE: Final = "launcher"
 _EPILOG = """\
-Runs inside the cluster, beside the stacks of a deployment with compute = "none". The deployment is
-that of the environment (TIDEMILL_TABLE, TIDEMILL_WORK_QUEUES and so on: the output
-WorkerEnvironment), which workers get, too. SIGTERM ends it with 0, and no worker.
+Run the launcher in the cluster, for a deployment with compute = "none". Environment variables
+describe the deployment (TIDEMILL_TABLE, TIDEMILL_WORK_QUEUES and so on: the output
+WorkerEnvironment) and are passed to the workers. SIGTERM ends the launcher with 0, but no worker.
 """
 
 
@@ -45,9 +45,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `launcher` to the command line."""
     parser = commands.add_parser(
         "launcher",
-        help="start workers on Kubernetes when there is work",
-        description="Looks at a deployment's open batches every few seconds, and starts the Jobs "
-        "of its workers on Kubernetes that are missing.",
+        help="start workers on Kubernetes while there are open batches",
+        description="Poll a deployment's open batches every few seconds, and start the missing "
+        "worker Jobs on Kubernetes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,13 +58,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         type=positive_int,
         default=_INTERVAL_SECONDS,
         metavar="SECONDS",
-        help=f"how often it looks ({_INTERVAL_SECONDS})",
+        help=f"set the polling interval (default: {_INTERVAL_SECONDS})",
     )
     parser.add_argument(
         "--health-file",
         type=Path,
         metavar="PATH",
-        help="a file to touch every few seconds, for python -m tidemill.cli.health "
+        help="touch this file every few seconds, for python -m tidemill.cli.health "
         f"(default: {VARIABLE})",
     )
     parser.set_defaults(command=command)
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace, signals: StopSignals) -> int:
     path = plans_file(arguments)
     if path is None:
         raise Refused(
-            "name a file of plans by --plans or TIDEMILL_PLANS (docs/integrations/kubernetes.md)"
+            "no plans: pass --plans or set TIDEMILL_PLANS (docs/integrations/kubernetes.md)"
         )
     settings = settings_of_environment()
     read = plans_reader(arguments, path, settings)
@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace, signals: StopSignals) -> int:
 
 
 def _rest(seconds: float, heartbeat: Heartbeat, signals: StopSignals) -> None:
-    """Wait, less long when a signal comes."""
+    """Wait until the time has passed or a signal arrives."""
     until = time.monotonic() + seconds
     while not signals.received and time.monotonic() < until:
         heartbeat.beat()
@@ -116,12 +116,12 @@ def _rest(seconds: float, heartbeat: Heartbeat, signals: StopSignals) -> None:
 
 
 def _check(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) -> None:
-    """Ask both clouds once; raises CliError for one that does not answer or refuses."""
+    """Make one call to Kubernetes and to AWS; raises CliError if one fails."""
     from tidemill.handler.errors import AwsError
     from tidemill.handler.fleet.stop import list_workers
 
     if not plans:
-        log("the plans name no model: no worker is started until they do")
+        log("the plans contain no model: no worker is started until they do")
     for model, plan in plans.items():
         try:
             clouds.run(list_workers(deployment, plan))
@@ -129,7 +129,7 @@ def _check(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) 
             raise CliError(f"the Jobs of {model} cannot be listed: {exc}") from exc
     try:
         clouds.run(deployment.table.page_of_active(limit=1))
-        clouds.run(deployment.overview.get_batches(["batch_of_nobody"]))
+        clouds.run(deployment.overview.get_batches(["batch_none"]))
     except AwsError as exc:
         raise CliError(f"the table {deployment.settings.table} cannot be read: {exc}") from exc
 
@@ -137,13 +137,13 @@ def _check(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) 
 def _newest_plans(
     read: Callable[[], dict[str, FleetPlan]], plans: dict[str, FleetPlan]
 ) -> dict[str, FleetPlan]:
-    """Return the plans of the file as it is now; the last good ones while it is wrong."""
+    """Return the plans in the file, or the last valid plans while the file is invalid."""
     from tidemill.handler.observability import logger
 
     try:
         newest = read()
     except Refused as exc:
-        logger.error("plans not read, the last ones hold", reason=str(exc))
+        logger.error("plans not read, using the last valid ones", reason=str(exc))
         return plans
     for model in sorted(newest):
         if model in plans and newest[model].release != plans[model].release:
@@ -152,11 +152,11 @@ def _newest_plans(
 
 
 def _step(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) -> None:
-    """Scale the fleets to the open work once; a failure is logged, and the next step is soon."""
+    """Scale the fleets to the open batches once; failures are logged."""
     from tidemill.handler.fleet.kubernetes_scaling import scale_once
     from tidemill.handler.observability import logger
 
     try:
         scale_once(clouds, deployment, plans, int(time.time()))
-    except Exception:  # noqa: BLE001 - whatever it is, the next step may do better
+    except Exception:  # noqa: BLE001 - the next step may succeed
         logger.exception("fleets not scaled")

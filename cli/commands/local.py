@@ -1,4 +1,4 @@
-"""`tidemill local`: the whole cloud on this machine by an AWS emulator; from a checkout only."""
+"""`tidemill local`: runs the whole cloud on an AWS emulator; needs a checkout."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _RUN_SECONDS = 24 * 3600
 _CHECK_SECONDS = 1.0
-# An idle worker saves a start for the next file; `run` drops all of its files at once.
+# With `up`, an idle worker saves a start for the next file; `run` drops all files at once.
 _UP_IDLE_SECONDS, _RUN_IDLE_SECONDS = 60.0, 2.0
 _LAST_SECONDS = 10.0
 _MAX_LOST = 3
 _DOWN = "the cloud is down"
-_ANSWER = "stopping the workers and the emulator; once more ends them at once"
+_ANSWER = "stopping the workers and the emulator; press Ctrl-C again to end them at once"
 
 
 class CloudGone(CliError):
@@ -51,24 +51,24 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `local` to the command line."""
     parser = commands.add_parser(
         "local",
-        help="the whole cloud on this machine",
-        description="Deploys the real stacks to an AWS emulator on this machine and runs workers "
-        "beside it. Needs a checkout of the repository, and `make demo` once.",
+        help="run the whole cloud on this machine",
+        description="Deploy the real stacks to an AWS emulator on this machine and run workers "
+        "next to it. Needs a checkout of the repository, in which `make demo` has run.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     up = actions.add_parser(
         "up",
-        help="run it until Ctrl-C",
-        description="Runs the cloud until Ctrl-C, and says where to drop files.",
+        help="run the cloud until Ctrl-C",
+        description="Run the cloud until Ctrl-C, and print where to drop files.",
         allow_abbrev=False,
     )
     up.set_defaults(command=command_up, idle_seconds=_UP_IDLE_SECONDS)
     run = actions.add_parser(
         "run",
-        help="drop files and tables, fetch their rows, end",
-        description="Runs the cloud for some files and tables: drops them, follows them, fetches "
-        "their rows, good and bad, in the order of their lines.",
+        help="run files and tables through the cloud, then stop it",
+        description="Run files and tables through the cloud: drop them, follow their batches, and "
+        "fetch all rows in the order of their lines.",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -78,7 +78,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="+",
         required=True,
         metavar="FILE",
-        help="or several",
+        help="drop these files",
     )
     run.add_argument(
         "-o",
@@ -86,7 +86,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         dest="output_files",
         nargs="+",
         metavar="FILE",
-        help="for the rows of each (default: FILE.output.jsonl or TABLE.output.csv next to it)",
+        help="write the rows of each file here (default: FILE.output.jsonl or TABLE.output.csv "
+        "next to it)",
     )
     run.add_argument("--force", action="store_true", help="overwrite an existing output")
     add_recipe_flags(run)
@@ -102,13 +103,21 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=1,
         metavar="N",
-        help="workers of each model at most: they start when there is work (1)",
+        help="limit the workers per model, which start when there is work (default: 1)",
     )
-    group.add_argument("--config", type=Path, metavar="PATH", help="default: infra/config.toml")
-    group.add_argument("--port", type=positive_int, metavar="N", help="default: a free one")
     group.add_argument(
-        "--state", type=Path, metavar="FOLDER", help="keep what is in the cloud there"
+        "--config",
+        type=Path,
+        metavar="PATH",
+        help="read this configuration (default: infra/config.toml)",
     )
+    group.add_argument(
+        "--port",
+        type=positive_int,
+        metavar="N",
+        help="set the emulator's port (default: a free one)",
+    )
+    group.add_argument("--state", type=Path, metavar="FOLDER", help="store the cloud's state here")
     add_engine_flags(parser)
 
 
@@ -123,7 +132,7 @@ def command_up(arguments: argparse.Namespace) -> int:
             num_lost += 1
             if num_lost > _MAX_LOST or arguments.state is not None:
                 raise
-            log(f"{exc}: starting an empty cloud, with another key; `--state FOLDER` keeps it")
+            log(f"{exc}: starting an empty cloud with a new API key; use --state to keep it")
 
 
 def _run_for_ever(arguments: argparse.Namespace) -> NoReturn:
@@ -136,19 +145,19 @@ def _run_for_ever(arguments: argparse.Namespace) -> NoReturn:
 
 
 def command_run(arguments: argparse.Namespace) -> int:
-    """Run files and tables through a cloud of their own; 0 when every line has a row."""
+    """Run files and tables through a separate cloud; return 0 if every line has a row."""
     files, outputs = (
         arguments.input_files,
         arguments.output_files or [None] * len(arguments.input_files),
     )
     if len(outputs) != len(files):
-        raise Refused(f"-i names {amount(len(files), 'file')}, and -o {len(outputs):,}")
+        raise Refused(f"-i lists {amount(len(files), 'file')}, but -o lists {len(outputs):,}")
     from ..api.objects import Batch
     from ..batches.follow import batch_progress
     from ..batches.local_drop import LocalDrop
 
     with StopSignals(_DOWN, answer=_ANSWER):
-        # With --state there may be earlier drops.
+        # With --state, there may be earlier drops.
         names = (f"local-run-{time.time_ns():x}-{number}" for number in itertools.count(1))
         dropped = [
             LocalDrop.read(arguments, file, output, name)
@@ -191,9 +200,9 @@ def _with_absolute_paths(engine: EngineOptions) -> EngineOptions:
 
 
 def _model_names(engine: EngineOptions) -> tuple[str, tuple[str, ...]]:
-    """Return the name that replaces the configured model's, if any, and further names.
+    """Return the name that replaces the configured model's name, if any, and aliases.
 
-    With `--model` it is the first `--served-model-name`, or the name of the model's folder or file.
+    With `--model`, it is the first `--served-model-name`, or the model's folder or file name.
     """
     from tidemill.protocol.names import own_names  # late, for `--help`
 
@@ -225,7 +234,7 @@ def _local_cloud(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         from localstack.state_folder import StateRefused
     except ModuleNotFoundError as exc:
         raise Refused(
-            f"`tidemill local` needs {exc.name}, which is not here: "
+            f"`tidemill local` needs {exc.name}, which is not installed: "
             "run `make demo` in a checkout of the repository"
         ) from exc
     engine = _with_absolute_paths(EngineOptions(**engine_fields(arguments)))

@@ -1,4 +1,4 @@
-"""`tidemill models`: how a model would run, in which memory, before anything is loaded."""
+"""`tidemill models`: reports how a model would run and its memory, before loading it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ examples:
   tidemill models ./model --tensor-parallel-size 4 --max-model-len 8192
 
 exit status:
-  0  it would run
-  1  it would be refused; the reason is said
-  2  arguments or paths that cannot work
+  0  the model would run
+  1  the model would be rejected; the reason is printed
+  2  invalid arguments or paths
 """
 
 
@@ -43,8 +43,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "models",
         usage="tidemill models MODEL [--json] [flags]",
         help="show how a model would run, before it is loaded",
-        description="Shows how a model would run here, how much memory it takes and what is\n"
-        "missing, by its config.json, its tokenizer and the headers of its weights.",
+        description="Show how a model would run here, how much memory it takes and what is\n"
+        "missing, from its config.json, its tokenizer and the headers of its weights.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,11 +58,14 @@ def command(arguments: argparse.Namespace) -> int:
     """Show the report and return the exit status: 1 for a model that would be refused."""
     options = EngineOptions(**engine_fields(arguments))
     if options.model is None:
-        raise Refused("name a model, a folder or a hub id: `tidemill models Qwen/Qwen3-8B`")
+        raise Refused(
+            "no model: pass a folder or a hub ID, such as `tidemill models Qwen/Qwen3-8B`"
+        )
     if s3_addresses(options.model, ()):
         raise Refused(
-            f"{options.model} lies in S3: copy its small files to a folder, and name that "
-            "(`aws s3 sync --exclude '*.safetensors'`; the weights then count as missing)"
+            f"{options.model} is in S3: copy its small files to a folder and pass that, with "
+            f"`aws s3 sync --exclude '*.safetensors' {options.model} FOLDER` (the weights then "
+            "count as missing)"
         )
     require_engine("tidemill models", options.model)
     report = _inspected(options)
@@ -93,7 +96,7 @@ def _inspected(options: EngineOptions) -> ModelReport:
 
 
 def fields_of(report: ModelReport) -> dict[str, Any]:
-    """Return a report as a JSON object; fields of what is not known are null."""
+    """Return a report as a JSON object, with null for unknown values."""
     plan = report.plan
     memory = None if plan is None else plan.memory
     return {
@@ -152,16 +155,19 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     how = dtype if plan.quantization is None else f"{plan.quantization} and {dtype}"
     yield "context", f"{plan.max_model_len:,} tokens"
     if plan.memory is None:
-        yield "weights", f"{how} on {plan.device.type}; their size is known once they are here"
+        yield (
+            "weights",
+            f"{how} on {plan.device.type}; their size is unknown until they are downloaded",
+        )
     else:
         yield "weights", f"{size_words(plan.memory.weight_bytes)} as {how} on {plan.device.type}"
         if plan.memory.kv_bytes_per_token:
             room = _room(plan.memory.kv_cache_tokens, "tokens")
-            yield "KV cache", f"{plan.memory.kv_bytes_per_token:,} bytes a token; {room}"
+            yield "KV cache", f"{plan.memory.kv_bytes_per_token:,} bytes per token; {room}"
         if plan.memory.state_bytes_per_sequence:
             room = _room(plan.memory.state_rows, "sequences and snapshots")
             size = size_words(plan.memory.state_bytes_per_sequence)
-            yield "recurrent state", f"{size} a sequence; {room}"
+            yield "recurrent state", f"{size} per sequence; {room}"
     if report.gives != "text":
         return
     sizes = ", ".join(map(str, plan.tensor_parallel_sizes))
@@ -169,12 +175,12 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     yield "adapters", "LoRA" if plan.takes_adapters else "no"
     yield "quantised as", ", ".join(report.quantization_methods) or "no"
     yield "images", "yes" if plan.takes_images else "no"
-    yield "tool calls", report.tool_call_parser or "no parser by its template"
-    yield "reasoning", report.reasoning_parser or "none by its template"
+    yield "tool calls", report.tool_call_parser or "unknown format"
+    yield "reasoning", report.reasoning_parser or "none found in its template"
 
 
 def _room(count: int | None, what: str) -> str:
-    """Return how many fit beside the weights."""
+    """Return how many fit in memory next to the weights."""
     if count is None:
-        return f"how many {what} fit depends on the GPU, and there is none here"
-    return f"{count:,} {what} fit here now" if count else "there is no room for it here now"
+        return f"the number of {what} that fit depends on the GPU, and this machine has none"
+    return f"{count:,} {what} fit here now" if count else "not enough free memory here now"

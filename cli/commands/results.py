@@ -23,18 +23,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "results",
         help="fetch the rows of a batch",
-        description="Fetches the rows of a batch that has ended, and the table of them where its "
-        "input was a table (`-o x.parquet` fetches the table alone); `-o -` prints the rows. With "
-        "--follow "
-        "it prints rows as they are finished, good and bad, each with the number of its line as "
-        "`line`; they come about in the order of lines.",
+        description="Fetch the rows of a batch that has ended. If its input was a table, the table "
+        "of results is fetched, too (`-o x.parquet` fetches only the table). `-o -` prints the "
+        "rows. --follow prints all rows as they finish, roughly in the order of their lines; "
+        "`line` contains the line number.",
         epilog=EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("id", metavar="ID", help=ID_HELP)
     parser.add_argument(
-        "--follow", action="store_true", help="print rows while it runs, until it has ended"
+        "--follow", action="store_true", help="print rows as they finish, until the batch has ended"
     )
     add_file_flags(parser, ("ID.output.jsonl", "ID.errors.jsonl"))
     add_server_flags(parser)
@@ -44,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Fetch or print the rows and return the exit status."""
     if arguments.follow and (arguments.output_file or arguments.error_file):
-        raise Refused("--follow prints rows on standard output: leave -o and -e away")
+        raise Refused("--follow prints rows on standard output: remove -o and -e")
     from ..api.client import Client
     from ..batches.fetched_table import with_table
     from ..batches.lookup import find_batch
@@ -56,8 +55,9 @@ def command(arguments: argparse.Namespace) -> int:
             return _follow(client, batch)
         if not batch.has_ended:
             raise CliError(
-                f"{batch.id} is {batch.status} and has no files yet: `tidemill resume {batch.id}` "
-                f"waits for them, `tidemill results {batch.id} --follow` prints rows as they come"
+                f"{batch.id} is {batch.status} and has no files yet: wait for them with "
+                f"`tidemill resume {batch.id}`, or print rows as they finish with "
+                f"`tidemill results {batch.id} --follow`"
             )
         targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
         targets = with_table(batch, targets, arguments.output_file, arguments.error_file)
@@ -74,7 +74,7 @@ def _follow(client: Client, batch: Batch) -> int:
     try:
         batch = print_rows(client, batch, failures)
     except Stopped as exc:
-        raise Stopped(exc.signum, f"the batch {batch.id} is not ended by that") from exc
+        raise Stopped(exc.signum, f"the batch {batch.id} continues") from exc
     log_end(batch)
     log_failures(failures)
     return exit_status_of(batch)

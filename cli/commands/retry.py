@@ -1,4 +1,4 @@
-"""`tidemill retry`: runs the lines again that failed or were not run."""
+"""`tidemill retry`: reruns the lines that failed or were not run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..batches.batch_flags import add_batch_flags, add_file_flags, options_of
 from ..batches.outcome import EXIT_STATUSES
 
 _DESCRIPTION = """\
-Runs what failed or was not run once more.
+Rerun the requests that failed or were not run.
 
-  tidemill retry ID                       a new batch of such lines of an ended batch, without
-                                          invalid requests, which would fail again
-  tidemill retry ROWS [-i FILE]           on this machine, with the flags in the run card of ROWS
-                                          and more flags of `tidemill run`; the new rows take the
-                                          places of the failed ones in ROWS, which may be a table
-  tidemill retry ROWS -i FILE -o FAILED   only writes such requests to FAILED, to submit or to edit
+  tidemill retry ID                       creates a new batch from such requests of an ended batch,
+                                          without invalid requests, which would fail again
+  tidemill retry ROWS [-i FILE]           runs them on this machine, with the flags in the run card
+                                          of ROWS and further flags of `tidemill run`; the new rows
+                                          replace the failed ones in ROWS, which may be a table
+  tidemill retry ROWS -i FILE -o FAILED   only writes the requests to FAILED, to submit or to edit
 """
 _EPILOG = f"""\
-The new batch has the window and the metadata of the old one, with its id as `retry_of`; its id is
-printed on standard output, alone. ROWS has to follow `retry`. FILE and the flags are in the run
-card next to ROWS; without a card FILE is found where ROWS is x.output.jsonl next to x.jsonl.
+The new batch has the window and the metadata of the old one, and the old ID as `retry_of`. Only
+its ID is printed on standard output. ROWS must follow `retry`. FILE and the flags are read from
+the run card next to ROWS; without a card, FILE is x.jsonl if ROWS is x.output.jsonl.
 
 {EXIT_STATUSES}"""
 _ROW_ENDINGS = (".jsonl", ".ndjson", ".json", ".gz")
@@ -44,26 +44,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "retry",
         usage="tidemill retry ID [--wait] [flags] | ROWS [-i FILE] [-o FAILED] [flags of run]",
-        help="run lines again that failed or were not run",
+        help="rerun lines that failed or were not run",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("id", metavar="ID|ROWS", help="a batch: its id, how that begins, or @last; or a file")
-    add("-i", "--input-file", metavar="FILE", help="the requests that ROWS answers")
-    add("--wait", action="store_true", help="stay until the batch has ended, then fetch its rows")
+    add(
+        "id",
+        metavar="ID|ROWS",
+        help="name a batch by its ID, the first characters of the ID, or @last; or a file of rows",
+    )
+    add("-i", "--input-file", metavar="FILE", help="read the requests of ROWS from here")
+    add("--wait", action="store_true", help="wait until the batch has ended, then fetch its rows")
     add(
         "--include-invalid",
         action="store_true",
-        help="of a batch: retry requests too that failed as invalid (status 400, 413 or 422)",
+        help="also retry a batch's invalid requests (status 400, 413 or 422)",
     )
     add(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where files of the batch lie meanwhile (default: the system's)",
+        help="store the batch's files here in the meantime (default: the system's)",
     )
     add_batch_flags(parser)
     add_file_flags(parser, ("ID.retry.output.jsonl", "ID.retry.errors.jsonl"))
@@ -72,9 +76,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def expand_rows(typed: Sequence[str]) -> Sequence[str]:
-    """Expand `retry ROWS` to the `run` that it is; what makes a batch or writes requests stays.
+    """Expand `retry ROWS` to a `run` command; other forms of `retry` are returned unchanged.
 
-    Raises Refused for rows that are not there, or whose requests are not found.
+    Raises Refused if the rows do not exist, or their requests are not found.
     """
     match typed:
         case ["retry", rows, *rest] if _names_rows(rows) and not _has(
@@ -82,12 +86,12 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
         ):
             if not Path(rows).exists() and Path(rows + ROWS_SUFFIX).exists():
                 raise Refused(
-                    f"the run of {rows} was stopped: its command with --resume finishes the table, "
-                    "and then failed rows can be retried"
+                    f"the run of {rows} was stopped: finish the table with the same command and "
+                    "--resume, then retry failed rows"
                 )
             check_input_path(rows)
             if rows.endswith(".gz"):
-                raise Refused(f"{rows} is compressed: unpack it, or write its requests with -o")
+                raise Refused(f"{rows} is compressed: decompress it, or write its requests with -o")
             recorded = RecordedRun.find(rows)
             has_input = _has(rest, "-i", "--input-file")
             errors = rows.removesuffix(_OUTPUT) + ".errors.jsonl"
@@ -96,21 +100,21 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
                 rest = [*([] if _has(words, "-e", "--error-file") else ["-e", errors]), *rest]
             if recorded.is_table and not (recorded.flags or _has(rest, "--prompt", "--recipe")):
                 log(
-                    f"note: no run card has the flags that {rows} was made with: give them again, "
-                    "such as --prompt"
+                    f"note: there is no run card with the flags of {rows}: pass them again, such "
+                    "as --prompt"
                 )
             run = recorded.command(rest, None if has_input else recorded.find_input())
-            log(f"this is `{shlex.join(['tidemill', *run])}`")
+            log(f"running `{shlex.join(['tidemill', *run])}`")
             return run
     return typed
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Make the batch or write the requests, and return the exit status."""
+    """Create the batch or write the requests, and return the exit status."""
     if _names_rows(arguments.id):
         return _write_failed(arguments)
     if arguments.input_file is not None:
-        raise Refused("-i is for rows in a file: a batch has its input")
+        raise Refused("-i is not supported for a batch, whose input is on the server: remove it")
     given = options_of(arguments)
     from ..api.client import Client
     from ..batches import retry
@@ -129,7 +133,7 @@ def command(arguments: argparse.Namespace) -> int:
         )
         with opened as requests:
             if requests is None:
-                log(f"no line of {batch.id} is left to retry")
+                log(f"{batch.id} has no requests to retry")
                 return ROWS_FAILED if batch.failed else 0
             return submit(
                 server,
@@ -143,7 +147,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _write_failed(arguments: argparse.Namespace) -> int:
-    """Write the requests that have no good row."""
+    """Write the requests that did not succeed."""
     from tidemill.offline.files.new_file import check_new_file, open_new_file
     from tidemill.offline.files.request_lines import copy_requests
     from tidemill.offline.files.row_file import open_rows
@@ -152,13 +156,13 @@ def _write_failed(arguments: argparse.Namespace) -> int:
 
     rows_name, output, tmp_dir = arguments.id, arguments.output_file, arguments.output_tmp_dir
     if output is None:
-        raise Refused(f"name the rows first: `tidemill retry {rows_name} -i FILE`")
+        raise Refused(f"ROWS must come first: `tidemill retry {rows_name} -i FILE`")
     check_input_path(rows_name)
     recorded = RecordedRun.find(rows_name)
     if recorded.is_table:
         raise Refused(
-            f"{rows_name} is of a table: `tidemill retry {rows_name}` runs its failed rows again. "
-            "-o is for rows of a file of requests"
+            f"-o is not supported for rows of a table, such as {rows_name}: rerun its failed rows "
+            f"with `tidemill retry {rows_name}`"
         )
     name = arguments.input_file or recorded.find_input()
     check_new_file(output, [rows_name, name], force=arguments.force)
@@ -172,20 +176,20 @@ def _write_failed(arguments: argparse.Namespace) -> int:
         with open_source(name, tmp_dir=tmp_dir) as source, open_new_file(output) as out:
             copied = copy_requests(source, out, is_wanted)
     if copied.num_malformed:
-        log(f"note: {amount(copied.num_malformed, 'malformed line')} of {name} left out")
+        log(f"note: omitted {amount(copied.num_malformed, 'malformed line')} of {name}")
     where = "" if output == STANDARD_STREAM else f": {output}"
-    log(f"{copied.num_copied:,} of {amount(copied.num_lines, 'request')} have no good row{where}")
+    log(f"{copied.num_copied:,} of {amount(copied.num_lines, 'request')} did not succeed{where}")
     return 0
 
 
 def _names_rows(name: str) -> bool:
-    """Say whether this is a file of rows or a table of them, not a batch."""
+    """Return whether this is a file of rows or a table, not a batch."""
     is_named = name.lower().endswith(_ROW_ENDINGS) or format_of(name) is not None
     return os.sep in name or is_named or Path(name).is_file()
 
 
 def _has(words: Sequence[str], *flags: str) -> bool:
-    """Say whether one of the flags is among the words, its value joined to it or not."""
+    """Return whether one of the flags is among the words, with or without a joined value."""
     return any(
         word == flag or word.startswith(f"{flag}=" if flag.startswith("--") else flag)
         for word in words

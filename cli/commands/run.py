@@ -22,7 +22,7 @@ def command(arguments: argparse.Namespace) -> int:
     is_output_named = arguments.output_file is not None
     options = options_from(arguments)
     require_engine("a run", options.model)
-    # A late import: JSON libraries would slow down `--help`.
+    # Imported late: JSON libraries would slow down `--help`.
     from tidemill.offline.run.job import run_job
 
     load = partial(load_engine, weights_cache=options.weights_cache)

@@ -1,4 +1,4 @@
-"""`tidemill sample`: a random sample of a batch file's requests, or of a table's rows."""
+"""`tidemill sample`: takes a random sample of a batch file's requests, or of a table's rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ examples:
   tidemill sample reviews.csv -n 50 -o fifty.csv
 
 exit status:
-  0  the sample is written
-  1  a bad input, or a failure on the way
-  2  arguments or paths that cannot work
+  0  the sample was written
+  1  an invalid input, or a failure
+  2  invalid arguments or paths
 """
 
 
@@ -29,43 +29,43 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "sample",
         help="pick random requests of a batch file, or random rows of a table",
-        description="Picks lines of a batch file at random, each as likely as any other, and\n"
-        "writes them as they are, in the order of the file. Of a table (CSV, TSV, Parquet,\n"
-        "Arrow) it picks rows, and writes a table of the same columns.",
+        description="Pick lines of a batch file uniformly at random, and write them unchanged, in\n"
+        "the order of the file. From a table (CSV, TSV, Parquet, Arrow), pick rows, and write\n"
+        "a table with the same columns.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("file", metavar="FILE", help="a path, - or an http(s) URL")
+    add("file", metavar="FILE", help="read a path, - or an http(s) URL")
     add(
         "-n",
         "--num-lines",
         type=positive_int,
         default=50,
         metavar="N",
-        help="lines or rows to pick; a shorter file is taken whole (default: 50)",
+        help="pick N lines or rows, or all of a shorter file (default: 50)",
     )
     add(
         "--seed",
         type=seed_number,
         default=0,
         metavar="N",
-        help="another seed picks other lines; the same picks the same (default: 0)",
+        help="set the random seed; the same seed picks the same lines (default: 0)",
     )
     add(
         "-o",
         "--output-file",
         default=STANDARD_STREAM,
         metavar="FILE",
-        help="a path (default: -, standard output)",
+        help="write the sample here (default: -, standard output)",
     )
-    add("--force", action="store_true", help="write over a file that is there")
+    add("--force", action="store_true", help="overwrite an existing file")
     add(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where an input that is no file lies meanwhile (default: the system's)",
+        help="store downloads and standard input here in the meantime (default: the system's)",
     )
     parser.set_defaults(command=command)
 

@@ -71,17 +71,17 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 examples:
-  tidemill serve                                       (the demo model, at port 8000)
+  tidemill serve                                       (the demo model, on port 8000)
   tidemill serve --model path/or/hub-id --port 8080
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
-TIDEMILL_SERVER_HOST and TIDEMILL_SERVER_PORT are the defaults of --host and --port. Flags that
-TIDEMILL_SERVER_FLAGS holds stand before those that are typed, for containers started without any.
-SIGTERM and Ctrl-C: requests that are being answered may finish, then it ends with 0.
+TIDEMILL_SERVER_HOST and TIDEMILL_SERVER_PORT set the defaults of --host and --port. The flags in
+TIDEMILL_SERVER_FLAGS are inserted before the given ones, for containers started without any.
+On SIGTERM or Ctrl-C, requests in flight may finish, then the server exits with 0.
 """
 _KEYS = "TIDEMILL_SERVER_API_KEYS"
-_START_AGAIN = "Start the server again"
+_START_AGAIN = "Restart the server"
 _FLAGS = "TIDEMILL_SERVER_FLAGS"
 _SAGEMAKER_MODEL = Path("/opt/ml/model")
 
@@ -109,7 +109,7 @@ class ServeOptions(EngineOptions):
     reuse_max_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse flags of `--reuse` without it."""
+        """Raise Refused for flags that require `--reuse` without it."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
 
 
@@ -124,7 +124,7 @@ def add_environment_flags(typed: Sequence[str]) -> list[str]:
     try:
         return [name, *shlex.split(os.environ.get(_FLAGS, "")), *rest]
     except ValueError as exc:
-        raise Refused(f"{_FLAGS} cannot be read: {str(exc).lower()}") from exc
+        raise Refused(f"{_FLAGS} cannot be parsed: {str(exc).lower()}") from exc
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -132,7 +132,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "serve",
         help="answer requests over HTTP",
-        description="Serves a model at a port, with the API of OpenAI.",
+        description="Serve a model over HTTP with OpenAI's API.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -146,55 +146,74 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     host = os.environ.get("TIDEMILL_SERVER_HOST", "127.0.0.1")
     port = os.environ.get("TIDEMILL_SERVER_PORT", "8000")
-    add("--host", default=host, help="(default: 127.0.0.1; 0.0.0.0 is every address)")
-    add("--port", type=port_number, default=port, help="0 takes a free one (default: 8000)")
-    add("--uds", metavar="PATH", help="a Unix socket instead of a port")
-    add("--ssl-keyfile", type=Path, metavar="FILE", help="serve https, with this key")
-    add("--ssl-certfile", type=Path, metavar="FILE", help="and this certificate")
+    add(
+        "--host",
+        default=host,
+        help="listen on this address; 0.0.0.0 is every address (default: 127.0.0.1)",
+    )
+    add(
+        "--port",
+        type=port_number,
+        default=port,
+        help="listen on this port; 0 picks a free one (default: 8000)",
+    )
+    add("--uds", metavar="PATH", help="listen on a Unix socket instead of a port")
+    add("--ssl-keyfile", type=Path, metavar="FILE", help="serve HTTPS with this key")
+    add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
     add(
         "--api-key",
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help="require one of these keys, which other users of the machine can see in its process "
-        f"list: set {_KEYS} to keys separated by spaces instead (default: that variable)",
+        help="require one of these keys (default: the space-separated keys in "
+        f"{_KEYS}, which other users cannot see in the process list)",
     )
     add(
         "--allowed-origins",
         nargs="+",
         default=(),
         metavar="ORIGIN",
-        help="accept requests from pages of these origins; * is any (default: none)",
+        help="accept requests from web pages of these origins; * is any (default: none)",
     )
     add(
         "--allowed-hosts",
         nargs="+",
         default=(),
         metavar="NAME",
-        help="host names that a server without keys accepts; * is any (default: those of this "
-        "machine at a loopback address, else any)",
+        help="accept these host names on a server without keys; * is any (default: those of "
+        "this machine on a loopback address, otherwise any)",
     )
     add(
         "--max-queued-requests",
         type=positive_int,
         metavar="N",
-        help="requests that may wait in the queue; more get a 429 (default: 1024)",
+        help="queue up to N requests; further ones get a 429 (default: 1024)",
     )
-    add("--max-body-bytes", type=size_in_bytes, metavar="SIZE", help="of a request (default: 36M)")
+    add(
+        "--max-body-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="limit the size of a request (default: 36M)",
+    )
     add(
         "--drain-timeout",
         type=positive_int,
         metavar="S",
-        help="at SIGTERM, seconds for requests in flight to finish (default: 30)",
+        help="on SIGTERM, wait up to S seconds for requests in flight (default: 30)",
     )
     add(
         "--data-dir",
         "--files-dir",
         type=Path,
         metavar="FOLDER",
-        help="where files and batches are kept (default: ~/.cache/tidemill/serve/PORT)",
+        help="store files and batches here (default: ~/.cache/tidemill/serve/PORT)",
     )
-    add("--max-file-bytes", type=size_in_bytes, metavar="SIZE", help="of an upload (default: 16G)")
+    add(
+        "--max-file-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="limit the size of an upload (default: 16G)",
+    )
     add_data_parallel_flag(group, "requests")
     add_reuse_flags(group)
     add_reuse_size_flag(group)
@@ -203,9 +222,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 def options_from(arguments: argparse.Namespace) -> ServeOptions:
     """Return the options of the parsed arguments."""
     keys = arguments.api_keys or os.environ.get(_KEYS, "").split()
-    # Above all no empty key, as an unset variable leaves behind: it would open the server.
+    # An empty key, as from an unset variable, would leave the server open.
     if any(not re.fullmatch(r"[!-~]+", key) for key in keys):
-        raise Refused("--api-key: a key is letters, digits and signs of ASCII, at least one")
+        raise Refused(
+            "--api-key: a key must be one or more printable ASCII characters without spaces"
+        )
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -234,7 +255,7 @@ def command(arguments: argparse.Namespace) -> int:
     if options.model is None and (_SAGEMAKER_MODEL / "config.json").exists():
         options = replace(options, model=str(_SAGEMAKER_MODEL))
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
-        raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
+        raise Refused("HTTPS requires both --ssl-certfile and --ssl-keyfile")
     require_engine("a server", options.model, "serve")
     count = num_replicas(options, options.data_parallel_size)
     if count > 1:
@@ -251,7 +272,7 @@ def command(arguments: argparse.Namespace) -> int:
 def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None = None) -> int:
     """Load the engine and serve it until a signal; raises CliError.
 
-    An engine of this process has a `watch`.
+    `watch` is given for an engine in this process.
     """
     try:
         from tidemill.server.app import make_app, make_context
@@ -272,7 +293,7 @@ def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None
     except CertificateRefused as exc:
         raise Refused(f"{exc} (--ssl-certfile, --ssl-keyfile)") from exc
     except OSError as exc:
-        raise Refused(f"cannot listen at {where}: {exc.strerror or exc}") from exc
+        raise Refused(f"cannot listen on {where}: {exc.strerror or exc}") from exc
     with (
         StopSignals("nothing was served") as signals,
         _store(options) as store,
@@ -300,21 +321,21 @@ def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None
 
 
 def _lost(engine: Online) -> EngineFailed:
-    """Return the error for an engine that cannot go on, with the stacks of one that hangs."""
+    """Return the error for an engine that has stopped, with the stacks of one that hangs."""
     from tidemill.protocol.contract import EngineError
 
     try:
         engine.stats()
     except EngineError as exc:
-        words = f"the engine cannot go on: {exc}. {_START_AGAIN}"
+        words = f"the engine has stopped: {exc}. {_START_AGAIN}"
         return EngineFailed(words, details=getattr(exc, "stacks", ""))
-    return EngineFailed(f"the engine cannot go on. {_START_AGAIN}")
+    return EngineFailed(f"the engine has stopped. {_START_AGAIN}")
 
 
 def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextManager[EngineConfig]:
-    """Hold the weights before the load where results depend on them, or several engines load them.
+    """Hold the weights before loading if results depend on them, or several engines load them.
 
-    Else the load has them.
+    Otherwise, loading fetches them.
     """
     if options.reuse is None and options.data_parallel_size in {None, 1}:
         return nullcontext(config)
@@ -329,7 +350,7 @@ def _responder(
     template: str | None,
     engine: Online,
 ) -> Iterator[Responder | None]:
-    """Yield what answers lines of files with the results of `--reuse`; None without it."""
+    """Yield a responder that reuses stored results; None without `--reuse`."""
     if options.reuse is None:
         yield None
         return
@@ -356,7 +377,7 @@ def _log_address(
     url = address.replace("://0.0.0.0", "://127.0.0.1").replace("://[::]", "://[::1]")
     key = YOUR_KEY if has_keys else NO_KEY
     lines = "\n".join(f"  {line}" for line in sdk_example(url, names[0], endpoints, key))
-    log(f"base URL for OpenAI's clients: {url}/v1\n{lines}")
+    log(f"base URL for OpenAI clients: {url}/v1\n{lines}")
 
 
 @asynccontextmanager
@@ -379,8 +400,8 @@ async def _lifespan(local: LocalBatches, context: ServerContext) -> AsyncIterato
 def _store(options: ServeOptions) -> Iterator[Store]:
     """Open the store of files and batches, before a model is loaded; raises Refused.
 
-    A temporary folder serves for a random port, and when the default folder is not writable, as in
-    some containers.
+    The store is in a temporary folder if the port is random, or the default folder is not
+    writable, as in some containers.
     """
     from tidemill.server.local.folder import FolderLocked, FolderRefused
     from tidemill.server.local.store import open_store
@@ -396,7 +417,10 @@ def _store(options: ServeOptions) -> Iterator[Store]:
             store = None
         if store is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tidemill-serve-")))
-            log(f"files and batches are kept in {folder} until the end; --data-dir keeps them")
+            log(
+                f"files and batches are stored in {folder} until the server stops: pass --data-dir "
+                "to keep them"
+            )
             store = stack.enter_context(open_store(folder))
         yield store
 

@@ -1,4 +1,4 @@
-"""`tidemill status`: shows one batch in detail, or a table of the newest."""
+"""`tidemill status`: shows one batch in detail, or a table of the newest batches."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "status",
         help="show batches and their progress",
-        description="Shows one batch in detail, or the newest batches in a table.",
-        epilog=EXIT_STATUSES + "  without --watch, 0 says only that it could be shown",
+        description="Show one batch in detail, or the newest batches in a table.",
+        epilog=EXIT_STATUSES + "  without --watch, 0 means only that the batch was shown",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "id", metavar="ID", nargs="?", help=f"{ID_HELP}; the newest ones without it"
+        "id", metavar="ID", nargs="?", help=f"{ID_HELP} (default: show the newest batches)"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--limit", type=positive_int, metavar="N", help=f"how many batches ({_LIMIT})"
+        "--limit", type=positive_int, metavar="N", help=f"show N batches (default: {_LIMIT})"
     )
-    which.add_argument("--all", action="store_true", help="all batches")
+    which.add_argument("--all", action="store_true", help="show all batches")
     parser.add_argument(
-        "--watch", action="store_true", help="go on until the batch has ended, or until Ctrl-C"
+        "--watch",
+        action="store_true",
+        help="keep updating until the batch has ended, or until Ctrl-C",
     )
     add_server_flags(parser)
     parser.set_defaults(command=command)
@@ -49,9 +51,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Show the batch or the table and return the exit status."""
     if arguments.id is not None and (arguments.limit or arguments.all):
-        raise Refused("--limit and --all are for the table of batches: leave the id away")
+        raise Refused("--limit and --all apply to the table of batches: remove the ID")
     if arguments.id is None and arguments.watch and arguments.json:
-        raise Refused("--watch prints JSON of one batch only: give its id")
+        raise Refused("--watch --json requires the ID of a batch")
     from ..api.client import Client
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:

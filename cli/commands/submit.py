@@ -1,4 +1,4 @@
-"""`tidemill submit`: uploads a file and creates a batch of it."""
+"""`tidemill submit`: uploads a file and creates a batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..batches.outcome import EXIT_STATUSES
 from ..batches.table_targets import name_fetched_rows
 
 _DESCRIPTION = """\
-Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on
-standard output, alone. Plain `submit` ends there, as --create-only does, and says how to go on;
-with --wait it stays until the batch has ended and fetches its rows.
+Check a file as the server will, upload it and create a batch. Only the batch's ID is printed on
+standard output. Without --wait, the command exits after creating the batch, and prints how to
+continue; with --wait, it waits until the batch has ended and fetches its rows.
 """
 _EPILOG = f"""\
-An upload that was cut off, by the network or by a kill, goes on where it was when the same command
-is given again. While it waits, Ctrl-C ends the command and not the batch.
+Run the same command again to resume an upload that the network or a kill interrupted. While
+waiting, Ctrl-C ends the command, not the batch.
 
 {EXIT_STATUSES}"""
 
@@ -31,7 +31,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `submit` to the command line."""
     parser = commands.add_parser(
         "submit",
-        help="make a batch of a file, and wait for it if asked",
+        help="create a batch from a file, optionally waiting for it",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,19 +42,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_dataset_flags(parser)
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument(
-        "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
+        "--wait", action="store_true", help="wait until the batch has ended, then fetch its rows"
     )
     how_far.add_argument(
-        "--create-only", action="store_true", help="make the batch and end, as without --wait"
+        "--create-only", action="store_true", help="create the batch and exit (the default)"
     )
     how_far.add_argument(
         "--dry-run",
         action="store_true",
-        help="look at the file only, and say what is in it; needs no server, and asks it for its "
-        "models if one is named",
+        help="only check the file and print its contents; if a server is set, its models are "
+        "checked, too",
     )
     parser.add_argument(
-        "--endpoint", metavar="URL", help="what the batch is for (default: the first line's url)"
+        "--endpoint", metavar="URL", help="set the batch's endpoint (default: the first line's url)"
     )
     add_server_flags(parser)
     parser.set_defaults(command=command)

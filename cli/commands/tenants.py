@@ -1,4 +1,4 @@
-"""`tidemill tenants`: rate limits, quotas and webhooks of tenants."""
+"""`tidemill tenants`: sets rate limits, quotas and webhooks of tenants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tidemill.handler.tenants.tenants import Tenant, TenantStore
 
 _LIMITS = {
-    "requests_per_minute": "calls of the API a minute",
-    "requests_per_day": "calls of the API a day",
-    "queued_lines": "lines of batches that have not ended",
-    "bytes_per_day": "uploaded bytes a day",
-    "gpu_hours_per_day": "hours of GPUs that its lines run on a day",
+    "requests_per_minute": "limit API calls per minute",
+    "requests_per_day": "limit API calls per day",
+    "queued_lines": "limit the lines in batches that have not ended",
+    "bytes_per_day": "limit uploaded bytes per day",
+    "gpu_hours_per_day": "limit GPU hours per day",
 }
 _MAX_LIMIT = 10**15
 _NONE_SET = "default"
@@ -31,41 +31,41 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `tenants` to the command line."""
     parser = commands.add_parser(
         "tenants",
-        help="limits and webhooks of the API's tenants",
-        description="Sets and shows the limits of a tenant of the API and its webhook for ended "
-        "batches, with AWS credentials that may write the deployment's table.",
+        help="set and show the limits and webhooks of tenants",
+        description="Set and show the limits of an API tenant and its webhook for ended batches, "
+        "with AWS credentials that allow writing to the deployment's table.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     setting = actions.add_parser(
-        "set", is_destructive=True, help="change what is given", allow_abbrev=False
+        "set", is_destructive=True, help="change the given settings", allow_abbrev=False
     )
     webhook = setting.add_mutually_exclusive_group()
-    webhook.add_argument("--webhook-url", metavar="URL", help="is called when a batch ends")
+    webhook.add_argument("--webhook-url", metavar="URL", help="call this URL when a batch ends")
     webhook.add_argument("--no-webhook", action="store_true", help="remove the webhook")
     setting.add_argument(
         "--new-webhook-secret",
         action="store_true",
-        help="make another secret and print it; for a day the old one signs beside it",
+        help="create a new secret and print it; the old one also signs for another day",
     )
     for name, words in _LIMITS.items():
         setting.add_argument(
             f"--{name.replace('_', '-')}",
             type=_limit,
             metavar="N",
-            help=f'{words}; 0 for no limit, "{_NONE_SET}" for the deployment\'s',
+            help=f'{words}; 0: no limit, "{_NONE_SET}": the deployment\'s limit',
         )
     setting.set_defaults(command=command_set)
-    showing = actions.add_parser("show", help="print what is set", allow_abbrev=False)
-    showing.add_argument("--secret", action="store_true", help="print the webhook's secret too")
+    showing = actions.add_parser("show", help="print the settings", allow_abbrev=False)
+    showing.add_argument("--secret", action="store_true", help="also print the webhook's secret")
     showing.set_defaults(command=command_show)
     for action in (setting, showing):
-        action.add_argument("name", metavar="NAME", type=tenant_name, help="the tenant")
+        action.add_argument("name", metavar="NAME", type=tenant_name, help="name the tenant")
         add_deployment_flags(action)
 
 
 def command_set(arguments: argparse.Namespace) -> int:
-    """Change a tenant; a new webhook secret is printed on standard output, alone."""
+    """Change a tenant; standard output contains only a new webhook secret, if any."""
     changes = {
         name: None if limit == _NONE_SET else limit
         for name in _LIMITS
@@ -73,7 +73,7 @@ def command_set(arguments: argparse.Namespace) -> int:
     }
     changes |= {"webhook_url": None} if arguments.no_webhook else {}
     if not (changes or arguments.webhook_url is not None or arguments.new_webhook_secret):
-        raise Refused("nothing is to be set: `tidemill tenants set --help` shows what can be")
+        raise Refused("no setting was given: list the settings with `tidemill tenants set --help`")
     tenants = _tenants_of(arguments)
     if arguments.webhook_url is not None:
         changes["webhook_url"] = _webhook_url(arguments.webhook_url)
@@ -84,12 +84,12 @@ def command_set(arguments: argparse.Namespace) -> int:
         and run(table, tenants.find(arguments.name)).webhook_secret is None
     )
     if is_new:
-        made = run(table, tenants.renew_secret(arguments.name, int(time.time())))
-        print_output(f"{made.webhook_secret}")
-        log("this is the secret of the webhook: its receiver checks signatures with it")
+        tenant = run(table, tenants.renew_secret(arguments.name, int(time.time())))
+        print_output(f"{tenant.webhook_secret}")
+        log("this is the webhook's secret, with which its receiver verifies signatures")
     if changes:
         run(table, tenants.change(arguments.name, **changes))
-    log(f"tenant {arguments.name} is set; the API knows it within a minute")
+    log(f"tenant {arguments.name} was changed; the API applies the change within a minute")
     return 0
 
 
@@ -146,5 +146,7 @@ def _limit(text: str) -> int | str:
     if text == _NONE_SET:
         return text
     if not (text.isascii() and text.isdigit()) or int(text) > _MAX_LIMIT:
-        raise argparse.ArgumentTypeError(f"a whole number up to {_MAX_LIMIT}, or {_NONE_SET}")
+        raise argparse.ArgumentTypeError(
+            f"use a whole number from 0 to {_MAX_LIMIT}, or {_NONE_SET}"
+        )
     return int(text)

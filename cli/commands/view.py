@@ -1,4 +1,4 @@
-"""`tidemill view`: rows of an output, to read them."""
+"""`tidemill view`: prints the rows of an output for reading, or shows them in a browser."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ examples:
 
 exit status:
   0  the rows were printed, or none matches; Ctrl-C ended the page
-  1  a bad input, or the reader went away
-  2  arguments or paths that cannot work
+  1  an invalid input, or standard output was closed
+  2  invalid arguments or paths
 """
 
 
@@ -49,10 +49,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `view` to the command line."""
     parser = commands.add_parser(
         "view",
-        help="print rows of an output to read them",
-        description="Prints the answers of rows for people to read, each beside its request if\n"
-        "the file of requests is given and the terminal is wide. With --browser a page on this\n"
-        "machine shows them, until Ctrl-C.",
+        help="print the rows of an output for reading, or show them in a browser",
+        description="Print answers for reading, each next to its request if the file of requests\n"
+        "is given and the terminal is wide enough. With --browser, serve them as a web page on\n"
+        "this machine until Ctrl-C.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -61,46 +61,51 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "rows",
         metavar="ROWS",
-        help="a path, - or an http(s) URL of rows, ours or OpenAI's, or of a table of results",
+        help="read rows of Tidemill or OpenAI, or a table of results: a path, - or an http(s) URL",
     )
-    add("-i", "--input-file", metavar="FILE", help="the requests that ROWS answers")
-    add("--errors", action="store_true", help="only rows that failed")
+    add("-i", "--input-file", metavar="FILE", help="read the requests of ROWS from here")
+    add("--errors", action="store_true", help="show only failed rows")
     add(
         "--grep",
         type=nonblank_text,
-        metavar="WORDS",
-        help="only rows with these words in their custom_id, answer or error, in any case",
+        metavar="TEXT",
+        help="show only rows with this text in their custom_id, answer or error, ignoring case",
     )
     add(
         "-n",
         "--num-rows",
         type=positive_int,
         metavar="N",
-        help=f"rows to print (default: {_PRINTED_ROWS}), or on a page (default: {_PAGE_ROWS})",
+        help=f"print N rows (default: {_PRINTED_ROWS}), or show N per page (default: {_PAGE_ROWS})",
     )
-    add("--full", action="store_true", help=f"print texts of more than {_MAX_CHARS:,} characters")
+    add("--full", action="store_true", help=f"do not truncate texts at {_MAX_CHARS:,} characters")
     add("--browser", action="store_true", help="show the rows in a browser, on 127.0.0.1 only")
-    add("--port", type=port_number, metavar="PORT", help="that of the page (default: a free one)")
+    add(
+        "--port",
+        type=port_number,
+        metavar="PORT",
+        help="serve the page on this port (default: a free one)",
+    )
     add(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where files that are compressed or no file lie meanwhile (default: the system's)",
+        help="store downloaded and decompressed files here in the meantime (default: the system's)",
     )
     parser.set_defaults(command=command)
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print the rows, or serve a page of them, and return the exit status."""
+    """Print the rows, or serve them as a web page, and return the exit status."""
     name, requests = arguments.rows, arguments.input_file
     if name == requests == STANDARD_STREAM:
-        raise Refused("standard input can be one of the two files only")
+        raise Refused("only one of the two files can be standard input")
     for each in (name, requests or name):
         check_input_path(each)
     if arguments.browser:
         return _serve_page(arguments)
     if arguments.port is not None:
-        raise Refused("--port is that of --browser")
+        raise Refused("--port requires --browser")
     return _print_rows(arguments)
 
 
@@ -120,7 +125,7 @@ def _print_rows(arguments: argparse.Namespace) -> int:
         for row in shown:
             print_output(render_row(row, max_chars))
     if is_more:
-        log("there are more rows: -n N prints more")
+        log("there are more rows: print more with -n N")
     elif not shown:
         log(f"no row of {name} matches")
     return 0
@@ -130,7 +135,7 @@ def _print_rows(arguments: argparse.Namespace) -> int:
 def _open_viewed(
     name: str, requests: str | None, tmp_dir: Path | None
 ) -> Iterator[Iterator[ViewedRow]]:
-    """Open the rows of a file of JSONL, or of a table, whose kept columns are the requests."""
+    """Open the rows of a JSONL file, or of a table, whose input columns are the requests."""
     from tidemill.offline.files.row_file import RowFile, plain_copy
     from tidemill.offline.files.source import open_source
     from tidemill.offline.rows.page.open_pages import table_rows
@@ -151,7 +156,9 @@ def _serve_page(arguments: argparse.Namespace) -> int:
 
     name, page_rows = arguments.rows, min(arguments.num_rows or _PAGE_ROWS, _MAX_PAGE_ROWS)
     if arguments.full:
-        raise Refused("--full is for the terminal: a page shows each row in full at a click")
+        raise Refused(
+            "--full is not supported with --browser: click a row on the page to show it in full"
+        )
     with (
         StopSignals(),
         open_pages(name, arguments.input_file, page_rows, arguments.output_tmp_dir) as pages,
@@ -159,11 +166,11 @@ def _serve_page(arguments: argparse.Namespace) -> int:
         try:
             server = PageServer(pages, arguments.port or 0)
         except OSError as exc:
-            raise Refused(f"port {arguments.port} cannot be listened on: {exc.strerror}") from exc
+            raise Refused(f"cannot listen on port {arguments.port}: {exc.strerror}") from exc
         with server:
             url = server.url + _search(arguments)
             print_output(url)
-            log("the page is there until Ctrl-C; its address lets anybody on this machine read it")
+            log("press Ctrl-C to stop the page; anyone on this machine can read it with this URL")
             if _has_desktop():
                 webbrowser.open(url)
             with suppress(Stopped):
@@ -172,13 +179,13 @@ def _serve_page(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> str:
-    """Return the part of the page's address that says which rows it shows first."""
+    """Return the URL fragment that selects the rows the page shows first."""
     kind = {"kind": "failed"} if arguments.errors else {}
     text = {"text": arguments.grep} if arguments.grep else {}
     return f"#{urlencode(kind | text)}" if kind or text else ""
 
 
 def _has_desktop() -> bool:
-    """Say whether a browser has a window to open; else one of text might take the terminal."""
+    """Return whether a graphical browser can open; a text browser might take over the terminal."""
     names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     return sys.platform == "darwin" or any(map(os.environ.get, names))

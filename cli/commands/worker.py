@@ -46,14 +46,14 @@ _MAX_CHARS: Final = 1000
 
 
 class _LastError(logging.Handler):
-    """Log handler that keeps the last error."""
+    """Log handler that stores the message of the last error."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.words = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record's message."""
+        """Store a record's message."""
         reason = getattr(record, "reason", None)
         self.words = f"{record.getMessage()}: {reason}" if reason else record.getMessage()
 
@@ -68,8 +68,8 @@ def write_failure_file(command: Callable[[], int], folder: Path = FOLDER) -> int
     from tidemill.handler.observability import logger
 
     last = _LastError()
-    heard = logging.getLogger(logger.name)
-    heard.addHandler(last)
+    worker_log = logging.getLogger(logger.name)
+    worker_log.addHandler(last)
     try:
         status = command()
     except CliError as exc:
@@ -79,7 +79,7 @@ def write_failure_file(command: Callable[[], int], folder: Path = FOLDER) -> int
         _write_failure(folder, repr(exc))
         raise
     finally:
-        heard.removeHandler(last)
+        worker_log.removeHandler(last)
     if status != 0:
         _write_failure(folder, last.words or f"ended with status {status}")
     return status
@@ -98,8 +98,9 @@ if TYPE_CHECKING:
     from tidemill.handler.worker.weights.cache import DownloadProgress
 
 _EPILOG = """\
-Every flag of the first three groups can be set by an environment variable: --lease-seconds is
-TIDEMILL_LEASE_SECONDS. A flag wins. SIGTERM gives unfinished work back and ends with 0.
+Each flag of the first three groups can be set with an environment variable: --lease-seconds is
+TIDEMILL_LEASE_SECONDS. Flags take precedence. On SIGTERM, the worker returns unfinished work and
+exits with 0.
 """
 _IDLE_SECONDS = "300"
 _WEIGHTS_REGION = "TIDEMILL_WEIGHTS_REGION"
@@ -118,9 +119,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `worker` to the command line."""
     parser = commands.add_parser(
         "worker",
-        help="run batches of the cloud",
-        description="Takes shards of batches off a queue, runs their lines through a model and "
-        "writes the rows to the bucket.",
+        help="run batches from a cloud deployment",
+        description="Take shards of batches from a queue, run their lines through a model and "
+        "write the rows to the bucket.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -129,21 +130,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for group, add_flags in zip(groups, (_add_resources, _add_work, _add_times), strict=True):
         add_flags(group)
     settings = [action.dest for group in groups for action in group._group_actions]  # noqa: SLF001
-    add_data_parallel_flag(parser.add_argument_group("engines"), "lines of all shards")
+    add_data_parallel_flag(parser.add_argument_group("engines"), "the lines of all shards")
     add_engine_flags(parser)
     parser.set_defaults(command=command, settings=settings)
 
 
 def _add_resources(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--queue", metavar="URL", help="the work queue (default: that of the served model)")
-    add("--control-queue", metavar="URL", help="the queue that rings for batches")
-    add("--table", metavar="NAME", help="the DynamoDB table")
-    add("--bucket", metavar="NAME", help="the bucket")
+    add("--queue", metavar="URL", help="take shards from this queue (default: the served model's)")
+    add("--control-queue", metavar="URL", help="send batch events to this queue")
+    add("--table", metavar="NAME", help="use this DynamoDB table")
+    add("--bucket", metavar="NAME", help="use this bucket")
     add(
         "--weights-region",
         metavar="REGION",
-        help="where weights of s3:// are, if not in this region (default: others are refused)",
+        help="allow s3:// weights in this other region (default: reject other regions)",
     )
 
 
@@ -153,56 +154,55 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         "--max-inflight",
         type=positive_int,
         metavar="N",
-        help="requests in the engine at once (default: 4 times --max-num-seqs)",
+        help="limit concurrent requests in the engine (default: 4 times --max-num-seqs)",
     )
     add(
         "--max-held-bytes",
         type=size_in_bytes,
         metavar="SIZE",
-        help="memory for requests and rows on their way (default: 64M)",
+        help="limit the memory for requests and rows in transit (default: 64M)",
     )
     add(
         "--max-shards",
         type=positive_int,
         metavar="N",
-        help="shards to own, so that their lines run in prefix order (default: 32)",
+        help="own up to N shards at a time, to order their lines by prefix (default: 32)",
     )
     add(
         "--flush-bytes",
         type=size_in_bytes,
         metavar="SIZE",
-        help="rows that become durable at once (default: 8M)",
+        help="write finished rows after this many bytes (default: 8M)",
     )
     add(
         "--max-attempts",
         type=positive_int,
         metavar="N",
-        help="claims of a shard without a new row before it is given up (default: 5)",
+        help="abandon a shard after N claims without a new row (default: 5)",
     )
     add(
         "--reuse",
         action="store_const",
         const="1",
-        help="reuse results of a tenant's earlier batches, and keep those of this worker "
-        "(default: no)",
+        help="reuse results of a tenant's earlier batches, and store new ones (default: no)",
     )
     add(
         "--reuse-sampled",
         action="store_const",
         const="1",
-        help="with --reuse: also reuse sampled results, each for the same line at the same place "
-        "(default: only results with temperature 0 or a seed)",
+        help="with --reuse: also reuse sampled results, each for an identical line in the same "
+        "position (default: only results with temperature 0 or a seed)",
     )
     add(
         "--reuse-max-size",
         type=size_in_bytes,
         metavar="SIZE",
-        help="results that are kept for a tenant (default: 16G)",
+        help="limit the results stored per tenant (default: 16G)",
     )
     add(
         "--health-file",
         metavar="PATH",
-        help="a file to touch every few seconds, for python -m tidemill.cli.health (default: none)",
+        help="touch this file every few seconds, for python -m tidemill.cli.health (default: none)",
     )
 
 
@@ -210,19 +210,19 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
     for flag, words in (
         (
             "--flush-seconds",
-            "make finished rows durable after this time (default: 2 to 8, by the size of a batch)",
+            "write finished rows after this time (default: 2 to 8, depending on the batch size)",
         ),
         (
             "--lease-seconds",
-            "a lease on a shard expires if not renewed for this long (default: 30)",
+            "let a shard's lease expire if not renewed for this long (default: 30)",
         ),
         (
             "--visibility-seconds",
-            "a message is redelivered if not renewed for this long (default: 60)",
+            "redeliver a message if not renewed for this long (default: 60)",
         ),
-        ("--wait-seconds", "long polling of an empty queue (default: 10)"),
-        ("--start-seconds", "how long an engine may load (default: 1800)"),
-        ("--grace-seconds", "at SIGTERM, requests may run on for this long (default: 20)"),
+        ("--wait-seconds", "wait this long for messages in an empty queue (default: 10)"),
+        ("--start-seconds", "limit the time for loading an engine (default: 1800)"),
+        ("--grace-seconds", "on SIGTERM, let requests run for this long (default: 20)"),
     ):
         group.add_argument(flag, metavar="SECONDS", help=words)
     group.add_argument(
@@ -231,17 +231,18 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=_IDLE_SECONDS,
         metavar="SECONDS",
-        help=f"end when there was no work for (default: never; without a number, {_IDLE_SECONDS})",
+        help="exit after this long without work (default: never; without a number: "
+        f"{_IDLE_SECONDS})",
     )
     group.add_argument(
         "--min-workers",
         metavar="N",
-        help="of all workers of the model, so many stay although they are idle (default: 0)",
+        help="keep at least N idle workers of the model (default: 0)",
     )
     group.add_argument(
         "--min-workers-hours",
         metavar="HOURS",
-        help="when they do, in UTC, such as 'Mon-Fri 07:00-18:00' (default: always)",
+        help="keep them only during these UTC hours, e.g. 'Mon-Fri 07:00-18:00' (default: always)",
     )
 
 
@@ -289,7 +290,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
             names = served_names(options)
             queues = [queue for name in names if (queue := settings.work_queues.get(name))]
             if not queues:
-                raise Refused(f"there is no work queue for {names[0]}: name one by --queue")
+                raise Refused(f"there is no work queue for {names[0]}: pass --queue")
             given["queue"] = queues[0]
         return settings, read_config(environment, given)
     except ValidationError as exc:
@@ -297,7 +298,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
 
 
 def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each invalid setting, by flag and variable."""
+    """Return a sentence for each invalid setting, with its flag and variable."""
     complaints = []
     for error in errors:
         name = ".".join(str(part) for part in error["loc"])
@@ -331,11 +332,11 @@ def _run(
             run_worker(settings, config, engines, beating=beating, on_signal=signals.on_signal)
         )
     except BotoCoreError as exc:
-        raise CliError(f"AWS cannot be used: {exc}") from exc
+        raise CliError(f"an AWS call failed: {exc}") from exc
 
 
 def _engines(options: WorkerOptions) -> WorkerEngines:
-    """Return the engines of the options; raises Refused."""
+    """Return the engines that the options describe; raises Refused."""
     from tidemill.engine.storage.disk_cache import cache_folder
     from tidemill.handler.worker.main import WorkerEngines
     from tidemill.offline.engine.parity_cache import ParityCache
@@ -362,7 +363,7 @@ def _engines(options: WorkerOptions) -> WorkerEngines:
 def _fetch(
     names: Sequence[str], options: WorkerOptions, held: AsyncExitStack, cold_start: ColdStart
 ) -> Mapping[str, str]:
-    """Download weights and return their folders, kept in the cache while `held` is open.
+    """Download weights and return their folders, which stay in the cache while `held` is open.
 
     Logs and raises CliError.
     """
@@ -385,7 +386,7 @@ def _fetch(
         try:
             folders[name] = held.enter_context(local_model(name, cache, watch, region))
         except CliError as exc:
-            logger.error("weights cannot be had", reason=str(exc))
+            logger.error("weights not available", reason=str(exc))
             raise
         num_bytes += sum(path.stat().st_size for path in Path(folders[name]).iterdir())
     took = max(time.monotonic() - began, 0.001)

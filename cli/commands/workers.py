@@ -42,33 +42,36 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `workers` to the command line."""
     parser = commands.add_parser(
         "workers",
-        help="workers of a deployment, and their brake",
-        description="Shows the workers of a deployment's models and why no more are started, stops "
-        "them, and lets them start again. Needs AWS credentials for the deployment.",
+        help="show, stop and resume the workers of a deployment",
+        description="Show the workers of a deployment's models and the state of their circuit "
+        "breakers, stop workers, and resume starting them. Needs AWS credentials for the "
+        "deployment.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="print a line for each model", allow_abbrev=False)
+    listing = actions.add_parser("list", help="print one line per model", allow_abbrev=False)
     listing.set_defaults(command=command_list)
     resume = actions.add_parser(
-        "resume", help="let workers of a model be started again", allow_abbrev=False
+        "resume",
+        help="close the circuit breaker of a model, so that workers start again",
+        allow_abbrev=False,
     )
     resume.set_defaults(command=command_resume)
     stop = actions.add_parser(
         "stop",
         is_destructive=True,
-        help="stop the workers of a model, and start no more",
+        help="stop the workers of a model and open its circuit breaker",
         allow_abbrev=False,
     )
     stop.set_defaults(command=command_stop)
     for action in (resume, stop):
-        action.add_argument("model", metavar="MODEL", help="the model that they run")
+        action.add_argument("model", metavar="MODEL", help="name the model")
     for action in (listing, resume, stop):
         add_deployment_flags(action)
         action.add_argument(
             "--fleets",
             metavar="PATH",
-            help="where the deployment's parameters of workers stand (default: TIDEMILL_FLEETS)",
+            help="give the path of the deployment's worker parameters (default: TIDEMILL_FLEETS)",
         )
         add_cluster_flags(action.add_argument_group("on Kubernetes, in the launcher's pod"))
 
@@ -79,7 +82,7 @@ def command_list(arguments: argparse.Namespace) -> int:
         from tidemill.handler.fleet.stop import list_workers
 
         if not plans:
-            log("this deployment starts no workers")
+            log("this deployment does not start workers")
             return 0
         rows = []
         for model, plan in sorted(plans.items()):
@@ -97,7 +100,7 @@ def command_resume(arguments: argparse.Namespace) -> int:
         from tidemill.handler.fleet.circuit_breaker import close_breaker
 
         ask(deployment.fleets.change(plan.model, close_breaker), aws)
-    log(f"workers of {plan.model} are started again when there is work, within a minute")
+    log(f"workers of {plan.model} start again within a minute when there is work")
     return 0
 
 
@@ -112,8 +115,8 @@ def command_stop(arguments: argparse.Namespace) -> int:
         ask(deployment.fleets.change(plan.model, halting), aws)
         stopped = ask(stop_workers(deployment, plan), aws)
     log(
-        f"{len(stopped)} workers of {plan.model} give their work back and end within a minute; "
-        f"no more are started until `tidemill workers resume {plan.model}`"
+        f"stopping {len(stopped)} workers of {plan.model} within a minute; unfinished work is "
+        f"returned. Start workers again with `tidemill workers resume {plan.model}`"
     )
     return 0
 
@@ -134,7 +137,7 @@ def _cells(plan: FleetPlan, workers: list[Worker], state: FleetState) -> tuple[s
 
 
 def _starts(plan: FleetPlan, state: FleetState) -> str:
-    """Return when workers start, or why none do."""
+    """Return when workers start, or the reason that none do."""
     from tidemill.handler.fleet.circuit_breaker import describe_waiting, forget_other_releases
 
     waiting = describe_waiting(forget_other_releases(state, plan.release), time.time())
@@ -147,7 +150,7 @@ def _starts(plan: FleetPlan, state: FleetState) -> str:
 def _plan_of(plans: dict[str, FleetPlan], model: str) -> FleetPlan:
     if model not in plans:
         known = ", ".join(sorted(plans)) or "none"
-        raise Refused(f"there are no workers of {model}; those that are started are of: {known}")
+        raise Refused(f"model {model} not found in this deployment. Its models: {known}")
     return plans[model]
 
 
@@ -157,7 +160,7 @@ def _fleets_of(
 ) -> Iterator[tuple[Deployment, dict[str, FleetPlan], Aws | None]]:
     """Yield the deployment, with its fleet resources only, and the fleet plans by model.
 
-    For workers on Kubernetes also the driver of operations that reaches the cluster, too.
+    For workers on Kubernetes, also yield the driver of operations, which reaches the cluster.
     """
     require_cloud("`tidemill workers`")
     from tidemill.handler.deployment import Deployment
@@ -169,7 +172,7 @@ def _fleets_of(
         with connect_clouds(arguments) as clouds:
             yield Deployment(of_launcher), plans, clouds
         return
-    # No bucket and no queues are needed.
+    # A bucket and queues are not needed.
     settings = Settings(
         table=table_name(arguments),
         bucket="",

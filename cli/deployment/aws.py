@@ -1,4 +1,4 @@
-"""AWS clients for the commands, and AWS errors as errors of the command line."""
+"""AWS clients for the commands, and AWS errors as command-line errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from boto3.exceptions import Boto3Error
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    ConnectionError,  # noqa: A004 - botocore's, not a subclass of OSError
     CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
@@ -48,14 +48,14 @@ def make_client(service: str, **options: Any) -> Any:
     try:
         return aws_client(service, **options)
     except _NO_CREDENTIALS as exc:
-        raise KeyRefused(f"there are no AWS credentials: {exc}") from exc
+        raise KeyRefused(f"no AWS credentials found: {exc}") from exc
     except NoRegionError as exc:
         raise Refused(
             "no AWS region is set: export AWS_REGION, or set one in your AWS profile"
         ) from exc
-    # An invalid endpoint url is a bare ValueError.
+    # An invalid endpoint URL raises a bare ValueError.
     except (BotoCoreError, ValueError) as exc:
-        raise Refused(f"the settings of AWS cannot work: {exc}") from exc
+        raise Refused(f"the AWS settings are not valid: {exc}") from exc
 
 
 @contextmanager

@@ -26,23 +26,23 @@ def add_cluster_flags(parser: argparse._ActionsContainer) -> None:
         "--plans",
         type=Path,
         metavar="FILE",
-        help=f"how workers are started on Kubernetes, as JSON (default: {_PLANS})",
+        help=f"read the JSON file that describes the worker Jobs (default: {_PLANS})",
     )
     parser.add_argument(
         "--namespace",
         metavar="NAME",
-        help=f"the namespace of their Jobs (default: {_NAMESPACE}, or that of this pod)",
+        help=f"set the namespace of the Jobs (default: {_NAMESPACE}, or this pod's)",
     )
     parser.add_argument(
         "--api-server",
         metavar="URL",
-        help="a Kubernetes API server, such as that of `kubectl proxy` (default: "
-        f"{_API_SERVER}, or that of this pod's cluster)",
+        help="use this Kubernetes API server, such as a `kubectl proxy` (default: "
+        f"{_API_SERVER}, or this pod's cluster)",
     )
 
 
 def plans_file(arguments: argparse.Namespace) -> Path | None:
-    """Return the path of the plans file; None where neither flag nor variable names one."""
+    """Return the path of the plans file; None if neither flag nor variable is set."""
     given = arguments.plans or os.environ.get(_PLANS)
     return Path(given) if given else None
 
@@ -50,13 +50,13 @@ def plans_file(arguments: argparse.Namespace) -> Path | None:
 def plans_reader(
     arguments: argparse.Namespace, path: Path, settings: Settings
 ) -> Callable[[], dict[str, FleetPlan]]:
-    """Return a function that reads the plans file anew; both raise Refused."""
+    """Return a function that rereads the plans file; both raise Refused."""
     from tidemill.handler.fleet.kubernetes.api_server import own_namespace
     from tidemill.handler.fleet.kubernetes.plans import PlansRefused, read_plans
 
     namespace = arguments.namespace or os.environ.get(_NAMESPACE) or own_namespace()
     if not namespace:
-        raise Refused(f"name the namespace of the Jobs by --namespace or {_NAMESPACE}")
+        raise Refused(f"no namespace for the Jobs: pass --namespace or set {_NAMESPACE}")
 
     def read() -> dict[str, FleetPlan]:
         try:
@@ -90,7 +90,7 @@ def connect_clouds(arguments: argparse.Namespace) -> Iterator[Aws]:
 
 
 def settings_of_environment() -> Settings:
-    """Return the deployment's settings, from TIDEMILL_*; raises Refused with a line for each."""
+    """Return the deployment's settings from TIDEMILL_*; raises Refused with one line per error."""
     from pydantic import ValidationError
 
     from tidemill.handler.settings import read_settings

@@ -1,4 +1,4 @@
-"""Resources of a deployment (table, bucket, fleets), found by flag, variable or stack."""
+"""Resources of a deployment (table, bucket, fleets), from flags, variables or stacks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def add_deployment_flags(parser: argparse.ArgumentParser, part: Resource = "tabl
     """Add the flags that name a deployment, or the resource that a command needs."""
     group = parser.add_mutually_exclusive_group()
     variable = _environment_variable(part)
-    group.add_argument(f"--{part}", help=f"the deployment's {part} (default: {variable})")
+    group.add_argument(f"--{part}", help=f"give the deployment's {part} (default: {variable})")
     group.add_argument(
-        "--deployment", metavar="NAME", help=f"the deployment's name ({_DEPLOYMENT})"
+        "--deployment", metavar="NAME", help=f"give the deployment's name (default: {_DEPLOYMENT})"
     )
 
 
@@ -57,7 +57,7 @@ def resource_name(arguments: argparse.Namespace, part: Resource) -> str:
 
 
 def tenant_name(text: str) -> str:
-    """Argument type: the name of a tenant."""
+    """Return a valid tenant name; raises ArgumentTypeError."""
     from tidemill.batch.errors import InvalidOption
     from tidemill.batch.object_keys import check_tenant
 
@@ -73,7 +73,7 @@ def run(table: str, operation: Operation[T]) -> T:
 
 
 def ask(operation: Operation[T], aws: Aws | None = None) -> T:
-    """Run an operation on the deployment, by the user's AWS settings or `aws`; raises CliError."""
+    """Run an operation on the deployment with the user's AWS settings or `aws`; raises CliError."""
     return _run("the deployment", operation, aws)
 
 
@@ -88,7 +88,7 @@ def _run(what: str, operation: Operation[T], aws: Aws | None = None) -> T:
     try:
         return (aws or Aws(make_client)).run(operation)
     except (AwsError, BotoCoreError) as exc:
-        raise CliError(f"{what} cannot be used: {exc}") from exc
+        raise CliError(f"{what} cannot be accessed: {exc}") from exc
 
 
 def _environment_variable(part: Resource) -> str:
@@ -107,10 +107,10 @@ def _resource_of_stack(stack: str, part: Resource) -> str:
     except CliError as exc:
         kind = KeyRefused if isinstance(exc, KeyRefused) else Refused
         raise kind(
-            f"{exc}\nname the {part} by --{part}, or another deployment by --deployment"
+            f"{exc}\npass --{part} with the {part}'s name, or --deployment with another deployment"
         ) from exc
     outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
     key = _OUTPUTS[part]
     if key not in outputs:
-        raise Refused(f"the stack {stack} is none of Tidemill's: it names no {part}")
+        raise Refused(f"the stack {stack} is not a Tidemill stack: it has no output {key}")
     return str(outputs[key])

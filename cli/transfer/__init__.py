@@ -1,1 +1,1 @@
-"""A file to the server, results from it: bytes on their way, that go on after a cut."""
+"""Resumable uploads of input files and downloads of results."""

@@ -1,4 +1,4 @@
-"""Download of results, resumable: to a partial file that is renamed when complete."""
+"""Resumable downloads: content is written to a partial file, which is renamed when complete."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ class Content(Protocol):
 
     @property
     def id(self) -> str:
-        """Return an id unique to these bytes."""
+        """Return an ID that is unique to this content."""
 
     @property
     def num_bytes(self) -> int:
-        """Return their number."""
+        """Return the size of the content."""
 
     def open(self, start: int) -> AbstractContextManager[Iterator[bytes]]:
         """Stream from `start` on; raises Interrupted for transient errors."""
 
 
 class Interrupted(Exception):
-    """A transient error; retry, after `asked_seconds` if the server named them."""
+    """A transient error; retry after `retry_after_seconds` if the server sent them."""
 
-    def __init__(self, fault: str, asked_seconds: float | None = None) -> None:
+    def __init__(self, fault: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(fault)
-        self.asked_seconds = asked_seconds
+        self.retry_after_seconds = retry_after_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A file of the API; each `open` gets a fresh presigned url."""
+    """A file of the API; each `open` gets a new presigned URL."""
 
     client: Client
     id: str
@@ -66,7 +66,7 @@ class FileContent:
         try:
             with self.client.open_content(self.id, start) as response:
                 _check(response, start)
-                # Without a chunk size, so that all bytes before a break are kept.
+                # No chunk size, so that all bytes received before a disconnect are saved.
                 yield response.iter_bytes()
         except httpx.TransportError as exc:
             raise Interrupted(fault_of(exc)) from exc
@@ -75,14 +75,17 @@ class FileContent:
 def _check(response: httpx.Response, start: int) -> None:
     words = f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
     if response.is_error:
-        # An expired presigned url is replaced in the next attempt.
+        # The next attempt gets a new URL if the presigned one has expired.
         if response.status_code == 403 or is_transient(response):
             raise Interrupted(words, retry_after(response.headers))
         raise ServerRefused(
-            f"the storage does not give the results: {words}", status=response.status_code
+            f"the results cannot be downloaded: storage returned {words}",
+            status=response.status_code,
         )
     if start and response.status_code != 206:
-        raise ServerRefused(f"the storage does not go on at byte {start:,}: {words}")
+        raise ServerRefused(
+            f"the download cannot resume at byte {start:,}: storage returned {words}"
+        )
 
 
 def check_target(name: str | None, *, force: bool) -> None:
@@ -92,16 +95,16 @@ def check_target(name: str | None, *, force: bool) -> None:
     path = Path(name)
     folder = path.parent
     if path.is_dir():
-        raise Refused(f"{path} is a directory: name a file")
-    # A device or a pipe would be replaced by a file, for everybody.
+        raise Refused(f"{path} is a directory: give the path of a file")
+    # The final rename would replace a device or pipe with a file, for all users.
     if not is_regular_or_new(path):
-        raise Refused(f"{path} is no ordinary file: name one, or - for standard output")
+        raise Refused(f"{path} is not a regular file: choose another one, or - for standard output")
     if not folder.is_dir():
         raise Refused(f"{path} is in a folder that does not exist: {folder}")
     if not os.access(folder, os.W_OK):
-        raise Refused(f"{path} may not be written: look at the rights of {folder}")
+        raise Refused(f"{path} cannot be written: check the permissions of {folder}")
     if path.exists() and not force:
-        raise Refused(f"{path} is there already: name another file, or give --force")
+        raise Refused(f"{path} already exists: choose another file, or pass --force")
 
 
 def fetch_results(
@@ -109,8 +112,8 @@ def fetch_results(
 ) -> dict[str, str | None]:
     """Download the files of a batch to these names; return the path written for each kind.
 
-    Kinds are `output`, `errors` and `table`. One is skipped when its name is None or the batch has
-    no such file.
+    The kinds are `output`, `errors` and `table`. A kind is skipped if its name is None or the batch
+    has no such file.
     """
     kinds = {"output": batch.output_file_id, "errors": batch.error_file_id}
     if batch.table_file_id is not None:
@@ -140,7 +143,7 @@ def fetch(content: Content, name: str, *, force: bool) -> None:
         file.truncate(start)
         file.seek(start)
         if start:
-            log(f"going on with {part} at byte {start:,}")
+            log(f"resuming {part} at byte {start:,}")
         _copy(content, file, start, str(path))
         with _write_errors(path):
             os.fsync(file.fileno())
@@ -164,7 +167,7 @@ def _open_part(part: Path, path: Path) -> Iterator[IO[bytes]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise Refused(f"another command is fetching {path} just now") from exc
+            raise Refused(f"another command is currently downloading {path}") from exc
         yield file
 
 
@@ -175,7 +178,7 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         if exc.errno in _FULL:
-            words = f"the disk of {path} is full: make room, then give the same command"
+            words = f"the disk of {path} is full: free some space, then run the same command again"
         else:
             words = f"{path} cannot be written: {exc.strerror}"
         raise OutputLost(words) from exc
@@ -191,17 +194,21 @@ def _copy(content: Content, into: IO[bytes], start: int, name: str) -> None:
                     for chunk in chunks:
                         _write(chunk, into, Path(name), show)
                         start += len(chunk)
-                fault, asked = "the connection ended too early", None
+                fault, retry_seconds = "the connection was closed early", None
             except Interrupted as exc:
-                fault, asked = str(exc), exc.asked_seconds
+                fault, retry_seconds = str(exc), exc.retry_after_seconds
             if start > before:
                 backoff.reset()
             if start < content.num_bytes:
                 backoff.wait(
-                    f"{name} stops at byte {start:,} of {content.num_bytes:,}: {fault}", asked
+                    f"the download of {name} stopped at byte {start:,} of "
+                    f"{content.num_bytes:,}: {fault}",
+                    retry_seconds,
                 )
     if start > content.num_bytes:
-        raise CliError(f"{name} has {start:,} bytes, and {content.num_bytes:,} were promised")
+        raise CliError(
+            f"{name} has {start:,} bytes instead of {content.num_bytes:,}: download it again"
+        )
 
 
 def _write(chunk: bytes, into: IO[bytes], path: Path, show: Advance) -> None:

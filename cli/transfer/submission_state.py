@@ -1,7 +1,7 @@
-"""Resume state of an interrupted `submit`, so that the next one resumes the upload.
+"""State of an interrupted `submit`, from which the next one resumes the upload.
 
-One small file per submission in the user's cache folder, removed when the batch is created. It
-holds no API key, since backups may read the folder.
+Each submission has a small file in the user's cache folder, which is removed when the batch has
+been created. It does not contain the API key, because the folder may be backed up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SubmissionState:
 
 
 class StateFile:
-    """The locked file of a `SubmissionState`; without a file nothing is saved."""
+    """The locked file of a `SubmissionState`; without a file, the state is not saved."""
 
     def __init__(self, file: IO[str] | None, path: Path | None) -> None:
         self._file = file
@@ -60,12 +60,12 @@ class StateFile:
             self._file.flush()
 
     def reset(self) -> None:
-        """Start over: the server has lost the upload."""
+        """Start over, because the server no longer has the upload."""
         self.state = SubmissionState()
         self.save()
 
     def remove(self) -> None:
-        """Remove the file: the batch is created."""
+        """Remove the file after the batch has been created."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
@@ -76,7 +76,7 @@ class StateFile:
 def open_state_file(server: Server, path: Path | None) -> Iterator[StateFile]:
     """Open the state file of a submission; `path` is None for a stream.
 
-    Without a writable cache, or while another command submits the same file, nothing is saved.
+    The state is not saved without a writable cache, or while another command submits the same file.
     """
     place = None if path is None else _folder() / f"{_name_of(server, path)}.json"
     file = None if place is None else _open_locked(place)
@@ -104,7 +104,7 @@ def _open_locked(place: Path) -> IO[str] | None:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
     except OSError as exc:
-        log(f"warning: {place} cannot be written ({exc.strerror}): a killed upload will not go on")
+        log(f"warning: {place} cannot be written ({exc.strerror}): this upload cannot be resumed")
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

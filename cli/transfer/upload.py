@@ -1,4 +1,4 @@
-"""Upload of a file: in one request when small, else multipart and resumable."""
+"""Uploads: one request for a small file, otherwise a resumable multipart upload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..api.objects import Upload
 from .submission_state import StateFile
 from .upload_parts import PartsSender, bytes_there
 
-# A Lambda accepts about 4.4 MB, form included.
+# A Lambda accepts about 4.4 MB, including the form.
 MAX_WHOLE_BYTES = 4 * 2**20
 
 
@@ -22,7 +22,7 @@ def upload_file(client: Client, file: IO[bytes], name: str, state_file: StateFil
     """Upload a file unless it is on the server already; return its id."""
     state = state_file.state
     if state.file_id is not None and _is_there(client, state.file_id):
-        log("the file is there from before")
+        log("the file was uploaded earlier")
         return state.file_id
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes <= MAX_WHOLE_BYTES:
@@ -54,14 +54,12 @@ def _send_parts(
     before = os.fstat(file.fileno()).st_mtime_ns
     done = bytes_there(upload, num_bytes)
     if done:
-        log(
-            f"going on with an upload: {done / 10**6:,.0f} of {num_bytes / 10**6:,.0f} MB are there"
-        )
+        log(f"resuming an upload: {done / 10**6:,.0f} of {num_bytes / 10**6:,.0f} MB are uploaded")
     with byte_progress("uploading", num_bytes, done) as show:
         PartsSender(client, upload, file, num_bytes, show).run()
     after = os.fstat(file.fileno())
     if (after.st_size, after.st_mtime_ns) != (num_bytes, before):
-        raise BadInput(f"{name} was changed while it was uploaded: submit it again")
+        raise BadInput(f"{name} changed during the upload: submit it again")
     return _complete(client, upload.id)
 
 
@@ -86,5 +84,5 @@ def _resume_or_create(client: Client, name: str, num_bytes: int, state_file: Sta
 def _complete(client: Client, upload_id: str) -> str:
     upload = client.complete_upload(upload_id)
     if upload.file_id is None:
-        raise ServerRefused(f"the upload {upload_id} is {upload.status} and has made no file")
+        raise ServerRefused(f"the upload {upload_id} is {upload.status}, but has no file")
     return upload.file_id

@@ -25,7 +25,7 @@ _RETRY_SECONDS = 300.0
 
 
 class _Stopped(Exception):
-    """Another part failed for good, or a signal arrived."""
+    """Another part failed permanently, or a signal arrived."""
 
 
 class PartsSender:
@@ -53,7 +53,7 @@ class PartsSender:
     def run(self) -> None:
         """Send all parts; raises CliError when one cannot be sent.
 
-        After an error or a signal the other threads are not awaited: they stop at their next chunk,
+        After an error or a signal, the other threads are not joined: they stop at their next chunk,
         or with the process.
         """
         ends: SimpleQueue[Exception | None] = SimpleQueue()
@@ -85,13 +85,14 @@ class PartsSender:
             try:
                 response = self._put(number, sent)
             except httpx.TransportError as exc:
-                fault, asked = fault_of(exc), None
+                fault, retry_seconds = fault_of(exc), None
             else:
                 if response.is_success:
                     return
-                fault, asked = self._fault_in(response), retry_after(response.headers)
+                fault = self._fault_in(response)
+                retry_seconds = retry_after(response.headers)
             sent.retract()
-            backoff.wait(f"part {number:,} of the upload did not arrive: {fault}", asked)
+            backoff.wait(f"part {number:,} of the upload failed: {fault}", retry_seconds)
 
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -107,16 +108,16 @@ class PartsSender:
         while start < end:
             if self._stop.is_set():
                 raise _Stopped
-            # `pread`, since several threads read one file.
+            # `pread`, because several threads read one file.
             data = os.pread(self._file.fileno(), min(_CHUNK_BYTES, end - start), start)
             if not data:
-                raise BadInput("the file became shorter while it was uploaded: begin again")
+                raise BadInput("the file was truncated during the upload: submit it again")
             start += len(data)
             yield data
             sent.add(len(data))
 
     def _url_of(self, number: int) -> str:
-        """Return the presigned url of a part; they are fetched in groups, as late as possible."""
+        """Return the presigned URL of a part; URLs are requested in groups, as late as possible."""
         with self._lock:
             if number not in self._urls:
                 place = self._missing.index(number)
@@ -126,12 +127,13 @@ class PartsSender:
 
     @staticmethod
     def _fault_in(response: httpx.Response) -> str:
-        """Return a transient error of the storage, such as an expired url; raises for others."""
+        """Return a transient storage error, such as an expired URL; raises for other errors."""
         words = f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
         if response.status_code == 403 or is_transient(response):
             return words
         raise ServerRefused(
-            f"the storage does not take a part of the upload: {words}", status=response.status_code
+            f"part of the upload was rejected: storage returned {words}",
+            status=response.status_code,
         )
 
 
@@ -148,7 +150,7 @@ class _AttemptProgress:
         self._show(num_bytes)
 
     def retract(self) -> None:
-        """Take back the reported bytes."""
+        """Subtract the reported bytes again."""
         self._show(-self._num_bytes)
         self._num_bytes = 0
 

@@ -1,1 +1,1 @@
-"""Command-line arguments: the parser, types of values, and flags of vLLM that are not ours."""
+"""Command-line arguments: parser, argument types, and vLLM flags that Tidemill lacks."""

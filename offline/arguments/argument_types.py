@@ -17,7 +17,9 @@ def size_in_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512M, 4G or bytes")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size: use 512M, 4G or a number of bytes"
+        )
     return size
 
 
@@ -32,16 +34,16 @@ class S3Folder(NamedTuple):
 
 
 def local_or_s3_folder(text: str) -> Path | S3Folder:
-    """Return a path of this machine, or what `s3://bucket/prefix` names."""
+    """Return a local path, or the bucket and prefix of `s3://bucket/prefix`."""
     if not text.startswith(_S3):
         if "://" in text:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is neither a folder of this machine nor s3://bucket/prefix"
+                f"{text!r} is neither a local folder nor s3://bucket/prefix"
             )
         return Path(text)
     bucket, _, prefix = text.removeprefix(_S3).partition("/")
     if not bucket:
-        raise argparse.ArgumentTypeError(f"{text!r} names no bucket: write s3://bucket/prefix")
+        raise argparse.ArgumentTypeError(f"{text!r} has no bucket: use s3://bucket/prefix")
     prefix = prefix.strip("/")
     return S3Folder(bucket, f"{prefix}/" if prefix else "")
 
@@ -49,7 +51,7 @@ def local_or_s3_folder(text: str) -> Path | S3Folder:
 def positive_int(text: str) -> int:
     """Return the number, which must be at least 1."""
     if not re.fullmatch(r"\d+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number ≥ 1")
     return int(text)
 
 
@@ -60,21 +62,23 @@ def positive_number(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number > 0")
     return value
 
 
 def port_number(text: str) -> int:
     """Return the port, which may be 0 for any free one."""
     if not re.fullmatch(r"\d{1,5}", text) or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: write 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid port: use 0 to 65535")
     return int(text)
 
 
 def seed_number(text: str) -> int:
     """Return the seed, which must fit in 63 bits."""
     if not re.fullmatch(r"\d+", text) or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed: write a whole number from 0 on")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid seed: use a whole number from 0 to 2**63 - 1"
+        )
     return int(text)
 
 
@@ -85,14 +89,14 @@ def temperature(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: write a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid temperature: use a number ≥ 0")
     return value
 
 
 def nonblank_text(text: str) -> str:
     """Return the text, which must not be blank."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("the text is empty")
+        raise argparse.ArgumentTypeError("the text must not be empty")
     return text
 
 

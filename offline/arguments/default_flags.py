@@ -11,18 +11,23 @@ from .defaults import MAX_TOKENS, SYSTEM_PROMPT, TEMPERATURE, Defaults
 def add_default_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags of default parameters."""
     add = group.add_argument
-    add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
-    add("--max-tokens", type=positive_int, metavar="N", help="the most tokens of an answer")
+    add(
+        "--temperature",
+        type=temperature,
+        metavar="T",
+        help="set the sampling temperature; 0 is greedy",
+    )
+    add("--max-tokens", type=positive_int, metavar="N", help="limit the tokens of an answer")
     add(
         "--system-prompt",
         type=nonblank_text,
         metavar="TEXT",
-        help="put before conversations that have no system or developer message",
+        help="add this message to conversations without a system or developer message",
     )
 
 
 def default_arguments(defaults: Defaults) -> list[str]:
-    """Return the defaults as command-line flags, to start another process with."""
+    """Return the defaults as command-line flags for another process."""
     given = {
         TEMPERATURE: defaults.temperature,
         MAX_TOKENS: defaults.max_tokens,

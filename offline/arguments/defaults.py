@@ -34,7 +34,7 @@ class Defaults:
         return frozenset(flag for flag, value in given.items() if value is not None)
 
     def without_effect(self, url: str) -> frozenset[str]:
-        """Return the given flags for which requests to a url have no parameter."""
+        """Return the given flags that have no corresponding parameter in requests to a URL."""
         return self.flags - _flags_of(url)
 
     def apply(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class DefaultingResponder:
 
 
 def _needs_system_message(messages: object) -> bool:
-    """Say whether this is a conversation without system or developer message."""
+    """Return whether this is a conversation without a system or developer message."""
     if not isinstance(messages, list) or not messages:
         return False
     roles = (message.get("role") for message in messages if isinstance(message, Mapping))
@@ -86,7 +86,7 @@ def _needs_system_message(messages: object) -> bool:
 
 
 def _flags_of(url: str) -> frozenset[str]:
-    """Return the flags for which requests to a url have a parameter."""
+    """Return the flags that have a corresponding parameter in requests to a URL."""
     from tidemill.protocol import routes
 
     match routes.find_route(url):

@@ -1,4 +1,4 @@
-"""The argument parser: a usage error is one sentence, with the nearest command or the choices."""
+"""Argument parser with one-sentence usage errors, which suggest the nearest command or choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REQUIRED = "the following arguments are required: "
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises Refused instead of printing its usage and exiting.
 
-    A command that is destructive is never suggested in the place of another.
+    Destructive commands are never suggested for a mistyped one.
     """
 
     def __init__(self, *args: Any, is_destructive: bool = False, **kwargs: Any) -> None:
@@ -24,20 +24,20 @@ class Parser(argparse.ArgumentParser):
         self.is_destructive = is_destructive
 
     def error(self, message: str) -> NoReturn:
-        """Raise Refused with the message and where to read more."""
+        """Raise Refused with the message and a pointer to `--help`."""
         message = message.removeprefix("argument ").removesuffix(".")
         if message.startswith(_REQUIRED):
-            message = f"`{self.prog}` needs {message.removeprefix(_REQUIRED)}"
-        message = message.replace("not allowed with argument", "cannot be given together with")
+            message = f"`{self.prog}` requires {message.removeprefix(_REQUIRED)}"
+        message = message.replace("not allowed with argument", "cannot be combined with")
         raise Refused(f"{message}: see `{self.prog} --help`")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise for a value that is not among an action's choices."""
+        """Raise an error for a value that is not one of an action's choices."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
         if not isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - it has no public name
-            raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}")
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(choices)}")
         near = get_close_matches(value.lower(), choices, n=1, cutoff=_LIKENESS)
         hint = f"see `{self.prog} --help`"
         if near and not getattr(action.choices[near[0]], "is_destructive", False):
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def expand_help(typed: Sequence[str]) -> Sequence[str]:
-    """Expand `help`, `help COMMAND` and `version`, which other programs have as commands."""
+    """Expand `help`, `help COMMAND` and `version`, which are commands in other programs."""
     match typed:
         case ["help", *words]:
             return [*words, "--help"]

@@ -1,4 +1,4 @@
-"""Flags of tables: the recipe that makes requests of rows, from a file and from flags."""
+"""Flags of tables: the recipe, from a file and flags, that turns rows into requests."""
 
 from __future__ import annotations
 
@@ -25,45 +25,50 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--recipe",
         metavar="FILE",
-        help="a TOML file (default: TABLE.recipe.toml beside the table); flags go before it",
+        help="read this TOML file, which flags override (default: TABLE.recipe.toml next to the "
+        "table)",
     )
     add(
         "--prompt",
         metavar="TEMPLATE",
-        help="what to ask of each row, in Jinja with its columns: 'Label this: {{ text }}'",
+        help="render the prompt of each row from its columns, in Jinja: 'Label this: {{ text }}'",
     )
-    add("--system", metavar="TEMPLATE", help="a system message for each row, likewise")
-    add("--url", metavar="URL", help="what the requests are for (default: /v1/chat/completions)")
-    add("--id", metavar="COLUMN", help="column of custom ids (default: the row's number)")
-    add("--keep", metavar="COLUMNS", help="columns in the output, by commas (default: all)")
+    add("--system", metavar="TEMPLATE", help="render a system message for each row, also in Jinja")
+    add("--url", metavar="URL", help="set the requests' endpoint (default: /v1/chat/completions)")
+    add("--id", metavar="COLUMN", help="take custom IDs from this column (default: the row number)")
+    add(
+        "--keep",
+        metavar="COLUMNS",
+        help="copy these comma-separated columns to the output (default: all)",
+    )
     add(
         "--output-format",
         choices=FORMATS,
-        help="of the output (default: by the name of -o, else that of the input)",
+        help="set the output's format (default: from the name of -o, or the input's format)",
     )
 
 
 def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
-    """Say whether a flag or a file gives a recipe."""
-    return bool(arguments.recipe or arguments.prompt or (file and _recipe_beside(file)))
+    """Return whether there is a recipe, from flags or a file."""
+    return bool(arguments.recipe or arguments.prompt or (file and _recipe_next_to(file)))
 
 
 def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[str, Any]] | None:
-    """Return the recipe for a file, and its keys; None where neither a flag nor a file gives one.
+    """Return the recipe for a file, and its keys; None without flags and recipe file.
 
-    Raises Refused for one that cannot work.
+    Raises Refused for an invalid recipe.
     """
     flags = _flags_of(arguments)
-    path = Path(arguments.recipe) if arguments.recipe else _recipe_beside(file)
+    path = Path(arguments.recipe) if arguments.recipe else _recipe_next_to(file)
     if path is None and not flags:
         return None
     if path is None and not any(name in flags for name in _TEMPLATES):
         given = ", ".join(f"--{'output-format' if name == 'output' else name}" for name in flags)
         raise Refused(
-            f"{given} is for tables, and there is no recipe: give --prompt, or "
-            f"{recipe_path(file).name} beside the table"
+            f"{given} requires a recipe: pass --prompt, or create {recipe_path(file).name} next "
+            "to the table"
         )
-    # Late imports: only tables need these.
+    # Imported late: only tables need these.
     from tidemill.batch.table.errors import RecipeError
     from tidemill.batch.table.recipe import load_recipe, parse_recipe
 
@@ -72,7 +77,7 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
         if path is not None:
             keys = load_recipe(path.read_text(encoding="utf-8"))
             if not arguments.recipe:
-                log(f"the recipe is {path}")
+                log(f"using the recipe {path}")
         if "prompt" in flags:
             for name in _TEMPLATES:
                 keys.pop(name, None)
@@ -82,29 +87,29 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc
     except RecipeError as exc:
-        raise Refused(f"the recipe {path or 'of the flags'} cannot work: {exc}") from exc
+        raise Refused(f"the recipe {path or 'from the flags'} is not valid: {exc}") from exc
 
 
-def path_beside_table(name: str, ending: str) -> Path:
-    """Return the path beside a table that has its name with another ending.
+def path_next_to_table(name: str, ending: str) -> Path:
+    """Return the path next to a table with the same name and another ending.
 
-    Of a dataset it is in the working folder.
+    For a dataset, the path is in the working folder.
     """
     if is_dataset(name):
         return Path(DatasetId.parse(name).name + ending)
     path = Path(name)
-    if path.name in {"", ".."}:  # `.` and the like have a name in their parents alone
+    if path.name in {"", ".."}:  # `.` and `..` get their name from the resolved path
         path = path.resolve()
     stem = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
     return path.parent / f"{stem}{ending}"
 
 
 def recipe_path(file: str) -> Path:
-    """Return the path of the recipe beside a table."""
-    return path_beside_table(file, _RECIPE_SUFFIX)
+    """Return the path of the recipe next to a table."""
+    return path_next_to_table(file, _RECIPE_SUFFIX)
 
 
-def _recipe_beside(file: str) -> Path | None:
+def _recipe_next_to(file: str) -> Path | None:
     if "://" in file or file == "-":
         return None
     path = recipe_path(file)

@@ -15,9 +15,9 @@ _NUMBER: Final = re.compile(r"-[\d.]")
 
 
 def repeated_flags(typed: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
-    """Return the words typed after `run` without input, output, and the flags of one attempt.
+    """Return the words typed after `run` without input, output, and flags such as `--resume`.
 
-    `files` are the inputs among them that no flag names.
+    `files` are the positional inputs among them.
     """
     words, flags = _without_files([*typed[1:]], files), []
     while words:
@@ -30,7 +30,7 @@ def repeated_flags(typed: Sequence[str], files: Sequence[str]) -> tuple[str, ...
 
 
 def without_flag(flags: Sequence[str], name: str) -> list[str]:
-    """Return flags without one of them and its values."""
+    """Return the flags without the one of this name and its values."""
     remaining, is_dropped = [], False
     for word in flags:
         if _is_flag(word):
@@ -54,7 +54,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _without_files(words: list[str], files: Sequence[str]) -> list[str]:
-    """Return words without the files: each is the first word, or the last one that equals it."""
+    """Return the words without the files: each is the first word, or the last equal word."""
     for file in files:
         place = 0 if words[:1] == [file] else len(words) - 1 - words[::-1].index(file)
         del words[place]
@@ -62,7 +62,7 @@ def _without_files(words: list[str], files: Sequence[str]) -> list[str]:
 
 
 def _has_file(word: str) -> bool:
-    """Say whether a word is a flag of a file joined to its value."""
+    """Return whether a word is a file flag joined to its value."""
     return any(
         word.startswith(f"{flag}=" if flag.startswith("--") else flag)
         for flag in _FILES

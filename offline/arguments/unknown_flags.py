@@ -1,4 +1,4 @@
-"""Unknown arguments: positional files, flags of vLLM, and misspelt flags."""
+"""Unknown arguments: positional files, vLLM flags, and misspelt flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIKENESS = 0.7
 
 
 def parse_known(parser: argparse.ArgumentParser, typed: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
+    """Return the parsed arguments, with positional files in `files`; raises Refused."""
     parsed, unknown = parser.parse_known_args(typed)
     parsed.files = _sort_unknown(parser, typed, unknown)
     parsed.typed = typed
@@ -36,7 +36,7 @@ def _sort_unknown(
     for flag, value in _pairs(unknown):
         if not _is_flag(flag):
             if command.prog not in _TAKE_FILES:
-                raise Refused(f"{flag!r} belongs to no flag: see `{command.prog} --help`")
+                raise Refused(f"unexpected argument {flag!r}: see `{command.prog} --help`")
             files.append(flag)
             continue
         if command.prog not in _TAKE_VLLM_FLAGS:
@@ -46,16 +46,16 @@ def _sort_unknown(
         if is_ignored(flag, value):
             ignored.append(flag)
         elif words := replacement_for(flag):
-            raise Refused(f"{flag} is vLLM's, and not taken here: {words}")
+            raise Refused(f"vLLM's {flag} is not supported: {words}")
         else:
             raise Refused(_nearest(flag, command))
     if ignored:
-        log(f"warning: {', '.join(ignored)}: vLLM's, and without effect here")
+        log(f"warning: vLLM flags without effect here: {', '.join(ignored)}")
     return files
 
 
 def expand_positional_model(typed: Sequence[str]) -> Sequence[str]:
-    """Expand `serve MODEL`, vLLM's form, and `models MODEL` by `--model`."""
+    """Expand `serve MODEL`, as in vLLM, and `models MODEL` to `--model MODEL`."""
     match typed:
         case ["serve" | "models" as command, model, *rest] if (
             not model.startswith("-") and "--model" not in rest
@@ -88,17 +88,17 @@ def _is_flag(token: str) -> bool:
 
 def _nearest(flag: str, command: argparse.ArgumentParser) -> str:
     flags = [name for action in command._actions for name in action.option_strings]  # noqa: SLF001
-    there_is_none = f"`{command.prog}` has no {flag}"
+    message = f"`{command.prog}` has no {flag}"
     near = get_close_matches(flag.replace("_", "-"), flags, n=1, cutoff=_LIKENESS)
     if near:
-        return f"{there_is_none}: did you mean {near[0]}?"
-    return f"{there_is_none}: see `{command.prog} --help`"
+        return f"{message}: did you mean {near[0]}?"
+    return f"{message}: see `{command.prog} --help`"
 
 
 def _command_of(parser: argparse.ArgumentParser, typed: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the typed command, or of its action."""
     for word in typed:
-        for action in parser._actions:  # noqa: SLF001 - argparse tells it in no other way
+        for action in parser._actions:  # noqa: SLF001 - there is no public API
             if isinstance(action, argparse._SubParsersAction) and word in action.choices:  # noqa: SLF001
                 parser = action.choices[word]
                 break

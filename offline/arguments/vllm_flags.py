@@ -1,4 +1,4 @@
-"""Flags of vLLM that our commands do not have: ignored when they change nothing here.
+"""vLLM flags that Tidemill's commands do not have; flags without effect here are ignored.
 
 Collected from vLLM's engine arguments, batch runner and server. A flag that would change rows is
 never ignored.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-# vLLM's memory, compilation, scheduling and logging; and features whose requests are refused here
-# one by one, with their own error.
+# Memory, compilation, scheduling and logging in vLLM; and features whose requests get their own
+# errors here.
 _PASSED_OVER = frozenset(
     """
     aggregate-engine-logging allow-credentials allowed-headers allowed-local-media-path
@@ -44,7 +44,7 @@ _PASSED_OVER = frozenset(
     """.split()
 )
 
-# Ignored with a value that is the behaviour here anyway.
+# Ignored with a value that equals the behaviour here.
 _NEUTRAL_VALUES = MappingProxyType(
     {
         "config-format": {"auto", "hf"},
@@ -60,42 +60,42 @@ _NEUTRAL_VALUES = MappingProxyType(
     }
 )
 
-_NO_PIPELINE = "GPUs share every layer of a model here: --tensor-parallel-size says how many"
-_IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
-_BY_OVERRIDES = """here it is --hf-overrides '{"rope_scaling": …}', as in vLLM today"""
-_BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
+_NO_PIPELINE = "use --tensor-parallel-size to share a model among GPUs"
+_IN_FOLDER = "the files in the model's folder are used: change them there, and pass it as --model"
+_BY_OVERRIDES = """use --hf-overrides '{"rope_scaling": …}', as in current vLLM"""
+_BY_RUNNER = "use --runner pooling with --convert embed or --convert classify"
 _INSTEAD = MappingProxyType(
     {
-        "config": "write the flags themselves",
+        "config": "pass the flags themselves",
         "config-format": _IN_FOLDER,
-        # These have it, and none of this is asked there.
-        "data-parallel-size": "`tidemill run`, `worker` and `serve` have it",
-        "default-chat-template-kwargs": "write `chat_template_kwargs` into the lines",
-        "disable-sliding-window": "--max-model-len bounds the context",
-        "download-dir": "HF_HOME says where models from the hub are kept",
-        "generation-config": "write the parameters into the lines",
+        # These commands have the flag, so that it is not unknown there.
+        "data-parallel-size": "it is supported by `tidemill run`, `worker` and `serve`",
+        "default-chat-template-kwargs": "set `chat_template_kwargs` in the requests",
+        "disable-sliding-window": "use --max-model-len to limit the context",
+        "download-dir": "set HF_HOME to choose the folder for models from the hub",
+        "generation-config": "set the parameters in the requests",
         "hf-config-path": _IN_FOLDER,
-        "hf-token": "HF_TOKEN in the environment holds it",
-        "kv-cache-memory-bytes": "here it is --kv-cache-memory",
-        "load-format": "only safetensors and GGUF files are read",
-        "logits-processors": "parameters of the lines are all that changes logits",
-        "logprobs-mode": "logprobs are those of the model, before temperature and penalties",
-        "lora-dtype": "adapters have the type of the weights; leave it out",
-        "model-impl": "the engine chooses",
-        "override-generation-config": "write the parameters into the lines",
-        "override-pooler-config": "here it is --pooler-config",
+        "hf-token": "set the environment variable HF_TOKEN",
+        "kv-cache-memory-bytes": "use --kv-cache-memory",
+        "load-format": "only safetensors and GGUF files are supported",
+        "logits-processors": "set parameters in the requests, such as `logit_bias`",
+        "logprobs-mode": "logprobs are always the model's, before temperature and penalties",
+        "lora-dtype": "adapters always have the type of the weights: remove it",
+        "model-impl": "the engine always chooses: remove it",
+        "override-generation-config": "set the parameters in the requests",
+        "override-pooler-config": "use --pooler-config",
         "pipeline-parallel-size": _NO_PIPELINE,
-        "middleware": "code of yours can stand before the server, as a proxy",
-        "revision": "load the revision into a folder, and name that by --model",
+        "middleware": "put a proxy in front of the server",
+        "revision": "download the revision to a folder, and pass that as --model",
         "rope-scaling": _BY_OVERRIDES,
         "rope-theta": _BY_OVERRIDES,
-        "root-path": "a proxy in front can take a prefix away",
-        "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
-        "ssl-ca-certs": "nobody is asked for a certificate; --api-key lets in who has one",
+        "root-path": "remove the prefix with a proxy in front of the server",
+        "skip-tokenizer-init": "rows contain text, which requires the tokenizer",
+        "ssl-ca-certs": "client certificates are not supported: use --api-key",
         "task": _BY_RUNNER,
         "tokenizer": _IN_FOLDER,
         "tokenizer-mode": _IN_FOLDER,
-        "tokenizer-revision": "load the revision into a folder, and name that by --model",
+        "tokenizer-revision": "download the revision to a folder, and pass that as --model",
     }
 )
 
@@ -120,13 +120,13 @@ _SHORT = MappingProxyType(
 
 
 def is_switch(flag: str) -> bool:
-    """Say whether a flag is a switch of vLLM's, which takes no value."""
+    """Return whether a flag is a vLLM switch, which takes no value."""
     name = _name_of(flag)
     return name in _OTHER_SWITCHES or (name.startswith(_SWITCHES) and name not in _NO_SWITCHES)
 
 
 def is_ignored(flag: str, value: str | None) -> bool:
-    """Say whether a flag is vLLM's and has no effect here."""
+    """Return whether a flag is vLLM's and has no effect here."""
     name = _name_of(flag)
     if name in _NEUTRAL_VALUES:
         return value in _NEUTRAL_VALUES[name]
@@ -134,7 +134,7 @@ def is_ignored(flag: str, value: str | None) -> bool:
 
 
 def replacement_for(flag: str) -> str | None:
-    """Return advice for a flag of vLLM's that would change rows; None for other flags."""
+    """Return advice for a vLLM flag that would change rows; None for other flags."""
     return _INSTEAD.get(_name_of(flag))
 
 

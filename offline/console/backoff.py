@@ -10,7 +10,7 @@ from tidemill.net.backoff import exponential_delay
 from .errors import Unreachable
 from .terminal import duration, log
 
-# Retry time of an interactive request, and of a batch that runs for hours.
+# Retry limits for an interactive request, and for a batch that runs for hours.
 SHORT_SECONDS = 15.0
 LONG_SECONDS = 900.0
 
@@ -29,7 +29,7 @@ def sleep(seconds: float) -> None:
 class Backoff:
     """Exponential backoff between attempts, `seconds` in total.
 
-    A `Retry-After` of the server replaces the delay, within its own limit.
+    The server's `Retry-After` replaces the delay, within a separate limit.
     """
 
     def __init__(self, seconds: float, wait: Pause | None = None) -> None:
@@ -44,9 +44,9 @@ class Backoff:
 
     def wait(self, fault: str, retry_after: float | None = None) -> None:
         """Wait before the next attempt; raises Unreachable when the time is used up."""
-        fault = fault.rstrip(".")  # the message goes on after it
+        fault = fault.rstrip(".")  # the message continues after it
         if retry_after is not None:
-            self._wait_as_asked(fault, retry_after)
+            self._wait_retry_after(fault, retry_after)
             return
         delay = exponential_delay(self._num_delays, _FIRST_SECONDS, most=_MOST_SECONDS)
         if self._waited + delay > self._seconds:
@@ -55,14 +55,14 @@ class Backoff:
         self._waited += delay
         self._num_delays += 1
 
-    def _wait_as_asked(self, fault: str, seconds: float) -> None:
-        """Wait as `Retry-After` says, for up to `LONG_SECONDS`: the server is alive."""
+    def _wait_retry_after(self, fault: str, seconds: float) -> None:
+        """Wait for `Retry-After`, up to `LONG_SECONDS` in total, because the server is alive."""
         if self._waited + seconds > max(self._seconds, LONG_SECONDS):
-            raise Unreachable(f"{fault}; it asks to come back in {duration(seconds)}")
+            raise Unreachable(f"{fault}; it requests a retry after {duration(seconds)}")
         self._pause(fault, max(seconds, _FIRST_SECONDS))
         self._waited += seconds
 
     def _pause(self, fault: str, seconds: float) -> None:
         if seconds >= _LOGGED_SECONDS:
-            log(f"{fault}; trying again in {seconds:g} s")
+            log(f"{fault}; retrying in {seconds:g} s")
         self._wait(seconds)

@@ -16,21 +16,18 @@ _MAX_CHARS = 300
 
 
 class ErrorSummary:
-    """Counts errors by kind: messages that differ only in values are one kind.
-
-    Memory is bounded.
-    """
+    """Counts errors by kind in bounded memory; messages that differ only in values are one kind."""
 
     def __init__(self) -> None:
         self._counter = ErrorCounter[int | None](_MAX_KINDS, max_first=1)
 
     @property
     def count(self) -> int:
-        """Number of errors."""
+        """Return the number of errors."""
         return self._counter.count
 
     def add(self, message: str, line: int | None = None) -> None:
-        """Count an error; `line` is its number in the file, of which a kind has the least."""
+        """Count an error; the lowest `line` number of each kind is kept."""
         message = message[:_MAX_CHARS]
         kind = self._counter.add(message, line)
         if line is not None and kind is not None and line < (kind.first[0] or 0):
@@ -63,7 +60,7 @@ def _described(kind: ErrorKind[int | None], unit: str) -> str:
 
 
 def sentences_by_line(errors: Iterable[tuple[int | None, str]], unit: str = "line") -> list[str]:
-    """Return a sentence for each message with the numbers of its lines, by the first of them."""
+    """Return a sentence for each message with its line numbers, sorted by the first line."""
     numbers: dict[str, list[int]] = {}
     for number, message in sorted(errors, key=lambda error: error[0] or math.inf):
         numbers.setdefault(message, []).extend([] if number is None else [number])
@@ -80,7 +77,7 @@ def _numbered(message: str, lines: list[int], unit: str) -> str:
 
 
 def _ranges(numbers: list[int]) -> list[str]:
-    """Return ascending numbers with three or more in a row as a range: `1–50`, `52`."""
+    """Return ascending numbers, with runs of three or more as a range: `1–50`, `52`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Exceptions of the command line: each has an exit status and a message for the user."""
+"""Command-line exceptions, each with an exit status and a message for the user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OVER_LIMIT = 5
 """Exit status of a run that reached its limit of time or cost."""
 
 STACKS = "Stacks of all threads, for a bug report:\n"
-"""First line of details that are the stacks of threads."""
+"""First line of details that contain thread stacks."""
 
 
 class CliError(Exception):
-    """The command cannot go on; the message says what is wrong and what to do.
+    """The command cannot continue; the message contains the problem and the fix.
 
     `details` are printed after the message, for a bug report.
     """
@@ -38,7 +38,7 @@ class CliError(Exception):
 
 
 class Refused(CliError):
-    """The command cannot work as typed; nothing was read or written."""
+    """The command is not valid as typed; nothing was read or written."""
 
     code = "refused"
     exit_status = 2
@@ -51,7 +51,7 @@ class BadInput(CliError):
 
 
 class InputChanged(BadInput):
-    """The input was changed while the command read it."""
+    """The input changed while the command read it."""
 
     code = "input_changed"
 
@@ -63,28 +63,28 @@ class TransferFailed(CliError):
 
 
 class OutputLost(CliError):
-    """The output cannot be written any more: a full disk, or its file or reader is gone."""
+    """The output can no longer be written: the disk is full, or its file or reader is gone."""
 
     code = "output_lost"
 
 
 class EngineFailed(CliError):
-    """The engine did not start or cannot go on."""
+    """The engine did not start, or has failed."""
 
     code = "engine_failed"
 
 
 class EngineLost(EngineFailed):
-    """The engine ended or hung during the run: its device or machine failed, not a line."""
+    """The engine exited or hung during the run because of its device or machine, not a line."""
 
     code = "engine_lost"
     exit_status = 4
 
 
 class RunIncomplete(CliError):
-    """A run or a join ended early: by a bug, or for lack of memory or threads.
+    """A run or a join ended early because of a bug, or a lack of memory or threads.
 
-    Finished rows are in the output or its spool, and a resume goes on; shards are as they were.
+    Finished rows are in the output or its spool, for a resume; shards are unchanged.
     """
 
     code = "run_incomplete"
@@ -92,7 +92,7 @@ class RunIncomplete(CliError):
 
 
 class ServerRefused(CliError):
-    """The API refused; `status` and `error_code` are from its response."""
+    """The API returned an error; `status` and `error_code` are from its response."""
 
     code = "server_refused"
 
@@ -110,16 +110,16 @@ class Unreachable(CliError):
 
 
 class KeyRefused(CliError):
-    """The API does not accept the key, or AWS the credentials."""
+    """The API rejected the key, or AWS rejected the credentials."""
 
     code = "key_refused"
     exit_status = 8
 
 
 def failure_of(exc: BaseException) -> str:
-    """Return an unexpected exception and its place in one line, for a message.
+    """Return an unexpected exception and its location as one line, for a message.
 
-    Its traceback is printed first where TIDEMILL_TRACEBACK is set.
+    If TIDEMILL_TRACEBACK is set, the traceback is printed first.
     """
     if os.environ.get(TRACEBACK):
         traceback.print_exception(exc)
@@ -133,7 +133,7 @@ def failure_of(exc: BaseException) -> str:
 
 @contextmanager
 def unexpected_in_words(words: str) -> Iterator[None]:
-    """Raise RunIncomplete with these words for an unexpected exception, also for an exit."""
+    """Raise RunIncomplete with this message for any unexpected exception, including SystemExit."""
     try:
         yield
     except (CliError, KeyboardInterrupt, OSError):

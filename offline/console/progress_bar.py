@@ -1,4 +1,4 @@
-"""Progress bar: on a terminal or in a notebook, and of bytes also as lines in a log."""
+"""Progress bars on a terminal or in a notebook; progress in bytes also as log lines."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _MEGABYTE = 10**6
 
 
 class Bar(Protocol):
-    """Progress bar that is shown from its first `show` on."""
+    """Progress bar that appears with its first `show`."""
 
     def show(self, done: int, total: int | None, words: Sequence[str]) -> None:
-        """Show the count, and words next to it."""
+        """Show the count, with words next to it."""
 
 
 class TerminalBar:
     """Progress bar on the terminal of standard error; a context manager.
 
-    With `is_titled` a title precedes the bar, which moves between two updates too. With
-    `redirect_stdout` output of the program is printed above the bar.
+    With `is_titled`, a title precedes the bar, which also moves between updates. With
+    `redirect_stdout`, output of the program is printed above the bar.
     """
 
     def __init__(self, *, is_titled: bool = False, redirect_stdout: bool = False) -> None:
@@ -51,7 +51,7 @@ class TerminalBar:
             redirect_stdout=redirect_stdout,
         )
         self._bar.bar_width = bar_width(self._progress.console.width)
-        # A titled bar begins by erasing its line: its first frame is empty.
+        # A titled bar first erases its line: its first frame is empty.
         self._task = self._progress.add_task(" ", total=None, title="", visible=not is_titled)
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class TerminalBar:
         self.stop()
 
     def start(self) -> None:
-        """Take the last line of the terminal."""
+        """Show the bar on the terminal's last line."""
         self._progress.start()
         self._progress.update(self._task, visible=True, refresh=self._is_titled)
 
@@ -85,7 +85,7 @@ class TerminalBar:
         label: str = "",
         dropped_first: Sequence[str] = (),
     ) -> None:
-        """Draw the bar; without a total it moves all the time, and has no count under a title."""
+        """Draw the bar; without a total, it is animated, and a titled bar has no count."""
         columns = self._progress.console.width
         self._bar.bar_width = bar_width(columns)
         count = f"{label}{done} " if total is None else f"{label}{done}/{total} "
@@ -104,7 +104,7 @@ class TerminalBar:
 
 
 class NotebookBar:
-    """Output of a cell that is updated: a bar where there is HTML, text elsewhere."""
+    """Updated output of a notebook cell: a bar if HTML is supported, otherwise text."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -137,7 +137,7 @@ def progress_text(done: int, total: int | None, unit: str, words: Sequence[str])
 def terminal_progress(
     *columns: ProgressColumn, auto_refresh: bool = True, redirect_stdout: bool = False
 ) -> Progress:
-    """Return a display for the terminal of standard error, which is removed when it stops."""
+    """Return a display on standard error's terminal, which is removed when it stops."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -152,9 +152,9 @@ def terminal_progress(
 
 @contextmanager
 def byte_progress(doing: str, total: int | None, done: int = 0) -> Iterator[Advance]:
-    """Yield a thread-safe function that advances the progress by bytes, or back.
+    """Yield a thread-safe function that moves the progress by bytes, forwards or backwards.
 
-    It is a bar on a terminal, a line every few seconds elsewhere.
+    The progress is a bar on a terminal, otherwise a line every few seconds.
     """
     if not sys.stderr.isatty():
         yield _byte_lines(doing, total, done)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Python may miss a signal right before it starts to wait, so waits are short.
+# Python may miss a signal right before a wait starts, so waits are short.
 _POLL_SECONDS = 0.5
 
 
 def install_early_handlers() -> None:
     """Install handlers that end the process with one line, until a command installs its own.
 
-    Python's default shows a traceback of the current import. A signal that was ignored at the start
+    Python's default prints a traceback of the current import. A signal that was ignored at startup
     stays ignored, as under nohup.
     """
     for number in _SIGNALS:
@@ -34,7 +34,7 @@ def install_early_handlers() -> None:
     previous = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        # Raised in a destructor or the like, where Python would swallow it.
+        # Raised in a destructor, for example, where Python would swallow it.
         if isinstance(unraisable.exc_value, Stopped):
             _end_at_once(unraisable.exc_value.signum)
         previous(unraisable)
@@ -45,7 +45,7 @@ def install_early_handlers() -> None:
 def end_process(status: int) -> NoReturn:
     """Exit without waiting for threads or destructors.
 
-    Model libraries abort when they are torn down while one of their threads runs.
+    Model libraries abort if they are torn down while one of their threads runs.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -58,9 +58,9 @@ def interruptible(
 ) -> _Made:
     """Call a function in a thread and return its result; signals interrupt the wait.
 
-    Stopped raised inside native code, as in a model load, would be lost or abort; and a read that
-    never ends may start right after the signal. `on_poll` is called during the wait with the
-    seconds since its last call; what it raises ends the wait, and the thread is left alone.
+    If Stopped were raised inside native code, as in a model load, it would be lost or abort; and an
+    endless read may start right after the signal. `on_poll` is called during the wait with the
+    seconds since its last call; if it raises, the wait ends, but the thread continues.
     """
     from concurrent.futures import Future, wait
 
@@ -82,15 +82,15 @@ def interruptible(
 def _end_at_once(number: int) -> NoReturn:
     with suppress(OSError):
         os.write(2, f"tidemill: stopped by {signal.Signals(number).name}\n".encode())
-    # For a worker without work, and a launcher, this is an orderly stop; docs/reference/worker.md.
+    # An orderly stop for an idle worker and for a launcher; see docs/reference/worker.md.
     os._exit(0 if sys.argv[1:2] in (["worker"], ["launcher"]) else 128 + number)
 
 
 class StopSignals:
-    """While entered, the first signal raises Stopped in the main thread, or calls a listener.
+    """Context in which the first signal raises Stopped in the main thread, or calls a listener.
 
-    During an import it ends the process instead: native modules swallow exceptions or abort while
-    they initialise. `answer` is printed at once, `words` at the end.
+    During an import, it ends the process instead, because native modules swallow exceptions or
+    abort during initialisation. `answer` is printed immediately, `words` at the end.
     """
 
     def __init__(self, words: str | None = None, *, answer: str | None = None) -> None:
@@ -122,7 +122,7 @@ class StopSignals:
             os._exit(128 + number)
         self.received = number
         if self._answer is not None:
-            with suppress(OSError):  # not by `sys.stderr`, which may be in the middle of a write
+            with suppress(OSError):  # not `sys.stderr`, which may be in the middle of a write
                 os.write(2, f"tidemill: {self._answer}\n".encode())
         if self._listener is not None:
             self._listener()
@@ -135,7 +135,7 @@ class StopSignals:
 
     @contextmanager
     def on_signal(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call `listener` at the first signal instead of raising; it runs in the handler."""
+        """Call `listener` in the signal handler at the first signal, instead of raising."""
         self._listener = listener
         try:
             yield

@@ -1,4 +1,4 @@
-"""Spinner: shows that work of unknown length goes on."""
+"""Spinner: shows that work of unknown length is in progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _lines(doing: str) -> Iterator[None]:
 
     def print_lines() -> None:
         while not done.wait(_SECONDS_PER_LINE):
-            log(f"still {doing}, for {duration(time.monotonic() - began)}")
+            log(f"still {doing} after {duration(time.monotonic() - began)}")
 
     threading.Thread(target=print_lines, name="spinner", daemon=True).start()
     try:

@@ -21,7 +21,7 @@ def log(text: str) -> None:
 
 
 def print_details(text: str) -> None:
-    """Print text as it is on standard error; a closed standard error is ignored."""
+    """Print text unchanged on standard error; a closed standard error is ignored."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -31,10 +31,10 @@ def print_details(text: str) -> None:
 
 @contextmanager
 def failures_noted(words: str) -> Iterator[None]:
-    """Log the failure of a step that no row depends on, instead of raising it."""
+    """Log an exception of a step that does not affect rows, instead of raising it."""
     try:
         yield
-    except Exception as exc:  # noqa: BLE001 - it must not end what rows depend on
+    except Exception as exc:  # noqa: BLE001 - rows must not depend on it
         log(f"note: {words} ({failure_of(exc)})")
 
 
@@ -44,13 +44,13 @@ def print_output(text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError as exc:
-        raise OutputLost("the reader of standard output went away") from exc
+        raise OutputLost("standard output was closed by its reader") from exc
     except OSError as exc:
         raise OutputLost(f"standard output cannot be written ({exc.strerror})") from exc
 
 
 def coloured(text: str, colour: Colour | None) -> str:
-    """Return coloured text when standard output is a terminal with colours."""
+    """Return coloured text if standard output is a terminal with colours."""
     is_wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     if colour is None or not is_wanted or not sys.stdout.isatty():
         return text

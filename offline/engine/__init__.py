@@ -1,1 +1,1 @@
-"""The engine that a command has: what can be asked of it, its weights, its process."""
+"""The engine of a command: its options, weights, processes and replicas."""

@@ -26,12 +26,16 @@ def lora_modules(options: EngineOptions, names: Sequence[str]) -> tuple[LoraModu
     given = [module.name for module in modules]
     for name in given:
         if given.count(name) > 1:
-            raise Refused(f"--lora-modules names two adapters {name}")
+            raise Refused(
+                f"--lora-modules has more than one adapter with the name {name}: rename one of them"
+            )
         if name in names or name == ANY_MODEL:
-            raise Refused(f"--lora-modules names an adapter {name}, as the model itself is")
+            raise Refused(
+                f"--lora-modules: the adapter {name} has the name of the model: rename it"
+            )
     most = options.max_loras
     if most is not None and len(given) > most:
-        raise Refused(f"--lora-modules names {len(given)} adapters, above --max-loras {most}")
+        raise Refused(f"--lora-modules has {len(given)} adapters, which exceeds --max-loras {most}")
     return modules
 
 
@@ -54,22 +58,22 @@ def _parsed(text: str, names: Sequence[str]) -> LoraModule:
     if not text.lstrip().startswith("{"):
         name, is_there, path = text.partition("=")
         if not is_there or not name or not path:
-            raise Refused(f"--lora-modules {text!r}: write name=path")
+            raise Refused(f"--lora-modules {text!r}: use name=path")
         return LoraModule(name, path)
     try:
-        said = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise Refused(f"--lora-modules {text!r} is no JSON: {exc}") from exc
-    if strange := sorted(said.keys() - _KEYS):
-        raise Refused(f"--lora-modules {text!r} says {strange[0]}, which is none of its keys")
-    name, path, base = (said.get(key) for key in ("name", "path", "base_model_name"))
+        raise Refused(f"--lora-modules {text!r} is not valid JSON: {exc}") from exc
+    if unknown := sorted(fields.keys() - _KEYS):
+        raise Refused(f"--lora-modules {text!r}: unknown key {unknown[0]}")
+    name, path, base = (fields.get(key) for key in ("name", "path", "base_model_name"))
     for key, value in (("name", name), ("path", path)):
         if not isinstance(value, str) or not value:
-            raise Refused(f"--lora-modules {text!r} says no {key}")
+            raise Refused(f"--lora-modules {text!r}: {key} is required")
     if "=" in name:
-        raise Refused(f"--lora-modules {text!r}: no name holds =")
+        raise Refused(f"--lora-modules {text!r}: a name must not contain =")
     if base is not None and base not in names and ANY_MODEL not in names:
         raise Refused(
-            f"--lora-modules {text!r} is for {base!r}; this model is called {', '.join(names)}"
+            f"--lora-modules {text!r} is for {base!r}; this model's name is {', '.join(names)}"
         )
     return LoraModule(name, path)

@@ -1,4 +1,4 @@
-"""Data parallelism: how many engine processes a command has, and the GPUs or cores of each."""
+"""Data parallelism: the number of engine processes of a command, and their GPUs or cores."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 
 
 def add_data_parallel_flag(group: argparse._ActionsContainer, work: str) -> None:
-    """Add `--data-parallel-size`; `work` names what the engines share."""
+    """Add `--data-parallel-size`; `work` names the work that the engines share."""
     group.add_argument(
         "--data-parallel-size",
         "-dp",
         type=data_parallel_size,
         metavar="N",
-        help=f"engine processes that share the {work}, each with GPUs of its own (as many as "
-        "--tensor-parallel-size says) or cores; auto: as many as the GPUs allow (default: 1)",
+        help=f"share the {work} among N engine processes, each with its own GPUs "
+        "(--tensor-parallel-size) or cores; auto: as many as the GPUs allow (default: 1)",
     )
 
 
 def num_replicas(options: EngineOptions, size: DataParallelSize) -> int:
-    """Return how many engines a size comes to; raises Refused where the machine has no room."""
+    """Return the number of engines for a size; raises Refused if the machine is too small."""
     if size is None or size == 1:
         return 1
     gpus, of_one = visible_gpus(options), options.tensor_parallel_size or 1
     count = max(1, len(gpus) // of_one) if size == "auto" else size
     if gpus and count * of_one > len(gpus):
         raise Refused(
-            f"--data-parallel-size {count} needs {count * of_one} GPUs, and there are {len(gpus)}"
+            f"--data-parallel-size {count} needs {count * of_one} GPUs, but this machine has "
+            f"{len(gpus)}"
         )
     if not gpus and count > len(_cores()):
         raise Refused(
-            f"--data-parallel-size {count} needs as many cores, and there are {len(_cores())}"
+            f"--data-parallel-size {count} needs {count} cores, but this machine has "
+            f"{len(_cores())}"
         )
     return count
 
 
 def visible_gpus(options: EngineOptions) -> Sequence[str]:
-    """Return the GPUs that engines may have, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that engines may use, as in CUDA_VISIBLE_DEVICES."""
     if options.device == "cpu":
         return ()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -59,7 +61,7 @@ def visible_gpus(options: EngineOptions) -> Sequence[str]:
 def replica_commands(
     command: Sequence[str], options: EngineOptions, count: int
 ) -> list[Sequence[str]]:
-    """Return the command of each engine process, with its GPUs or cores; one has all of them."""
+    """Return the command of each engine process with its GPUs or cores; a single one has all."""
     if count == 1:
         return [command]
     gpus, of_one, cores = visible_gpus(options), options.tensor_parallel_size or 1, _cores()

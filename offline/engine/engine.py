@@ -60,8 +60,8 @@ def load_engine(
 ) -> Online:
     """Load the real engine; model libraries are imported only here.
 
-    Weights from S3 are cached in `weights_cache`. If another process fetches them, `fetched` waits
-    for it and returns the folder of each address.
+    Weights from S3 are cached in `weights_cache`. If another process downloads them,
+    `fetched` waits for it and returns the folder of each address.
     """
     from tidemill.engine.model.load_timing import downloading, timed
     from tidemill.engine.storage.hub import check_hub
@@ -119,10 +119,10 @@ def results_digests(
     template: str | None,
     fetched: Callable[[], Mapping[str, str]] | None = None,
 ) -> Callable[[int], bytes | None]:
-    """Return the digest of what decides results beside requests, by the time of a request.
+    """Return a function from the time of a request to the digest of all else that affects results.
 
-    It is computed once a day, as templates may tell the date. `fetched` returns the folder of each
-    address of weights, where another process downloads them.
+    The digest is computed once a day, because templates may contain the date. `fetched` returns the
+    folder of each address if another process downloads the weights.
     """
     from tidemill.engine.storage.model_digest import results_digest
 
@@ -144,7 +144,7 @@ def loaded_engine(
 ) -> Iterator[ServedT]:
     """Load the engine with a spinner, yield it, and close it; raises EngineFailed.
 
-    Without a `watch` it must be one of other processes, which are watched already.
+    Without a `watch`, it must run in other processes, which are already watched.
     """
     from tidemill.protocol.contract import EngineError
 
@@ -176,7 +176,7 @@ def loaded_engine(
 
 
 def require_engine(what: str, model: str | None, *more: str) -> None:
-    """Raise CliError when extras are missing that run a model, download it, or are named."""
+    """Raise CliError if `more` extras, or those for running or downloading a model, are missing."""
     if s3_addresses(model, ()):
         what, more = f"{what} with {model}", ("cloud", *more)
     require_extras(what, "engine", *more)
@@ -191,7 +191,7 @@ class _StderrHandler(logging.Handler):
 
 
 def _log_slow_compiles() -> None:
-    """Print messages of slow kernel compilation, also after the load."""
+    """Print messages about slow kernel compilation, also after loading."""
     logger = logging.getLogger("tidemill.engine.kernels")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         logger.addHandler(_StderrHandler())
@@ -200,9 +200,9 @@ def _log_slow_compiles() -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection while entered, and freeze the objects made meanwhile.
+    """Disable garbage collection in the context, and freeze the objects created in it.
 
-    Module objects live forever, and torch has so many that scanning them is a fifth of the start.
+    Module objects live forever, and scanning torch's would take a fifth of the startup time.
     """
     gc.disable()
     try:
@@ -215,7 +215,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def engine_config(options: EngineOptions) -> EngineConfig:
     """Return the engine's config from the options; raises Refused for invalid ones.
 
-    Without `--model` it is the demo model, which is logged.
+    Without `--model`, it is the demo model, which is logged.
     """
     from tidemill.engine.config import EngineConfig
     from tidemill.protocol.contract import EngineError
@@ -296,17 +296,17 @@ def check_model(model: str) -> None:
     path = Path(model)
     is_gguf = model.lower().endswith(".gguf")
     if is_gguf and "://" not in model and not path.is_file():
-        raise Refused(f"--model {model}: there is no such file")
+        raise Refused(f"--model {model}: file not found")
     if path.is_file() and not is_gguf:
-        raise Refused(f"--model {model} is a file: name the folder that it lies in")
-    # Ids of the hub are `name` or `owner/name`.
+        raise Refused(f"--model {model} is a file: pass its folder instead")
+    # Hub IDs are `name` or `owner/name`.
     is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
     if is_path and "://" not in model and not path.exists():
-        raise Refused(f"--model {model}: there is no such folder")
+        raise Refused(f"--model {model}: folder not found")
 
 
 def served_names(options: EngineOptions) -> tuple[str, ...]:
-    """Return the served model names; `ANY_MODEL` last, when every name is accepted."""
+    """Return the served model names; `ANY_MODEL` is last if every name is accepted."""
     from tidemill.protocol.names import ANY_MODEL, own_names
 
     given = options.served_model_names

@@ -1,4 +1,4 @@
-"""Guard: starts a guard process and sends it a beat as long as Python code can run here."""
+"""Guard: starts a guard process and sends it heartbeats as long as this process can run Python."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _EXIT_SECONDS = 5.0
 
 
 class Guard:
-    """Guard process of this process while entered; ended by `close`, or when this process ends.
+    """Guard of this process; it exits on `close`, or when this process exits.
 
-    `advice` is printed when it has to end this process, by SIGKILL, so that the exit status is 137.
+    `advice` is printed if the guard has to kill this process with SIGKILL (exit status 137).
     """
 
     def __init__(self, advice: str) -> None:
@@ -39,11 +39,11 @@ class Guard:
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
         except OSError as exc:
-            log(f"note: a call that blocks the whole process would not be noticed: {exc}")
+            log(f"note: a call that blocks the whole process will not be detected: {exc}")
         return self
 
     def beat(self, limit: float) -> None:
-        """Tell the guard that this process runs, and for how long it may be silent from now on."""
+        """Send a heartbeat, with the time in seconds until the next one is due."""
         process = self._process
         if process is not None and process.stdin is not None:
             with suppress(OSError, ValueError):  # the guard was killed, or is closed

@@ -1,7 +1,7 @@
-"""Guard process: ends its parent when that process cannot run Python code any more.
+"""Guard process: kills its parent when that process can no longer run Python code.
 
-A call of native code that holds the interpreter's lock stops every thread of its process, signal
-handlers included. Run as a script that imports nothing of this package: it starts in milliseconds.
+Native code that holds the interpreter lock blocks every thread of its process, including signal
+handlers. Run as a script that imports nothing from this package, it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 LIMIT = struct.Struct("=d")
-"""A beat: the seconds without another one after which the parent is ended."""
+"""A heartbeat: the seconds without another one after which the parent is killed."""
 
 _TICK_SECONDS = 0.5
 _INTERRUPTED_SECONDS = 10.0
@@ -25,7 +25,7 @@ _STOPPED = "Tt"
 
 
 def guard(parent: int, advice: str) -> None:
-    """Wait until standard input ends, or no beat has come for as long as the last one allows."""
+    """Wait until standard input is closed, or the next heartbeat is overdue."""
     limit, silent, is_interrupted = float("inf"), 0.0, False
 
     def interrupt(*_: object) -> None:
@@ -48,21 +48,21 @@ def guard(parent: int, advice: str) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Say whether a process is stopped, as by Ctrl-Z; the time does not count then."""
+    """Return whether a process is stopped, for example by Ctrl-Z; such time does not count."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return False
     return stat.rpartition(")")[2].split()[0] in _STOPPED
 
 
 def _end(parent: int, seconds: float, advice: str) -> None:
     words = (
-        f"tidemill: the engine cannot go on: native code has held Python's interpreter lock for "
-        f"{seconds:g} s, and nothing else can run. {advice}\n"
+        f"tidemill: the engine has stopped: native code has held Python's interpreter lock for "
+        f"{seconds:g} s, so nothing else can run. {advice}\n"
     )
     os.write(2, words.encode())
-    os.kill(parent, signal.SIGUSR1)  # at which it prints its stacks
+    os.kill(parent, signal.SIGUSR1)  # it then prints its stacks
     time.sleep(_STACKS_SECONDS)
     os.kill(parent, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Engine options: the flags of every command that loads an engine, with vLLM's names."""
+"""Engine options: flags of every command that loads an engine, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="MODEL",
-        help="a folder, a GGUF file, a hub id or s3://bucket/prefix (default: the demo model)",
+        help="load a folder, a GGUF file, a hub ID or s3://bucket/prefix (default: the demo model)",
     )
     add(
         "--weights-cache",
         metavar="FOLDER",
-        help="where weights from S3 and dequantized GGUF files are kept (default: "
+        help="store weights from S3 and dequantized GGUF files here (default: "
         "~/.cache/tidemill/weights)",
     )
     add(
@@ -97,162 +97,184 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=(),
         dest="served_model_names",
         metavar="NAME",
-        help="what the lines call the model (default: what --model says)",
+        help="accept these model names in requests (default: the value of --model)",
     )
     add(
         "--any-model",
         action="store_true",
-        help="run lines that ask for any other model too; their rows show the name they ask for",
+        help="also accept any other model name in requests; rows contain the requested name",
     )
     add(
         "--chat-template",
         metavar="FILE",
-        help="a Jinja file, or the template itself, instead of the tokenizer's",
+        help="use this Jinja file or inline template instead of the tokenizer's",
     )
     add(
         "--runner",
         choices=("auto", "generate", "pooling"),
         default="auto",
-        help="whether the model writes text, or gives vectors or scores (default: by its files)",
+        help="generate text, or compute vectors or scores (default: from the model's files)",
     )
     add(
         "--convert",
         choices=("auto", "none", "embed", "classify"),
         default="auto",
-        help="which of them it gives: embed is vectors, classify is scores (default: by its files)",
+        help="compute vectors (embed) or scores (classify) (default: from the model's files)",
     )
     add(
         "--hf-overrides",
         type=_json_object,
         metavar="JSON",
-        help="what of its config.json to read otherwise, such as a rope for longer contexts",
+        help="override fields of its config.json, such as rope_scaling for longer contexts",
     )
     add(
         "--pooler-config",
         type=_json_object,
         metavar="JSON",
-        help="pooling_type (CLS, LAST, MEAN) and use_activation, above what the model's files say",
+        help="override pooling_type (CLS, LAST, MEAN) and use_activation of the model's files",
     )
     add(
         "--tool-call-parser",
         metavar="NAME",
-        help="how the model writes calls, by vLLM's name, or none (default: by its template)",
+        help="parse tool calls with this parser of vLLM, or none (default: from the template)",
     )
     add(
         "--reasoning-parser",
         metavar="NAME",
-        help="how the model writes thoughts, by vLLM's name, or none (default: by its template)",
+        help="parse reasoning with this parser of vLLM, or none (default: from the template)",
     )
-    add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
+    add(
+        "--dtype",
+        choices=tuple(_DTYPES),
+        default="auto",
+        help="set the type of the weights (default: auto)",
+    )
     add(
         "--quantization",
         "-q",
         choices=("fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"),
-        help="fp8, or int8 on a CPU, quantises weights as they are read (default: as in the files)",
+        help="quantise weights while loading: fp8, or int8 on a CPU (default: as in the files)",
     )
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")
-    add("--max-num-seqs", type=positive_int, metavar="N", help="sequences in one step")
-    add("--max-num-batched-tokens", type=positive_int, metavar="N", help="tokens in one step")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="run on this device")
+    add(
+        "--max-model-len",
+        type=positive_int,
+        metavar="N",
+        help="limit the tokens of prompt and output",
+    )
+    add("--max-num-seqs", type=positive_int, metavar="N", help="limit the sequences per step")
+    add(
+        "--max-num-batched-tokens", type=positive_int, metavar="N", help="limit the tokens per step"
+    )
     add(
         "--kv-cache-memory",
         type=size_in_bytes,
         metavar="SIZE",
-        help="memory for the KV cache, such as 512M or 4G (default: what is free)",
+        help="set the size of the KV cache, such as 512M or 4G (default: the free memory)",
     )
     add(
         "--kv-cache-dtype",
         choices=("auto", "fp8", "fp8_e4m3"),
         default="auto",
-        help="fp8 keeps twice as many tokens, less exactly (default: as the weights are)",
+        help="set the type of the KV cache; fp8 holds twice the tokens, with lower precision "
+        "(default: the type of the weights)",
     )
     add(
         "--tensor-parallel-size",
         "-tp",
         type=positive_int,
         metavar="N",
-        help="GPUs that share the model (default: 1)",
+        help="share the model among N GPUs (default: 1)",
     )
-    add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+    add("--seed", type=seed_number, default=0, metavar="N", help="set the random seed (default: 0)")
     add(
         "--proof-rows",
         action="store_true",
-        help="say in each row whether its output is of the form that was asked for",
+        help="record in each row whether its output conforms to the requested format",
     )
     add(
         "--enable-prompt-tokens-details",
         action="store_true",
-        help="say in the usage of each row how many tokens of its prompt were cached",
+        help="record the number of cached prompt tokens in the usage of each row",
     )
     add(
         "--max-logprobs",
         type=partial(_count_or_all, least=0),
         default=20,
         metavar="N",
-        help="alternatives that a request may ask for at each token, -1 for all (default: 20)",
+        help="limit the logprobs that a request may request per token; -1: no limit (default: 20)",
     )
     add(
         "--truncate-prompt-tokens",
         type=partial(_count_or_all, least=1),
         metavar="N",
-        help="cut prompts of requests that do not say so themselves to N tokens, -1 to as many as "
-        "the model takes (default: a prompt that is too long is an error)",
+        help="truncate prompts of requests without this parameter to N tokens, -1: to the model's "
+        "limit (default: reject prompts that are too long)",
     )
     add(
         "--no-speculative-decoding",
         action="store_true",
-        help="draft no tokens from what is written already; rows are the same",
+        help="disable drafting tokens from existing text, which does not change rows",
     )
     add(
         "--stall-seconds",
         type=positive_number,
         default=os.environ.get("TIDEMILL_STALL_SECONDS"),
         metavar="S",
-        help="end an engine that has requests and makes no progress for S seconds (default: 600)",
+        help="stop an engine that has requests but makes no progress for S seconds (default: 600)",
     )
     _add_adapter_flags(parser)
     _add_media_flags(parser)
 
 
 def _count_or_all(text: str, least: int) -> int:
-    """Return a whole number from `least` on, or -1, which stands for all."""
+    """Return -1, which means all, or a whole number of at least `least`."""
     if text != "-1" and not (text.isdecimal() and int(text) >= least):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number ≥ {least}")
     return int(text)
 
 
 def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of LoRA adapters."""
-    add = parser.add_argument_group("adapters, which lines choose by name").add_argument
+    add = parser.add_argument_group("adapters, which requests select by name").add_argument
     add(
         "--lora-modules",
         action="extend",
         nargs="+",
         default=[],
         metavar="NAME=PATH",
-        help="folders that PEFT wrote, hub ids or s3://bucket/prefix, or vLLM's JSON objects",
+        help="load adapters from PEFT folders, hub IDs or s3://bucket/prefix (also vLLM's JSON)",
     )
-    # vLLM's switch; here `--lora-modules` alone enables adapters.
+    # vLLM's switch; here, `--lora-modules` alone enables adapters.
     add("--enable-lora", action="store_true", help=argparse.SUPPRESS)
-    add("--max-loras", type=positive_int, metavar="N", help="refuse more adapters than that")
-    add("--max-lora-rank", type=positive_int, metavar="N", help="refuse adapters of a higher rank")
+    add("--max-loras", type=positive_int, metavar="N", help="reject more than N adapters")
+    add(
+        "--max-lora-rank",
+        type=positive_int,
+        metavar="N",
+        help="reject adapters with a rank above N",
+    )
 
 
 def _add_media_flags(parser: argparse.ArgumentParser) -> None:
     """Add the limits of audio and images; vLLM reads some of them from the environment."""
-    add = parser.add_argument_group("recordings and images that lines name by url").add_argument
+    add = parser.add_argument_group("recordings and images at URLs in requests").add_argument
     add(
         "--allowed-media-domains",
         nargs="+",
         type=_host_name,
         default=(),
         metavar="HOST",
-        help="the only hosts that they may lie on (default: any that is public)",
+        help="download only from these hosts (default: any public host)",
     )
     for name, unit, what in (
-        ("max-audio-clip-filesize-mb", "MIB", "how large a recording may be (default: 25 MiB)"),
-        ("max-audio-decode-duration-s", "S", "how long one may be, in seconds (default: 7200)"),
-        ("audio-fetch-timeout", "S", "how long one try to fetch either may take (default: 60)"),
+        ("max-audio-clip-filesize-mb", "MIB", "limit the size of a recording (default: 25 MiB)"),
+        (
+            "max-audio-decode-duration-s",
+            "S",
+            "limit the duration of a recording in seconds (default: 7200)",
+        ),
+        ("audio-fetch-timeout", "S", "limit the seconds of each download attempt (default: 60)"),
     ):
         add(
             f"--{name}",
@@ -266,65 +288,65 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         "--limit-mm-per-prompt",
         type=_limits,
         metavar="JSON",
-        help="""how many images a request may have, such as '{"image": 4}' (default: 16)""",
+        help="""limit the images per request, such as '{"image": 4}' (default: 16)""",
     )
     add(
         "--mm-processor-kwargs",
         type=_json_object,
         metavar="JSON",
-        help="min_pixels and max_pixels that images are brought to (default: by the model's files)",
+        help="resize images between min_pixels and max_pixels (default: from the model's files)",
     )
     for name, unit, what in (
-        ("max-image-mb", "MIB", "how large an image may be (default: 20 MiB)"),
-        ("max-image-pixels", "N", "how many pixels one may have (default: 50,000,000)"),
+        ("max-image-mb", "MIB", "limit the size of an image (default: 20 MiB)"),
+        ("max-image-pixels", "N", "limit the pixels of an image (default: 50,000,000)"),
     ):
         add(f"--{name}", type=positive_int, metavar=unit, help=what)
 
 
 def _limits(text: str) -> str:
-    """Normalise vLLM's `--limit-mm-per-prompt` to JSON; only the image limit is used here."""
+    """Convert vLLM's `--limit-mm-per-prompt` to JSON; only the image limit is used here."""
     try:
-        said = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
-        limit = said.get("image")
+        limits = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
+        limit = limits.get("image")
         count = limit.get("count") if isinstance(limit, dict) else limit
     except (ValueError, AttributeError, RecursionError):
-        said, count = {}, -1
+        count = -1
     if count is not None and (type(count) is not int or count < 0):
-        raise argparse.ArgumentTypeError(f"{text!r} says no limit: write '{{\"image\": 4}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid limit: use '{{\"image\": 4}}'")
     return json.dumps({} if count is None else {"image": count})
 
 
 def _pairs(text: str) -> dict[str, int]:
-    """Parse the form of older versions of vLLM: `image=4,video=0`."""
+    """Parse the format of older vLLM versions: `image=4,video=0`."""
     pairs = (pair.split("=") for pair in text.split(","))
     return {name.strip(): int(count) for name, count in pairs}
 
 
 def _host_name(text: str) -> str:
-    """Argument type: a host name or address, unchanged."""
+    """Return a host name or IP address unchanged; raises ArgumentTypeError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]+", text):
         try:
             ip_address(text)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no host: write its whole name, such as files.example.com"
+                f"{text!r} is not a host: use a full name, such as files.example.com"
             ) from None
     return text
 
 
 def _json_object(text: str) -> str:
-    """Argument type: the text of a JSON object, unchanged."""
+    """Return the text of a JSON object unchanged; raises ArgumentTypeError."""
     try:
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_object = False
     if not is_object:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return text
 
 
 def stall_limit(options: EngineOptions) -> float:
-    """Return the seconds without progress after which an engine is ended."""
+    """Return the number of seconds without progress after which an engine is stopped."""
     from tidemill.protocol.stall import STALL_SECONDS  # late, for `--help`
 
     return STALL_SECONDS if options.stall_seconds is None else options.stall_seconds
@@ -340,7 +362,7 @@ def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_arguments(options: EngineOptions) -> list[str]:
-    """Return the options as command-line flags, to start another process with."""
+    """Return the options as command-line flags for another process."""
     arguments = []
     for field in fields(EngineOptions):
         value = getattr(options, field.name)
@@ -354,7 +376,7 @@ def engine_arguments(options: EngineOptions) -> list[str]:
 
 
 def engine_command(options: EngineOptions, *arguments: str) -> list[str]:
-    """Return the command of an engine process of these options (`process.py`)."""
+    """Return the command of an engine process with these options (`process.py`)."""
     from tidemill.engine.child_command import module_command  # late: `--help` loads no engine
 
     return module_command("tidemill.offline.engine.process", *arguments, *engine_arguments(options))

@@ -12,18 +12,18 @@ _KIND = "proof"
 
 @dataclass(frozen=True, slots=True)
 class ParityCache:
-    """The engine's disk cache of parity results; `since` is when the worker has started."""
+    """The engine's disk cache of parity results; `since` is the worker's start time."""
 
     since: float
 
     def used(self) -> Iterable[str]:
-        """Return the digests of the results that were made or used since then."""
+        """Return the digests of the results that were created or used since then."""
         return [entry.digest for entry in recent_entries(_KIND, self.since)]
 
     def load(self, digest: str) -> bytes | None:
-        """Return a result with its checksum; None where there is none that is whole."""
+        """Return a result with its checksum; None if it is missing or damaged."""
         return CacheEntry(_KIND, digest).load_sealed()
 
     def save(self, digest: str, data: bytes) -> bool:
-        """Save a result with its checksum; False if that is another's."""
+        """Save a result with its checksum; return False if the checksum does not match."""
         return CacheEntry(_KIND, digest).save_sealed(data)

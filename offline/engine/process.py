@@ -1,6 +1,6 @@
-"""The engine process of a worker, a run or a program: `python -m tidemill.offline.engine.process`.
+"""Engine process of a worker, a run or a program: `python -m tidemill.offline.engine.process`.
 
-Its parent survives when a request, the system or a driver kills the engine.
+Its parent survives if a request, the system or a driver kills the engine.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
     parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
     parser.add_argument("--liveness-fd", type=int, metavar="N")
-    parser.add_argument("--cpus", metavar="N,N", help="the cores that it may use")
+    parser.add_argument("--cpus", metavar="N,N", help="run on these cores")
     parser.add_argument(
-        "--own-weights", action="store_true", help="fetch weights, which the parent does not"
+        "--own-weights", action="store_true", help="download weights, because the parent does not"
     )
     parser.add_argument("--dialect", choices=("openai", "vllm"), default="openai")
     add_default_flags(parser)
@@ -45,8 +45,8 @@ def make_parser() -> argparse.ArgumentParser:
 def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]] | None) -> Served:
     """Load the engine of the options; raises EngineError.
 
-    Libraries and the device load while the parent downloads weights from S3; `fetched` waits. It is
-    None where the parent downloads none.
+    Libraries and the device load while the parent downloads weights from S3, for which `fetched`
+    waits. It is None if the parent does not download any.
     """
     try:
         config = engine_config(options)
@@ -62,7 +62,7 @@ def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]] | None
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Serve until the worker is gone or the engine fails."""
+    """Serve until the parent is gone or the engine fails."""
     parsed = make_parser().parse_args(arguments)
     options = EngineOptions(**engine_fields(parsed))
     defaults = defaults_of(parsed)

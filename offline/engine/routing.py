@@ -1,8 +1,8 @@
-"""Routing: which engine runs a request, and which requests run again after an engine has died.
+"""Routing: assigns requests to engines, and reruns the requests of an engine that died.
 
-Requests that begin alike go to one engine, as long as it has little more to do than the others.
-Those that an engine had when it died are suspects (`batch/suspects.py`): they run again as a group
-apart, while the others go on in the other engines.
+Requests with the same prefix go to one engine, as long as it has not much more work than others.
+The requests of an engine that died are suspects (`batch/suspects.py`): they are rerun in a separate
+group, while the other engines continue with other requests.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _Exchange = Callable[[EngineClient], Coroutine[Any, Any, _Result]]
 
 
 class Quarantined(Exception):
-    """A request ended the engine that ran nothing else, having been in one that died before."""
+    """A request killed an engine that ran nothing else, and had been in one that died before."""
 
 
 class _Moved(Exception):
-    """A request that waits in one engine is to go to another."""
+    """A request that is waiting in one engine has to move to another."""
 
 
 @dataclass(slots=True, eq=False)
 class _Death:
-    """Death of an engine, judged once each request `inside` was heard of.
+    """Death of an engine, judged once each request `inside` has failed or ended.
 
-    `is_well` tells whether the engine answers a known line once it is started again.
+    `is_well` resolves to whether the restarted engine answers the canary line.
     """
 
     replica: Replica
@@ -53,7 +53,7 @@ class _Death:
 
 
 class Router:
-    """Runs requests in replicas. All calls are made in the loop in which these were started."""
+    """Runs requests in replicas; all calls must be made in their event loop."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -62,9 +62,9 @@ class Router:
         self._urgent: OrderedDict[Request, None] = OrderedDict()
         self._waiting: OrderedDict[Request, None] = OrderedDict()
         self._suspects = Suspects()
-        self._suspected: dict[int, Request] = {}  # without the group on trial
+        self._suspected: dict[int, Request] = {}  # except the group on trial
         self._trial: Replica | None = None  # the engine that has the group on trial
-        self._drained: Replica | None = None  # the engine that gets no requests, for the next one
+        self._drained: Replica | None = None  # gets no more requests, for the next group
         self._deaths: dict[EngineClient, _Death] = {}
 
     async def run(
@@ -76,11 +76,11 @@ class Router:
         is_movable: bool = False,
         may_repeat: Callable[[], bool] = lambda: True,
     ) -> _Result:
-        """Return the result of an exchange with an engine, the last one if engines died before.
+        """Return the result of an exchange with an engine, repeated if engines die.
 
-        `home` is a number for the request, the same for those that begin alike. A request that
-        `is_urgent` does not wait for room in an engine. Raises Quarantined; EngineError where no
-        engine can go on, or one died and the exchange may not be repeated.
+        `home` is a number for the request's prefix. A request that `is_urgent` does not wait for
+        capacity in an engine. Raises Quarantined; EngineError if all engines have failed, or one
+        died and the exchange must not be repeated.
         """
         request = Request(next(self._numbers), home, is_urgent)
         try:
@@ -104,8 +104,8 @@ class Router:
                 self._balance()
 
     async def _turn(self, request: Request) -> tuple[Replica, EngineClient]:
-        """Wait for an engine that has room for the request; raises EngineError."""
-        if request.turn is None:  # a suspect has one, which its trial resolves
+        """Wait for an engine with capacity for the request; raises EngineError."""
+        if request.turn is None:  # a suspect already has one, which its trial resolves
             request.turn = asyncio.get_running_loop().create_future()
             (self._urgent if request.is_urgent else self._waiting)[request] = None
             self._admit()
@@ -118,7 +118,7 @@ class Router:
         return replica, request.client
 
     def _admit(self) -> None:
-        """Give requests to engines that have room; called whenever something has changed."""
+        """Assign requests to engines with capacity; called after each change."""
         self._replace_dead()
         if self._replicas.failure is not None:
             for request in (*self._urgent, *self._waiting, *self._suspected.values()):
@@ -138,16 +138,16 @@ class Router:
                 self._send(request, replica)
 
     def _replace_dead(self) -> None:
-        """Start engines again that died while they had no request, which would tell of it."""
+        """Restart engines that died while they had no requests."""
         for replica in self._replicas.all:
             client = replica.client
             if client is not None and client.death is not None and not replica.sent:
                 self._replicas.restart(replica, client, EngineDied(client.death))
 
     def _admit_suspects(self) -> None:
-        """Put the next group on trial in an engine without requests, or let one run empty.
+        """Put the next group on trial in an idle engine, or drain an engine for it.
 
-        The last one goes on with other requests as long as another is being started.
+        The last engine is not drained while another one is restarting.
         """
         if self._suspects.is_on_trial:
             return
@@ -168,14 +168,14 @@ class Router:
 
     @property
     def _open(self) -> list[Replica]:
-        """Engines for requests that are not suspects."""
+        """Return the engines for requests that are not suspects."""
         closed = (self._trial, self._drained)
         return [one for one in self._replicas.ready if one not in closed]
 
     def _replica_for(self, request: Request) -> Replica | None:
-        """Return the engine of requests that begin alike, or the one with least to do.
+        """Return the engine for the request's prefix, or the least loaded engine.
 
-        None where no engine has room.
+        Returns None if no engine has capacity.
         """
         ready = self._open
         if not ready:
@@ -193,7 +193,7 @@ class Router:
         _resolve(request, replica)
 
     def _leave(self, request: Request) -> None:
-        """Take a request out of its engine; the last one of a dead engine has it judged."""
+        """Remove a request from its engine; the last one of a dead engine triggers the verdict."""
         replica, request.replica = request.replica, None
         if replica is None:
             return
@@ -207,13 +207,13 @@ class Router:
                 self._judge(death)
 
     def _forget(self, request: Request) -> None:
-        """Forget a request that has ended, whichever way."""
+        """Forget a request that has ended in any way."""
         self._urgent.pop(request, None)
         self._waiting.pop(request, None)
         if self._suspected.pop(request.number, None) is not None:
             self._suspects.drop(request.number)
         self._suspects.finish(request.number)
-        for death in self._deaths.values():  # it needs no verdict
+        for death in self._deaths.values():  # it does not need a verdict
             for requests in (death.lost, death.unsent):
                 if request in requests:
                     requests.remove(request)
@@ -221,7 +221,7 @@ class Router:
         self._admit()
 
     def _note_death(self, replica: Replica, client: EngineClient, exc: EngineDied) -> _Death:
-        """Note that an engine has died, and start it again."""
+        """Record that an engine has died, and restart it."""
         death = self._deaths.get(client)
         if death is None:
             inside = {request for request in replica.sent if request.client is client}
@@ -231,9 +231,9 @@ class Router:
         return death
 
     async def _outlive(self, death: _Death, request: Request, *, was_sent: bool) -> None:
-        """Wait for the verdict on a request that a dead engine had; raises Quarantined.
+        """Wait for the verdict on a request of a dead engine; raises Quarantined.
 
-        It is not quarantined where the engine does not come back well: the machine is to blame.
+        It is not quarantined if the engine is not healthy after a restart: the machine is at fault.
         """
         (death.lost if was_sent else death.unsent).append(request)
         self._leave(request)
@@ -255,7 +255,7 @@ class Router:
             death.quarantined = frozenset(self._suspects.convict(numbers))
             if self._replicas.failure is None:
                 words = f"{amount(len(numbers), 'request')} of engine {death.replica.number}"
-                log(f"{words} will run again apart from others")
+                log(f"{words} will be rerun separately from others")
         elif is_trial:
             self._suspects.acquit()
         suspects = [*death.lost, *death.unsent] if is_trial else death.lost
@@ -272,7 +272,7 @@ class Router:
         self._suspected[request.number] = request
 
     def _balance(self) -> None:
-        """Give requests that wait for the busiest engine to the idlest, half of the difference."""
+        """Move waiting requests from the busiest engine to the idlest: half of the difference."""
         ready = self._open
         if len(ready) < 2 or self._waiting:
             return
@@ -291,7 +291,7 @@ def _resolve(request: Request, replica: Replica | None) -> None:
 async def _result_of(
     exchange: Coroutine[Any, Any, _Result], request: Request, *, is_movable: bool
 ) -> _Result:
-    """Return the result of an exchange; raises _Moved where it is given up to run elsewhere."""
+    """Return the result of an exchange; raises _Moved if it has to run elsewhere."""
     if not is_movable:
         return await exchange
     request.is_moved = False

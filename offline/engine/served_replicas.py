@@ -1,8 +1,8 @@
 """Data parallelism of a server: several engine processes behind one `Online`.
 
-Requests that begin alike go to one engine, as long as it has little more to do than the others. An
-engine that dies is started again; its requests run again elsewhere, unless a part of their stream
-has been sent.
+Requests with the same prefix go to one engine, as long as it has not much more work than others. An
+engine that dies is restarted; its requests are rerun elsewhere, unless part of their stream has
+been sent.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _Post = Callable[[_Posted], None]
 
 
 class ServedReplicas:
-    """Engine processes of one model as one engine, from any event loop.
+    """Engine processes of one model as one engine, for any event loop.
 
-    A thread with a loop of its own starts them and speaks to them. `stats` raises EngineError once
-    no engine can go on; a `close` ends the processes.
+    A thread with its own loop starts them and communicates with them. `stats` raises EngineError
+    once all engines have failed; `close` stops the processes.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class ServedReplicas:
             raise
 
     def info(self) -> EngineInfo:
-        """Return the info of all together."""
+        """Return the combined info of all engines."""
         return self._replicas.info()
 
     def stats(self) -> EngineStats:
-        """Return the sums over all engines; raises EngineError once none can go on."""
+        """Return the sums over all engines; raises EngineError once all have failed."""
         if self._replicas.failure is not None:
             raise self._replicas.failure
         return self._replicas.stats()
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         with suppress(TimeoutError):
             self._running.result(_CLOSE_SECONDS)
@@ -101,17 +101,17 @@ class ServedReplicas:
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer an interactive request, streamed if its body asks for that."""
+        """Answer an interactive request, streamed if its body requests that."""
         return await self._ask(ExchangeRequest(url, body, request_id), created, is_online=True)
 
     async def _ask(
         self, request: ExchangeRequest, created: int, *, is_online: bool
     ) -> Reply | StreamedReply:
         loop, answers = asyncio.get_running_loop(), _Answers()
-        data, home = await asyncio.to_thread(_encode, request)  # many values may be in it
+        data, home = await asyncio.to_thread(_encode, request)  # it may contain many values
 
         def post(answer: _Posted) -> None:
-            with suppress(RuntimeError):  # the server's loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the server's loop is closed, so nothing waits
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
         asking = self._in_loop(self._exchange(data, created, home, post, is_online=is_online))
@@ -132,7 +132,7 @@ class ServedReplicas:
     async def _exchange(
         self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
     ) -> None:
-        """Post the frames of an answer, of another engine where one has died before the first."""
+        """Post the frames of an answer, from another engine if one dies before the first."""
         has_begun = False
 
         async def exchange(client: EngineClient) -> None:
@@ -154,7 +154,7 @@ class ServedReplicas:
             post(exc)
 
     async def _run(self, started: Future[None]) -> None:
-        """Start the processes, and end them once that is asked for."""
+        """Start the processes, and stop them once `close` is called."""
         try:
             async with self._replicas.started():
                 started.set_result(None)
@@ -187,7 +187,7 @@ def load_replicas(
     options: EngineOptions,
     count: int,
 ) -> ServedReplicas:
-    """Start engines with the weights of a config, else by the options; raises EngineError."""
+    """Start engines with a config's weights, and otherwise the options; raises EngineError."""
     del chat_template  # each process reads it itself
     given = replace(
         options,
@@ -207,7 +207,7 @@ async def _cancel_rest() -> None:
 
 
 async def _next(answers: _Answers) -> Answer | Reply:
-    """Return the next frame; raises what came in its place."""
+    """Return the next frame; raises an exception that was posted instead."""
     answer = await answers.get()
     if isinstance(answer, Exception):
         raise answer
@@ -221,7 +221,7 @@ async def _chunks(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield an empty chunk, then those of a stream; it ends with an error if its engine dies.
 
-    With the first one taken, closing it drops the request whether or not another one was.
+    Once the first chunk has been consumed, closing the generator always cancels the request.
     """
     answer: Answer | Reply = first
     try:
@@ -231,7 +231,7 @@ async def _chunks(
             try:
                 answer = await _next(answers)
             except EngineError as exc:
-                yield _failed("The engine cannot go on.", code=exc.code, status_code=503).body
+                yield _failed("The engine has stopped.", code=exc.code, status_code=503).body
                 return
     finally:
         asking.cancel()
@@ -248,7 +248,7 @@ def _encode(request: ExchangeRequest) -> tuple[bytes, int]:
 
 
 def prefix_number(body: dict[str, Any]) -> int:
-    """Return a number for a request, the same for those whose prompts begin alike."""
+    """Return a number for a request's prefix, the same for prompts that start alike."""
     prompt = next((body[name] for name in _PROMPTS if name in body), "")
     start, room = [], _PREFIX_CHARS
     for text in _texts(prompt):
@@ -260,7 +260,7 @@ def prefix_number(body: dict[str, Any]) -> int:
 
 
 def _texts(prompt: Any) -> Iterator[str]:
-    """Yield the texts of a prompt in their order, of token ids their digits."""
+    """Yield the texts of a prompt in order; token IDs as digits."""
     if isinstance(prompt, str):
         yield prompt
     elif isinstance(prompt, dict):

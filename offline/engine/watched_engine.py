@@ -1,7 +1,7 @@
-"""Watched engine: an engine of this process whose calls end when it makes no progress.
+"""Watched engine: an engine in this process whose calls fail when it makes no progress.
 
-A step that hangs cannot be ended, only the process can. So the calls that wait for the engine fail,
-the command keeps what is finished and ends, and the hung thread is not waited for.
+A hanging step cannot be stopped, only the process can. Therefore the calls that wait for the engine
+fail, the command saves finished rows and exits, and the hanging thread is not joined.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ..console.terminal import failures_noted, log, print_details
 from .guard import Guard
 
 CLOSE_SECONDS = 20.0
-"""Limit for closing an engine that is well; its process ends anyway."""
+"""Limit for closing a healthy engine; its process exits anyway."""
 
 END_SECONDS = 60.0
-"""Limit for ending this process in an orderly way after a stall."""
+"""Limit for an orderly exit of this process after a stall."""
 
 _JOIN_SECONDS: Final = 5.0
 _STDERR: Final = 2
@@ -47,10 +47,10 @@ _STDERR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Limits of an engine of this process, and how the process ends after one of them.
+    """Limits of an engine in this process, and how the process exits if one is exceeded.
 
-    `advice` is a sentence that follows the reason. With `has_guard` a second process ends this one
-    when native code keeps all of its threads from running.
+    `advice` is a sentence that follows the reason. With `has_guard`, a second process kills this
+    one if native code blocks all of its threads.
     """
 
     stall_seconds: float = STALL_SECONDS
@@ -69,10 +69,10 @@ class EngineStalled(EngineError):
 
 
 class LoadClock:
-    """Ends the wait for a load that takes longer than `start_seconds`, downloads not counted."""
+    """Ends the wait for a load that takes longer than `start_seconds`, not counting downloads."""
 
     def __init__(self, model: str, watch: Watch | None, guard: Guard | None) -> None:
-        # Imported here, as a signal during an import ends the process without a word on the output.
+        # Imported here: a signal during an import ends the process without a note on the output.
         from tidemill.engine.model.load_timing import is_downloading
 
         self._is_downloading = is_downloading
@@ -89,7 +89,7 @@ class LoadClock:
         limit = self._watch.start_seconds
         if self._guard is not None:
             self._guard.beat(limit)
-        if self._is_downloading():  # which has timeouts of its own
+        if self._is_downloading():  # which has separate timeouts
             return
         self._seconds += seconds
         if self._seconds > limit:
@@ -98,17 +98,17 @@ class LoadClock:
 
 
 class WatchedEngine:
-    """An engine under watch; its calls raise EngineStalled once it makes no progress.
+    """A watched engine, whose calls raise EngineStalled once it makes no progress.
 
-    The watch is a thread, as the event loop may be what hangs. Where the process has not ended some
-    time after a stall, the thread ends it.
+    The watchdog is a thread, because the event loop itself may hang. If the process has not exited
+    some time after a stall, the thread ends it.
     """
 
     def __init__(self, engine: Served, watch: Watch, guard: Guard | None) -> None:
         self._engine = engine
         self._watch = watch
         self._guard = guard
-        self._calls: dict[asyncio.Task[Any], int] = {}  # and the threads of their loops
+        self._calls: dict[asyncio.Task[Any], int] = {}  # values: the threads of their loops
         self._cancelled: set[asyncio.Task[Any]] = set()
         self._progress = self._turns = 0
         self._ended = threading.Event()
@@ -125,7 +125,7 @@ class WatchedEngine:
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer an interactive request, streamed if its body asks for that."""
+        """Answer an interactive request, streamed if its body requests that."""
         with self._waiting():
             reply = await cast("Online", self._engine).answer(url, body, request_id, created)
         if isinstance(reply, Reply):
@@ -144,12 +144,12 @@ class WatchedEngine:
         return self._engine.stats()
 
     def close(self) -> None:
-        """Close the engine, but do not wait long for a step that hangs."""
+        """Close the engine without waiting long for a hanging step."""
         try:
             if self.failure is None:
                 with failures_noted("the engine cannot be closed"), suppress(TimeoutError):
                     interruptible(self._engine.close, _CloseClock().note_poll)
-            else:  # its thread ends if the step should ever end
+            else:  # its thread ends if the step ever ends
                 threading.Thread(target=self._engine.close, daemon=True).start()
         finally:
             self._ended.set()
@@ -158,7 +158,7 @@ class WatchedEngine:
     async def _chunks(self, reply: StreamedReply) -> AsyncGenerator[dict[str, Any], None]:
         """Yield an empty chunk, then those of a stream; it ends with an error after a stall.
 
-        With the first one taken, closing it drops the request whether or not another one was.
+        Once the first chunk has been consumed, closing the generator always cancels the request.
         """
         async with aclosing(reply.chunks) as chunks:
             yield {}
@@ -167,7 +167,7 @@ class WatchedEngine:
                     with self._waiting():
                         chunk = await anext(chunks, None)
                 except EngineStalled as exc:
-                    error = RequestError("The engine cannot go on.", code=exc.code, status_code=503)
+                    error = RequestError("The engine has stopped.", code=exc.code, status_code=503)
                     chunk = error_body(error)
                 if chunk is None:
                     return
@@ -177,7 +177,7 @@ class WatchedEngine:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count the current task as one that waits for the engine; raises EngineStalled."""
+        """Register the current task as waiting for the engine; raises EngineStalled."""
         self._check()
         task = asyncio.current_task()
         assert task is not None
@@ -194,10 +194,10 @@ class WatchedEngine:
             self._cancelled.discard(task)
 
     def _run(self) -> None:
-        """Watch the engine until it is closed; its calls also fail where it cannot be watched."""
+        """Watch the engine until it is closed; if watching fails, its calls fail."""
         try:
             self._watch_calls()
-        except Exception as exc:  # noqa: BLE001 - unwatched it might hang for ever
+        except Exception as exc:  # noqa: BLE001 - unwatched, it might hang forever
             self._fail(f"the watchdog failed: {failure_of(exc)}")
 
     def _watch_calls(self) -> None:
@@ -208,9 +208,9 @@ class WatchedEngine:
             self._beat(self._watch.stall_seconds)
             calls = self._calls.copy()
             is_blocked, turns = turns == self._turns, self._turns
-            # Else something other than the engine blocks the loop, such as the reader of the rows.
+            # Otherwise something else blocks the loop, such as the reader of the rows.
             is_engine = not is_blocked or _run_engine(calls.values())
-            with suppress(EngineError):  # its calls raise it, too
+            with suppress(EngineError):  # its calls also raise it
                 stats = self._engine.stats()
                 work = (self._progress, stats.steps, stats.layers)
                 num_calls = len(calls) if is_engine else 0
@@ -219,7 +219,7 @@ class WatchedEngine:
                     self._fail(f"{reason} (--stall-seconds)")
                     return
             for loop in {task.get_loop() for task in calls}:
-                with suppress(RuntimeError):  # it is closed
+                with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._note_turn)
 
     def _beat(self, limit: float) -> None:
@@ -234,7 +234,7 @@ class WatchedEngine:
         self._turns += 1
 
     def _fail(self, reason: str) -> None:
-        """Let all calls raise EngineStalled, and end the process if it does not end by itself."""
+        """Make all calls raise EngineStalled, and end the process if it does not exit by itself."""
         self.failure = EngineStalled(reason)
         for loop in {task.get_loop() for task in self._calls.copy()}:
             with suppress(RuntimeError):
@@ -242,7 +242,7 @@ class WatchedEngine:
         self._beat(2 * END_SECONDS)
         if self._ended.wait(END_SECONDS):
             return
-        self._end_process(f"the engine cannot go on: {reason}. {self._watch.advice}")
+        self._end_process(f"the engine has stopped: {reason}. {self._watch.advice}")
 
     def _cancel_calls(self, loop: asyncio.AbstractEventLoop) -> None:
         for task in [task for task in self._calls.copy() if task.get_loop() is loop]:
@@ -250,7 +250,7 @@ class WatchedEngine:
             task.cancel()
 
     def _end_process(self, words: str) -> NoReturn:
-        # Not by `sys.stderr`: another thread may be in the middle of a write.
+        # Not `sys.stderr`: another thread may be in the middle of a write.
         with suppress(OSError):
             os.write(_STDERR, f"tidemill: {words.strip()}\n{thread_stacks()}".encode())
         os._exit(self._watch.exit_status)
@@ -275,7 +275,7 @@ def _run_engine(threads: Iterable[int]) -> bool:
 
 
 class _CloseClock:
-    """Ends the wait for an engine that does not close."""
+    """Limits the wait for an engine that does not close."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -284,13 +284,13 @@ class _CloseClock:
         """Count the time since the last poll; raises TimeoutError."""
         self._seconds += seconds
         if self._seconds > CLOSE_SECONDS:
-            log(f"the engine has not closed after {CLOSE_SECONDS:g} s: it is not waited for")
+            log(f"the engine has not closed after {CLOSE_SECONDS:g} s: exiting without it")
             print_details(thread_stacks())
             raise TimeoutError
 
 
 def thread_stacks() -> str:
-    """Return the stacks of all threads of this process; empty where they cannot be written."""
+    """Return the stacks of all threads of this process; empty if they cannot be written."""
     with suppress(OSError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

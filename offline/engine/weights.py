@@ -39,9 +39,9 @@ def local_model(
 ) -> Iterator[str]:
     """Yield the local folder of a model, downloaded from S3 if needed.
 
-    It stays in the cache while entered. `watch` is called about every second of the download.
-    Raises CliError when it cannot be downloaded, or is not in `region`, if given; an empty
-    `region` is that of this process.
+    It stays in the cache inside the context. `watch` is called about once a second during the
+    download. Raises CliError if it cannot be downloaded, or is not in `region`, if given; an empty
+    `region` means this process's region.
     """
     if not model.startswith(_SCHEME):
         yield model
@@ -71,20 +71,20 @@ def _enter(
         raise Refused(str(exc)) from exc
     try:
         folder = _cache_folder(cache)
-        # Regions are AWS's; a store elsewhere is where it is.
+        # Only AWS has regions; other stores are not checked.
         region = region if find_store().is_aws else None
         aws = _aws_in(region)
         return stack.enter_context(local_weights(aws, location, folder, watch, region))
     except WeightsRefused as exc:
         raise EngineFailed(str(exc)) from exc
     except BotoCoreError as exc:
-        raise CliError(f"AWS cannot be used: {exc}") from exc
+        raise CliError(f"an AWS call failed: {exc}") from exc
 
 
 def _aws_in(region: str | None) -> Aws:
-    """Return clients for a region, by dual-stack endpoints when it is another one.
+    """Return clients for a region, with dual-stack endpoints if it is another one.
 
-    Workers in a network without IPv4 addresses have a gateway to S3 only in their own region.
+    Workers in a network without IPv4 addresses have an S3 gateway only for their own region.
     """
     from botocore.config import Config
 
@@ -93,7 +93,7 @@ def _aws_in(region: str | None) -> Aws:
 
     if not region:
         return Aws()
-    # A custom S3 endpoint has no dual-stack variant; endpoints of other services do not matter.
+    # A custom S3 endpoint has no dual-stack variant; other services' endpoints do not matter.
     far = Config(use_dualstack_endpoint=find_store().endpoint_url is None)
     return Aws(
         lambda service, config: aws_client(service, region_name=region, config=config.merge(far))
@@ -101,14 +101,14 @@ def _aws_in(region: str | None) -> Aws:
 
 
 def _cache_folder(given: str | None) -> Path:
-    """Return the cache folder of weights, from flag, variable or home folder."""
+    """Return the weights' cache folder, from flag, variable or home folder."""
     if named := given or os.environ.get(VARIABLE):
         return Path(named).absolute()
     return Path.home() / ".cache" / "tidemill" / "weights"
 
 
 def throttled(report: Callable[[DownloadProgress], None]) -> Callable[[DownloadProgress], None]:
-    """Return a rate-limited `report`: called at once, then every few seconds."""
+    """Return a rate-limited `report`: called immediately, then every few seconds."""
     reported_at = -_REPORT_SECONDS
 
     def watch(progress: DownloadProgress) -> None:
@@ -121,11 +121,11 @@ def throttled(report: Callable[[DownloadProgress], None]) -> Callable[[DownloadP
 
 
 def log_progress(progress: DownloadProgress) -> None:
-    """Log the progress of a download of weights."""
+    """Log the progress of a weights download."""
     from tidemill.handler.worker.weights.cache import gigabytes
 
     if progress.is_waiting:
-        log("another process fetches the weights; waiting for it")
+        log("waiting for another process that is downloading the weights")
     else:
         done, total = gigabytes(progress.num_bytes), gigabytes(progress.total_bytes)
-        log(f"fetching the weights: {done} of {total}")
+        log(f"downloading the weights: {done} of {total}")

@@ -49,13 +49,13 @@ from ..run.job import run_job
 from ..run.reuse import open_reuse
 from ..run.run_options import RunOptions
 
-_SIGNALS = 128  # a run that a signal has stopped ends with more by the signal's number
+_SIGNALS = 128  # a run stopped by a signal exits with this plus the signal's number
 
 
 def spread_lines(
     requests: InputFile, index: LineIndex, most: int, refused: Collection[int] = ()
 ) -> Iterator[PlacedLine]:
-    """Yield lines spread evenly over the file, all of a short one, but for those at some places."""
+    """Yield up to `most` lines, spread evenly over the file, except `refused` places."""
     places = np.setdiff1d(np.arange(len(index)), [*refused])
     chosen = np.linspace(0, len(places) - 1, min(len(places), most)).astype(int)
     return requests.read(index, places[chosen].tolist())
@@ -68,9 +68,9 @@ def run_sample(
     num_lines: int,
     refused: Collection[int],
 ) -> list[tuple[int, int]]:
-    """Run lines of a file but the refused, whose rows are thrown away; return places and tokens.
+    """Run a sample of a file's lines, discard the rows, and return places and output tokens.
 
-    What tokens cost is kept as that of any run. Raises CliError as a run does.
+    `refused` places are skipped. The measured costs are recorded as for any run. Raises CliError.
     """
     with tempfile.TemporaryDirectory(dir=options.output_tmp_dir) as folder:
         source, output = Path(folder) / "sample.jsonl", Path(folder) / "rows.jsonl"
@@ -99,15 +99,15 @@ def run_sample(
 
 
 MAX_TOKENIZED: Final = 20_000
-"""Of a longer file so many lines are tokenised, evenly spread."""
+"""Number of lines of a longer file that are tokenised, evenly spread."""
 
 
 @dataclass(slots=True)
 class PromptTokens:
-    """Tokens of prompts, one count a line, and what the endpoints refuse, of so many lines.
+    """Prompt tokens of `num_lines` lines, one count each, and the requests that endpoints reject.
 
-    `most_output_tokens` are of all answers, as long as they may be. `refused` are the places of
-    lines without a count; those of the `failing` passed the check before.
+    `most_output_tokens` is the sum of the output limits. `refused` are the places of lines without
+    a count; `failing` are those that passed the earlier check.
     """
 
     num_lines: int = 0
@@ -125,42 +125,42 @@ def count_prompt_tokens(
 ) -> PromptTokens:
     """Prepare requests as a run would, and count the tokens of their prompts.
 
-    Lines that `check` raises `RequestError` for, by url and body, are left out.
+    Lines for whose URL and body `check` raises `RequestError` are omitted.
     """
-    found, constraints = PromptTokens(), ConstraintCheck()
+    tokens, constraints = PromptTokens(), ConstraintCheck()
     for place, raw in lines:
-        found.num_lines += 1
+        tokens.num_lines += 1
         try:
             line = parse_line(raw)
             body = defaults.apply(line.url, line.body)
             request = check(line.url, body)
         except (LineError, RequestError):
-            found.refused.add(place)
+            tokens.refused.add(place)
             continue
         try:
-            if has_images(body):  # the number of their tokens depends on sizes that are not known
+            if has_images(body):  # their number of tokens depends on unknown sizes
                 constraints.check(request)
                 continue
             endpoint = find_endpoint(line.url, endpoints)
             prepared = endpoint.prepare(body, RequestMetadata("", line.request_id, 0))
         except RequestError as exc:
-            found.failing.add(exc.message, line.number)
-            found.refused.add(place)
+            tokens.failing.add(exc.message, line.number)
+            tokens.refused.add(place)
             continue
         num_choices = body.get("n") or 1
         prompts = [len(request.prompt_ids) for request in prepared.requests[::num_choices]]
-        found.counts.append(sum(prompts))
-        found.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
-    return found
+        tokens.counts.append(sum(prompts))
+        tokens.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
+    return tokens
 
 
 _PROCESS_SECONDS: Final = 1.2
-"""What it takes to start a command that runs an engine, and to end it."""
+"""Time to start and to end a command that runs an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Tokens of prompts over the lines of a file."""
+    """Quantiles of prompt tokens over the lines of a file."""
 
     least: int
     median: int
@@ -170,7 +170,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Number of lines of one url and model."""
+    """Number of lines with one URL and model."""
 
     url: str
     model: str
@@ -179,12 +179,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimate of a run; None for what is not known.
+    """Estimate of a run; unknown values are None.
 
-    `num_failing` lines get an error row, for `reasons`; `num_unlimited` name no `max_tokens`. Of
-    `prompt_tokens` some are `shared` with other prompts, which the prefix cache finds.
-    `num_tokenized` lines stand for all, `num_sampled` were run; none of these is among the
-    `num_reused`, which have their rows, nor is a token of theirs counted.
+    `num_failing` lines get an error row, for `reasons`; `num_unlimited` set no `max_tokens`.
+    `shared_tokens` of the `prompt_tokens` are shared prefixes, found by the prefix cache.
+    `num_tokenized` lines are the sample for counting tokens, `num_sampled` were run; neither
+    includes the `num_reused` lines, which already have rows.
     """
 
     num_lines: int
@@ -208,7 +208,7 @@ class Estimate:
 
     @property
     def num_left(self) -> int:
-        """Lines that are run."""
+        """Return the number of lines to run."""
         return self.num_lines - self.num_reused
 
     def fields(self) -> dict[str, Any]:
@@ -217,9 +217,9 @@ class Estimate:
 
 
 def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
-    """Return the estimate of a file; raises CliError for what a run would refuse.
+    """Return the estimate of a file; raises CliError if a run would refuse it.
 
-    So many lines are run first, to learn what tokens cost and how long answers are.
+    First `num_sampled` lines are run, to measure costs per token and lengths of answers.
     """
     check_names(options)
     config, template = engine_config(options), chat_template(options)
@@ -266,7 +266,7 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
 def _estimate_lines(
     report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex, num_reused: int
 ) -> Estimate:
-    """Return what is known of the lines alone."""
+    """Return the estimate from the lines alone, without tokens."""
     num_left = report.num_rows - num_reused
     num_failing = report.num_bad + report.failing.count
     num_failing += round(tokens.failing.count * num_left / max(1, tokens.num_lines))
@@ -286,7 +286,7 @@ def _estimate_lines(
 
 
 def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> tuple[Estimate, Work]:
-    """Return an estimate with its tokens, and the work of the plan, but for its steps."""
+    """Return an estimate with its tokens, and the work of the plan except its steps."""
     counts, scale = np.array(tokens.counts), found.num_left / tokens.num_lines
     prompt = float(counts.sum() * scale)
     work = plan.work_left(prompt / max(1, plan.total_prompt_bytes))
@@ -305,7 +305,7 @@ def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> tuple
 
 
 def _expected_steps(found: Estimate, plan: Plan, work: Work, limits: StepLimits) -> float:
-    """Return the steps of a plan: prompts of those that begin are computed before they decode."""
+    """Return the expected steps of a plan; prompts are computed before their decode steps."""
     max_num_seqs, max_num_batched_tokens = limits
     first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_left))
     filled = (work.prefilled + work.decoded) / max_num_batched_tokens
@@ -315,7 +315,7 @@ def _expected_steps(found: Estimate, plan: Plan, work: Work, limits: StepLimits)
 def _estimate_time(
     found: Estimate, work: Work, model: CostModel, price_per_hour: float | None
 ) -> Estimate:
-    """Return an estimate with its time and its cost, by what work has cost before."""
+    """Return an estimate with time and cost, extrapolated from earlier runs."""
     share = (found.output_tokens or 0) / max(1.0, work.decoded)
     work = work._replace(decoded=share * work.decoded, attended=share * work.attended)
     seconds = _PROCESS_SECONDS + model.fixed_seconds + (model.seconds(work) or 0.0)

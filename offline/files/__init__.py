@@ -1,1 +1,1 @@
-"""The files of a run: where lines come from, what they must be, and where rows go."""
+"""Files of a run: sources of lines, their formats and checks, and outputs for rows."""

@@ -1,4 +1,4 @@
-"""Constant prompt: the warning that a recipe asks the same of every row of a table."""
+"""Constant prompt: the warning that a recipe renders the same prompt for every row."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MAX_NAMED: Final = 5
 def warn_of_constant_prompt(
     template: RequestTemplate, recipe: Recipe, names: Sequence[str], table: str
 ) -> None:
-    """Warn about a recipe that reads no column; one in single braces is shown in double ones."""
+    """Warn about a recipe that uses no column; suggest double braces for single ones."""
     if template.has_prompt_column:
         return
     texts = json.dumps(dict(recipe.fields), ensure_ascii=False, default=str)
     found = next((name for name in _SINGLE_BRACES.findall(texts) if name in names), None)
     named = ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
-    hint = f"a column is read by {_expression(found or names[0])}"
+    hint = f"insert a column with {_expression(found or names[0])}"
     if found is not None:
         hint = f"write {_expression(found)} instead of {{{found}}}"
     log(
-        f"warning: the prompt reads no column of {table}, so all rows get the same request: {hint} "
+        f"warning: the prompt uses no column of {table}, so all rows get the same request: {hint} "
         f"(columns: {named})"
     )
 

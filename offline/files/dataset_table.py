@@ -1,4 +1,4 @@
-"""Dataset of Hugging Face as a table: Arrow files in the cache of `datasets`, memory-mapped."""
+"""Hugging Face dataset as a table: memory-mapped Arrow files in the cache of `datasets`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ROWS_OF_A_BATCH = 2**13
 _MAX_NAMED = 20
 
 
-def open_dataset(name: str, asked: DatasetId) -> tuple[Source, Table]:
-    """Return the rows of a dataset, which is downloaded first where the cache has it not.
+def open_dataset(name: str, dataset_id: DatasetId) -> tuple[Source, Table]:
+    """Return the rows of a dataset, which is downloaded first if it is not in the cache.
 
-    Raises BadInput for one that cannot be read, with several splits where none is asked for too.
+    Raises BadInput if it cannot be read, or has several splits and none is selected.
     """
     log(f"reading {name}")
-    dataset = interruptible(lambda: _load(name, asked))
+    dataset = interruptible(lambda: _load(name, dataset_id))
     rows = arrow_table_of(dataset)
 
     def scan(columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -40,50 +40,53 @@ def open_dataset(name: str, asked: DatasetId) -> tuple[Source, Table]:
     try:
         table = ScannedTable("Arrow", rows.schema, scan)
     except TableError as exc:
-        raise BadInput(f"{name} cannot be run. {exc}") from exc
+        raise BadInput(f"{name} cannot be run: {exc}") from exc
     return Source(io.BytesIO(), name, created), table
 
 
 def arrow_table_of(dataset: Any) -> pa.Table:
-    """Return the rows of a `datasets.Dataset`; those of files stay there until they are read."""
+    """Return the rows of a `datasets.Dataset`; rows in files stay there until they are read."""
     return dataset.with_format("arrow")[:]
 
 
-def _load(name: str, asked: DatasetId) -> Any:
+def _load(name: str, dataset_id: DatasetId) -> Any:
     import datasets
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(
-            asked.path,
-            asked.subset,
-            data_files=asked.files,
-            revision=asked.revision,
-            split=asked.split or _only_split(name, asked),
+            dataset_id.path,
+            dataset_id.subset,
+            data_files=dataset_id.files,
+            revision=dataset_id.revision,
+            split=dataset_id.split or _only_split(name, dataset_id),
         )
     except BadInput:
         raise
     except Exception as exc:
-        # Whatever reads the files of a dataset may fail, in its own way.
+        # Readers of dataset files raise many kinds of exceptions.
         raise BadInput(f"{name} cannot be read: {_reason(exc)}") from exc
 
 
-def _only_split(name: str, asked: DatasetId) -> str:
-    """Return the split of a dataset that has one, before anything large is downloaded."""
+def _only_split(name: str, dataset_id: DatasetId) -> str:
+    """Return the only split of a dataset, before anything large is downloaded."""
     import datasets
 
     splits = datasets.get_dataset_split_names(
-        asked.path, asked.subset, data_files=asked.files, revision=asked.revision
+        dataset_id.path,
+        dataset_id.subset,
+        data_files=dataset_id.files,
+        revision=dataset_id.revision,
     )
     if len(splits) != 1:
         named = ", ".join(splits[:_MAX_NAMED]) + (", …" if len(splits) > _MAX_NAMED else "")
-        raise BadInput(f"{name} has several splits ({named}): name one by --split")
+        raise BadInput(f"{name} has several splits ({named}): select one with --split")
     return str(splits[0])
 
 
 def _reason(exc: Exception) -> str:
-    """Return an error of `datasets` as one line; what it found in a file is in its cause."""
+    """Return an error of `datasets` as one line; errors in a file are in its cause."""
     from datasets.exceptions import DatasetGenerationError
 
     if isinstance(exc, DatasetGenerationError) and isinstance(exc.__cause__, Exception):
@@ -91,5 +94,5 @@ def _reason(exc: Exception) -> str:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     if lines and lines[0].startswith("Config name is missing"):
         configs = lines[1].partition("[")[2].rstrip("]").replace("'", "")
-        return f"it has several subsets ({configs}): name one by --subset"
+        return f"it has several subsets ({configs}): select one with --subset"
     return (lines[0] if lines else type(exc).__name__).rstrip(".")

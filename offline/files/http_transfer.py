@@ -1,6 +1,6 @@
-"""HTTP transfer: downloads and uploads, retried with backoff on transient errors.
+"""HTTP downloads and uploads, retried with backoff on transient errors.
 
-Query strings of URLs may hold secrets: no message here shows one.
+Query strings of URLs may contain secrets, so messages never contain them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _TransientError(Exception):
 def download(url: str, into: IO[bytes], *, delays: tuple[float, ...]) -> None:
     """Download a URL to `into`, from the start in each attempt.
 
-    Retried after each of `delays` (seconds) on timeouts, broken connections and 5xx; a 4xx fails at
-    once. Raises TransferFailed.
+    Timeouts, broken connections and 5xx are retried after each of `delays` (seconds); a 4xx fails
+    immediately. Raises TransferFailed.
     """
 
     def attempt(client: httpx.Client) -> None:
@@ -53,7 +53,7 @@ def download(url: str, into: IO[bytes], *, delays: tuple[float, ...]) -> None:
 
 
 def upload(url: str, rows: IO[bytes], *, delays: tuple[float, ...]) -> None:
-    """PUT all of `rows` to the URL; any 2xx is success. Retried as `download`."""
+    """PUT `rows` to the URL, with the retries of `download`; any 2xx is a success."""
 
     def attempt(client: httpx.Client) -> None:
         target = url
@@ -74,7 +74,7 @@ def _try(
 ) -> None:
     import httpx
 
-    # At INFO it logs whole URLs.
+    # At INFO, httpx logs whole URLs.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     timeout = httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_TIMEOUT_SECONDS)
     with httpx.Client(timeout=timeout) as client:
@@ -83,7 +83,7 @@ def _try(
             try:
                 attempt(client)
             except httpx.TimeoutException:
-                raise _TransientError("the server did not answer in time") from None
+                raise _TransientError("the server timed out") from None
             except (httpx.HTTPError, httpx.InvalidURL) as exc:
                 words = _without_secrets(f"{type(exc).__name__}: {exc}", url)
                 if isinstance(exc, httpx.TransportError):
@@ -91,17 +91,17 @@ def _try(
                 raise TransferFailed(f"{doing} failed: {words}") from None
 
         def log_retry(fault: _TransientError, delay: float) -> None:
-            log(f"{doing}: {fault}; trying again in {delay:g} s")
+            log(f"{doing}: {fault}; retrying in {delay:g} s")
 
         try:
             retry(attempt_once, delays, _TransientError, notify=log_retry)
         except _TransientError as fault:
             times = amount(len(delays) + 1, "time")
-            raise TransferFailed(f"{doing} failed {times}; last: {fault}") from None
+            raise TransferFailed(f"{doing} failed {times}; last error: {fault}") from None
 
 
 def _check(response: httpx.Response, url: str) -> None:
-    """Raise for anything but a 2xx, with the server's error text."""
+    """Raise an error with the server's text for any status except a 2xx."""
     if response.is_success:
         return
     text = _error_text(response)
@@ -116,17 +116,17 @@ def _check(response: httpx.Response, url: str) -> None:
 def _error_text(response: httpx.Response) -> str:
     import httpx
 
-    taken = bytearray()
+    body = bytearray()
     with contextlib.suppress(httpx.HTTPError):
         for chunk in response.iter_bytes(_MAX_ERROR_TEXT):
-            taken += chunk
-            if len(taken) >= _MAX_ERROR_TEXT:
+            body += chunk
+            if len(body) >= _MAX_ERROR_TEXT:
                 break
-    return " ".join(taken[:_MAX_ERROR_TEXT].decode("utf-8", "replace").split())
+    return " ".join(body[:_MAX_ERROR_TEXT].decode("utf-8", "replace").split())
 
 
 def _without_secrets(text: str, url: str) -> str:
-    """Redact the URL's query and credentials, which servers echo in errors."""
+    """Redact the URL's query and credentials, which servers may echo in errors."""
     parts = urlsplit(url)
     secrets = {parts.query, unquote(parts.query), parts.username or "", parts.password or ""}
     secrets.update(value for _, value in parse_qsl(parts.query))

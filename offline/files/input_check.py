@@ -1,4 +1,4 @@
-"""Input check: a pass over the whole input before a model is loaded."""
+"""Input check: one pass over the whole input before a model is loaded."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _SECONDS_PER_WORD = 5.0
 class InputReport:
     """Findings of the check; `num_rows` lines get a row.
 
-    `num_bad` lines are malformed; the first of them are in `bad`, by number and message, and all
-    are counted by their kind in `malformed`. `failing`
-    are requests that the engine will refuse; `models` counts the unserved model names that they ask
-    for. `without_effect` counts, for each default flag, the lines without such a parameter, and
-    `kinds` requests by url and model. `others_run` says of a shard none of whose lines can run that
-    a line of another shard can. `unknown` are parameters that no request has.
+    `num_bad` lines are malformed: `bad` has the numbers and messages of the first ones, `malformed`
+    the counts by kind. `failing` are requests that the engine will reject; `models` counts the
+    requested model names that are not served. `without_effect` counts, for each default flag, the
+    lines without such a parameter, and `kinds` counts requests by URL and model. `others_run` is
+    set if no line of this shard can run, but a line of another shard can. `unknown` are unknown
+    parameters.
     """
 
     requests: InputFile
@@ -66,21 +66,21 @@ class InputReport:
 
     @property
     def name(self) -> str:
-        """The display name of the input."""
+        """Return the display name of the input."""
         return self.requests.name
 
     @property
     def unit(self) -> str:
-        """The unit of its numbers, such as `line`."""
+        """Return the unit of its numbers, such as `line`."""
         return self.requests.form.unit
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether there are lines, and none of them can run."""
+        """Return whether there are lines, but none of them can run."""
         return 0 < self.num_rows <= self.failing.count + self.num_bad
 
     def count_kind(self, url: str, model: str) -> None:
-        """Count a request; of very many names the last are left out."""
+        """Count a request; beyond a limit, new names are not counted."""
         kind = url, model[:_MAX_NAME_CHARS]
         if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
             self.kinds[kind] += 1
@@ -92,7 +92,7 @@ def _add_to(index: LineIndex | None, span: LineSpan, body: Mapping[str, Any] | N
 
 
 def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
-    """Look nothing up."""
+    """Return False: no line has a row."""
     return False
 
 
@@ -109,9 +109,9 @@ def check_lines(
 ) -> InputReport:
     """Read the whole input once, fill its index and return the findings; memory stays flat.
 
-    Lines may also ask for `adapters`; the model serves `endpoints`. `look_up` is called with each
-    request and its body with the defaults, with None for any other line, and says whether it has a
-    row already.
+    Requests may also select `adapters`; the model serves `endpoints`. `look_up` is called with each
+    request and its body including defaults, or None for a malformed line, and returns whether it
+    already has a row.
     """
     served_names = (*served_names, *adapters)
     has_defaults = bool(defaults.flags)
@@ -129,7 +129,7 @@ def check_lines(
                 report.malformed.add(exc.message, exc.line)
                 report.lacks_parts |= exc.code == "missing_required_parameter"
                 if len(report.bad) < MAX_NAMED:
-                    # Not the exception, which holds its line.
+                    # Not the exception, which references its line.
                     report.bad.append((exc.line, exc.message))
                 continue
             finder.add(line.custom_id, line.number)
@@ -142,7 +142,7 @@ def check_lines(
             has_row = look_up(line, body)
             _add_to(index, span, None if has_row else body)
             try:
-                if not has_row:  # else it could run before
+                if not has_row:  # otherwise it could run in an earlier run
                     check_request(line.url, body, served_names, endpoints)
             except RequestError as exc:
                 report.failing.add(exc.message, line.number)
@@ -172,9 +172,9 @@ def _can_any_run(
 
 
 def refuse_bad_lines(report: InputReport) -> None:
-    """Raise BadInput that names the malformed lines, the first `MAX_NAMED` one by one.
+    """Raise BadInput with the malformed lines, up to `MAX_NAMED` in detail.
 
-    For a file without any request the message says what it looks like.
+    For a file without any request, the message contains its probable format.
     """
     if not report.num_bad:
         return
@@ -192,22 +192,24 @@ def refuse_bad_lines(report: InputReport) -> None:
             (
                 f"{report.name} has {bad}; nothing was run:",
                 *named,
-                "Mend them, or give them an error row and run the rest: --on-invalid-line skip",
+                "Correct them, or run the rest and give these an error row: --on-invalid-line skip",
             )
         )
     )
 
 
 def refuse_hopeless(report: InputReport) -> None:
-    """Raise BadInput with the reasons when none of the lines can run.
+    """Raise BadInput with the reasons if none of the lines can run.
 
-    A shard runs all the same if lines of other shards can: the whole file would run, too.
+    A shard still runs if lines of other shards can run, because the whole file would run, too.
     """
     num_failing = report.failing.count
     if not report.is_hopeless or report.others_run:
         return
     if num_failing and report.models.total() == num_failing:
-        raise BadInput(f"{_asked_for(report)}; {_ways(report)} runs them. Nothing was run")
+        raise BadInput(
+            f"{_requested_models(report)}; to run them, pass {_ways(report)}. Nothing was run"
+        )
     lines = amount(report.num_rows, report.unit)
     raise BadInput(
         "\n".join(
@@ -228,26 +230,26 @@ def warn_of_failing(report: InputReport) -> None:
 
 
 def warn_of_unknown_parameters(report: InputReport, *, is_strict: bool = False) -> None:
-    """Warn about unknown parameters, which have no effect; BadInput where that is strict."""
+    """Warn about unknown parameters, which have no effect; raise BadInput if `is_strict`."""
     unknown = sentences(report.unknown, report.unit)
     if unknown and is_strict:
         words = f"{report.name} has unknown parameters; nothing was run:"
-        raise BadInput("\n".join((words, *unknown, "Mend them, or leave out --strict-parameters")))
+        raise BadInput("\n".join((words, *unknown, "Correct them, or remove --strict-parameters")))
     if unknown:
         log("\n".join(("warning: unknown parameters have no effect:", *unknown)))
 
 
 def warn_of_defaults(report: InputReport) -> None:
-    """Warn about defaults without effect on some lines; BadInput if on all lines of a file."""
+    """Warn about defaults without effect on some lines; raise BadInput if it is all lines."""
     num_lines = report.num_rows - report.num_bad
     for flag, count in sorted(report.without_effect.items()):
         if count == num_lines and report.requests.part is None:
             raise BadInput(
-                f"no {report.unit} of {report.name} has a url that {flag} is for: leave it out. "
-                "Nothing was run"
+                f"{flag} has no effect on any {report.unit} of {report.name}, whose URLs have no "
+                "such parameter: remove it. Nothing was run"
             )
         lines = f"{count:,} of {amount(report.num_rows, report.unit)}"
-        log(f"warning: {flag} has no effect on {lines}, whose url has no such parameter")
+        log(f"warning: {flag} has no effect on {lines}, whose URL has no such parameter")
 
 
 def warn_of_duplicates(duplicates: Duplicates, unit: str) -> None:
@@ -261,14 +263,14 @@ def warn_of_duplicates(duplicates: Duplicates, unit: str) -> None:
 
 
 def refuse_repeated_ids(report: InputReport) -> None:
-    """Raise BadInput for a table whose column of ids does not tell its rows apart."""
+    """Raise BadInput for a table whose ID column has repeated values."""
     duplicates = report.duplicates
     if duplicates.count:
         named = ", ".join(f"{row} (as row {first})" for row, first in duplicates.first)
         more = ", …" if duplicates.count > len(duplicates.first) else ""
         raise BadInput(
-            f"{amount(duplicates.count, 'row')} of {report.name} repeat an id: {named}{more}. Name "
-            "another column with --id, or none, and rows are numbered. Nothing was run"
+            f"{amount(duplicates.count, 'row')} of {report.name} repeat an ID: {named}{more}. "
+            "Pass another column with --id, or remove it to use row numbers. Nothing was run"
         )
 
 
@@ -281,13 +283,13 @@ def _bad(report: InputReport) -> str:
 def _reasons(report: InputReport) -> list[str]:
     own = [name for name in own_names(report.served_names) if name not in report.adapters]
     ways = _ways(report, own)
-    hint = [f"{ways} runs those that ask for other models"] if report.models else []
+    hint = [f"to run requests for other models, pass {ways}"] if report.models else []
     reasons = (report.failing, report.malformed)
     return [*(each for some in reasons for each in some.sentences(report.unit)), *hint]
 
 
-def _asked_for(report: InputReport) -> str:
-    """Return `20 of 20 lines ask for gpt-4o-mini, served is tidemill-demo`."""
+def _requested_models(report: InputReport) -> str:
+    """Return `20 of 20 lines request gpt-4o, but the served model is tidemill-demo`."""
     count = report.models.total()
     names = [
         f"{without_control_chars(name)} ({number:,})"
@@ -298,9 +300,9 @@ def _asked_for(report: InputReport) -> str:
     more = len(report.models) - len(names)
     served = own_names(report.served_names)
     return (
-        f"{count:,} of {amount(report.num_rows, report.unit)} ask for {', '.join(names)}"
-        f"{f' and {more:,} more' if more else ''}, served {'are' if len(served) > 1 else 'is'} "
-        f"{', '.join(served)}"
+        f"{count:,} of {amount(report.num_rows, report.unit)} request {', '.join(names)}"
+        f"{f' and {more:,} more' if more else ''}, but the served "
+        f"{'models are' if len(served) > 1 else 'model is'} {', '.join(served)}"
     )
 
 
@@ -315,4 +317,4 @@ def _ways(report: InputReport, others: Sequence[str] = ()) -> str:
 
 
 def _example() -> str:
-    return f"A line looks like this:\n{EXAMPLE_LINE}"
+    return f"Example of a valid line:\n{EXAMPLE_LINE}"

@@ -1,4 +1,4 @@
-"""Input file: the request lines of a source, in any supported format, in any order."""
+"""Input file: the request lines of a source in any supported format, readable in any order."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _COPIED_BYTES = 2**20
 
 
 class PlacedLine(NamedTuple):
-    """A line and its place among all lines that get a row, from 0."""
+    """A line and its 0-based place among all lines that get a row."""
 
     place: int
     raw: RawLine
 
 
 class LineSpan(NamedTuple):
-    """Where a line lies among the bytes of the plain JSONL, and its number."""
+    """Position of a line in the plain JSONL, in bytes, and its number."""
 
     start: int
     num_bytes: int
@@ -47,10 +47,10 @@ class LineSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none.
+    """An input whose lines can be read repeatedly; `unpacked` is a plain JSONL copy, if needed.
 
-    Its lines may be the requests of a `table`.
-    With `part` its lines are those of a shard, with the numbers that they have in the whole file.
+    Its lines may be the requests of a `table`. With `part`, it has only the lines of a shard, with
+    their numbers in the whole file.
     """
 
     source: Source
@@ -72,7 +72,7 @@ class InputFile:
     def unpack(self, tmp_dir: Path | None, stack: ExitStack) -> InputFile:
         """Return the input with a plain temporary copy if it is compressed or an array.
 
-        Where the disk has no room for one, a note says so, and the input stays as it is.
+        If the disk has no room for a copy, log a note and return the input unchanged.
         """
         if self.form.is_plain:
             return self
@@ -88,14 +88,14 @@ class InputFile:
         except OSError as exc:
             folder = tmp_dir or tempfile.gettempdir()
             log(
-                f"note: {self.source.name} cannot be unpacked to {folder} ({exc.strerror}): its "
-                "lines run in the order of the file; --output-tmp-dir names another folder"
+                f"note: {self.source.name} cannot be unpacked to {folder} ({exc.strerror}), so its "
+                "lines run in file order: pass --output-tmp-dir to use another folder"
             )
             return self
         return replace(self, unpacked=copy)
 
     def select(self, shard: Shard) -> InputFile:
-        """Return the input with the lines of a shard alone; those before are counted, not parsed.
+        """Return the input with only a shard's lines; preceding ones are counted, not parsed.
 
         Raises BadInput for an input that is not seekable.
         """
@@ -104,22 +104,22 @@ class InputFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the plain JSONL; raises BadInput for an input that is not seekable."""
+        """Return the size of the plain JSONL; raises BadInput for an input that is not seekable."""
         if not self.is_seekable:
             raise BadInput(
-                f"{self.source.name} is compressed, and its shards are known by a plain copy: "
-                "name a folder with room for it by --output-tmp-dir"
+                f"{self.source.name} is compressed, and sharding requires an uncompressed copy: "
+                "pass --output-tmp-dir with a folder that has enough space"
             )
         return os.fstat(self._plain.fileno()).st_size
 
     @property
     def name(self) -> str:
-        """The display name of the input, or of its shard."""
+        """Return the display name of the input, or of its shard."""
         return self.source.name + ("" if self.part is None else f" ({self.part.shard})")
 
     @property
     def is_seekable(self) -> bool:
-        """Say whether lines can be read in any order."""
+        """Return whether lines can be read in any order."""
         return self.form.is_plain or self.unpacked is not None
 
     def lines(self) -> Iterator[RawLine]:
@@ -146,7 +146,7 @@ class InputFile:
     def read(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
         """Yield the lines at these places; raises InputChanged for a file that was modified.
 
-        Where the input is not seekable, the places must be in the order of the file.
+        If the input is not seekable, the places must be in file order.
         """
         if self.is_seekable:
             for place in places:
@@ -167,7 +167,7 @@ class InputFile:
 
     @property
     def _plain(self) -> IO[bytes]:
-        """The file of a seekable input's plain JSONL."""
+        """Return the file with a seekable input's plain JSONL."""
         return self.source.file if self.unpacked is None else self.unpacked
 
     def _stream(self) -> BinaryFile:
@@ -181,7 +181,7 @@ class InputFile:
 
 
 class _Counted:
-    """A stream by lines that counts its bytes."""
+    """Line-based stream that counts its bytes."""
 
     def __init__(self, stream: BinaryFile) -> None:
         self._stream = stream
@@ -190,7 +190,7 @@ class _Counted:
         self.ends_line = False
 
     def seek(self, start: int, end: int) -> None:
-        """Go to the start of a line; `end`, where another begins, is then that of the stream."""
+        """Seek to the start of a line; the stream then ends at `end`, the start of another line."""
         self._stream.seek(start)
         self.num_bytes, self._end = start, end
 

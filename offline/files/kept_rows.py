@@ -1,4 +1,4 @@
-"""Kept rows: finds the rows of an interrupted run to resume, and where to truncate its files."""
+"""Kept rows: finds the rows written by an interrupted run, and where to truncate its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_o
 from ..console.errors import BadInput
 
 ROWS_PER_WRITE = 1_000
-"""The most rows of one write, and so the most that one file may be ahead of the other."""
+"""Most rows per write, and so the most that one file may be ahead of the other."""
 
 _BUFFER_BYTES = 2**20
 
@@ -24,9 +24,9 @@ _BUFFER_BYTES = 2**20
 class KeptRows:
     """Rows of the first `len(ok)` lines; in file i they end at byte `cuts[i]`.
 
-    `ok` has a 1 for each successful row, else a 0. `created` is the timestamp of the kept replies,
-    for the new ones to carry as well. The answers of `num_truncated` rows were cut off at their
-    token limit.
+    `ok` has a 1 for each successful row, otherwise a 0. `created` is the timestamp of the kept
+    replies, which new ones also get. `num_truncated` rows have answers that reached their token
+    limit.
     """
 
     ok: bytes
@@ -36,22 +36,22 @@ class KeptRows:
 
     @property
     def num_rows(self) -> int:
-        """The number of kept rows."""
+        """Return the number of kept rows."""
         return len(self.ok)
 
     @property
     def num_ok(self) -> int:
-        """The number of successful kept rows."""
+        """Return the number of successful kept rows."""
         return self.ok.count(1)
 
 
 def is_success(head: RowHead) -> bool:
-    """Say whether a row is successful."""
+    """Return whether a row is successful."""
     return head.status_code == 200
 
 
 def is_whole_success(head: RowHead) -> bool:
-    """Say whether a row is successful and no answer in it is truncated."""
+    """Return whether a row is successful and none of its answers is truncated."""
     return is_success(head) and not head.is_truncated
 
 
@@ -64,10 +64,10 @@ def find_kept_rows(
 ) -> KeptRows:
     """Match the rows in the files with the input lines.
 
-    Together the files must hold the rows of the first lines, each file in order; a torn last row is
-    ignored. One of two files may be ahead by one write, and is cut back. Raises BadInput for rows
-    that do not match these lines. A retry, which `replaces_others`, takes a row that is not ok for
-    the line in its place, which may have been corrected since.
+    Together the files must contain the rows of the first lines, each file in order; an incomplete
+    last row is ignored. One of two files may be ahead by one write, and is truncated. Raises
+    BadInput for rows that do not match these lines. A retry, which `replaces_others`, matches a
+    row that is not ok with the line in its place, which may have been corrected since.
     """
     with ExitStack() as stack:
         readers = []
@@ -114,7 +114,7 @@ def _compare(
 
 
 def index_of(row_id: str, readers: list[RowReader]) -> int | None:
-    """Return which of the readers has this row next, None if none has."""
+    """Return the index of the reader whose next row this is, or None."""
     for index, reader in enumerate(readers):
         if reader.head is not None and reader.head.row_id == row_id:
             return index
@@ -122,7 +122,7 @@ def index_of(row_id: str, readers: list[RowReader]) -> int | None:
 
 
 def _index_of_other(readers: list[RowReader], is_ok: Callable[[RowHead], bool]) -> int | None:
-    """Return which of the readers has a row next that is not ok, None if none has."""
+    """Return the index of a reader whose next row is not ok, or None."""
     for index, reader in enumerate(readers):
         if reader.head is not None and not is_ok(reader.head):
             return index
@@ -135,15 +135,15 @@ def _refuse_strangers(readers: list[RowReader], missing: RawLine | None, num_ahe
             continue
         line = f"line {missing.number} of the input" if missing else "any line of the input"
         raise BadInput(
-            f"row {reader.num_rows + 1} of {reader.path} (custom_id {reader.head.custom_id!r}) is "
-            f"not of {line}: this output was made from another input, by another recipe or with "
-            "other files. Give what it was made with, or write it anew: --force without --resume"
+            f"row {reader.num_rows + 1} of {reader.path} (custom_id {reader.head.custom_id!r}) "
+            f"does not match {line}: the output has another input, recipe or files. Pass the "
+            "same ones, or overwrite the output: --force without --resume"
         )
     if missing is not None and num_ahead > ROWS_PER_WRITE:
         names = " and ".join(str(reader.path) for reader in readers)
         raise BadInput(
-            f"the row of line {missing.number} of the input is missing from {names}, which go on "
-            f"for {num_ahead:,} rows: give the files of the run that is to be resumed"
+            f"the row of line {missing.number} of the input is missing from {names}, which "
+            f"continue for {num_ahead:,} rows: pass the files of the run to resume"
         )
 
 
@@ -160,13 +160,13 @@ class RowReader:
         self._advance()
 
     def pop(self) -> RowHead:
-        """Return the next row and advance; `num_bytes` is then where it ends."""
-        taken = self.head
-        assert taken is not None
+        """Return the next row and advance `num_bytes` to its end."""
+        head = self.head
+        assert head is not None
         self.num_rows += 1
         self.num_bytes += self._num_bytes_of_next
         self._advance()
-        return taken
+        return head
 
     def _advance(self) -> None:
         data = next(self._rows, None)
@@ -178,6 +178,6 @@ class RowReader:
             self.head = parse_row_head(data)
         except RowError as exc:
             raise BadInput(
-                f"row {self.num_rows + 1} of {self.path} is damaged ({exc}): --force without "
-                "--resume writes it anew"
+                f"row {self.num_rows + 1} of {self.path} is damaged ({exc}): overwrite the output "
+                "with --force, without --resume"
             ) from exc

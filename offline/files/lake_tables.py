@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables: folders whose log says which files hold their rows."""
+"""Delta and Iceberg tables: folders whose log lists the files with their rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BATCH_ROWS: Final = 2**13
 
 
 def open_lake_table(folder: Path) -> tuple[Source, Table] | None:
-    """Return the table of a folder in its current version, to which it is pinned; None for others.
+    """Return the table of a folder, pinned to its current version; None for other folders.
 
-    Raises BadInput for one that cannot be read.
+    Raises BadInput for a table that cannot be read.
     """
     kind = lake_of(folder)
     if kind is None:
@@ -34,9 +34,9 @@ def open_lake_table(folder: Path) -> tuple[Source, Table] | None:
     except TableError as exc:
         raise BadInput(f"{folder} cannot be run. {exc}") from exc
     except Exception as exc:
-        # Each library has an exception tree of its own, and lets others through.
+        # Each library has its own exceptions, and passes on others.
         reason = (str(exc) or type(exc).__name__).split("\n", 1)[0].rstrip(".")
-        raise BadInput(f"{folder} cannot be read as a table of {kind}: {reason}") from exc
+        raise BadInput(f"{folder} cannot be read as a {kind} table: {reason}") from exc
     return Source(io.BytesIO(), str(folder), created), table
 
 
@@ -49,7 +49,7 @@ def _open_delta(folder: Path) -> tuple[Table, int]:
     dataset = delta.to_pyarrow_dataset()
     added = pa.table(delta.get_add_actions())
     paths, times = added.column("path").to_pylist(), added.column("modification_time").to_pylist()
-    # The log quotes what stands in a path.
+    # Paths in the log are URL-encoded.
     added_at = {unquote(path): _milliseconds(time) for path, time in zip(paths, times, strict=True)}
     fragments = sorted(
         dataset.get_fragments(), key=lambda each: (added_at.get(each.path, 0), each.path)
@@ -69,7 +69,7 @@ def _open_delta(folder: Path) -> tuple[Table, int]:
 
 
 def _open_iceberg(folder: Path) -> tuple[Table, int]:
-    """Return an Iceberg table by the newest metadata in its folder, as no catalog is asked."""
+    """Return an Iceberg table from the newest metadata in its folder, without a catalog."""
     from pyiceberg.table import StaticTable
 
     path = newest_metadata(folder)
@@ -88,9 +88,9 @@ def _open_iceberg(folder: Path) -> tuple[Table, int]:
 
 
 def newest_metadata(folder: Path) -> Path:
-    """Return the metadata file of the highest number: `00002-….metadata.json`, `v2.metadata.json`.
+    """Return the metadata file with the highest number, such as `v2.metadata.json`.
 
-    `version-hint.text` names it where a table has no catalog.
+    For tables without a catalog, `version-hint.text` contains the number.
     """
     files = {path.name: path for path in (folder / "metadata").glob("*.metadata.json")}
     hint = folder / "metadata/version-hint.text"
@@ -105,7 +105,7 @@ def _number_of(name: str) -> int:
 
 
 def _milliseconds(time: object) -> int:
-    """Return the time of a log entry, which versions of the library have as a number or a date."""
+    """Return the time of a log entry, a number or a date depending on the library's version."""
     from datetime import datetime
 
     return int(time.timestamp() * 1000) if isinstance(time, datetime) else int(str(time))

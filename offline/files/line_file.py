@@ -1,6 +1,6 @@
-"""Line file: lines of an open plain file from any number on, read by several threads at once.
+"""Line file: lines of an open plain file from any number on, readable by several threads.
 
-Offsets are kept of blocks alone, 8 bytes for each MiB; a line is found in its block.
+Only offsets of blocks are stored, 8 bytes per MiB; lines are searched for in their block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_LINE_BYTES = 2**26
 
 
 class LineFile:
-    """Lines of a plain file; raises InputChanged where it was modified since it was opened."""
+    """Lines of a plain file; raises InputChanged if it was modified since it was opened."""
 
     def __init__(self, file: IO[bytes], source: Source) -> None:
         self._fd = file.fileno()
@@ -32,7 +32,7 @@ class LineFile:
         self.name = source.name
 
     def lines(self, first_number: int) -> Iterator[RawLine]:
-        """Yield the lines that are not blank from a number on, counted from 1 with blank ones."""
+        """Yield the non-blank lines from a 1-based number on, which includes blank lines."""
         self._source.check()
         start = self._start_of(first_number)
         if start is not None:
@@ -40,12 +40,12 @@ class LineFile:
             yield from read_lines(stream, max_line_bytes=_MAX_LINE_BYTES, first_number=first_number)
 
     def line(self, number: int) -> RawLine | None:
-        """Return one line; None where there is none, or a blank one."""
+        """Return one line; None if it does not exist or is blank."""
         found = next(self.lines(number), None)
         return found if found is not None and found.number == number else None
 
     def count(self) -> int:
-        """Return the number of lines, blank ones too."""
+        """Return the number of lines, including blank ones."""
         while self._count_block():
             pass
         size = os.fstat(self._fd).st_size
@@ -53,7 +53,7 @@ class LineFile:
         return self._newlines[-1] + (not is_ended)
 
     def _start_of(self, number: int) -> int | None:
-        """Return the offset of a line; None behind the end."""
+        """Return the offset of a line; None beyond the end."""
         newline = number - 1
         if not newline:
             return 0
@@ -77,7 +77,7 @@ class LineFile:
 
 
 class PositionedStream(io.RawIOBase):
-    """A stream with a position of its own in a file that others read, too."""
+    """A stream with a separate position in a shared file."""
 
     def __init__(self, fd: int, start: int) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class PositionedStream(io.RawIOBase):
         self._offset = start
 
     def readable(self) -> bool:
-        """Say that the stream can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Say that any position can be read."""
+        """Return True: any position can be read."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -1,4 +1,4 @@
-"""New file: written under a temporary name and renamed when complete; or standard output."""
+"""New file: written under a temporary name and renamed when complete, or standard output."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .paths import STANDARD_STREAM, check_paths, is_regular_or_new, is_remote
 def check_new_file(name: str, sources: Iterable[str], *, force: bool) -> None:
     """Raise Refused for a name that cannot be written, and for sources that cannot be read."""
     if not name or is_remote(name):
-        raise Refused("the output of -o is a path, or - for standard output")
+        raise Refused("-o must be a path, or - for standard output")
     for source in sources:
         check_paths(source, name, None)
     if name == STANDARD_STREAM:
         return
     path = Path(name)
     if not is_regular_or_new(path):
-        raise Refused(f"{path} is no ordinary file: name one, or - for standard output")
+        raise Refused(f"{path} is not a regular file: choose another one, or - for standard output")
     if path.exists() and not force:
-        raise Refused(f"{path} is there already: name another file, or give --force")
+        raise Refused(f"{path} already exists: choose another file, or pass --force")
 
 
 class NewFile:
-    """A file that is being written; `write` raises OutputLost when it takes no more."""
+    """A file that is being written; `write` raises OutputLost on failure."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -54,7 +54,7 @@ class NewFile:
 
 @contextmanager
 def open_new_file(name: str) -> Iterator[NewFile]:
-    """Open a file that appears at its path when the block ends without an error."""
+    """Open a file that appears at its path if the block ends without an error."""
     if name == STANDARD_STREAM:
         file = NewFile(sys.stdout.buffer, "standard output")
         yield file
@@ -81,6 +81,6 @@ def _write_errors(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as exc:
-        raise OutputLost(f"the reader of {name} went away") from exc
+        raise OutputLost(f"{name} was closed by its reader") from exc
     except OSError as exc:
         raise OutputLost(f"{name} cannot be written ({exc.strerror})") from exc

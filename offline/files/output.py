@@ -45,7 +45,7 @@ class Output(Protocol):
 
     @property
     def spool_path(self) -> Path | None:
-        """Path of the spool of rows out of order; None where nothing can be resumed."""
+        """Return the path of the spool of out-of-order rows; None if the run cannot be resumed."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -60,7 +60,7 @@ def open_output(
     if is_url(name):
         return UploadOutput(name, tmp_dir, partial(upload, name, delays=delays))
     if is_s3(name):
-        # A late import: boto3 takes a while.
+        # Imported late: boto3 is slow to load.
         from .s3_transfer import upload_object
 
         return UploadOutput(name, tmp_dir, partial(upload_object, S3Object.parse(name)))
@@ -73,7 +73,7 @@ def open_output(
 class LocalFile:
     """A file that grows during the run, locked against a second run.
 
-    With `only_if_rows` it is removed at the end if empty.
+    With `only_if_rows`, it is removed at the end if it is empty.
     """
 
     def __init__(
@@ -88,34 +88,34 @@ class LocalFile:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether the file has no bytes."""
+        """Return whether the file is empty."""
         return not os.fstat(self._fd).st_size
 
     @property
     def holds_rows(self) -> bool:
-        """Say whether the file starts like an output of a run."""
+        """Return whether the file starts like an output of a run."""
         return os.pread(self._fd, len(_START_OF_ROWS), 0) == _START_OF_ROWS
 
     @property
     def spool_path(self) -> Path:
-        """Path of the spool, beside the output."""
+        """Return the path of the spool, next to the output."""
         return spool_path(self.path)
 
     def start(self, keep_bytes: int) -> None:
-        """Truncate the file to `keep_bytes`; the next row goes there."""
+        """Truncate the file to `keep_bytes`; the next row is written there."""
         self._check_place()
         os.ftruncate(self._fd, keep_bytes)
         os.lseek(self._fd, keep_bytes, os.SEEK_SET)
         self._is_started = True
 
     def write(self, rows: bytes) -> None:
-        """Write the rows; raises OutputLost at once if the file was moved or removed."""
+        """Write the rows; raises OutputLost immediately if the file was moved or removed."""
         try:
             _write_all(self._fd, rows)
         except OSError as exc:
             if exc.errno in _FULL:
                 why = f"the disk of {self.path} is full ({exc.strerror})"
-                raise OutputLost(f"{why}. Make room, then: {self.resume_hint()}") from exc
+                raise OutputLost(f"{why}. Free some space. {self.resume_hint()}") from exc
             why = f"{self.path} cannot be written ({exc.strerror})"
             raise OutputLost(f"{why}. {self.resume_hint()}") from exc
         self._check_place()
@@ -127,12 +127,12 @@ class LocalFile:
     def resume_hint(self) -> str:
         """Return how to resume."""
         return (
-            f"The finished rows are in {self.path}; the same command with --resume keeps them "
-            "and runs the rest"
+            f"The finished rows are in {self.path}; to keep them and run the rest, run the same "
+            "command with --resume"
         )
 
     def close(self) -> None:
-        """Unlock the file; remove one that is new and got no rows."""
+        """Unlock the file; remove it if it is new and has no rows."""
         leftover = self._is_new if not self._is_started else self._only_if_rows
         if leftover and os.fstat(self._fd).st_size == 0 and self._is_in_place():
             self._target.unlink()
@@ -150,15 +150,15 @@ class LocalFile:
             return
         if os.fstat(self._fd).st_nlink:
             raise OutputLost(
-                f"{self.path} was moved away while the job ran. Move it back, then: the same "
-                "command with --resume keeps its rows and runs the rest"
+                f"{self.path} was moved during the run. Move it back; to keep its rows and run the "
+                "rest, then run the same command with --resume"
             )
-        raise OutputLost(f"{self.path} was removed while the job ran. {self._rescue()}")
+        raise OutputLost(f"{self.path} was removed during the run. {self._rescue()}")
 
     def _rescue(self) -> str:
-        """Copy the rows of the removed file, readable while it is open, to a new file."""
+        """Copy the rows of the removed file, which is readable while it is open, to a new file."""
         if not os.fstat(self._fd).st_size:
-            return "It held no rows yet"
+            return "It had no rows yet"
         try:
             with (
                 os.fdopen(os.dup(self._fd), "rb") as lost,
@@ -171,13 +171,13 @@ class LocalFile:
         except OSError:
             return "Its rows are lost"
         return (
-            f"Its rows are now in {saved.name}; move them to {self.path}, then: the same command "
-            "with --resume keeps them and runs the rest"
+            f"Its rows are now in {saved.name}; move them to {self.path}, then run the same "
+            "command with --resume to keep them and run the rest"
         )
 
 
 def _open_locked(target: Path, shown: Path) -> tuple[int, bool]:
-    """Return a locked descriptor and whether the file is new; never an unlinked file."""
+    """Return a locked descriptor and whether the file is new; the file is never unlinked."""
     reason = f"another run is writing {shown}"
     for _ in range(_OPEN_TRIES):
         try:
@@ -185,18 +185,18 @@ def _open_locked(target: Path, shown: Path) -> tuple[int, bool]:
         except FileNotFoundError:
             if not target.parent.is_dir():
                 raise Refused(f"the folder of {shown} does not exist") from None
-            # Another run has removed it since, or the folder takes no files, as /proc.
-            reason = f"{shown} may not be written: {target.parent} does not take new files"
+            # Another run has removed it, or the folder does not allow files, as /proc.
+            reason = f"{shown} cannot be created: {target.parent} does not allow new files"
             continue
         except OSError as exc:
-            raise Refused(f"{shown} may not be written: {exc.strerror}") from exc
+            raise Refused(f"{shown} cannot be written: {exc.strerror}") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             raise Refused(reason) from None
         except OSError:
-            # A file system without locks: run without one.
+            # The file system does not support locks: run without one.
             return fd, is_new
         if os.fstat(fd).st_nlink:
             return fd, is_new
@@ -218,7 +218,7 @@ def _write_all(fd: int, rows: bytes) -> None:
 
 
 class StandardOutput:
-    """Rows on standard output; other prints are redirected to standard error meanwhile."""
+    """Rows on standard output; other output goes to standard error in the meantime."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -239,7 +239,9 @@ class StandardOutput:
 
     def resume_hint(self) -> str:
         """Return that only a file can be resumed."""
-        return "The finished rows went to standard output; only an output file can be resumed"
+        return (
+            "The finished rows were written to standard output; only an output file can be resumed"
+        )
 
     def close(self) -> None:
         """Restore standard output."""
@@ -256,7 +258,7 @@ class Device:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise Refused(f"{path} may not be written: {exc.strerror}") from exc
+            raise Refused(f"{path} cannot be written: {exc.strerror}") from exc
 
     def start(self, keep_bytes: int) -> None:
         """Do nothing: there is no existing content."""
@@ -272,7 +274,7 @@ class Device:
 
     def resume_hint(self) -> str:
         """Return that only a file can be resumed."""
-        return f"The finished rows went to {self._path}; only an ordinary file can be resumed"
+        return f"The finished rows were written to {self._path}; only a regular file can be resumed"
 
     def close(self) -> None:
         """Close the pipe or device."""
@@ -283,7 +285,7 @@ def _write_to_stream(fd: int, rows: bytes, name: str) -> None:
     try:
         _write_all(fd, rows)
     except BrokenPipeError:
-        raise OutputLost(f"the reader of {name} went away") from None
+        raise OutputLost(f"{name} was closed by its reader") from None
     except OSError as exc:
         raise OutputLost(f"{name} cannot be written ({exc.strerror})") from exc
 
@@ -301,11 +303,11 @@ class UploadOutput:
                 dir=tmp_dir, prefix="tidemill-rows-", suffix=".jsonl", delete=False, buffering=0
             )
         except OSError as exc:
-            raise Refused(f"no temporary file can be made: {exc.strerror}") from exc
+            raise Refused(f"a temporary file cannot be created: {exc.strerror}") from exc
 
     @property
     def spool_path(self) -> Path:
-        """Path of the spool, beside the temporary file, which can be resumed."""
+        """Return the path of the spool, next to the temporary file, which can be resumed."""
         return spool_path(Path(self._file.name))
 
     def start(self, keep_bytes: int) -> None:
@@ -317,27 +319,27 @@ class UploadOutput:
             _write_all(self._file.fileno(), rows)
         except OSError as exc:
             why = f"{self._file.name} cannot be written ({exc.strerror})"
-            raise OutputLost(f"{why}; --output-tmp-dir names another folder") from exc
+            raise OutputLost(f"{why}: pass --output-tmp-dir to use another folder") from exc
         self._num_bytes += len(rows)
 
     def finish(self) -> None:
-        """Upload the rows; on failure they stay and the error names the file."""
+        """Upload the rows; on failure they stay in the temporary file, which the error names."""
         try:
             self._send(self._file)
         except TransferFailed as exc:
-            raise TransferFailed(f"{exc}. The rows are kept in {self._file.name}") from exc
+            raise TransferFailed(f"{exc}. The rows are in {self._file.name}") from exc
         self._is_done = True
 
     def resume_hint(self) -> str:
-        """Return where the rows are; they can be resumed as a local output."""
+        """Return where the rows are, and how to resume them as a local output."""
         return (
             f"Nothing was uploaded to {display_name(self._url)}; "
-            f"{amount(self._num_bytes, 'byte')} of finished rows are kept in {self._file.name}; "
+            f"{amount(self._num_bytes, 'byte')} of finished rows are in {self._file.name}; "
             f"to run the rest: -o {self._file.name} --resume"
         )
 
     def close(self) -> None:
-        """Remove the temporary file unless it holds rows that were not uploaded."""
+        """Remove the temporary file unless it contains rows that were not uploaded."""
         self._file.close()
         if self._is_done or not self._num_bytes:
             Path(self._file.name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Recorded run: the run that wrote an output, by its run card, to run its failed rows again."""
+"""Recorded run: the run that wrote an output, from its run card, for rerunning failed rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .paths import card_path, is_path
 from .table_options import FORMATS_BY_SUFFIX, format_of
 
 ROWS_SUFFIX: Final = ".rows.jsonl"
-"""Ending of the rows that a table of results is made of."""
+"""Ending of the rows from which a table of results is written."""
 
 _SHARD: Final = re.compile(r"\.(\d+)-of-(\d+)$")
 _INPUT_ENDINGS: Final = (".jsonl", ".ndjson", ".json")
@@ -25,7 +25,7 @@ _OUTPUT: Final = ".output."
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run as its card has it: input and flags, None and none where there is no such card.
+    """A run as recorded in its card; without a card, `input` is None and `flags` are empty.
 
     `output` is the value of `-o`, and `shard` that of `--shard`.
     """
@@ -38,7 +38,7 @@ class RecordedRun:
 
     @classmethod
     def find(cls, rows: str) -> Self:
-        """Return the run of an output, of its shard, or of the rows of a table of results."""
+        """Return the run of an output, of its shard, or of the rows of a result table."""
         shard = _SHARD.search(rows)
         whole = rows if shard is None else rows[: shard.start()]
         table = whole.removesuffix(ROWS_SUFFIX)
@@ -54,7 +54,7 @@ class RecordedRun:
         return cls(output, card["input"], flags, number, is_table)
 
     def command(self, rest: Sequence[str], input_file: str | None) -> list[str]:
-        """Return the words of `run` that retry its failed rows, with more flags at their end."""
+        """Return the `run` command that retries its failed rows, with the flags in `rest`."""
         shard = [] if self.shard is None else ["--shard", self.shard]
         named = [] if input_file is None else ["-i", input_file]
         again = ["--resume", "--retry-failed"]
@@ -62,14 +62,14 @@ class RecordedRun:
         return ["run", *named, "-o", self.output, *again, *flags, *shard, *rest]
 
     def find_input(self) -> str:
-        """Return the file of the requests; raises Refused for none, or several."""
+        """Return the file of the requests; raises Refused if there is none, or several."""
         if self.input is not None and (found := _existing(self.input, Path(self.output).parent)):
             return found
-        return _input_beside(self.output)
+        return _input_next_to(self.output)
 
 
 def _card_of(output: Path) -> Mapping[str, Any] | None:
-    """Return the card of an output; None without one that can be read."""
+    """Return the card of an output; None without a readable one."""
     try:
         card: Any = json.loads(card_path(output).read_bytes())
         is_of_output = Path(card["output"]).name == output.name and isinstance(card["input"], str)
@@ -79,31 +79,31 @@ def _card_of(output: Path) -> Mapping[str, Any] | None:
 
 
 def _existing(name: str, folder: Path) -> str | None:
-    """Return an input that is where the card says, or next to the output."""
+    """Return an input at the path in the card, or next to the output."""
     if is_dataset(name) or not is_path(name):
         return name
-    beside = folder / Path(name).name
-    return next((str(path) for path in (Path(name), beside) if path.exists()), None)
+    neighbour = folder / Path(name).name
+    return next((str(path) for path in (Path(name), neighbour) if path.exists()), None)
 
 
-def _input_beside(output: str) -> str:
-    """Return the file whose rows these are by their name; raises Refused for none, or several."""
+def _input_next_to(output: str) -> str:
+    """Return the input of an output by its name; raises Refused if there is none, or several."""
     stem, is_named, ending = output.removesuffix(".gz").rpartition(_OUTPUT)
     is_jsonl = f".{ending}" in _INPUT_ENDINGS
     endings = _INPUT_ENDINGS if is_jsonl else FORMATS_BY_SUFFIX
     names = [f"{stem}{suffix}{gz}" for suffix in endings for gz in ("", ".gz")] if is_named else []
     found = [name for name in names if Path(name).is_file()]
     if not found:
-        hint = _output_beside(output)
+        hint = _output_next_to(output)
         more = "" if hint is None else f". To retry its failed rows: `tidemill retry {hint}`"
-        raise Refused(f"the requests of {output} are not beside it: name their file with -i{more}")
+        raise Refused(f"the requests of {output} are not next to it: pass their file with -i{more}")
     if len(found) > 1:
-        raise Refused(f"{' and '.join(found)} may be the requests of {output}: name one with -i")
+        raise Refused(f"{' and '.join(found)} may be the requests of {output}: choose one with -i")
     return found[0]
 
 
-def _output_beside(name: str) -> str | None:
-    """Return the output of a file that is the input of a run; None where none is next to it."""
+def _output_next_to(name: str) -> str | None:
+    """Return the output next to a file that is the input of its run; None without one."""
     path = Path(name)
     stem = path.name.removesuffix(".gz").removesuffix(path.suffix)
     for output in sorted(path.parent.glob(f"{stem}.output.*")):

@@ -1,7 +1,7 @@
-"""Request lines: copies some lines of a batch file, byte for byte, in the order of the file.
+"""Request lines: copies some lines of a batch file unchanged, in the order of the file.
 
-The file may be JSONL, one JSON array of requests, or either compressed with gzip. A sample takes
-memory for its places and a piece of a line, requests by custom id for one line.
+The file may be JSONL, one JSON array of requests, or either compressed with gzip. Memory is needed
+for a sample's places and a piece of a line, or for one request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PIECE_BYTES = 2**20
 
 @dataclass(slots=True)
 class CopiedRequests:
-    """Numbers of lines that are not blank, of those copied, and of those that are no request."""
+    """Numbers of non-blank lines, of copied ones, and of malformed ones."""
 
     num_lines: int = 0
     num_copied: int = 0
@@ -58,9 +58,9 @@ def detect_source(source: Source) -> FileFormat:
 
 
 def is_table(source: Source) -> bool:
-    """Say whether a file has rows instead of lines: Parquet, Arrow, or CSV or TSV with columns.
+    """Return whether a file has rows instead of lines: Parquet, Arrow, or CSV or TSV with columns.
 
-    A row of CSV may have several lines. A line of JSON is a row, and plain text has lines alone.
+    A CSV row may span several lines. JSON and plain text files are copied by lines.
     """
     source.file.seek(0)
     head = source.file.read(HEAD_BYTES)
@@ -72,7 +72,7 @@ def is_table(source: Source) -> bool:
 
 
 def first_value(source: Source) -> object:
-    """Return the JSON value of a source's first line; None without one that can be read."""
+    """Return the JSON value of a source's first line; None if it cannot be read."""
     try:
         first = next(read_lines(open_lines(detect_source(source), source.file)), None)
         return None if first is None else from_json(first.data)
@@ -88,7 +88,7 @@ def unreadable(source: Source, exc: FormatError) -> BadInput:
 
 
 def count_lines(source: Source, form: FileFormat) -> int:
-    """Return the number of lines that are not blank; raises BadInput for a damaged file."""
+    """Return the number of non-blank lines; raises BadInput for a damaged file."""
     num_lines = 0
     try:
         for place, _ in _pieces(open_lines(form, source.file)):
@@ -106,7 +106,7 @@ def choose_sample(num_lines: int, size: int, seed: int) -> list[int]:
 
 
 def copy_lines(source: Source, form: FileFormat, places: Container[int], out: NewFile) -> None:
-    r"""Write the lines at these places, counted from 0 without blank ones, each ended by `\n`."""
+    r"""Write the lines at these places (0-based, without blank lines), each ending with `\n`."""
     try:
         pieces = _pieces(open_lines(form, source.file))
         for place, line in groupby(pieces, key=itemgetter(0)):
@@ -123,7 +123,7 @@ def copy_lines(source: Source, form: FileFormat, places: Container[int], out: Ne
 
 
 def copy_requests(source: Source, out: NewFile, is_wanted: Callable[[str], bool]) -> CopiedRequests:
-    """Write the requests with a wanted custom id; each line's is asked once, in their order."""
+    """Write the requests whose custom ID `is_wanted`, which is called once per line, in order."""
     form = detect_source(source)
     copied = CopiedRequests()
     try:
@@ -143,7 +143,7 @@ def copy_requests(source: Source, out: NewFile, is_wanted: Callable[[str], bool]
 
 
 def _pieces(stream: BytesByLine) -> Iterator[tuple[int, bytes]]:
-    """Yield the place of each line that is not blank with its bytes, in pieces of bounded size."""
+    """Yield the place of each non-blank line with its bytes, in pieces of bounded size."""
     place, is_first, is_new = -1, True, True
     while piece := stream.readline(_PIECE_BYTES):
         is_ended = piece.endswith(b"\n")

@@ -1,7 +1,7 @@
-"""Retry of failed rows: new files grow beside the old ones and replace them at the end.
+"""Retry of failed rows: new files grow next to the old ones and replace them at the end.
 
-The old files stay unchanged until the last row is written, so a kill loses no row: the new files
-are a prefix of the result, and the next resume continues there.
+The old files stay unchanged until the last row is written, so that a kill does not lose rows: the
+new files are a prefix of the result, and the next resume continues there.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _BUFFER_BYTES = 2**20
 
 
 def is_retry_started(output: Path) -> bool:
-    """Say whether a retry of this output was interrupted, so that a resume continues it."""
-    return _beside(output).exists()
+    """Return whether a retry of this output was interrupted, so that a resume continues it."""
+    return _file_next_to(output).exists()
 
 
 def finish_retry(output: Path, errors: Path | None) -> None:
-    """Replace the error file of a retry that was killed after it had replaced the output."""
-    if errors is None or not (complete := _beside(errors, _COMPLETE)).exists():
+    """Replace the error file of a retry that was killed after replacing the output."""
+    if errors is None or not (complete := _file_next_to(errors, _COMPLETE)).exists():
         return
     if is_retry_started(output):
-        complete.replace(_beside(errors))
+        complete.replace(_file_next_to(errors))
     else:
         _replace(complete, errors, only_if_rows=True)
 
 
 def retry_files(output: Path, errors: Path | None) -> list[Path]:
-    """Return the files of an earlier retry, which a run that starts over removes."""
+    """Return the files of an earlier retry, which a new run removes."""
     paths = [path for path in (output, errors) if path is not None]
-    growing = [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
-    return [*growing, spool_path(_beside(output))]
+    growing = [_file_next_to(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
+    return [*growing, spool_path(_file_next_to(output))]
 
 
 class RetryWriter(OrderedRows):
-    """Runs lines whose row is not `is_ok`, or that have none; a `ResumableWriter`.
+    """Runs lines whose row is missing or not `is_ok`; a `ResumableWriter`.
 
-    `old` are the kept rows in `output` and `errors`, which the caller has locked. `earlier` holds
-    rows of later lines that an earlier run has spooled.
+    `old` are the kept rows in `output` and `errors`, which the caller has locked. `earlier`
+    contains rows of later lines, spooled by an earlier run.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class RetryWriter(OrderedRows):
         stack: ExitStack,
     ) -> None:
         self._paths = [output] if errors is None else [output, errors]
-        self._new = find_kept_rows(lines(), [_beside(path) for path in self._paths])
+        self._new = find_kept_rows(lines(), [_file_next_to(path) for path in self._paths])
         opened = [_RetryFile(path) for path in self._paths]
         for file in opened:
             stack.callback(file.close)
-        spool = Spool(spool_path(_beside(output)), earlier.num_rows)
+        spool = Spool(spool_path(_file_next_to(output)), earlier.num_rows)
         stack.callback(spool.close)
         spool.load(lines(), self._new.num_rows)
         files, written = OutputFiles(*opened), self._new.num_rows
@@ -92,19 +92,19 @@ class RetryWriter(OrderedRows):
         self._files.start(self._new.cuts)
 
     def finish(self) -> None:
-        """Copy the remaining old rows, then replace the old files by the new.
+        """Copy the remaining old rows, then replace the old files with the new ones.
 
-        Raises RunIncomplete where a line has no row: the old files then stay.
+        Raises RunIncomplete if a line has no row: the old files then stay.
         """
         self._write_rest()
         self._files.finish()
         output, *errors = self._paths
         # `finish_retry` relies on this order: the last rename marks all files as complete.
         for path in errors:
-            _beside(path).replace(_beside(path, _COMPLETE))
-        _replace(_beside(output), output)
+            _file_next_to(path).replace(_file_next_to(path, _COMPLETE))
+        _replace(_file_next_to(output), output)
         for path in errors:
-            _replace(_beside(path, _COMPLETE), path, only_if_rows=True)
+            _replace(_file_next_to(path, _COMPLETE), path, only_if_rows=True)
         self._spool.remove()
         self._earlier.remove()
 
@@ -126,22 +126,22 @@ class _OldRows:
 
     @property
     def places(self) -> Iterator[int]:
-        """Places of the successful rows, in order."""
+        """Return the places of the successful rows, in order."""
         return (place for place, is_ok in enumerate(self._ok) if is_ok)
 
     def __contains__(self, place: object) -> bool:
         return isinstance(place, int) and place < len(self._ok) and self._ok[place] == 1
 
     def pop(self, place: int) -> Row:
-        """Return the row of the line at a place; the rows before it are skipped."""
+        """Return the row of the line at a place, skipping rows before it."""
         for found, row in self._rows:
             if found == place:
                 return Row(row, is_success=True)
-        raise OutputLost(f"{self._path} was changed while the job ran")
+        raise OutputLost(f"{self._path} changed during the run")
 
     def _read(self, num_bytes: int, stack: ExitStack) -> Iterator[tuple[int, bytes]]:
         """Yield each successful row of the first `num_bytes` with its place."""
-        # Opened lazily: there may be no such row.
+        # Opened lazily, because there may be no such row.
         file = stack.enter_context(self._path.open("rb", buffering=_BUFFER_BYTES))
         places = iter(self.places)
         while file.tell() < num_bytes:
@@ -154,29 +154,29 @@ class _RetryFile(LocalFile):
     """The new file of a retry; the old one stays until all rows are written."""
 
     def __init__(self, old: Path) -> None:
-        super().__init__(_beside(old))
+        super().__init__(_file_next_to(old))
         self._old = old
 
     def finish(self) -> None:
-        """Flush the rows to disk (fsync), since they replace the old ones."""
+        """Flush the rows to disk (fsync), because they replace the old ones."""
         super().finish()
         os.fsync(self._fd)
 
     def resume_hint(self) -> str:
         """Return how to resume."""
         return (
-            f"Until all is done {self._old} stays as it was; the same command with --resume goes "
-            "on with the retry"
+            f"{self._old} stays unchanged until the retry is complete; to continue it, run the "
+            "same command with --resume"
         )
 
 
-def _beside(path: Path, suffix: str = _GROWING) -> Path:
+def _file_next_to(path: Path, suffix: str = _GROWING) -> Path:
     target = Path(os.path.realpath(path))
     return target.with_name(target.name + suffix)
 
 
 def _replace(new: Path, old: Path, *, only_if_rows: bool = False) -> None:
-    """Replace the old file by the new; with `only_if_rows` an empty one is removed."""
+    """Replace the old file with the new one; with `only_if_rows`, remove an empty one."""
     target = Path(os.path.realpath(old))
     if target.exists():
         shutil.copymode(target, new)

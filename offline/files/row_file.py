@@ -1,4 +1,4 @@
-"""Row file: the rows of an output, of ours or of another batch API, in order and at any offset."""
+"""Row file: rows of an output of Tidemill or another batch API, in order or at any offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COPIED_BYTES = 2**20
 
 
 class RowPlace(NamedTuple):
-    """Where a row is in its file; `number` counts from 1 and includes blank lines."""
+    """Position of a row in its file; `number` is 1-based and includes blank lines."""
 
     number: int
     offset: int
@@ -37,9 +37,9 @@ class RowPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row as it was read: `body` is its answer, None where `error` says why there is none.
+    """A row as it was read: `body` is its answer; None if there is an `error` instead.
 
-    `row_id`, `custom_id` and `status` are None where the row has none.
+    `row_id`, `custom_id` and `status` are None if the row has none.
     """
 
     row_id: str | None
@@ -78,13 +78,13 @@ class RowFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the plain rows."""
+        """Return the size of the plain rows."""
         return os.fstat(self._file.fileno()).st_size
 
     def rows(self) -> Iterator[tuple[RowPlace, StoredRow]]:
-        """Yield the rows in order; raises BadInput, which names it, for a line that is none.
+        """Yield the rows in order; raises BadInput for a line that is not a row.
 
-        A last row that is cut off, as a run that is being written has one, is left out with a note.
+        An incomplete last row, as of a running run, is skipped with a note.
         """
         self._file.seek(0)
         number = offset = 0
@@ -101,17 +101,17 @@ class RowFile:
             except BadInput:
                 if data.endswith(b"\n") or number == 1:
                     raise
-                log(f"note: row {number:,} of {self.name} is cut off, and left out")
+                log(f"note: skipped row {number:,} of {self.name}, which is incomplete")
                 return
             yield place, self._row(number, fields)
 
     def parse(self, number: int, data: bytes) -> StoredRow:
-        """Return the row of a line; raises BadInput for a line that is none."""
+        """Return the row of a line; raises BadInput for a line that is not a row."""
         return self._row(number, self._parse_json(number, data))
 
     @property
     def lines(self) -> LineFile:
-        """Lines of the plain rows, from any number on."""
+        """Return the lines of the plain rows, readable from any number on."""
         return LineFile(self._file, self._source)
 
     def read(self, place: RowPlace) -> StoredRow:
@@ -122,13 +122,13 @@ class RowFile:
 
     def _row(self, number: int, fields: object) -> StoredRow:
         if not isinstance(fields, dict):
-            raise self._bad(number, "is no JSON object")
+            raise self._bad(number, "is not a JSON object")
         if not fields.keys() & {"response", "error"}:
             if fields.keys() >= {"url", "body"}:
-                raise self._bad(number, "is a request: name the file of its answers")
-            raise self._bad(number, "is not of a batch's output: it has no `response`")
+                raise self._bad(number, "is a request: pass the file with its answers")
+            raise self._bad(number, "is not a row of a batch output: it has no `response`")
         if not isinstance(fields.get("custom_id"), str | None):
-            raise self._bad(number, "has a `custom_id` that is no string")
+            raise self._bad(number, "has a `custom_id` that is not a string")
         return StoredRow.from_fields(fields)
 
     def _parse_json(self, number: int, data: bytes) -> object:
@@ -137,7 +137,7 @@ class RowFile:
             parsed: object = from_json(data)
         except ValueError:
             try:
-                # Other programs write lone surrogates, which the quicker parser refuses.
+                # Other programs write lone surrogates, which the faster parser rejects.
                 parsed = json.loads(data)
             except (ValueError, RecursionError) as exc:
                 raise self._bad(number, f"is not JSON ({exc})") from exc
@@ -149,21 +149,21 @@ class RowFile:
 
 @contextmanager
 def open_rows(name: str, *, tmp_dir: Path | None) -> Iterator[RowFile]:
-    """Open a file of rows; what is compressed or an array is unpacked to a temporary file."""
+    """Open a file of rows; a compressed file or array is unpacked to a temporary file."""
     with open_plain(name, tmp_dir=tmp_dir) as (file, source):
         yield RowFile(file, source)
 
 
 @contextmanager
 def open_plain(name: str, *, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
-    """Open a file as plain JSONL; what is compressed or an array is unpacked to a temporary one."""
+    """Open a file as plain JSONL; a compressed file or array is unpacked to a temporary file."""
     with open_source(name, tmp_dir=tmp_dir) as source, plain_copy(source, tmp_dir) as opened:
         yield opened
 
 
 @contextmanager
 def plain_copy(source: Source, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
-    """Return a source as plain JSONL: itself, or a temporary file while entered."""
+    """Yield a source as plain JSONL: the source itself, or a temporary file."""
     form = detect_source(source)
     if form.is_plain:
         yield source.file, source
@@ -179,6 +179,6 @@ def plain_copy(source: Source, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes]
         except OSError as exc:
             raise BadInput(
                 f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
-                f"({exc.strerror}); --output-tmp-dir names another folder"
+                f"({exc.strerror}): pass --output-tmp-dir to use another folder"
             ) from exc
         yield copy, source

@@ -1,7 +1,7 @@
-"""Row index: finds the rows of a custom id in a file by a hash table in flat arrays.
+"""Row index: finds rows of a file by custom ID, with a hash table in flat arrays.
 
-A row takes 36 to 44 bytes, whatever is in it. 64 bits of a hash have to agree before two ids are
-taken for one. Rows of one id are found in the order of the file, each once.
+A row takes 36 to 44 bytes, regardless of its size. IDs are compared by 64-bit hashes. Rows with the
+same ID are found in file order, each once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 
 from .row_file import RowFile, RowPlace, StoredRow
 
-_FREE = 0  # else the row's position + 1, negative once all rows of the id were found
+_FREE = 0  # otherwise the row's position + 1, negative once all rows of the ID were found
 _DIGEST_BYTES = 8
 
 
@@ -25,14 +25,14 @@ class RowIndex:
         self._numbers = array("q")
         self._offsets = array("q")
         self._end = 0
-        self._next = array("i")  # the next row of the same id, as in `_table`
+        self._next = array("i")  # the next row with the same ID, as in `_table`
         self._table = array("i")
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def add(self, row: StoredRow, place: RowPlace) -> None:
-        """Add the next row of the file; all are added before the first is found."""
+        """Add the next row of the file; no row may be added after the first lookup."""
         self._digests.append(_digest_of(row))
         self._numbers.append(place.number)
         self._offsets.append(place.offset)
@@ -40,14 +40,14 @@ class RowIndex:
 
     @classmethod
     def from_rows(cls, rows: RowFile) -> Self:
-        """Return the index of a whole file; raises BadInput for a line that is no row."""
+        """Return the index of a whole file; raises BadInput for a line that is not a row."""
         index = cls()
         for place, row in rows.rows():
             index.add(row, place)
         return index
 
     def find_id(self, custom_id: str) -> RowPlace | None:
-        """Return the place of the first row of a custom id in an index that nothing popped."""
+        """Return the place of the first row with a custom ID, in an index without pops."""
         if not self._table:
             self._build()
         slot = self._slot_of(_digest_of(StoredRow(None, custom_id, None, None)))
@@ -55,11 +55,11 @@ class RowIndex:
         return self._place_of(found - 1) if found > 0 else None
 
     def pop_id(self, custom_id: str) -> RowPlace | None:
-        """Return the place of the first row of a custom id that was not yet found."""
+        """Return the place of the first row with a custom ID that was not yet popped."""
         return self.pop(StoredRow(None, custom_id, None, None))
 
     def pop(self, row: StoredRow) -> RowPlace | None:
-        """Return the place of the first row of the same id that was not yet found."""
+        """Return the place of the first row with the same ID that was not yet popped."""
         if not self._table:
             self._build()
         slot = self._slot_of(_digest_of(row))
@@ -71,13 +71,13 @@ class RowIndex:
         return self._place_of(found - 1)
 
     def left(self) -> Iterator[RowPlace]:
-        """Yield the places of the rows that were never found, in the order of the file."""
+        """Yield the places of the rows that were never popped, in file order."""
         if not self._table:
             self._build()
         return (self._place_of(row) for row in range(len(self)) if self._next[row] >= 0)
 
     def _build(self) -> None:
-        """Chain the rows of each id; from the last row on, so that the first stands first."""
+        """Chain the rows of each ID, last row first, so that the first becomes the head."""
         size = 1 << (2 * len(self) + 1).bit_length()
         self._table = array("i", bytes(4 * size))
         self._next = array("i", bytes(4 * len(self)))
@@ -100,7 +100,7 @@ class RowIndex:
 
 
 def _digest_of(row: StoredRow) -> int:
-    """Return the digest of the custom id, or of the row's own id where a line had none."""
+    """Return the digest of the custom ID, or of the row's ID if it has no custom ID."""
     custom_id = row.custom_id
     name = f"\0{row.row_id}" if custom_id is None else custom_id
     data = name.encode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
-"""Row settings: the settings that the rows of an output were made with, and how two sets differ.
+"""Row settings: the settings of an output's rows, and differences between two sets of settings.
 
-As long as a run is incomplete they are in a file next to its spool, `rows.jsonl.settings`. A run
-that ends moves them to its run card, and that of a shard to the shard's mark.
+While a run is incomplete, they are stored next to its spool, in `rows.jsonl.settings`. A complete
+run moves them to its run card, a shard's run to the shard's mark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .paths import SPOOL_SUFFIX
 
 SUFFIX: Final = ".settings"
 RAISABLE: Final = frozenset({"--max-tokens", "--max-model-len"})
-"""Limits that end an answer: rows that ended before them are the same under a higher one."""
+"""Limits of answers: a higher limit does not change rows that did not reach the lower one."""
 
 _OBJECT: Final = "row.settings"
 _FILE_IDS: Final = ("revision", "digest")
@@ -29,17 +29,17 @@ _MAX_ID_CHARS: Final = 12
 _CONTEXT_CHARS: Final = 20
 
 Settings = Mapping[str, Any]
-"""Values by flag, without those that are the defaults.
+"""Values by flag, without defaults.
 
-The value of a model or an adapter has the `name` that was typed and what identifies its files.
+The value of a model or an adapter contains the given `name` and the identity of its files.
 """
 Differences = Mapping[str, tuple[Any, Any]]
-"""Earlier and current value by flag; None is the default."""
+"""Earlier and current value by flag; None means the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsUse:
-    """Settings of some rows, and how many these are; either is None where it is unknown."""
+    """Settings of some rows, and the number of those rows; None means unknown."""
 
     settings: Settings | None
     num_rows: int | None = None
@@ -49,7 +49,7 @@ class SettingsUse:
 class RowSettings:
     """Settings of all rows of an output, oldest first.
 
-    `retries_truncated` belongs to a retry that was interrupted: it runs truncated rows again, too.
+    `retries_truncated` belongs to an interrupted retry, which also reruns truncated rows.
     """
 
     uses: tuple[SettingsUse, ...]
@@ -78,12 +78,12 @@ class RowSettings:
             raise BadInput(f"{path} cannot be read ({exc.strerror})") from exc
         except (ValueError, KeyError, TypeError) as exc:
             raise BadInput(
-                f"{path} does not contain the settings of rows: remove it, and --resume keeps the "
+                f"{path} does not contain the settings of rows: remove it; --resume then keeps the "
                 "rows without comparing their settings"
             ) from exc
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all; raises OSError."""
+        """Write the file atomically; raises OSError."""
         growing = path.with_name(path.name + ".new")
         found = {
             "object": _OBJECT,
@@ -102,18 +102,19 @@ class RowSettings:
 
     @property
     def latest(self) -> Settings | None:
-        """Settings that the newest rows were made with."""
+        """Return the settings of the newest rows."""
         return self.uses[-1].settings
 
     @property
     def has_rows(self) -> bool:
-        """Say whether there are rows, as far as their number is known."""
+        """Return whether there are rows, or their number is unknown."""
         return any(use.num_rows != 0 for use in self.uses)
 
     def continued(self, now: Settings, num_kept: int, *, is_retry: bool) -> Self:
         """Return these settings before new rows are added to `num_kept` rows.
 
-        A retry replaces rows of unknown settings, so the numbers of several are unknown then.
+        It is unknown which settings the rows had that a retry replaces, so with several settings
+        their numbers of rows become unknown.
         """
         uses = self.uses
         if len(uses) == 1:
@@ -132,7 +133,7 @@ class RowSettings:
 
 
 def _with_last(uses: tuple[SettingsUse, ...], num_rows: int) -> tuple[SettingsUse, ...]:
-    """Return the uses with the number of rows of the last one: those that no other has."""
+    """Return the uses, with the remaining number of rows for the last one."""
     others = [use.num_rows for use in uses[:-1]]
     known = [count for count in others if count is not None]
     rest = max(0, num_rows - sum(known)) if len(known) == len(others) else None
@@ -140,7 +141,7 @@ def _with_last(uses: tuple[SettingsUse, ...], num_rows: int) -> tuple[SettingsUs
 
 
 def joined_settings(parts: Iterable[tuple[RowSettings | None, int]]) -> RowSettings | None:
-    """Return the settings of joined outputs, each with its number of rows; None if all unknown."""
+    """Return the settings of joined outputs with their numbers of rows; None if all are unknown."""
     counts: dict[str, SettingsUse] = {}
     for part, num_rows in parts:
         uses = (SettingsUse(None, num_rows),) if part is None else part.uses
@@ -172,7 +173,7 @@ def differences(before: Settings, now: Settings) -> Differences:
 
 
 def without_raised_limits(found: Differences) -> Differences:
-    """Return the differences except limits of answers that are higher than before."""
+    """Return the differences, except raised limits of answers."""
     return {name: pair for name, pair in found.items() if not _is_raised(name, *pair)}
 
 
@@ -184,7 +185,7 @@ def _is_raised(name: str, before: Any, now: Any) -> bool:
 
 
 def describe(found: Differences, before: str = "before", now: str = "now") -> list[str]:
-    """Return a line for each difference, values shortened."""
+    """Return a line for each difference, with shortened values."""
     return [
         f"  {name}: {old} {before}, {new} {now}"
         for name, pair in found.items()
@@ -193,7 +194,7 @@ def describe(found: Differences, before: str = "before", now: str = "now") -> li
 
 
 def use_lines(uses: Sequence[SettingsUse]) -> list[str]:
-    """Return a line for each use: its rows, and the settings in which the uses differ."""
+    """Return a line for each use, with its rows and the settings in which the uses differ."""
     known = [use.settings for use in uses if use.settings is not None]
     names = dict.fromkeys(name for each in known[1:] for name in differences(known[0], each))
     lines = []
@@ -222,12 +223,12 @@ def _is_of_files(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return the value as JSON: the order of an object's members, as in a schema, counts."""
+    """Return the value as JSON; the order of object members matters, as in a schema."""
     return json.dumps(value, default=str)
 
 
 def _shown(before: Any, now: Any) -> tuple[str, str]:
-    """Return two values, shortened to where they differ."""
+    """Return two values, shortened to the part that differs."""
     old, new = _plain(before), _plain(now)
     pairs = enumerate(zip(old, new, strict=False))
     start = next((place for place, (one, other) in pairs if one != other), min(len(old), len(new)))

@@ -1,4 +1,4 @@
-"""Row writers: put rows into line order, and append them after the kept ones."""
+"""Row writers: put rows into line order, and append them to the kept ones."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MAX_HELD_BYTES = 2**20
 
 
 class RowWriter(Protocol):
-    """Writes finished rows in line order, whatever the order they come in."""
+    """Writes rows in line order, regardless of the order in which they finish."""
 
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
-        """Write rows, or keep them until those before them have come; raises OutputLost."""
+        """Write rows, or store them until earlier rows are available; raises OutputLost."""
 
     def drain(self) -> bool:
-        """Write some of the kept rows that are next in order; say whether more of them are."""
+        """Write some stored rows that are next in order; return whether there are more."""
 
     def flush(self) -> None:
-        """Make all rows outlive this process that a resume can find."""
+        """Make all rows durable, so that a resume finds them."""
 
     def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
-        """Spool these rows and the held ones after `write` or `drain` has failed."""
+        """Spool these rows and the held ones after `write` or `drain` failed."""
 
 
 class ResumableWriter(RowWriter, Protocol):
@@ -41,40 +41,40 @@ class ResumableWriter(RowWriter, Protocol):
 
     @property
     def num_kept(self) -> int:
-        """Number of lines that are not run because they have a row."""
+        """Return the number of lines that are not run because they have a row."""
 
     @property
     def num_kept_ok(self) -> int:
-        """Number of kept rows that are successful."""
+        """Return the number of kept rows that are successful."""
 
     @property
     def num_reused(self) -> int:
-        """Number of kept rows that are results of other runs."""
+        """Return the number of kept rows that are results of other runs."""
 
     @property
     def created(self) -> int | None:
-        """Timestamp of the kept replies, None without any."""
+        """Return the timestamp of the kept replies; None without any."""
 
     @property
     def num_written(self) -> int:
-        """Number of rows in the output."""
+        """Return the number of rows in the output."""
 
     @property
     def num_truncated(self) -> int:
-        """Number of rows in the output whose answer was cut off at its token limit."""
+        """Return the number of rows in the output with an answer truncated at its token limit."""
 
     @property
     def is_resumable(self) -> bool:
-        """Say whether finished rows outlive this process, in whatever order they came."""
+        """Return whether finished rows outlive this process, in any order."""
 
     def has_row(self, place: int) -> bool:
-        """Say whether the line at this place is not run again; asked before `start`."""
+        """Return whether the line at this place already has a row; called before `start`."""
 
     def start(self) -> None:
-        """Prepare the files; before that they are unchanged."""
+        """Prepare the files, which are unchanged before."""
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
+        """Make sure that all rows have arrived; raises RunIncomplete if a line has no row."""
 
     def resume_hint(self) -> str:
         """Return where the rows are after a stop, and how to resume."""
@@ -93,7 +93,7 @@ class OutputFiles:
             file.start(cut)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows, each with whether it is a success, in input order."""
+        """Write rows in input order, with failed ones to the error file, if any."""
         if self.errors is None:
             self.output.write(b"".join([row for row, _ in rows]))
             return
@@ -124,9 +124,9 @@ class FinishedRows(Protocol):
 class OrderedRows:
     """Puts new and finished rows into line order, after the `kept` ones; a `RowWriter`.
 
-    New rows that wait go into the `spool`; `finished` ones of earlier runs may be elsewhere, too.
-    After a method has failed the output is not written any more, as it may have some of the rows:
-    `rescue` spools those that it may lack.
+    New rows that wait are stored in the `spool`; `finished` rows of earlier runs may be elsewhere.
+    After a method has failed, the output is no longer written, because it may contain some of
+    the rows: `rescue` spools those that may be missing.
     """
 
     def __init__(
@@ -148,21 +148,21 @@ class OrderedRows:
 
     @property
     def num_written(self) -> int:
-        """Number of rows in the output."""
+        """Return the number of rows in the output."""
         return self._num_written
 
     @property
     def num_truncated(self) -> int:
-        """Number of rows in the output whose answer was cut off at its token limit."""
+        """Return the number of rows in the output with an answer truncated at its token limit."""
         return self._num_truncated
 
     @property
     def is_resumable(self) -> bool:
-        """Say whether finished rows outlive this process, in whatever order they came."""
+        """Return whether finished rows outlive this process, in any order."""
         return self._spool.is_durable
 
     def has_row(self, place: int) -> bool:
-        """Say whether the line at this place is not run again; asked before `start`."""
+        """Return whether the line at this place already has a row; called before `start`."""
         return place < self._place or any(place in rows for rows in self._finished)
 
     def resume_hint(self) -> str:
@@ -182,9 +182,9 @@ class OrderedRows:
         self._has_failed = False
 
     def drain(self) -> bool:
-        """Write finished rows that are next in order, `ROWS_PER_WRITE` at most.
+        """Write up to `ROWS_PER_WRITE` finished rows that are next in order.
 
-        Returns whether more of them are.
+        Returns whether there are more.
         """
         self._begin()
         self._copy(ROWS_PER_WRITE)
@@ -195,24 +195,24 @@ class OrderedRows:
         return is_more
 
     def flush(self) -> None:
-        """Make the spooled rows outlive this process."""
+        """Make the spooled rows durable."""
         self._spool.flush()
 
     def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
-        """Spool these rows and the held ones; those taken from the spool are still in its file."""
+        """Spool these rows and the held ones; rows popped from the spool are still in its file."""
         for line, row in [*self._held, *rows]:
             if line is not None and line.place >= self._num_written:
                 self._spool.add(line, row)
         self._spool.flush()
 
     def _begin(self) -> None:
-        """Mark the writer as failed until the caller's end; raises RunIncomplete if it has."""
+        """Mark the writer as failed until the caller succeeds; raises RunIncomplete if it is."""
         if self._has_failed:
             raise RunIncomplete("the output cannot be written after an earlier failure")
         self._has_failed = True
 
     def _write_rest(self) -> None:
-        """Write all finished rows that are left; raises RunIncomplete where a line has no row."""
+        """Write all remaining finished rows; raises RunIncomplete if a line has no row."""
         while self.drain():
             pass
         if self._num_written != self._spool.num_rows:
@@ -252,8 +252,8 @@ def _place_of(finished: tuple[PlacedLine, Row]) -> int:
 class AppendWriter(OrderedRows):
     """Runs the lines after the kept rows; a `ResumableWriter`.
 
-    `spool` holds rows out of order, those of an earlier run among them. `stale` are files of an
-    older run, removed by `start`; `reused` rows are results of other runs.
+    `spool` contains out-of-order rows, including those of an earlier run. `stale` are files of an
+    older run, which `start` removes; `reused` rows are results of other runs.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class AppendWriter(OrderedRows):
         self._files.start(self._kept.cuts)
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
+        """Make sure that all rows have arrived; raises RunIncomplete if a line has no row."""
         self._write_rest()
         self._spool.remove()
         self._files.finish()

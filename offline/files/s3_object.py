@@ -1,4 +1,4 @@
-"""S3 object that a command line names: `s3://bucket/key`."""
+"""S3 objects on the command line: `s3://bucket/key`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class S3Object(NamedTuple):
         """Parse `s3://bucket/key`; raises Refused."""
         bucket, _, key = name[len(SCHEME) :].partition("/")
         if not bucket or not key or key.endswith("/"):
-            raise Refused(f"{name} names no object: write {SCHEME}bucket/key")
+            raise Refused(f"{name} is not an S3 object: use {SCHEME}bucket/key")
         return cls(bucket, key)
 
     def __str__(self) -> str:
@@ -28,5 +28,5 @@ class S3Object(NamedTuple):
 
 
 def is_s3(name: str) -> bool:
-    """Say whether the name is an `s3://` URL."""
+    """Return whether the name is an `s3://` URL."""
     return name.lower().startswith(SCHEME)

@@ -1,4 +1,4 @@
-"""S3 transfer: objects of AWS's S3, or of another store, as inputs and outputs."""
+"""S3 transfer: objects in AWS S3 or a compatible store as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _Found(NamedTuple):
 
 @contextmanager
 def open_object(place: S3Object, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Copy an object to a temporary file and yield that, and when the object was written.
+    """Copy an object to a temporary file; yield that file and the object's time of writing.
 
-    Raises Refused for an object that does not exist, InputChanged for one that is written
-    meanwhile, TransferFailed for what the store refuses and BadInput where the disk has no room.
+    Raises Refused if the object does not exist, InputChanged if it changes in the meantime,
+    TransferFailed for an error of the store, and BadInput if the disk is full.
     """
     try:
         with tempfile.TemporaryDirectory(dir=tmp_dir, prefix="tidemill-input-") as folder:
@@ -45,7 +45,7 @@ def open_object(place: S3Object, tmp_dir: Path | None) -> Iterator[tuple[IO[byte
     except OSError as exc:
         raise BadInput(
             f"copying {place} to {tmp_dir or tempfile.gettempdir()} failed: "
-            f"{exc.strerror or exc}; --output-tmp-dir names another folder"
+            f"{exc.strerror or exc}. Pass --output-tmp-dir to use another folder"
         ) from exc
     with file:
         yield file, found.modified
@@ -66,7 +66,7 @@ def _download(place: S3Object, path: Path) -> _Found:
 
 
 def check_new_object(place: S3Object, *, force: bool) -> None:
-    """Raise Refused for an object that is there, unless `force`; who may only write may go on.
+    """Raise Refused for an existing object, unless `force`; without read permission, do not check.
 
     Raises TransferFailed for a store that cannot be used.
     """
@@ -78,11 +78,13 @@ def check_new_object(place: S3Object, *, force: bool) -> None:
                 raise
             return
     if found is not None and not force:
-        raise Refused(f"{place} is there already: name another object, or --force writes over it")
+        raise Refused(
+            f"{place} already exists: choose another object, or pass --force to overwrite it"
+        )
 
 
 def upload_object(place: S3Object, rows: IO[bytes]) -> None:
-    """Write all of `rows` as an object, in parts where they are large; raises TransferFailed."""
+    """Write `rows` as an object, in parts if they are large; raises TransferFailed."""
     rows.seek(0)
     about = {"ContentType": "application/x-ndjson"}
     with _errors(f"writing {place}"):
@@ -93,9 +95,9 @@ def upload_object(place: S3Object, rows: IO[bytes]) -> None:
 
 
 def _find(place: S3Object) -> Operation[_Found | None]:
-    """Return what is known of an object, None if it does not exist.
+    """Return an object's version, size and time; None if it does not exist.
 
-    Its first byte is read, as the answer to a HEAD does not say why it is refused.
+    Its first byte is read, because the response to a HEAD does not contain the reason of an error.
     """
     where = {"Bucket": place.bucket, "Key": place.key}
     try:
@@ -108,16 +110,16 @@ def _find(place: S3Object) -> Operation[_Found | None]:
             raise
         response, num_bytes = (yield Call("s3", "head_object", where)), 0
     if "ETag" not in response:
-        raise AwsError("s3 get_object: what answers there is not S3, as a console or another port")
+        raise AwsError("s3 get_object: the endpoint is not S3; it may be a console or another port")
     return _Found(response["ETag"], num_bytes, int(response["LastModified"].timestamp()))
 
 
 @contextmanager
 def _errors(doing: str) -> Iterator[None]:
-    """Raise errors of the store as errors of the command line."""
+    """Translate errors of the store to command-line errors."""
     try:
         yield
     except ObjectChanged as exc:
-        raise InputChanged(f"{doing} failed: it was written to meanwhile") from exc
+        raise InputChanged(f"{doing} failed: the object changed in the meantime") from exc
     except AwsError as exc:
         raise TransferFailed(f"{doing} failed: {exc}") from exc

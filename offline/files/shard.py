@@ -1,4 +1,4 @@
-"""Shard of a file: the contiguous part of its lines that one of several runs takes."""
+"""Shard of a file: a contiguous part of its lines, for one of several runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DIGEST_BYTES: Final = 16
 class Shard:
     """Shard `number`, from 1, of the `count` shards of a file.
 
-    Each covers as many bytes of the plain JSONL. A line belongs to the shard in which its first
-    byte lies, so that every line belongs to one, for any count.
+    All shards cover the same number of bytes of the plain JSONL. A line belongs to the shard with
+    its first byte, so that each line belongs to exactly one shard, for any count.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Shard:
         return f"{whole}.{self.number}-of-{self.count}"
 
     def byte_range(self, num_bytes: int) -> tuple[int, int]:
-        """Return where the shard begins and ends in a file of this size."""
+        """Return the start and the end of the shard in a file of this size."""
         return (
             num_bytes * (self.number - 1) // self.count,
             num_bytes * self.number // self.count,
@@ -42,13 +42,17 @@ def parse_shard(text: str) -> Shard:
     """Return the shard of `3/8`; raises ArgumentTypeError for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard: write 3/8 for the third of eight")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid shard: use 3/8 for the third of eight"
+        )
     number, count = int(match[1]), int(match[2])
     if not count:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard: a file has at least one")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid shard: the number of shards must be at least 1"
+        )
     if not 1 <= number <= count:
-        shards = "it is 1/1" if count == 1 else f"they are 1/{count} to {count}/{count}"
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard: {shards}")
+        shards = "1/1" if count == 1 else f"1/{count} to {count}/{count}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid shard: use {shards}")
     return Shard(number, count)
 
 
@@ -61,8 +65,8 @@ def add_shard_flag(group: argparse._ActionsContainer, help_text: str) -> None:
 class Boundary:
     """Boundary before a line of a file, or at its end.
 
-    `start` is the line's first byte, `number` its number, and `digest` that of all bytes before it,
-    by which shards show that they are of one file.
+    `start` is the line's first byte, `number` its number, and `digest` the digest of all preceding
+    bytes, which shows that shards belong to the same file.
     """
 
     start: int
@@ -72,7 +76,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class ShardLines:
-    """Lines of a shard in a file of `num_bytes`: from `first` up to `end`."""
+    """Lines of a shard in a file of `num_bytes`, from `first` up to `end`."""
 
     shard: Shard
     num_bytes: int
@@ -91,7 +95,7 @@ class _Readable(Protocol):
 
 
 def find_shard_lines(file: _Readable, num_bytes: int, shard: Shard) -> ShardLines:
-    """Find the lines of a shard: reads the file up to its end, and parses nothing."""
+    """Find the lines of a shard by reading the file up to the shard's end, without parsing."""
     file.seek(0)
     reader = _BoundaryReader(file)
     first, end = [reader.find(offset) for offset in shard.byte_range(num_bytes)]
@@ -108,7 +112,7 @@ class _BoundaryReader:
         self._digest = blake2b(digest_size=_DIGEST_BYTES)
 
     def find(self, offset: int) -> Boundary:
-        """Return the first line that begins at `offset` or later, not before the last one found."""
+        """Return the first line that starts at `offset` or later; offsets must not decrease."""
         while self._position < offset - 1:
             data = self._file.read(min(_BLOCK_BYTES, offset - 1 - self._position))
             if not data:
@@ -119,7 +123,7 @@ class _BoundaryReader:
             while not ends_line and (data := self._file.readline(_BLOCK_BYTES)):
                 self._count(data)
                 ends_line = data.endswith(b"\n")
-            self._number += not ends_line  # the last one may have no newline
+            self._number += not ends_line  # the last line may have no newline
         return Boundary(self._position, self._number, self._digest.hexdigest())
 
     def _count(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Files of the shards of one output: found by their names, and checked to be whole."""
+"""Files of the shards of one output: found by name, and checked for completeness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ShardFiles:
-    """Files of one shard's rows, and the mark that its run has left."""
+    """Files of one shard's rows, and the mark that its run wrote."""
 
     shard: Shard
     output: Path
@@ -32,7 +32,7 @@ class ShardFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """Return the paths of its rows, which exist but for error rows where there are none."""
+        """Return the paths of its rows; the error file exists only if there are error rows."""
         return [self.output] if self.errors is None else [self.output, self.errors]
 
     @property
@@ -41,43 +41,41 @@ class ShardFiles:
         return mark_path(self.output)
 
     def check_ended(self) -> None:
-        """Raise Refused for a run that goes on or was stopped, as its files show."""
+        """Raise Refused if the run is still running or was stopped."""
         with locked(self.output):
             left = [spool_path(self.output), *retry_files(self.output, self.errors)]
             if any(path.exists() for path in left):
                 raise Refused(f"{self.output} is not finished: run its shard with --resume")
 
     def load_mark(self) -> ShardMark:
-        """Return the mark; raises Refused without one, or if the rows are not those it is of."""
+        """Return the mark; raises Refused if it is missing or does not match the rows."""
         try:
             mark = ShardMark.load(self.mark_path)
         except FileNotFoundError:
             raise Refused(
                 f"{self.output} has no {self.mark_path.name}, so its run has not finished: run "
-                "its shard with --resume, or compare the rows with the lines of the input by -i"
+                "its shard with --resume, or pass -i to compare the rows with the input's lines"
             ) from None
         except ValueError as exc:
-            raise Refused(f"{exc}: run its shard with --resume, which writes it anew") from exc
+            raise Refused(f"{exc}: run its shard with --resume to write it again") from exc
         if mark.lines.shard != self.shard:
             raise Refused(
-                f"{self.mark_path} is of {mark.lines.shard}: run this shard with --resume"
+                f"{self.mark_path} belongs to {mark.lines.shard}: run this shard with --resume"
             )
         if (mark.error_bytes is None) != (self.errors is None):
-            had = (
-                "no error file: leave -e away" if self.errors else "an error file: name it with -e"
-            )
+            had = "no error file: remove -e" if self.errors else "an error file: pass it with -e"
             raise Refused(f"the run of {self.output} had {had}")
         for path, num_bytes in zip(self.paths, (mark.output_bytes, mark.error_bytes), strict=False):
             found = path.stat().st_size if path.exists() else 0
             if found != num_bytes:
                 raise Refused(
-                    f"{path} has {found:,} bytes, and had {num_bytes:,} when its run ended: run "
+                    f"{path} has {found:,} bytes, but had {num_bytes:,} when its run ended: run "
                     "its shard with --resume"
                 )
         return mark
 
     def settings(self) -> RowSettings | None:
-        """Return the settings of its rows; None where they are unknown."""
+        """Return the settings of its rows; None if they are unknown."""
         if (found := RowSettings.load(settings_path(self.output))) is not None:
             return found
         try:
@@ -100,24 +98,24 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             raise Refused(f"a run is writing {path}") from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system does not support locks
         yield
 
 
 def find_shards(output: Path, errors: Path | None, count: int | None) -> list[ShardFiles]:
     """Return the files of all shards of an output, in order; raises Refused if one is missing.
 
-    Without a `count` it is that of the files, which must agree on it.
+    The default for `count` is taken from the files' names, which must agree.
     """
     found = _numbers_by_count(output)
     if count is None:
         if not found:
-            raise Refused(f"there is no {Shard(1, 2).path(str(output))}, nor any other shard of it")
+            raise Refused(f"no shards of {output} found, such as {Shard(1, 2).path(str(output))}")
         if len(found) > 1:
             counts = ", ".join(f"{each:,}" for each in sorted(found))
             raise Refused(
-                f"{output} has shards of several runs, by the number of all ({counts}): name one "
-                "with -n"
+                f"{output} has shards of several runs, with different numbers of shards "
+                f"({counts}): choose one with -n"
             )
         [count] = found
     numbers = found.get(count, set())
@@ -152,7 +150,7 @@ def _numbers_by_count(output: Path) -> dict[int, set[int]]:
 
 
 def check_shards(shards: list[ShardFiles], output: Path, *, by_marks: bool) -> list[ShardMark]:
-    """Raise Refused that names the unfinished shards; return the marks, which fit together."""
+    """Raise Refused with the unfinished shards; otherwise return the marks, which match."""
     refusals, marks = [], []
     for each in shards:
         try:
@@ -165,8 +163,8 @@ def check_shards(shards: list[ShardFiles], output: Path, *, by_marks: bool) -> l
     for (before, after), (one, other) in zip(pairwise(shards), pairwise(marks), strict=False):
         if one.lines.num_bytes != other.lines.num_bytes or one.lines.end != other.lines.first:
             raise Refused(
-                f"{before.output} and {after.output} are of different inputs, or of one that was "
-                "changed between their runs: run the older one again with --force"
+                f"{before.output} and {after.output} have different inputs, or their input changed "
+                "between their runs: rerun the older one with --force"
             )
     return marks
 
@@ -176,7 +174,7 @@ def check_same_settings(
 ) -> None:
     """Raise Refused for shards that were run with different settings.
 
-    A shard of an older version does not have its settings, which is logged.
+    Shards from older versions do not contain their settings, which is logged.
     """
     known = [
         (each, found.latest)
@@ -191,11 +189,8 @@ def check_same_settings(
         )
     if lines:
         more = [f"  and {len(lines) - _MAX_NAMED:,} more"] if len(lines) > _MAX_NAMED else []
-        head = f"{output} cannot be joined, as its shards were run with different settings:"
-        way = (
-            "Run the shards that differ again with --force, or join all with "
-            "--allow-other-settings."
-        )
+        head = f"{output} cannot be joined, because its shards were run with different settings:"
+        way = "Rerun the shards that differ with --force, or join all with --allow-other-settings."
         raise Refused("\n".join((head, *lines[:_MAX_NAMED], *more, way)))
     if num_unknown := sum(found is None or found.latest is None for found in settings):
         log(

@@ -1,7 +1,7 @@
-"""Join of shards: the rows of all shards of an output, in one file, none missing and none twice.
+"""Join of shards: the rows of all shards of an output in one file, each exactly once.
 
-The rows are copied to a file beside the output, which takes the output's name once all of them are
-on the disk. Before that there is no output, whenever the process ends.
+The rows are copied to a file next to the output, which is renamed to the output once all of them
+are on disk. If the process ends earlier, there is no output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GROWING: Final = ".joining"
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Counts of what was joined."""
+    """Numbers of joined shards and rows."""
 
     num_shards: int
     num_rows: int
@@ -50,7 +50,7 @@ class LineCheck:
 
     def __init__(self, requests: InputFile, count: int) -> None:
         self._name = requests.name
-        # Each shard's range, though not its lines, is known from the size.
+        # The size determines each shard's byte range, though not its lines.
         self._num_bytes = requests.num_bytes
         self._count = count
         self._spans = requests.spans()
@@ -58,7 +58,7 @@ class LineCheck:
         self.num_errors = 0
 
     def check(self, files: ShardFiles) -> None:
-        """Raise BadInput unless the next lines have their rows in the files of the next shard."""
+        """Raise BadInput unless the next shard's files contain the rows of the next lines."""
         _, end = files.shard.byte_range(self._num_bytes)
         with ExitStack() as stack:
             readers = [
@@ -71,7 +71,7 @@ class LineCheck:
                 index = index_of(row_id_of(raw.digest), readers)
                 if index is None:
                     raise BadInput(
-                        f"line {raw.number} of {self._name} has no row where it should be in "
+                        f"line {raw.number} of {self._name} has no row at its place in "
                         f"{' or '.join(map(str, files.paths))}: run {files.shard} with --resume"
                     )
                 self.num_errors += readers[index].pop().status_code != 200
@@ -79,7 +79,7 @@ class LineCheck:
             for reader in readers:
                 if reader.head is not None:
                     raise BadInput(
-                        f"row {reader.num_rows + 1} of {reader.path} is not of a line of "
+                        f"row {reader.num_rows + 1} of {reader.path} does not match a line of "
                         f"{files.shard} of {self._name}"
                     )
 
@@ -91,7 +91,7 @@ class LineCheck:
 
 
 class _JoinedFile(LocalFile):
-    """File that grows beside the output and takes its name at the end."""
+    """File that grows next to the output and is renamed to it at the end."""
 
     def __init__(self, whole: Path) -> None:
         target = Path(os.path.realpath(whole))
@@ -100,7 +100,7 @@ class _JoinedFile(LocalFile):
         self.num_rows = 0
 
     def append(self, path: Path) -> str:
-        """Copy all rows of a file, which need not exist; return their digest."""
+        """Copy all rows of a file, if it exists; return their digest."""
         digest = new_digest()
         if not path.exists():
             return digest.hexdigest()
@@ -112,16 +112,16 @@ class _JoinedFile(LocalFile):
                 self.num_rows += data.count(b"\n")
                 end = data[-1:]
         if end != b"\n":
-            raise BadInput(f"the last row of {path} is torn: run its shard with --resume")
+            raise BadInput(f"the last row of {path} is incomplete: run its shard with --resume")
         return digest.hexdigest()
 
     def finish(self) -> None:
-        """Write the rows to the disk (fsync)."""
+        """Flush the rows to disk (fsync)."""
         super().finish()
         os.fsync(self._fd)
 
     def place(self, *, only_if_rows: bool = False) -> None:
-        """Give it the name of the output; with `only_if_rows` an empty one has no file."""
+        """Rename it to the output; with `only_if_rows`, remove it if it is empty."""
         if only_if_rows and self.is_empty:
             self._whole.unlink(missing_ok=True)
             return
@@ -131,20 +131,20 @@ class _JoinedFile(LocalFile):
         _sync_folder(self._whole.parent)
 
     def close(self) -> None:
-        """Unlock the file; remove it unless it is the output now."""
+        """Unlock the file; remove it unless it has become the output."""
         if self._is_in_place():
             self.path.unlink()
         super().close()
 
     def resume_hint(self) -> str:
-        """Return how to go on."""
-        return "The shards are as they were: join them again"
+        """Return how to continue."""
+        return "The shards are unchanged: join them again"
 
 
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # not every file system can
+        with suppress(OSError):  # not supported by every file system
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -153,9 +153,9 @@ def _sync_folder(folder: Path) -> None:
 def check_outputs(
     output_file: str, error_file: str | None, *, input_file: str | None, force: bool
 ) -> None:
-    """Raise Refused for an output that cannot be written, or that is there without `force`."""
+    """Raise Refused for an output that cannot be written, or exists and `force` is not set."""
     if not is_path(output_file):
-        raise Refused("a join writes a file: name the output that the shards were made for")
+        raise Refused("the output must be a file: pass the -o of the shards' runs")
     check_paths(input_file, output_file, error_file)
     for name in (output_file, error_file):
         if name is not None:
@@ -163,9 +163,9 @@ def check_outputs(
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise Refused for a file that is there, without `force`."""
+    """Raise Refused for an existing file, unless `force` is set."""
     if path.exists() and not force:
-        raise Refused(f"{path} is there already: --force replaces it")
+        raise Refused(f"{path} already exists: pass --force to overwrite it")
 
 
 def join_shards(
@@ -180,8 +180,8 @@ def join_shards(
 ) -> Joined:
     """Write the rows of all shards to the output, and count them; raises CliError.
 
-    That each shard has all its rows is known from its mark, or by comparing them with the lines of
-    `requests`. With `remove` the shards go once the output is on the disk.
+    Completeness of each shard is checked by its mark, or by comparing it with the lines of
+    `requests`. With `remove`, the shards are removed once the output is on disk.
     """
     shards = find_shards(output, errors, count)
     marks = check_shards(shards, output, by_marks=requests is None)
@@ -200,7 +200,7 @@ def join_shards(
             file.finish()
         for whole in wholes:
             refuse_existing(whole, force=force)
-        # The output comes last: where it is, all is there.
+        # The output comes last: if it exists, everything is complete.
         for file in reversed(files):
             file.place(only_if_rows=file is not files[0])
         _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
@@ -220,11 +220,11 @@ def _save_settings(output: Path, found: RowSettings | None) -> None:
         else:
             found.save(path)
     except OSError as exc:
-        log(f"note: {path} cannot be written ({exc.strerror}): it has the settings of the rows")
+        log(f"note: the settings of the rows cannot be written to {path} ({exc.strerror})")
 
 
 def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:
-    """Open the new files; raises Refused while a run writes one that they would replace."""
+    """Open the new files; raises Refused while a run is writing an output that they replace."""
     for whole in wholes:
         if whole.exists():
             stack.enter_context(locked(whole))
@@ -238,7 +238,7 @@ def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:
 
 
 def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | LineCheck) -> int:
-    """Copy the rows of a shard and count them; raises CliError if they are not of its lines."""
+    """Copy the rows of a shard and count them; raises CliError if they do not match its lines."""
     num_before = sum(file.num_rows for file in files)
     with locked(shard.output):
         shard.check_ended()
@@ -250,10 +250,10 @@ def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | 
             shard.load_mark(),
             num_rows,
         ):
-            raise BadInput(f"{shard.output} was changed after its run ended")
+            raise BadInput(f"{shard.output} changed after its run ended")
         if isinstance(proof, ShardMark) and proof.digests not in {None, tuple(digests)}:
             raise BadInput(
-                f"{shard.output} was changed after its run ended, or copied with errors: copy it "
+                f"{shard.output} changed after its run ended, or was damaged by copying: copy it "
                 "again, or run its shard with --force"
             )
         return num_rows

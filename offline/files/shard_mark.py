@@ -1,7 +1,7 @@
-"""Mark of a finished shard: a small file beside its rows, by which a join knows them to be whole.
+"""Mark of a finished shard: a small file next to its rows, which shows that they are complete.
 
-A killed run leaves the first rows of its shard, which look like all of them. So the last thing that
-a run does is to write the mark, once its rows are on the disk; the first is to remove an old one.
+A killed run leaves the first rows of its shard, which look complete. Therefore a run removes an old
+mark first, and writes the new one last, when its rows are on disk.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def mark_path(output: Path) -> Path:
 class ShardMark:
     """Mark of a shard whose lines all have a row.
 
-    `num_errors` of them are errors. `error_bytes` is None where the run had no error file; else,
-    together with `output_bytes`, what both files held at its end. `digests` are the hashes of both
-    files, None in a mark of an older version. `made_with` are the settings of the rows, as
-    `RowSettings` lists them.
+    `num_errors` of them are errors. `output_bytes` and `error_bytes` are the final sizes of both
+    files; `error_bytes` is None without an error file. `digests` are the hashes of both files, None
+    in marks from older versions. `made_with` are the settings of the rows, as in `RowSettings`.
     """
 
     lines: ShardLines
@@ -47,7 +46,7 @@ class ShardMark:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a mark; raises ValueError for a file that is none."""
+        """Read a mark; raises ValueError for any other file."""
         try:
             fields = json.loads(path.read_bytes())
             lines = fields.pop("lines")
@@ -63,10 +62,10 @@ class ShardMark:
                 digests=None if digests is None else tuple(digests),
             )
         except (KeyError, TypeError, AttributeError) as exc:
-            raise ValueError(f"{path} is no mark of a shard") from exc
+            raise ValueError(f"{path} is not a shard's mark") from exc
 
     def save(self, path: Path) -> None:
-        """Write the mark, so that it is there as a whole or not at all."""
+        """Write the mark atomically."""
         growing = path.with_name(path.name + ".new")
         with growing.open("w", encoding="utf-8") as file:
             json.dump(asdict(self), file, default=str)
@@ -84,7 +83,7 @@ def mark_finished(
     num_errors: int,
     made_with: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Leave the mark of a shard whose rows are all written, in this order."""
+    """Flush the rows of a complete shard to disk, then write its mark."""
     paths = [output] if errors is None else [output, errors]
     num_bytes, digests = zip(*map(_sync, paths), strict=True)
     error_bytes = None if errors is None else num_bytes[1]
@@ -93,12 +92,12 @@ def mark_finished(
 
 
 def new_digest() -> blake2b:
-    """Return the hash of a file's bytes that is in its mark."""
+    """Return a new hash, as used for the digests in a mark."""
     return blake2b(digest_size=_DIGEST_BYTES)
 
 
 def _sync(path: Path) -> tuple[int, str]:
-    """Write a file to the disk and return its bytes and their digest; no bytes without a file."""
+    """Flush a file to disk and return its size and digest; a missing file has size 0."""
     digest = new_digest()
     try:
         with path.open("rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Input source: a path, standard input, a pipe or a URL as an open, seekable file."""
+"""Input sources: a path, standard input, a pipe or a URL as an open, seekable file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Source:
     """An input that can be read repeatedly.
 
     `created` (Unix seconds) is the same for each run of the same local file or object, so that rows
-    are reproducible. `form` is its format where that is known beforehand. A local file raises
-    InputChanged when it is modified; `changed` returns what only shows at the end.
+    are reproducible. `form` is its format if that is known beforehand. A local file raises
+    InputChanged when it is modified; `changed` detects changes that are visible only at the end.
     """
 
     file: IO[bytes]
@@ -43,17 +43,17 @@ class Source:
     form: FileFormat | None = None
 
     def check(self) -> None:
-        """Raise InputChanged when a file was modified since it was opened."""
+        """Raise InputChanged if a file was modified since it was opened."""
         for file in self.files:
             file.check()
 
     def changed(self) -> str | None:
-        """Return how a file was changed meanwhile; None when unchanged or gone."""
+        """Return a description of a file's change; None if it is unchanged or gone."""
         return next(filter(None, (file.changed() for file in self.files)), None)
 
 
 class SteadyFile(io.FileIO):
-    """A file that is checked for modification with each block that is read."""
+    """A file that is checked for modification after each block is read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -61,25 +61,26 @@ class SteadyFile(io.FileIO):
         self.opened = os.fstat(self.fileno())
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        """Read a block; raises InputChanged when the file was modified since it was opened."""
+        """Read a block; raises InputChanged if the file was modified since it was opened."""
         count = super().readinto(buffer)
         self.check()
         return count
 
     def check(self) -> None:
-        """Raise InputChanged when the file was modified since it was opened."""
+        """Raise InputChanged if the file was modified since it was opened."""
         if words := self._written_to():
-            raise InputChanged(f"{words} while it was read: run it when nothing writes to it")
+            raise InputChanged(
+                f"{words} while it was read: run it again when no process is writing to it"
+            )
 
     def changed(self) -> str | None:
-        """Return how the file was changed: modified, or replaced."""
+        """Return a description of the file's change: modified or replaced."""
         if words := self._written_to():
-            return f"{words} while it was run; the rows are of what it held before"
+            return f"{words} during the run; the rows belong to its earlier content"
         with suppress(OSError):
             if not os.path.samestat(self._path.stat(), self.opened):
                 return (
-                    f"{self._path} was replaced while it was run; the rows are of the file that "
-                    "it was before"
+                    f"{self._path} was replaced during the run; the rows belong to the earlier file"
                 )
         return None
 
@@ -96,7 +97,7 @@ def open_source(
 ) -> Iterator[Source]:
     """Open a path in place; copy a pipe, standard input or a URL to a temporary file first.
 
-    Raises CliError for what cannot be read.
+    Raises CliError if the input cannot be read.
     """
     shown = display_name(name, "standard input")
     path = Path(name)
@@ -111,7 +112,7 @@ def open_source(
     log(f"reading {shown}")
     if is_s3(name):
         require_extras(name, "cloud")
-        # A late import: boto3 takes a while.
+        # Imported late: boto3 is slow to load.
         from .s3_transfer import open_object
 
         with open_object(S3Object.parse(name), tmp_dir) as (copy, modified):
@@ -131,13 +132,13 @@ def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, .
         spool.seek(0)
     except BaseException as exc:
         if spool is not None:
-            # `close` tries to write the buffer once more.
+            # `close` tries to write the buffer again.
             with suppress(OSError):
                 spool.close()
         if isinstance(exc, OSError):
             raise BadInput(
                 f"copying {shown} to {tmp_dir or tempfile.gettempdir()} failed: "
-                f"{exc.strerror or exc}; --output-tmp-dir names another folder"
+                f"{exc.strerror or exc}. Pass --output-tmp-dir to use another folder"
             ) from exc
         raise
     return spool

@@ -1,9 +1,9 @@
-"""Spool: finished rows that wait for the rows of earlier lines, on disk, with an index in memory.
+"""Spool: finished rows that wait for the rows of earlier lines, on disk with an index in memory.
 
-Lines run in any order and the output is in input order, so a row may have to wait for many others.
-The spool beside the output bounds the memory for that to 12 bytes a line and makes such rows
-outlive the process: each record is the number of an input line, a tab and its row. A resume reads
-it, and a completed run removes it.
+Lines run in any order, but the output is in input order, so a row may have to wait for many others.
+The spool next to the output limits the memory for this to 12 bytes per line and makes such rows
+durable: each record is the number of an input line, a tab and its row. A resume reads the spool,
+and a completed run removes it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .kept_rows import is_success
 
 _NEW: Final = ".new"
 _BUFFER_BYTES: Final = 2**20
-# Beyond this much the file is compacted: records of rows that the output has by now go.
+# Beyond this size, the file is compacted: records of rows already in the output are removed.
 _MAX_STALE_BYTES: Final = 2**26
 _MAX_DIGITS: Final = 19
 
 
 class Row(NamedTuple):
-    """A printed row, newline included, and whether it is a success."""
+    """A printed row, including its newline, and whether it is a success."""
 
     data: bytes
     is_success: bool
@@ -41,8 +41,8 @@ class Row(NamedTuple):
 class Spool:
     """Spool of one output of `num_rows` rows.
 
-    Without a `path`, or where no file can be made there, it is an unnamed temporary file, which
-    ends with the process.
+    Without a `path`, or if no file can be created there, it is an unnamed temporary file that
+    does not outlive the process.
     """
 
     def __init__(self, path: Path | None, num_rows: int, *, tmp_dir: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Spool:
         self._path = path
         self._tmp_dir = tmp_dir
         self._file: IO[bytes] | None = None
-        self._offsets = array("q", [-1]) * num_rows  # by place; -1 where no row waits
+        self._offsets = array("q", [-1]) * num_rows  # by place; -1 if no row waits
         self._lengths = array("i", [0]) * num_rows  # negative for an error row
         self._unflushed: dict[int, bytes] = {}  # by place
         self._buffer: list[bytes] = []
@@ -71,8 +71,8 @@ class Spool:
     ) -> None:
         """Index the rows of an earlier run that belong to lines after the first `num_done`.
 
-        Rows of other or changed lines are skipped, as is a torn end. Raises BadInput for an
-        unreadable file.
+        Rows of other or changed lines are skipped, as is an incomplete last row. Raises BadInput
+        for an unreadable file.
         """
         if self._path is None or not self._path.exists():
             return
@@ -81,8 +81,8 @@ class Spool:
             records = _Records(self._path, is_ok)
         except OSError as exc:
             raise BadInput(
-                f"{self._path} holds finished rows and cannot be read ({exc.strerror}): mend that, "
-                "or remove it and its lines run again"
+                f"{self._path} contains finished rows, but cannot be read ({exc.strerror}): make "
+                "it readable, or remove it to run its lines again"
             ) from exc
         self._end = self._num_flushed = records.num_bytes
         for place, raw in enumerate(lines):
@@ -96,19 +96,19 @@ class Spool:
 
     @property
     def is_durable(self) -> bool:
-        """Say whether its rows outlive the process."""
+        """Return whether its rows outlive the process."""
         return self._path is not None
 
     @property
     def places(self) -> list[int]:
-        """The places of the waiting rows, in order."""
+        """Return the places of the waiting rows, in order."""
         return [place for place, offset in enumerate(self._offsets) if offset >= 0]
 
     def add(self, line: PlacedLine, row: Row) -> None:
-        """Add the row of a line; raises OutputLost when the disk takes no more."""
+        """Add the row of a line; raises OutputLost if the disk is full."""
         head = b"%d\t" % line.raw.number
         offset = self._end + len(head)
-        # The record comes first: whatever fails after it, `flush` makes the row durable.
+        # The record comes first: even if a later step fails, `flush` makes the row durable.
         self._buffer += (head, row.data)
         self._end = offset + len(row.data)
         self._unflushed[line.place] = row.data
@@ -124,7 +124,7 @@ class Spool:
         return Row(data, length > 0)
 
     def flush(self) -> None:
-        """Write buffered rows to the file; raises OutputLost when the disk takes no more."""
+        """Write buffered rows to the file; raises OutputLost if the disk is full."""
         if not self._buffer:
             return
         joined = b"".join(self._buffer)
@@ -139,7 +139,7 @@ class Spool:
         self._buffer, self._unflushed = [], {}
 
     def reclaim(self) -> None:
-        """Free the space of rows that were popped; called once these are in the output."""
+        """Free the space of popped rows; called once they are in the output."""
         if not self.num_waiting and self._end:
             if self._file is not None:
                 self._file.truncate(0)
@@ -149,7 +149,7 @@ class Spool:
             self._compact()
 
     def remove(self) -> None:
-        """Remove the file: its rows are in the output, or nobody wants them."""
+        """Remove the file, whose rows are in the output or not needed."""
         self.close()
         if self._path is not None:
             for path in (self._path, self._path.with_name(self._path.name + _NEW)):
@@ -161,11 +161,11 @@ class Spool:
             self._file.close()
 
     def words(self) -> str:
-        """Say how many finished rows are kept for a resume; nothing where there are none."""
+        """Return a sentence with the number of rows stored for a resume; empty without any."""
         if not self.num_waiting or self._path is None:
             return ""
         waiting = amount(self.num_waiting, "finished row")
-        return f". {waiting} that wait for rows before them are kept in {self._path}"
+        return f". {waiting} waiting for earlier rows are in {self._path}"
 
     def _index(self, place: int, offset: int, length: int, *, is_success: bool) -> None:
         if place in self:
@@ -190,7 +190,7 @@ class Spool:
         except OSError as exc:
             raise OutputLost(f"{self._path or 'the spool'} cannot be read ({exc})") from exc
         if len(data) < length or not data.endswith(b"\n"):
-            raise OutputLost(f"{self._path or 'the spool'} was changed while the job ran")
+            raise OutputLost(f"{self._path or 'the spool'} changed during the run")
         return data
 
     def _opened(self) -> IO[bytes]:
@@ -199,8 +199,8 @@ class Spool:
                 self._file = self._path.open("w+b", buffering=0)
             except OSError as exc:
                 log(
-                    f"note: {self._path} cannot be made ({exc.strerror}): finished rows that wait "
-                    "for rows before them are lost if this run is stopped"
+                    f"note: {self._path} cannot be created ({exc.strerror}): finished rows that "
+                    "wait for earlier rows are lost if this run is stopped"
                 )
                 self._path = None
         if self._file is None:
@@ -215,10 +215,10 @@ class Spool:
 
     def _failure(self, exc: OSError) -> str:
         name = self._path or f"a temporary file in {self._tmp_dir or tempfile.gettempdir()}"
-        return f"{name}, where rows wait for those before them, cannot be written ({exc.strerror})"
+        return f"{name}, which stores waiting rows, cannot be written ({exc.strerror})"
 
     def _compact(self) -> None:
-        """Copy the waiting rows to a new file; the old one stays where the disk has no room."""
+        """Copy the waiting rows to a new file; the old one stays if the disk is full."""
         self.flush()
         old, offsets = self._opened(), self._offsets[:]
         with suppress(OSError):
@@ -229,7 +229,7 @@ class Spool:
             end = 0
             for place in self.places:
                 offset, length = offsets[place], abs(self._lengths[place])
-                # The number of the line stands before its row.
+                # The number of the line precedes its row.
                 start = max(0, offset - _MAX_DIGITS - 1)
                 data = os.pread(old.fileno(), offset - start + length, start)
                 head = data[: offset - start].rpartition(b"\n")[2]
@@ -243,7 +243,7 @@ class Spool:
 
 
 class _Record(NamedTuple):
-    """A row in the file: where it stands, and the head that it was read with."""
+    """A row in the file: its position, and facts from its head."""
 
     offset: int
     length: int
@@ -252,7 +252,7 @@ class _Record(NamedTuple):
 
 
 class _Records:
-    """Index of the complete records of a file, asked for by its lines in their order."""
+    """Index of the complete records of a file, looked up by its lines in order."""
 
     def __init__(self, path: Path, is_ok: Callable[[RowHead], bool]) -> None:
         self._is_ok = is_ok
@@ -269,7 +269,7 @@ class _Records:
         self._next = 0
 
     def of(self, raw: RawLine) -> Iterator[_Record]:
-        """Yield the records of a line as it is now, oldest first."""
+        """Yield the records that match a line's current content, oldest first."""
         while self._next < len(self._order):
             index = self._order[self._next]
             if self._numbers[index] > raw.number:

@@ -1,4 +1,4 @@
-"""Table input: a table, or a folder of them, rendered as the lines of an input file."""
+"""Table input: a table, or a folder of tables, to be rendered as the lines of an input file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class TableInput:
-    """Tables of the same columns, read one after the other; `name` is what they were asked by."""
+    """Tables with the same columns, read one after the other; `name` is the input's name."""
 
     name: str
     recipe: Recipe
@@ -45,7 +45,7 @@ class TableInput:
         delays: tuple[float, ...],
         stack: ExitStack,
     ) -> Self:
-        """Open a file, a stream, a URL or a folder; raises BadInput for what is no table."""
+        """Open a file, a stream, a URL or a folder; raises BadInput for anything but a table."""
         if (lake_table := open_lake_table(Path(name))) is not None:
             return cls.of_tables(name, recipe, [lake_table])
         found = (
@@ -56,7 +56,7 @@ class TableInput:
 
     @classmethod
     def of_tables(cls, name: str, recipe: Recipe, found: Iterable[tuple[Source, Table]]) -> Self:
-        """Return an input of opened tables; raises BadInput where their columns differ."""
+        """Return an input of opened tables; raises BadInput if their columns differ."""
         sources: list[Source] = []
         tables: list[Table] = []
         for source, table in found:
@@ -71,11 +71,11 @@ class TableInput:
 
     @property
     def kept(self) -> pa.Schema:
-        """Schema of the columns that the output has, too."""
+        """Return the schema of the columns that are copied to the output."""
         return kept_columns(self.recipe, self.schema)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read columns of all rows, and one where none is asked for; raises BadInput if damaged."""
+        """Read columns of all rows, one if none is requested; raises BadInput if damaged."""
         for source, table in zip(self.sources, self.tables, strict=True):
             try:
                 yield from read_rows(table, columns)
@@ -91,14 +91,15 @@ def _open_file(source: Source) -> tuple[Source, Table]:
 
 
 def _files_of(name: str) -> list[str]:
-    """Return the files of an input: those in a folder by name, but for hidden ones."""
+    """Return the files of an input: those in a folder by name, except hidden ones."""
     folder = Path(name)
     if not folder.is_dir():
         return [name]
     found = [*table_files(folder)]
     if not found:
         raise BadInput(
-            f"the folder {name} has no table: no file ends in {', '.join(FORMATS_BY_SUFFIX)}"
+            f"the folder {name} contains no table: no file name ends in "
+            f"{', '.join(FORMATS_BY_SUFFIX)}"
         )
     return [os.fspath(path) for path in found]
 

@@ -1,4 +1,4 @@
-"""Options of a table: its recipe, and where its results go."""
+"""Options of a table: its recipe, and the output for its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments.dataset_id import DatasetId, dataset_of
-from ..arguments.recipe_flags import path_beside_table, recipe_of
+from ..arguments.recipe_flags import path_next_to_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
@@ -50,9 +50,9 @@ _HIDDEN = (".", "_")
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table's recipe, its keys, and where its results go: a path, and the format there.
+    """A table's recipe, its keys, and the path and format of its results.
 
-    `dataset` is what the table is of the hub, if it is from there.
+    `dataset` is the ID of a table from the Hugging Face hub.
     """
 
     recipe: Recipe
@@ -76,18 +76,19 @@ def table_options(
     is_written: bool = True,
     more_extras: Sequence[str] = (),
 ) -> TableOptions | None:
-    """Return the options of a table; None where nothing gives a recipe for the file.
+    """Return the options of a table; None if there is no recipe for the file.
 
-    `more_extras` are those that the command needs in addition to the table's.
-
-    Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
-    CliError where an extra is missing.
+        `more_extras` are the command's extras in addition to the table's. Raises Refused for an
+    invalid recipe, or if a table `is_written` and the output is not a file; CliError for
+    missing extras.
     """
     dataset = dataset_of(arguments, file)
     found = recipe_of(arguments, file)
     if found is None:
         if dataset is not None:
-            raise Refused(f"{file} is a table: say by --prompt, or --recipe FILE, what to ask")
+            raise Refused(
+                f"{file} is a table, which requires a recipe: pass --prompt or --recipe FILE"
+            )
         return None
     recipe, keys = found
     _require_reader(file, dataset, more_extras)
@@ -99,29 +100,29 @@ def table_options(
     )
     has_name = dataset is not None or is_path(file)
     if is_written and not (has_name if output_file is None else is_path(output_file)):
-        raise Refused("a table is written to a file: name one with -o")
+        raise Refused("a table requires an output file: pass -o")
     if output_file is None:
-        output_file = str(path_beside_table(file, f".output.{form}"))
+        output_file = str(path_next_to_table(file, f".output.{form}"))
     return TableOptions(recipe, keys, Path(output_file), form, dataset)
 
 
 def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -> None:
-    """Raise CliError when `more` extras are missing, or one that reads a table of this kind."""
+    """Raise CliError if `more` extras, or those for reading this kind of table, are missing."""
     if dataset is not None:
-        require_extras("a dataset of Hugging Face", "tables", "datasets", *more)
+        require_extras("a Hugging Face dataset", "tables", "datasets", *more)
     elif (kind := lake_of(Path(file))) is not None:
-        require_extras(f"a table of {kind}", "tables", kind.lower(), *more)
+        require_extras(f"reading {kind} tables", "tables", kind.lower(), *more)
     else:
         require_extras("a table", "tables", *more)
 
 
 def check_table_name(name: str, requested: str | None = None) -> None:
-    """Raise Refused for a table's output that is a directory, or has the name of something else.
+    """Raise Refused for a table's output that is a directory, or has an unsupported suffix.
 
-    Its format is by its name, unless one is `requested` by a flag.
+    The suffix determines the format, unless a flag has `requested` one.
     """
     if is_path(name) and Path(name).is_dir():
-        raise Refused(f"the output {name} is a directory: name a file in it")
+        raise Refused(f"the output {name} is a directory: give the path of a file in it")
     _refuse_compressed(name)
     unwritable = _UNWRITABLE.get(_suffix(name))
     if unwritable is not None and requested is None:
@@ -132,9 +133,9 @@ def check_table_name(name: str, requested: str | None = None) -> None:
 
 
 def check_rows_names(*names: str | None, input_file: str = "") -> None:
-    """Raise Refused for an output of JSONL rows whose name is that of something else.
+    """Raise Refused for an output of JSONL rows with the suffix of another format.
 
-    An input with the name of a table is left to its reader: it lacks a recipe.
+    An input with the suffix of a table is not checked here: its error is the missing recipe.
     """
     if format_of(input_file) not in {None, "jsonl"}:
         return
@@ -144,7 +145,7 @@ def check_rows_names(*names: str | None, input_file: str = "") -> None:
         is_jsonl = FORMATS_BY_SUFFIX.get(suffix, "jsonl") == "jsonl"
         if not is_jsonl or (suffix in _UNWRITABLE and suffix != ".json"):
             raise Refused(
-                f"the rows of {name} are JSONL, and its name says otherwise: use "
+                f"the output {name} would contain JSONL rows, but has another suffix: use "
                 f"{name.removesuffix(Path(name).suffix)}.jsonl"
             )
 
@@ -154,7 +155,7 @@ def _refuse_compressed(name: str) -> None:
     if suffix in _COMPRESSED:
         plain = name.removesuffix(Path(name).suffix)
         raise Refused(
-            f"the output {name} has the name of a compressed file, and outputs are not "
+            f"the output {name} has the suffix of a compressed file, but outputs are not "
             f"compressed: use {plain}"
         )
 
@@ -164,7 +165,7 @@ def _suffix(name: str) -> str:
 
 
 def format_of(name: str) -> Any:
-    """Return the format that a file's name tells, or that of the first file in a folder."""
+    """Return the format of a file by its suffix, or of the first table in a folder."""
     path = Path(name)
     if lake_of(path) is not None:
         return "parquet"
@@ -174,13 +175,13 @@ def format_of(name: str) -> Any:
 
 
 def _input_format(name: str) -> Any:
-    """Return the output format for an input by its name; for a JSON array that is JSON lines."""
+    """Return the output format for an input by its suffix; JSON lines for a JSON array."""
     is_array = Path(name.removesuffix(".gz")).suffix.lower() == ".json"
     return "jsonl" if is_array else format_of(name)
 
 
 def lake_of(folder: Path) -> Literal["Delta", "Iceberg"] | None:
-    """Return the format of a folder that is one table by its log; None for other paths."""
+    """Return the format of a folder with a table's log; None for other paths."""
     if (folder / "_delta_log").is_dir():
         return "Delta"
     is_iceberg = next((folder / "metadata").glob("*.metadata.json"), None) is not None
@@ -188,7 +189,7 @@ def lake_of(folder: Path) -> Literal["Delta", "Iceberg"] | None:
 
 
 def table_files(folder: Path) -> Iterator[Path]:
-    """Yield the tables in a folder by name, but for hidden ones."""
+    """Yield the tables in a folder by name, except hidden ones."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         is_hidden = any(part.startswith(_HIDDEN) for part in parts)

@@ -1,4 +1,4 @@
-"""Table output: rows of results beside the kept columns of their table, as one file."""
+"""Table output: results in columns next to the kept columns of their table, as one file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BUFFER_BYTES = 2**20
 
 
 def count_failed_rows(target: Path) -> int:
-    """Return the number of failed rows of a table of results: with an error and no usage.
+    """Return the number of failed rows of a result table: those with an error but no usage.
 
-    It is 0 for a file that is not one.
+    It is 0 for any other file.
     """
     try:
         with target.open("rb") as file:
@@ -43,7 +43,7 @@ def count_failed_rows(target: Path) -> int:
 
 
 def _result_name(names: Sequence[str], name: str) -> str | None:
-    """Return the column of a result, which a kept column may have taken the name of."""
+    """Return the column of a result, which has a prefix if a kept column has the same name."""
     return next((each for each in (PREFIX + name, name) if each in names), None)
 
 
@@ -53,9 +53,9 @@ def _count_failed(usage: pa.Array, error: pa.Array) -> int:
 
 
 def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> None:
-    """Write the table of all rows in a file of rows; `target` is replaced once it is whole.
+    """Write the table of all rows in a file of rows; `target` is replaced when it is complete.
 
-    Raises OutputLost where the disk takes no more.
+    Raises OutputLost if the disk is full.
     """
     with rows.open("rb", buffering=_BUFFER_BYTES) as file:
         columns = ResultColumns(table.recipe, table.kept, ResultFacts.of_rows(file, table.recipe))

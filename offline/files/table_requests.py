@@ -1,4 +1,4 @@
-"""Requests of a table: its rows rendered as the lines of an input file."""
+"""Requests of a table: its rows, rendered as the lines of an input file."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def open_requests(
     dataset: DatasetId | None = None,
     stack: ExitStack,
 ) -> InputFile:
-    """Open a table, and return an input of its rows' requests; raises BadInput.
+    """Open a table, and return an input with the requests of its rows; raises BadInput.
 
-    `output_format` is that of the table of results, None where none is written.
+    `output_format` is the format of the result table; None if none is written.
     """
     if dataset is None:
         table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
@@ -57,14 +57,14 @@ def _render(
     max_line_bytes: int,
     stack: ExitStack,
 ) -> InputFile:
-    """Return an input of the rows' requests, in a temporary file.
+    """Return an input with the requests of the rows, in a temporary file.
 
-    Raises BadInput where the recipe does not go with the table, or the disk has no room.
+    Raises BadInput if the recipe does not match the table, or the disk is full.
     """
     try:
         template = checked_template(table.recipe, table.schema, output_format, table.batches)
     except RecipeError as exc:
-        raise BadInput(f"{table.name} cannot be run by its recipe: {exc}") from exc
+        raise BadInput(f"{table.name} cannot be run with its recipe: {exc}") from exc
     warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
     stack.callback(copy.close)
@@ -85,7 +85,7 @@ def _render(
     except OSError as exc:
         raise BadInput(
             f"the requests of {table.name} cannot be written to {folder} ({exc.strerror}): "
-            "--output-tmp-dir names another folder"
+            "pass --output-tmp-dir to use another folder"
         ) from exc
     created = max(source.created for source in table.sources)
     files = tuple(file for source in table.sources for file in source.files)
@@ -95,12 +95,12 @@ def _render(
 
 
 def _check_room(table: TableInput, bytes_per_row: float, folder: str) -> None:
-    """Raise BadInput for more rows than the disk has room for, by the footers' counts."""
+    """Raise BadInput if the disk is too small for the number of rows in the Parquet footers."""
     num_rows = sum(each.num_rows for each in table.tables if isinstance(each, ParquetTable))
     needed, free = int(num_rows * bytes_per_row), shutil.disk_usage(folder).free
     if needed > free:
         raise BadInput(
             f"the requests of {table.name}, {amount(num_rows, 'row')}, take about "
-            f"{size_words(needed)}, and {folder} has {size_words(free)} free: "
-            "--output-tmp-dir names another folder"
+            f"{size_words(needed)}, but {folder} has only {size_words(free)} free: "
+            "pass --output-tmp-dir to use another folder"
         )

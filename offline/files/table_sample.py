@@ -1,4 +1,4 @@
-"""Table sample: some rows of a table, written as a table of the same columns."""
+"""Table sample: some rows of a table, written as a table with the same columns."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _BINARY: Final = frozenset(("parquet", "arrow"))
 
 
 def sample_table(source: Source, size: int, seed: int, output: str) -> tuple[int, int]:
-    """Write a uniform random sample of a table's rows; return their number, and that of all.
+    """Write a uniform random sample of a table's rows; return its size, and the number of all rows.
 
-    The output has the format of its name, and otherwise that of the table. Raises BadInput for a
-    damaged table, and Refused for a binary format on a terminal.
+    The suffix determines the output's format; the default is the table's. Raises BadInput for a
+    damaged table, and Refused for a binary format on standard output.
     """
     try:
         table = open_table(source.file)
         form = _format_of_output(output) or table.format
         if form in _BINARY and output == STANDARD_STREAM:
-            raise Refused(f"a sample of {source.name} is not text: name a file with -o")
+            raise Refused(f"a sample of {source.name} is binary: choose an output file with -o")
         num_rows = _count_rows(table)
         places = choose_sample(num_rows, size, seed)
         with open_new_file(output) as out, out.opened() as file:
@@ -56,12 +56,13 @@ def _count_rows(table: Table) -> int:
 def _write_rows(table: Table, places: Sequence[int], form: TableFormat, file: IO[bytes]) -> None:
     """Write the rows at ascending places."""
     writer = open_writer(file, table.schema, form)
-    first = taken = 0
+    first = num_written = 0
     for batch in table.batches(table.schema.names):
-        start = taken
-        while taken < len(places) and places[taken] < first + batch.num_rows:
-            taken += 1
-        if taken > start:
-            writer.write(batch.take(pa.array([place - first for place in places[start:taken]])))
+        start = num_written
+        while num_written < len(places) and places[num_written] < first + batch.num_rows:
+            num_written += 1
+        if num_written > start:
+            chosen = places[start:num_written]
+            writer.write(batch.take(pa.array([place - first for place in chosen])))
         first += batch.num_rows
     writer.close()

@@ -1,1 +1,1 @@
-"""Plan of a file: what is known of its lines before any runs, and the order that follows."""
+"""Plan of a file: an index of its lines, the order to run them in, and forecasts."""

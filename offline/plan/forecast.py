@@ -1,4 +1,4 @@
-"""Forecast of a run's end: from the work that is left, by kind, and what work has cost."""
+"""Forecast of a run's end, from the remaining work by kind and the measured cost of work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .plan import Plan
 _HALF_LIFE_SECONDS: Final = 60.0
 _TELLING_SECONDS: Final = 5.0
 _TOKENS_A_BYTE: Final = 0.25
-"""Of prompts, while no row has finished."""
+"""Assumed for prompts while no row has finished."""
 
 
 class Done(NamedTuple):
-    """Totals of a run: what its engine has done, and the tokens of finished rows.
+    """Totals of a run: the work of its engine, and the tokens of finished rows.
 
-    `row_prompt_tokens` are of all rows, `row_output_tokens` of those that are no repeats;
-    `num_waiting` lines have not begun, `num_running` are decoded at a time.
+    `row_prompt_tokens` counts all rows, `row_output_tokens` excludes repeats; `num_waiting` lines
+    have not started, `num_running` are decoded at a time.
     """
 
     work: Work = Work()
@@ -29,10 +29,10 @@ class Done(NamedTuple):
 
 
 class Forecast:
-    """Forecasts the seconds left of a plan. `update` is called every few seconds.
+    """Forecasts the remaining seconds of a plan; `update` is called every few seconds.
 
-    Recent seconds count most, and first of all what is `remembered` of earlier runs. `cost_model`
-    learns from all seconds of this run alike.
+    Recent seconds have the most weight, and at first the `remembered` costs of earlier runs.
+    `cost_model` weights all seconds of this run equally.
     """
 
     def __init__(self, plan: Plan, max_num_seqs: int, remembered: CostModel | None = None) -> None:
@@ -44,26 +44,26 @@ class Forecast:
         self._done, self._num_running = Done(), 1.0
 
     def update(self, seconds: float, done: Done) -> None:
-        """Note how far the run is after so many seconds."""
+        """Record the progress of the run after `seconds`."""
         elapsed, work = seconds - self.num_seconds, done.work.minus(self._done.work)
         if elapsed <= 0:
             return
         self._recent.scale(0.5 ** (elapsed / _HALF_LIFE_SECONDS))
         for model in (self._recent, self.cost_model):
             model.add(work, elapsed)
-        # At a moment few may run, as many have just ended.
+        # A snapshot may show few running lines, because many have just ended.
         self._num_running = max(1.0, done.num_running, work.decoded / max(1.0, work.steps))
         self.num_seconds, self._done = seconds, done
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the last row; None while too little is done to know."""
+        """Return the seconds until the last row; None while there is too little data."""
         if self.num_seconds < _TELLING_SECONDS:
             return None
         return self._recent.seconds(self._work_left())
 
     def _work_left(self) -> Work:
         done, prefills = self._done.work, self._prefills_left()
-        if self._done.row_prompt_tokens and not done.decoded:  # as of embeddings
+        if self._done.row_prompt_tokens and not done.decoded:  # as for embeddings
             return Work(prefills * done.steps / max(1.0, done.prefilled), prefills)
         begun = done.decoded - self._done.row_output_tokens
         num_running = self._done.num_running
@@ -74,7 +74,7 @@ class Forecast:
 
     @property
     def _num_begun(self) -> int:
-        """Lines of the plan that have begun."""
+        """Return the number of lines of the plan that have started."""
         return self.plan.num_lines - self._done.num_waiting
 
     def _tokens_a_byte(self) -> float:
@@ -90,6 +90,6 @@ class Forecast:
         plan, done = self.plan, self._done
         prefilled = done.work.prefilled
         left = plan.own_tokens(self._tokens_a_byte()) - prefilled
-        if left < 0:  # what lines share is evicted, and will be
+        if left < 0:  # shared prefixes were evicted, and will be again
             left = prefilled * done.num_waiting / max(1, self._num_begun)
         return left

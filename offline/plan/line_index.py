@@ -1,7 +1,7 @@
-"""Line index: 64 bytes for each line of a file, and the beginnings of its prompts on disk.
+"""Line index: 64 bytes per line of a file, and the prefixes of its prompts on disk.
 
-Prompts are compared as JSON of what a template renders: where that is alike, so are the tokens.
-Nothing is tokenised here, and nothing needs the model.
+Prompts are compared as the JSON that a template renders: if it is equal, so are the tokens. The
+index needs neither tokenisation nor the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.prompt_key import PROMPTS, is_determined, prompt_key
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
-"""Lengths of the prefixes of a prompt that have a fingerprint each."""
+"""Lengths of the prompt prefixes for which fingerprints are stored."""
 
 MAX_KEY_BYTES: Final = PREFIX_BYTES[-1]
 
@@ -42,15 +42,15 @@ _DTYPE = np.dtype(
 _MAX_COUNT = 2**31 - 1
 
 UNKNOWN: Final = -1
-"""The `max_tokens` of a line that names none, and may fill the context."""
+"""The `max_tokens` of a line without a limit, which may fill the context."""
 
 
 class LineIndex:
     """Index of the lines of one file, in their order.
 
-    The arrays of `records` are `start`, `num_bytes` and `number` (where the line lies in its file,
-    and its number there), `prompt_bytes` (of JSON), `max_tokens` (of all its answers together),
-    `body_hash` (0 where repeats of the body give results of their own) and `prefixes`.
+    The arrays of `records` are `start`, `num_bytes` and `number` (the line's position and number
+    in its file), `prompt_bytes` (of JSON), `max_tokens` (the sum over its answers), `body_hash`
+    (0 if repeats of the body get different results) and `prefixes`.
     """
 
     def __init__(self, tmp_dir: Path | None = None) -> None:
@@ -63,7 +63,7 @@ class LineIndex:
     def add(
         self, start: int, num_bytes: int, number: int, body: Mapping[str, Any] | None = None
     ) -> None:
-        """Add the next line; `body` is None for one that is no request."""
+        """Add the next line; `body` is None if it is not a request."""
         if body is None:
             self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
@@ -84,11 +84,11 @@ class LineIndex:
 
     @property
     def records(self) -> NDArray[Any]:
-        """A structured array, one record a line; none can be added while it is held."""
+        """Return a structured array, one record per line; while it exists, none can be added."""
         return np.frombuffer(self._records, _DTYPE)
 
     def keys(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Return prompts' bytes from offsets of the file of keys on, as long as the longest."""
+        """Return prompts' bytes at offsets in the key file, padded to the longest."""
         self._keys.flush()
         fd, width = self._keys.fileno(), max(1, int(lengths.max(initial=1)))
         keys = np.zeros(len(offsets), f"S{width}")
@@ -99,7 +99,7 @@ class LineIndex:
         return keys
 
     def close(self) -> None:
-        """Remove the file of keys."""
+        """Remove the key file."""
         self._keys.close()
 
 
@@ -111,14 +111,14 @@ _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 
 def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
-    """Return the prompt of a body as bytes, the most tokens of its answers, and the body's hash."""
+    """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash."""
     key = prompt_key(body)
     most = max_output_tokens(body)
     return key, UNKNOWN if most is None else min(most, _MAX_COUNT), _body_hash(body, key)
 
 
 def _body_hash(body: Mapping[str, Any], key: bytes) -> int:
-    """Return what lines have in common whose results are the same; 0 where they are sampled."""
+    """Return a hash that lines with the same result share; 0 for sampled results."""
     if not is_determined(body):
         return 0
     rest = {name: value for name, value in body.items() if name not in PROMPTS}

@@ -1,8 +1,8 @@
-"""Order of the lines of a file: prompts that begin alike together, long outputs first.
+"""Order of the lines of a file: prompts with common prefixes together, long outputs first.
 
-One prefix tree over all prompts: at each of its nodes the subtree whose outputs may be longest
-comes first, so that requests of a subtree run together and the file's end is not one long answer.
-A prefix is used by neighbours alone: the prefix cache evicts it once the last of them has finished.
+At each node of a prefix tree over all prompts, the subtree with the longest expected output comes
+first, so that requests of a subtree run together and the file does not end with one long answer.
+Only neighbours use a prefix: the prefix cache evicts it once the last of them has finished.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MIN_WIDTH: Final = 16
 _MAX_PASSES: Final = 8
 
 _FIRST_LEVEL: Final = 1
-"""Below 256 bytes, some 64 tokens, a common prefix is not worth another order."""
+"""Below 256 bytes, about 64 tokens, a common prefix is not worth reordering for."""
 
 _BUCKETS_A_DOUBLING: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """Prompts in the order of their bytes, and how many bytes each shares with the one before."""
+    """Prompts in byte order, and the number of bytes that each shares with the previous one."""
 
     places: Places
     shared: NDArray[np.int64]
@@ -51,9 +51,9 @@ class PrefixTree:
         return tree
 
     def _sort(self, index: LineIndex, offsets: Places, start: int, stop: int) -> None:
-        """Sort neighbours that share a prefix by the bytes behind it, a window of them at a time.
+        """Sort neighbours with a common prefix by the bytes after it, one window at a time.
 
-        Windows are as wide as memory allows. After a few passes fingerprints have to do.
+        Windows are as wide as memory allows. After a few passes, only fingerprints are used.
         """
         stack, num_left = [(start, stop)], _MAX_PASSES * (stop - start)
         while stack and num_left > 0:
@@ -74,9 +74,9 @@ class PrefixTree:
             stack += [(start + first, start + last) for first, last in _runs(is_open)]
 
     def ordered(self, output_tokens: NDArray[np.float64]) -> Places:
-        """Return the places in the order to run; `output_tokens` are expected, by place.
+        """Return the places in the order to run; `output_tokens` are the expected ones by place.
 
-        Prompts that share nothing, and whose outputs are about as long, stay in the file's order.
+        Prompts without common prefixes and with outputs of similar length stay in file order.
         """
         if not len(self.places):
             return self.places
@@ -97,14 +97,14 @@ class PrefixTree:
         chosen = np.flatnonzero(is_left[self.places])
         if not len(chosen):
             return PrefixTree(self.places[:0], self.shared[:0])
-        # What two share is the least that neighbours between them share.
+        # Two prompts share the minimum of what the neighbours between them share.
         shared = np.minimum.reduceat(self.shared, np.append(0, chosen[:-1] + 1))
         shared[0] = 0
         return PrefixTree(self.places[chosen], shared)
 
 
 def _shared_by_fingerprint(prefixes: NDArray[Any], lengths: Places) -> NDArray[np.int64]:
-    """Return about how many bytes each prompt shares with the one before it."""
+    """Return the approximate number of bytes that each prompt shares with the previous one."""
     shared = np.zeros(len(prefixes), np.int64)
     is_equal = np.ones(max(0, len(prefixes) - 1), np.bool_)
     for level, length in enumerate(PREFIX_BYTES):
@@ -115,7 +115,7 @@ def _shared_by_fingerprint(prefixes: NDArray[Any], lengths: Places) -> NDArray[n
 
 
 def _runs(is_shared: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return where neighbours begin and end that share enough with the one before each."""
+    """Return the ranges of neighbours that share enough with the previous one."""
     starts = np.flatnonzero(~is_shared)
     stops = np.append(starts[1:], len(is_shared))
     is_chosen = stops - starts > 1
@@ -123,7 +123,7 @@ def _runs(is_shared: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _num_common(keys: NDArray[np.bytes_]) -> Places:
-    """Return how many bytes each key, but the first, begins with alike the one before it."""
+    """Return the length of each key's common prefix with the previous key."""
     width = keys.itemsize
     table = keys.view(np.uint8).reshape(len(keys), width)
     differs = table[1:] != table[:-1]

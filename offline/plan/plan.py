@@ -1,4 +1,4 @@
-"""Plan: the order that the lines of a file start in, and how much work is left of them."""
+"""Plan: the order in which lines of a file start, and their remaining work."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MIN_FINISHED: Final = 4
 _NUM_PROBES: Final = 8
 _MIN_PROBED: Final = 200
 _MAX_PROBED: Final = 64
-"""So many groups, of at least so many lines, have `_NUM_PROBES` of them run first."""
+"""Up to `_MAX_PROBED` groups of at least `_MIN_PROBED` lines have `_NUM_PROBES` lines run first."""
 
 _GROUP_LEVEL: Final = 1
-"""Lines whose prompts begin alike for 256 bytes are one group."""
+"""Lines whose prompts share the first 256 bytes are one group."""
 
 
 class OutputLengths:
     """Expected output tokens by place: `max_tokens` at first, then the mean of a line's group.
 
-    A group are the lines of one `max_tokens` whose prompts begin alike. Of a group that too little
-    is known of, as large a share of `max_tokens` is expected as all others came to.
+    A group consists of lines with the same `max_tokens` and prompt prefix. A group with too little
+    data is expected to reach the same share of `max_tokens` as all others.
     """
 
     def __init__(self, records: NDArray[Any]) -> None:
@@ -40,8 +40,8 @@ class OutputLengths:
         num_groups = int(self._group_of.max(initial=-1)) + 1
         self._finished = np.zeros(num_groups, np.int64)
         self._tokens = np.zeros(num_groups)
-        self._known_most = self._known_tokens = 0.0  # of finished lines that name a most
-        self._num_untold = self._untold_tokens = 0
+        self._known_most = self._known_tokens = 0.0  # of finished lines with a limit
+        self._num_unlimited = self._unlimited_tokens = 0
 
     def add(self, place: int, output_tokens: int) -> None:
         """Learn from a finished row."""
@@ -49,14 +49,14 @@ class OutputLengths:
         self._finished[group] += 1
         self._tokens[group] += output_tokens
         if most == np.inf:
-            self._num_untold += 1
-            self._untold_tokens += output_tokens
+            self._num_unlimited += 1
+            self._unlimited_tokens += output_tokens
         else:
             self._known_most += most
             self._known_tokens += output_tokens
 
     def probes(self, is_left: NDArray[np.bool_]) -> list[int]:
-        """Return a few lines of each large group, to learn from before its turn comes."""
+        """Return a few lines of each large group, to learn from before the group runs."""
         places = np.flatnonzero(is_left)
         places = places[np.argsort(self._group_of[places], kind="stable")]
         groups, starts, counts = np.unique(
@@ -74,10 +74,10 @@ class OutputLengths:
     def expected(self) -> NDArray[np.float64]:
         """Return the expected output tokens of each line."""
         share = self._known_tokens / self._known_most if self._known_most else 1.0
-        untold = float(UNTOLD_TOKENS)
-        if self._num_untold:
-            untold = self._untold_tokens / self._num_untold
-        expected = np.where(np.isinf(self._most), untold, np.minimum(1.0, share) * self._most)
+        unlimited = float(UNTOLD_TOKENS)
+        if self._num_unlimited:
+            unlimited = self._unlimited_tokens / self._num_unlimited
+        expected = np.where(np.isinf(self._most), unlimited, np.minimum(1.0, share) * self._most)
         is_known = self._finished >= _MIN_FINISHED
         means = self._tokens / np.maximum(1, self._finished)
         known = is_known[self._group_of]
@@ -85,15 +85,15 @@ class OutputLengths:
         return expected
 
     def after(self, places: NDArray[np.int64], num_tokens: float) -> NDArray[np.float64]:
-        """Return the expected output tokens of lines that have `num_tokens` without having ended.
+        """Return the expected output tokens of lines that have reached `num_tokens` and not ended.
 
-        That is as many again, but not more than they may have.
+        The expectation is twice that number, up to their limit.
         """
         return np.minimum(2 * num_tokens, self._most[places])
 
 
 _MAX_REORDERED: Final = 2**14
-"""The order of so many lines is made again in some 20 ms."""
+"""Reordering this many lines takes about 20 ms."""
 
 _MIN_REORDERED: Final = 64
 _PAGE_TOKENS: Final = 16
@@ -102,9 +102,9 @@ _CHANGE: Final = 0.25
 
 
 class Plan:
-    """Plan of the lines of `index` that have no row yet; made again where lengths turn out others.
+    """Plan of the lines of `index` without a row; reordered when expected lengths are off.
 
-    With `is_ordered` off, lines start in the order of the file.
+    With `is_ordered` off, lines start in file order.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Plan:
         lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
         shared = self._tree.shared
         self.num_own_bytes = int((lengths - shared)[is_computed].sum())
-        # What two share is found in whole pages: of its last one half is computed again.
+        # Shared prefixes are found in whole pages: on average, half of the last page is recomputed.
         num_sharing = int((is_computed & (shared >= _SHARED_BYTES)).sum())
         self.num_page_tokens = num_sharing * _PAGE_TOKENS // 2
         self.total_prompt_bytes = int(lengths.sum())
@@ -134,12 +134,12 @@ class Plan:
         self._order = self._tree.ordered(self._expected) if is_ordered else places[is_left]
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the places of the lines to run, each once, when it is to start."""
+        """Yield the places of the lines to run, each when it is to start."""
         for place in self.lengths.probes(self._is_waiting) if self._is_ordered else ():
             yield self._start(place)
         order = self._order[self._is_waiting[self._order]]
         while len(order):
-            # Of a long file the order is made again once few lines are left.
+            # A long file is reordered only when few lines are left.
             num_next = len(order) - _MAX_REORDERED
             if num_next < _MAX_REORDERED:
                 num_next = max(_MIN_REORDERED, len(order) // 8)
@@ -148,26 +148,26 @@ class Plan:
             order = self._order = self._renewed(order[num_next:])
 
     def finish(self, place: int, output_tokens: int) -> None:
-        """Learn from a finished row; one without output tokens has failed, or has none."""
+        """Learn from a finished row; a row without output tokens has failed, or generates none."""
         self._is_unfinished[place] = False
         self.finished_prompt_bytes += int(self._prompt_bytes[place])
         if output_tokens and not self.is_repeat[place]:
             self.lengths.add(place, output_tokens)
 
     def unfinished(self) -> list[int]:
-        """Return the places of the lines without a row, in the order of the file."""
+        """Return the places of the lines without a row, in file order."""
         places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
         return places
 
     def own_tokens(self, tokens_a_byte: float) -> float:
-        """Return the tokens of prompts that are computed if no prefix is evicted too early."""
+        """Return the prompt tokens to compute if no prefix is evicted too early."""
         return tokens_a_byte * self.num_own_bytes + self.num_page_tokens
 
     def work_left(self, tokens_a_byte: float, begun: float = 0.0, num_running: float = 0.0) -> Work:
-        """Return the expected work, but for its steps, of all lines without a row.
+        """Return the expected work of all lines without a row, except its steps.
 
-        The `num_running` lines that run have `begun` tokens. Prompts are counted as if none had
-        begun.
+        The `num_running` running lines have `begun` tokens. Prompts are counted as if none had
+        started.
         """
         is_counted = self._is_unfinished & ~self.is_repeat
         outputs = self._outputs(begun, num_running)[is_counted]
@@ -183,11 +183,11 @@ class Plan:
     def expected_steps(
         self, max_num_seqs: int, begun: float = 0.0, num_running: float = 0.0
     ) -> float:
-        """Return the steps that decode all lines of the plan, from the first to the last."""
+        """Return the number of steps to decode all lines of the plan."""
         left = self._order[self._is_waiting[self._order]]
         places = np.concatenate([self._started[: self.num_lines - len(left)], left])
         outputs = self._outputs(begun, num_running)[places[~self.is_repeat[places]]]
-        # A line starts when those before it leave it a place, and of those some half is decoded.
+        # A line starts when an earlier one ends, with about half of the running ones decoded.
         before = np.append(0.0, np.cumsum(outputs))
         starts = np.zeros(len(outputs))
         num_later = len(starts[max_num_seqs:])
@@ -197,8 +197,8 @@ class Plan:
     def _outputs(self, begun: float, num_running: float) -> NDArray[np.float64]:
         """Return the expected output tokens of each line.
 
-        Where the lines that run have more tokens than was expected of them, those that ended
-        were the short ones, and say nothing of these.
+        If the running lines have more tokens than expected, only short ones have ended so far,
+        which are not representative of them.
         """
         expected = self.lengths.expected()
         places = self._started[: self.num_lines - self.num_waiting]
@@ -214,7 +214,7 @@ class Plan:
         return place
 
     def _renewed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the order of the lines that are left, another one if lengths turned out others."""
+        """Return the order of the remaining lines, reordered if expected lengths were off."""
         if not self._is_ordered or len(order) > _MAX_REORDERED:
             return order
         expected = self.lengths.expected()
@@ -225,12 +225,12 @@ class Plan:
 
 
 def _have_changed(expected: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
-    """Say whether lengths turned out so different that another order is worth its while."""
+    """Return whether lengths differ so much from expectations that reordering is worthwhile."""
     return bool((np.abs(now - expected) > _CHANGE * (1 + expected)).any())
 
 
 def _repeats(hashes: NDArray[np.uint64], is_left: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which lines give the result of a line before them."""
+    """Return which lines have the same result as an earlier line."""
     _, first = np.unique(hashes, return_index=True)
     is_repeat = np.ones(len(hashes), np.bool_)
     is_repeat[first] = False

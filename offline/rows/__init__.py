@@ -1,1 +1,1 @@
-"""Rows of outputs, compared and shown."""
+"""Rows of outputs: comparison, checks and views."""

@@ -1,4 +1,4 @@
-"""Answers: the part of a row's body that two runs should agree on, and how two answers differ."""
+"""Answers: the comparable part of a row's body, and the differences of two answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any, NamedTuple
 
-# They differ in each run of some APIs, or say nothing about the answer.
+# These differ in each run of some APIs, or do not describe the answer.
 _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "system_fingerprint")
 
 
@@ -19,7 +19,7 @@ _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "sys
 class Answer:
     """Texts of all choices, or numbers: each vector, or all scores.
 
-    `finish_reasons` are those of the choices, and `num_tokens` the tokens that were generated.
+    `finish_reasons` are those of the choices, `num_tokens` is the number of generated tokens.
     """
 
     texts: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Answer:
 
 
 class TextDifference(NamedTuple):
-    """The first choice whose text differs, both from 0, and the first character in it."""
+    """The first choice whose text differs, and the first differing character, both 0-based."""
 
     choice: int
     position: int
@@ -38,9 +38,9 @@ class TextDifference(NamedTuple):
 
 
 class NumberDifference(NamedTuple):
-    """The largest absolute difference of two numbers, and the least cosine of two vectors.
+    """The largest absolute difference of two numbers, and the smallest cosine of two vectors.
 
-    Null where there is none to compare: another number of vectors, or of numbers in one.
+    None if they cannot be compared: different numbers of vectors, or of dimensions.
     """
 
     max_abs: float | None
@@ -48,7 +48,7 @@ class NumberDifference(NamedTuple):
 
 
 def answer_of(body: Mapping[str, Any]) -> Answer:
-    """Return the answer in a body of any endpoint; of an unknown one its JSON is the text."""
+    """Return the answer in a body of any endpoint; the JSON is the text for unknown ones."""
     tokens = _tokens_of(body)
     if isinstance(choices := body.get("choices"), list):
         named = [choice for choice in choices if isinstance(choice, dict)]
@@ -66,7 +66,7 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
 
 
 def difference_between(a: Answer, b: Answer) -> TextDifference | NumberDifference | None:
-    """Return how two answers differ; None for identical ones."""
+    """Return the difference of two answers; None if they are identical."""
     if a.vectors and b.vectors:
         return None if a.vectors == b.vectors else _number_difference(a.vectors, b.vectors)
     texts_a, texts_b = _texts_of(a), _texts_of(b)
@@ -81,7 +81,7 @@ def difference_between(a: Answer, b: Answer) -> TextDifference | NumberDifferenc
 
 
 def normalized(text: str) -> str:
-    """Return a JSON object or array without its white space and order, other texts as they are."""
+    """Return a JSON object or array with canonical white space and order; other texts unchanged."""
     if not text.lstrip().startswith(("{", "[")):
         return text
     try:
@@ -91,7 +91,7 @@ def normalized(text: str) -> str:
 
 
 def common_prefix(a: str, b: str) -> int:
-    """Return how many characters two texts have in common at their start."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -107,7 +107,7 @@ def _texts_of(answer: Answer) -> tuple[str, ...]:
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
-    """Return the text of a choice, with its refusal and its tool calls, without their ids."""
+    """Return the text of a choice, with its refusal and its tool calls without their IDs."""
     message = choice.get("message")
     if not isinstance(message, dict):
         return _as_text(choice.get("text"))
@@ -119,7 +119,7 @@ def _text_of(choice: Mapping[str, Any]) -> str:
 
 
 def _text_of_output(items: Sequence[Any]) -> str:
-    """Return the text of the items of `/v1/responses`, with their calls of functions."""
+    """Return the text of the items of `/v1/responses`, with their function calls."""
     texts = []
     for item in items:
         if not isinstance(item, dict) or item.get("type") == "reasoning":
@@ -155,7 +155,7 @@ def _tokens_of(body: Mapping[str, Any]) -> int | None:
 
 
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
-    """Return the embeddings, or a vector of one number for each score; nothing where one is odd."""
+    """Return the embeddings, or one-dimensional vectors for scores; empty if any is malformed."""
     items = [*_items_by_index(body)]
     vectors = [_vector_of(item) for item in items]
     return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
@@ -176,7 +176,7 @@ def _vector_of(item: Mapping[str, Any]) -> Sequence[float] | None:
 
 
 def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what `data` or `results` hold, in the order of the inputs."""
+    """Yield the items of `data` or `results`, in the order of the inputs."""
     found = body.get("data", body.get("results"))
     if isinstance(found, list) and all(isinstance(item, dict) for item in found):
         index_of = {id(item): item.get("index") for item in found}
@@ -185,7 +185,7 @@ def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _decoded(text: str) -> list[float] | None:
-    """Return a vector in base64, as `encoding_format` asks for."""
+    """Return the vector that a base64 text encodes (`encoding_format`)."""
     try:
         return array("f", b64decode(text, validate=True)).tolist()
     except ValueError:
@@ -205,7 +205,7 @@ def _number_difference(
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the cosine of two vectors; None of a zero one and of a single number."""
+    """Return the cosine of two vectors; None for zero vectors and single numbers."""
     size = math.hypot(*a) * math.hypot(*b)
     if len(a) < 2 or not size:
         return None

@@ -1,6 +1,6 @@
-"""Comparison of two outputs, row by row: by custom id, rows of one id in their order.
+"""Comparison of two outputs row by row, by custom ID; rows with equal IDs in their order.
 
-Memory is bounded by the index of the second file and by what is shown, never by answers.
+Memory is needed for the index of the second file and the printed differences, not for answers.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class TokenCounts:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of all answers; None without any."""
+        """Return the mean length of all answers; None without any."""
         count = self.lengths.total()
         return sum(length * n for length, n in self.lengths.items()) / count if count else None
 
     @property
     def median(self) -> float | None:
-        """Return the median of all answers; None without any."""
+        """Return the median length of all answers; None without any."""
         count = self.lengths.total()
         if not count:
             return None
         return (self._at((count - 1) // 2) + self._at(count // 2)) / 2
 
     def _at(self, place: int) -> int:
-        """Return the length at a place among all, in ascending order."""
+        """Return the length at a place in ascending order."""
         for length in sorted(self.lengths):
             place -= self.lengths[length]
             if place < 0:
@@ -59,7 +59,7 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class Side:
-    """One of the two files; `only_ids` are the first custom ids that the other lacks."""
+    """One of the two files; `only_ids` are the first custom IDs that the other lacks."""
 
     name: str
     errors: ErrorCounter[str | None]
@@ -84,7 +84,7 @@ class Side:
         return answer
 
     def count_only(self, row: StoredRow, max_ids: int) -> None:
-        """Count a row that the other file lacks."""
+        """Count a row that is missing in the other file."""
         self.num_only += 1
         if len(self.only_ids) < max_ids:
             self.only_ids.append(row.custom_id)
@@ -92,7 +92,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class DifferingRow:
-    """Two rows of one id: their numbers, and how they differ, an error message on either side."""
+    """Two rows with the same ID: their numbers, difference, and any error messages."""
 
     custom_id: str | None
     row_a: int
@@ -104,7 +104,7 @@ class DifferingRow:
 
 @dataclass(slots=True)
 class Comparison:
-    """Counts of both files and of the rows that are in both, and the first that differ.
+    """Counts of both files and of rows in both, and the first rows that differ.
 
     `changes` counts pairs of short answers, such as labels.
     """
@@ -126,12 +126,12 @@ class Comparison:
 
     @property
     def num_differing(self) -> int:
-        """Number of rows with an answer in both files, but not the same."""
+        """Return the number of rows with different answers in the files."""
         return self.num_answered - self.num_identical
 
     @property
     def is_same(self) -> bool:
-        """Say whether both have the same ids, with identical answers or errors on both sides."""
+        """Return whether both files have the same IDs, with equal answers or errors in both."""
         failed = self.num_failed_in_a + self.num_failed_in_b
         return not (self.a.num_only or self.b.num_only or self.num_differing or failed)
 
@@ -139,9 +139,9 @@ class Comparison:
 def compare(
     a: RowFile, b: RowFile, num_shown: int, show: Callable[[int], object] = lambda _: None
 ) -> Comparison:
-    """Compare two outputs; `show` gets the number of bytes that were read.
+    """Compare two outputs; `show` gets the number of bytes read.
 
-    Raises BadInput for a line that is no row.
+    Raises BadInput for a line that is not a row.
     """
     sides = [Side(file.name, ErrorCounter(_MAX_KINDS, num_shown)) for file in (a, b)]
     found = Comparison(a=sides[0], b=sides[1])
@@ -208,7 +208,7 @@ def _count_lengths(found: Comparison, a: Answer, b: Answer) -> None:
 
 
 def _count_change(found: Comparison, a: tuple[str, ...], b: tuple[str, ...]) -> None:
-    """Count two different answers that are as short as labels; of very many some are left out."""
+    """Count two different short answers, such as labels; beyond a limit, skip new pairs."""
     if len(a) != 1 or len(b) != 1 or max(len(a[0]), len(b[0])) > _MAX_LABEL_CHARS:
         return
     change = normalized(a[0]).strip(), normalized(b[0]).strip()

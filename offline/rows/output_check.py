@@ -1,4 +1,4 @@
-"""Output check: how many rows of an output are ok, truncated or failed."""
+"""Output check: counts the successful, truncated and failed rows of an output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .view import ViewedRow, viewed_lines
 
 @dataclass(slots=True)
 class OutputReport:
-    """Counts of the rows of an output; `truncated` ones are ok, but were cut off at a limit."""
+    """Counts of an output's rows; `truncated` ones are successful, but reached a limit."""
 
     rows: int = 0
     truncated: int = 0
@@ -29,7 +29,7 @@ class OutputReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether all rows are ok and complete."""
+        """Return whether all rows are successful and complete."""
         return not (self.failures.count or self.truncated)
 
     def count(self, row: ViewedRow) -> None:
@@ -42,7 +42,7 @@ class OutputReport:
         self.truncated += "length" in row.reasons
 
     def fields(self) -> dict[str, Any]:
-        """Return the report for programs."""
+        """Return the report as a JSON object."""
         return {
             "rows": self.rows,
             "ok": self.rows - self.failures.count,
@@ -53,24 +53,24 @@ class OutputReport:
         }
 
     def sentences(self) -> list[str]:
-        """Return the report for people, a line each."""
+        """Return the report as lines of text."""
         counts = [("rows", self.rows), ("ok", self.rows - self.failures.count)]
         counts += [("failed", self.failures.count)] if self.failures.count else []
         lines = [f"{name:<10}{count:,}" for name, count in counts]
         if self.truncated:
             lines.append(
-                f"{'truncated':<10}{self.truncated:,} of the rows that are ok were cut off at the "
-                "token limit (finish reason `length`): raise max_tokens"
+                f"{'truncated':<10}{self.truncated:,} of the successful rows reached their token "
+                "limit (finish reason `length`): raise max_tokens"
             )
         return [*lines, *self.failures.sentences("row")]
 
 
 @contextmanager
 def output_rows(source: Source, tmp_dir: Path | None) -> Iterator[Iterable[ViewedRow] | None]:
-    """Open the rows of an output, or of a table of results; None for any other file."""
+    """Open the rows of an output or of a result table; yield None for any other file."""
     try:
         table = table_rows(source, source.name, None)
-    except CliError:  # a check of requests says what is wrong with the file
+    except CliError:  # the check of requests reports the error
         table = None
     if table is not None and table.has_results:
         yield (row for row in table.rows(1) if row is not None)

@@ -1,4 +1,4 @@
-"""Report on a comparison: lines for people, or the fields of one JSON object."""
+"""Report of a comparison: lines of text, or one JSON object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN_CHANGES = 5
 
 
 def lines_of(found: Comparison) -> Iterator[str]:
-    """Yield the report in words."""
+    """Yield the report as lines of text."""
     yield from columns([*_table(found)])
     yield ""
     yield f"{amount(found.num_both, 'row')} in both; {_agreement(found)}"
@@ -32,8 +32,8 @@ def lines_of(found: Comparison) -> Iterator[str]:
         yield f"b is longer in {found.num_longer:,}, shorter in {found.num_shorter:,}"
     if found.num_failed_in_a or found.num_failed_in_b or found.num_failed_in_both:
         yield (
-            f"failed in a alone {found.num_failed_in_a:,}, in b alone {found.num_failed_in_b:,}, "
-            f"in both {found.num_failed_in_both:,}"
+            f"failed only in a: {found.num_failed_in_a:,}, only in b: {found.num_failed_in_b:,}, "
+            f"in both: {found.num_failed_in_both:,}"
         )
     for letter, side in (("a", found.a), ("b", found.b)):
         if side.num_only:
@@ -44,7 +44,7 @@ def lines_of(found: Comparison) -> Iterator[str]:
     num_all = found.num_differing + found.num_failed_in_a + found.num_failed_in_b
     if found.first:
         yield ""
-        yield f"rows that differ, {len(found.first):,} of {num_all:,}:"
+        yield f"differing rows, {len(found.first):,} of {num_all:,}:"
     for row in found.first:
         yield from _differing(row)
 
@@ -72,9 +72,9 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
 
 def _agreement(found: Comparison) -> str:
     if not found.num_answered:
-        return "none has an answer in both"
+        return "none of them has an answer in both"
     share = found.num_identical / found.num_answered
-    # 99.99 % are not all.
+    # 99.99 % must not be shown as 100 %.
     shown = f"{share:.1%}" if share in {0, 1} or 0.001 <= share < 0.9995 else f"{share:.4%}"
     return (
         f"of {found.num_answered:,} with an answer in both, {found.num_identical:,} are identical "
@@ -88,11 +88,11 @@ def _numbers(found: Comparison) -> str | None:
     words = f"numbers differ by up to {found.max_abs_difference:.3g}"
     if found.least_cosine is None:
         return words
-    return f"{words}; the least cosine of two vectors is {found.least_cosine:.6f}"
+    return f"{words}; the smallest cosine of two vectors is {found.least_cosine:.6f}"
 
 
 def _changes(found: Comparison) -> list[tuple[tuple[str, str], int]]:
-    """Return the changes of short answers that occur more than once, the most frequent first."""
+    """Return the repeated changes of short answers, most frequent first."""
     return [each for each in found.changes.most_common(_MAX_SHOWN_CHANGES) if each[1] > 1]
 
 
@@ -110,7 +110,7 @@ def _change(a: float | None, b: float | None) -> str:
 
 
 def _named(ids: Sequence[str | None], count: int) -> str:
-    """Return the first ids and the number of all."""
+    """Return the total number, with the first IDs."""
     named = ", ".join(map(_id, ids))
     if not ids:
         return amount(count, "row")
@@ -137,17 +137,17 @@ def _differing(row: DifferingRow) -> Iterator[str]:
                 quoted = json.dumps(excerpt, ensure_ascii=False)
                 yield f"  {letter}  {without_control_chars(quoted)}"
         case NumberDifference(None, _):
-            yield f"{head}, another number of vectors, or of numbers in one"
+            yield f"{head}, different numbers of vectors or dimensions"
         case NumberDifference(max_abs, cosine):
             words = "" if cosine is None else f", cosine {cosine:.6f}"
             yield f"{head}, by up to {max_abs:.3g}{words}"
         case _:
-            yield f"{head}, failed in {'a' if row.error_b is None else 'b'} alone"
+            yield f"{head}, failed only in {'a' if row.error_b is None else 'b'}"
             yield f"     {_cut(row.error_a or row.error_b or '', _MAX_ERROR_CHARS)}"
 
 
 def _excerpts(difference: TextDifference) -> tuple[str, str]:
-    """Return what stands around the first differing character on each side."""
+    """Return excerpts around the first differing character on each side."""
     start = max(0, difference.position - _CHARS_BEFORE)
     end = difference.position + _CHARS_BEHIND
 
@@ -158,7 +158,7 @@ def _excerpts(difference: TextDifference) -> tuple[str, str]:
 
 
 def json_of(found: Comparison) -> str:
-    """Return the report as one JSON object, with characters escaped that no terminal may get."""
+    """Return the report as one JSON object, with unprintable characters escaped."""
     text = json.dumps(_fields(found), ensure_ascii=False, indent=2)
     return "".join(
         char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text

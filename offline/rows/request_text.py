@@ -1,4 +1,4 @@
-"""Request text: what a request asks, in the words that a person would read."""
+"""Request text: the readable content of a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROMPT_FIELDS = ("prompt", "input", "text_1", "query", "queries")
 
 
 def request_text(body: Mapping[str, Any]) -> str:
-    """Return the messages of a request, or its prompt; of an unknown one its JSON."""
+    """Return the messages of a request, or its prompt, otherwise its JSON."""
     messages = body.get("messages")
     if isinstance(messages, list):
         return "\n".join(map(_message_text, messages))
@@ -34,7 +34,7 @@ def _part_texts(content: object) -> Iterator[str]:
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             yield part["text"]
-        else:  # a picture or a recording, which nobody reads
+        else:  # an image or a recording
             yield f"[{part.get('type') if isinstance(part, dict) else 'part'}]"
 
 

@@ -1,6 +1,6 @@
-"""Tables of results as rows of an output, so that `diff` compares them as it compares files.
+"""Result tables as rows of an output, so that `diff` can compare them like files.
 
-The rows are written to a temporary file, because a table cannot be read at any row.
+The rows are written to a temporary file, because tables have no random access to rows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BUFFER_BYTES: Final = 2**20
 
 @contextmanager
 def open_outputs(name: str, *, id_column: str | None, tmp_dir: Path | None) -> Iterator[RowFile]:
-    """Open an output, a file of rows or a table of results, as a file of rows.
+    """Open an output, a file of rows or a result table, as a file of rows.
 
-    `id_column` has the custom ids of a table. Raises BadInput for a table without results, and
-    Refused for a column that it does not have.
+    `id_column` contains a table's custom IDs. Raises BadInput for a table without results, and
+    Refused if it does not have that column.
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_source(name, tmp_dir=tmp_dir))
@@ -38,7 +38,7 @@ def open_outputs(name: str, *, id_column: str | None, tmp_dir: Path | None) -> I
             return
         if not table.has_results:
             raise BadInput(
-                f"{name} has no columns of results: name an output of `tidemill run`, such as "
+                f"{name} has no result columns: pass an output of `tidemill run`, such as "
                 "reviews.output.csv"
             )
         file = stack.enter_context(tempfile.TemporaryFile(dir=tmp_dir, buffering=_BUFFER_BYTES))
@@ -48,13 +48,13 @@ def open_outputs(name: str, *, id_column: str | None, tmp_dir: Path | None) -> I
         except OSError as exc:
             raise BadInput(
                 f"the rows of {name} cannot be copied to {tmp_dir or tempfile.gettempdir()} "
-                f"({exc.strerror}); --output-tmp-dir names another folder"
+                f"({exc.strerror}): pass --output-tmp-dir to use another folder"
             ) from exc
         yield RowFile(file, source)
 
 
 def _id_column(table: TableRows, given: str | None) -> str | None:
-    """Return the column of custom ids; None where rows have their number as one."""
+    """Return the column of custom IDs; None if rows are identified by number."""
     if given is not None and given not in table.kept_names:
         raise Refused(
             f"{table.name} has no column `{given}` for --id: it has {', '.join(table.kept_names)}"
@@ -71,7 +71,7 @@ def _printed_rows(table: TableRows, id_column: str | None) -> Iterator[bytes]:
 
 
 def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the response of a row, or its error where it has none."""
+    """Return the response of a row, or its error without one."""
     usage, error = _parsed(results.get("usage")), results.get("error")
     if usage is None and error is not None:
         return {"response": None, "error": {"code": None, "message": str(error)}}
@@ -80,7 +80,7 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body that hold the answer, as its endpoint writes them."""
+    """Return the body fields with the answer, as its endpoint writes them."""
     if "embedding" in results:
         found = _parsed(results["embedding"]) or []
         vectors = found if found and isinstance(found[0], list) else [found]
@@ -109,7 +109,7 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(cell: Any, *, only_lists: bool = False) -> Any:
-    """Return a cell of CSV that is JSON as its value, and any other cell as it is."""
+    """Return the value of a CSV cell that contains JSON, and any other cell unchanged."""
     if not isinstance(cell, str) or (only_lists and not cell.startswith("[")):
         return cell
     try:

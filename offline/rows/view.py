@@ -1,4 +1,4 @@
-"""View: rows of an output for a person to read, each beside its request where that is known."""
+"""View: rows of an output for reading, each next to its request if that is known."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAX_NUMBERS = 4
 
 @dataclass(frozen=True, slots=True)
 class ViewedRow:
-    """A row as it is shown: `words` are those of its head, `reasons` its finish reasons.
+    """A row as it is shown: `words` follow its number and ID, `reasons` are its finish reasons.
 
-    `request` is None where it is not known yet, `json` in a list.
+    `request` is None while it is unknown, `json` in a list.
     """
 
     number: int
@@ -41,7 +41,7 @@ class ViewedRow:
 
 
 class AnswerText(NamedTuple):
-    """Text of an answer, the words at its head, and its finish reasons."""
+    """Text of an answer, the words for its headline, and its finish reasons."""
 
     words: str
     text: str
@@ -49,7 +49,7 @@ class AnswerText(NamedTuple):
 
 
 def viewed_lines(rows: RowFile) -> Iterator[ViewedRow]:
-    """Yield the rows of JSONL; raises BadInput for a line that is no row."""
+    """Yield the rows of JSONL; raises BadInput for a line that is not a row."""
     for place, row in rows.rows():
         words, text, reasons = answer_text(row)
         yield ViewedRow(place.number, row.custom_id, words, text, row.body is None, reasons)
@@ -58,7 +58,7 @@ def viewed_lines(rows: RowFile) -> Iterator[ViewedRow]:
 def matching_rows(
     rows: Iterable[ViewedRow], *, only_errors: bool, pattern: str | None
 ) -> Iterator[ViewedRow]:
-    """Yield the rows with the pattern in their custom id, answer or error, whatever its case."""
+    """Yield the rows with the pattern in their custom ID, answer or error, ignoring case."""
     folded = None if pattern is None else pattern.casefold()
     for row in rows:
         if only_errors and not row.is_failed:
@@ -69,7 +69,7 @@ def matching_rows(
 
 
 def with_requests(rows: list[ViewedRow], source: Source) -> list[ViewedRow]:
-    """Return the rows with their requests by custom id, the first of an id; raises BadInput."""
+    """Return the rows with the first request of their custom ID; raises BadInput."""
     wanted = {row.custom_id for row in rows if row.custom_id is not None}
     found: dict[str | None, str] = {}
     try:
@@ -89,8 +89,8 @@ def with_requests(rows: list[ViewedRow], source: Source) -> list[ViewedRow]:
 
 
 def render_row(row: ViewedRow, max_chars: int | None) -> str:
-    """Return the lines of a row for the terminal: side by side where it is wide."""
-    # A late import: the rest of the command needs none of it.
+    """Return the lines of a row for the terminal, side by side if it is wide enough."""
+    # Imported late: the rest of the command does not need it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -138,7 +138,7 @@ def answer_text(row: StoredRow) -> AnswerText:
 
 
 def cut_text(text: str, max_chars: int | None) -> str:
-    """Return the first characters of a text, and how many more it has."""
+    """Return the first characters of a text, with the number of omitted ones."""
     if max_chars is None or len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}… ({len(text) - max_chars:,} more characters)"

@@ -21,7 +21,7 @@ from .tally import Tally
 
 MAX_HELD_BYTES = 64 * 2**20
 FLUSH_SECONDS = 5.0
-"""Interval of flushing rows out of order; a killed process loses no more than this."""
+"""Interval for flushing out-of-order rows; a killed process loses at most this much work."""
 
 _LINES_PER_TURN = 64
 _CANCEL_SECONDS = 5.0
@@ -29,7 +29,7 @@ _CANCEL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class InFlightLimits:
-    """Limits of what is in memory: requests in flight, and bytes of requests and unwritten rows."""
+    """Memory limits: requests in flight, and bytes of requests and unwritten rows."""
 
     max_inflight: int
     max_held_bytes: int = MAX_HELD_BYTES
@@ -40,9 +40,9 @@ RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
 
 
 def line_runner(responder: Responder, *, created: int, dialect: Dialect = "openai") -> RunLine:
-    """Return what runs lines through a responder, with `created` (Unix seconds) in every reply.
+    """Return a runner of lines through a responder, with `created` (Unix seconds) in every reply.
 
-    An exception of one request becomes its 500 row.
+    An exception in a request becomes its 500 row.
     """
 
     def run(line: PlacedLine) -> Awaitable[LineResult]:
@@ -52,11 +52,11 @@ def line_runner(responder: Responder, *, created: int, dialect: Dialect = "opena
 
 
 class Feed:
-    """Runs lines through an engine. Made for one run, inside the event loop.
+    """Runs lines through an engine; created for one run, inside the event loop.
 
-    The first exception of a request, of the output or of a callback of the loop ends the run, so
-    that none is ever dropped. `note_row` is called with the place and the usage of each finished
-    line.
+    The first exception of a request, the output or a callback of the loop ends the run, so that
+    exceptions are never dropped. `note_row` is called with the place and the usage of each
+    finished line.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Feed:
         self._note_row = note_row
         self._loop = asyncio.get_running_loop()
         self._requests: set[asyncio.Task[None]] = set()
-        self._finished: list[tuple[PlacedLine, Row]] = []  # and not given to the writer
+        self._finished: list[tuple[PlacedLine, Row]] = []  # not yet passed to the writer
         self._waiter: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_cancelling = False
@@ -87,10 +87,10 @@ class Feed:
         self._loop.call_soon_threadsafe(self._wake)
 
     async def run(self, lines: Iterable[PlacedLine]) -> bool:
-        """Run the lines in their order and write their rows; return whether all are done.
+        """Run the lines in order and write their rows; return whether all are done.
 
-        On any exit the finished rows in order have been written, and those out of order are
-        spooled. Where the output fails, all finished rows that it may lack are spooled.
+        On any exit, finished rows that are next in order have been written, and the others
+        spooled. If the output fails, all finished rows that may be missing in it are spooled.
         """
         with callback_failures(self._fail):
             return await self._run_and_save(lines)
@@ -119,7 +119,7 @@ class Feed:
             self._requests.add(request)
             request.add_done_callback(self._end)
             if admitted % _LINES_PER_TURN == 0:
-                # Lets requests start and rows be written before the limits are reached.
+                # Start requests and write rows before the limits are reached.
                 await asyncio.sleep(0)
                 self._write()
                 self._raise_fatal()
@@ -136,7 +136,7 @@ class Feed:
             self._writer.flush()
 
     async def _acquire(self, num_bytes: int) -> bool:
-        """Wait until a line of `num_bytes` is admitted; False if the feed is stopped first."""
+        """Wait until a line of `num_bytes` is admitted; return False if the feed stops first."""
         while not self._is_stopped:
             if self._in_flight.try_acquire(num_bytes):
                 return True
@@ -156,7 +156,7 @@ class Feed:
         self._note_failure(request)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """Keep the exception of a task that ended by itself, for `run` to raise."""
+        """Store the exception of a task that ended by itself, for `run` to raise."""
         if self._is_cancelling:
             return
         if task.cancelled():
@@ -173,9 +173,9 @@ class Feed:
             self._waiter.set_result(None)
 
     async def _sleep(self) -> None:
-        """Wait until a request finishes or `stop`; raises the first failure.
+        """Wait until a request finishes, or `stop` is called; raises the first failure.
 
-        There must be a request in flight.
+        A request must be in flight.
         """
         self._waiter = self._loop.create_future()
         await self._waiter
@@ -187,7 +187,7 @@ class Feed:
             raise self._fatal
 
     def _write(self) -> bool:
-        """Give finished rows to the writer and say whether there was anything to write."""
+        """Pass finished rows to the writer; return whether there was anything to write."""
         finished = self._finished
         self._writer.write(finished)
         self._finished = []
@@ -201,10 +201,10 @@ class Feed:
         self._writer.flush()
 
     def _rescue(self) -> None:
-        """Make finished rows outlive the process after a failure: a resume finds them."""
+        """Make finished rows durable after a failure, so that a resume finds them."""
         try:
             self._write_all()
-        except BaseException:  # noqa: BLE001 - the first failure is the one to be raised
+        except BaseException:  # noqa: BLE001 - the caller raises the first failure
             try:
                 self._writer.rescue(self._finished)
             except BaseException as exc:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Input of a run, or of its estimate: paths checked, the file opened, and read once."""
+"""Input of a run or an estimate: checks its paths, opens the file, and reads it once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .run_options import RunOptions
 
 
 def check_names(options: RunOptions) -> None:
-    """Raise Refused for paths that cannot work, before anything is opened."""
+    """Raise Refused for invalid paths, before anything is opened."""
     names = options.input_file, options.output_file, options.error_file
     check_paths(*names, is_table=options.table is not None)
     if options.output_tmp_dir is not None:
@@ -32,10 +32,7 @@ def check_names(options: RunOptions) -> None:
 def open_input(
     options: RunOptions, stack: ExitStack, delays: Sequence[float] = RETRY_DELAYS_SECONDS
 ) -> InputFile:
-    """Open the input, unpacked where it is packed, rendered where it is a table.
-
-    With a shard it is its lines alone.
-    """
+    """Open the input: unpack a compressed one, render a table, and select the lines of a shard."""
     requests = _open_whole(options, stack, tuple(delays))
     if options.shard is None:
         return requests
@@ -47,7 +44,7 @@ def open_input(
 def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]) -> InputFile:
     limit, tmp_dir = options.max_line_bytes or MAX_LINE_BYTES, options.output_tmp_dir
     if options.table is not None:
-        # A late import: pyarrow takes a while.
+        # Imported late: pyarrow is slow to load.
         from ..files.table_requests import open_requests
 
         return open_requests(
@@ -65,7 +62,7 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
 
 
 def _lines_of(requests: InputFile) -> str:
-    """Return `lines 301 to 400 of requests.jsonl`; blank lines are among them."""
+    """Return `lines 301 to 400 of requests.jsonl`, which includes blank lines."""
     assert requests.part is not None
     first, end = requests.part.first.number, requests.part.end.number
     if requests.part.end.start > requests.part.first.start:
@@ -82,7 +79,7 @@ def check_input(
     *,
     reuse: Reuse | None = None,
 ) -> InputReport:
-    """Read all lines, fill their index, look up their results, and return what was found."""
+    """Read all lines, fill their index, look up stored results, and return the report."""
     return check_lines(
         requests,
         names,

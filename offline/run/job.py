@@ -1,4 +1,4 @@
-"""Run of a batch file: check, load, feed and summary, in this order."""
+"""Run of a batch file: checks the input, loads the engine, feeds lines and summarises."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ from .run_span import run_span
 from .settings_record import SettingsRecord, check_complete, open_record
 from .tally import Tally
 
-_PREFIX_LEVEL: Final = 2  # lines whose first 512 bytes are the same begin alike
+_PREFIX_LEVEL: Final = 2  # lines with the same first 512 bytes go to one engine
 
 
 def num_engines(options: RunOptions) -> int:
-    """Return how many engines a run has; raises Refused for more than the machine has room for."""
+    """Return the number of engines of a run; raises Refused if the machine is too small."""
     count = num_replicas(options, options.data_parallel_size)
     if options.reuse is not None and count > 1:
-        raise Refused("--data-parallel-size and --reuse exclude each other")
+        raise Refused("--data-parallel-size cannot be combined with --reuse")
     return count
 
 
@@ -84,7 +84,7 @@ def replicas(
     index: LineIndex,
     created: int,
 ) -> Iterator[EngineReplicas]:
-    """Yield the engines of a run, not started, with their weights on this machine."""
+    """Yield the engines of a run, not yet started, with their weights on this machine."""
     with held_weights(config, options.weights_cache) as here:
         given = replace(
             options,
@@ -114,11 +114,10 @@ def run_job(
     retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
     has_guard: bool = False,
 ) -> int:
-    """Run the file and return the exit status: 0 when every line has a row and one is ok.
+    """Run the file and return the exit status: 0 if every line has a row and any row is ok.
 
-    Raises CliError, of which RunIncomplete is for unexpected exceptions, and Stopped for a signal
-    before the first row. The output is unchanged until the input has been checked and the model
-    loaded.
+    Raises CliError (RunIncomplete for unexpected exceptions), and Stopped for a signal before the
+    first row. The output is unchanged until the input has been checked and the model loaded.
     """
     begun: list[Run] = []
     try:
@@ -131,7 +130,7 @@ def run_job(
                 raise
         if isinstance(exc, OSError):
             raise
-        words = f"the run cannot start ({failure_of(exc)}): the output is unchanged"
+        words = f"the run could not start ({failure_of(exc)}): the output is unchanged"
         raise RunIncomplete(words) from exc
 
 
@@ -143,7 +142,7 @@ def _run_job(
     *,
     has_guard: bool,
 ) -> int:
-    """Run the file, and put the run in `begun` when it may have written a row."""
+    """Run the file; add the run to `begun` once it may have written a row."""
     if (found := _options_of_rows(options)) is None:
         return 0
     options = found
@@ -167,7 +166,7 @@ def _run_job(
         config = _with_plan(config, options, is_planned=is_planned)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
         created = requests.source.created
-        if options.reuse is not None:  # what results depend on is told by the weights
+        if options.reuse is not None:  # results depend on the weights
             config = stack.enter_context(held_weights(config, options.weights_cache))
         reuse = open_reuse(options, config, template, names=names, created=created, stack=stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
@@ -211,10 +210,10 @@ def _run_job(
 
 
 def _options_of_rows(options: RunOptions) -> RunOptions | None:
-    """Return the options with a file of rows as output; None for a table that is complete."""
+    """Return the options with a file of rows as output; None for a complete table."""
     if options.table is None:
         return options
-    # Late imports of what tables need, here and below: pyarrow takes a while.
+    # Imports for tables are late, here and below: pyarrow is slow to load.
     from .table_run import with_rows_file
 
     if (found := with_rows_file(options)) is None:
@@ -225,7 +224,7 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
 
 
 def _note_kept(writer: ResumableWriter, tally: Tally, record: SettingsRecord) -> None:
-    """Count the rows that there are before a line runs, and say how many are reused."""
+    """Count existing rows before any line runs, and log the number of reused ones."""
     tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
     tally.reused = writer.num_reused
     record.keep(tally.kept - tally.reused, is_complete=tally.kept == tally.num_rows)
@@ -235,10 +234,10 @@ def _note_kept(writer: ResumableWriter, tally: Tally, record: SettingsRecord) ->
 
 
 def _with_plan(config: EngineConfig, options: RunOptions, *, is_planned: bool) -> EngineConfig:
-    """Return the config of an engine that gets its lines in the order of a plan, or without one."""
+    """Return the engine's config for lines in the order of a plan, or without one."""
     return replace(
         config,
-        # The plan says who starts next; where there can be none, the engine does.
+        # The plan decides which line starts next; without a plan, the engine does.
         admission="arrival" if is_planned or options.no_plan else "prefix",
         deduplication=not options.no_plan,
         kv_forecast=not options.no_plan,
@@ -248,9 +247,9 @@ def _with_plan(config: EngineConfig, options: RunOptions, *, is_planned: bool) -
 def _answer_lines(
     run: Run, engines: AbstractContextManager[Served | EngineReplicas], begun: list[Run]
 ) -> bool:
-    """Write the row of every line that has none; False when a signal has stopped that.
+    """Write the missing rows; return False if a signal stopped the run.
 
-    The run is put in `begun` when it may have written a row.
+    The run is added to `begun` once it may have written a row.
     """
     tally = run.metrics.tally
     if tally.kept == tally.num_rows:
@@ -278,7 +277,7 @@ def _engines(
     *,
     watch: Watch,
 ) -> Iterator[Served | EngineReplicas]:
-    """Yield the engine of a run, loaded, or several that load once lines come."""
+    """Yield the loaded engine of a run, or several that load once lines arrive."""
     if num_engines(run.options) > 1:
         with replicas(run.options, config, names, run.index, run.created) as several:
             yield several
@@ -290,9 +289,9 @@ def _engines(
 
 
 def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
-    """Finish the output, make a table of its rows if the input is one, and mark a shard.
+    """Finish the output, write the result table for a table input, and mark a shard.
 
-    Returns how the input has changed meanwhile.
+    Returns a description of the input's change during the run, if any.
     """
     requests = run.requests
     with run.adding_resume_hint():
@@ -338,15 +337,15 @@ def _check_resume(options: RunOptions) -> None:
     if options.resume:
         check_resumable(options.output_file)
     elif options.retry_failed:
-        raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
+        raise Refused("--retry-failed requires --resume")
     elif options.retry_truncated:
-        raise Refused("--retry-truncated runs rows of an output again: give --resume too")
+        raise Refused("--retry-truncated requires --resume")
     elif options.allow_other_settings:
-        raise Refused("--allow-other-settings is about the rows of an output: give --resume too")
+        raise Refused("--allow-other-settings requires --resume")
 
 
 def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
-    """Say which lines get an error row; raises BadInput when none can run."""
+    """Warn about lines that get an error row; raises BadInput if none can run."""
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
     refuse_hopeless(report)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a run, served at /metrics while it lasts."""
+"""Prometheus metrics of a run, served at /metrics during the run."""
 
 from __future__ import annotations
 
@@ -62,12 +62,16 @@ class RunMetrics:
         stats = self.served.stats()
         return [
             ("audio_seconds", "Audio of answered requests.", self.tally.usage.audio_seconds),
-            ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
-            ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
-            ("output_tokens", "Tokens generated.", stats.output_tokens),
-            ("spec_decode_draft_tokens", "Tokens drafted.", stats.draft_tokens),
-            ("spec_decode_accepted_tokens", "Of these, those right.", stats.accepted_tokens),
-            ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
+            ("prompt_tokens", "Prompt tokens, including cached ones.", stats.prompt_tokens),
+            ("cached_tokens", "Prompt tokens found in the KV cache.", stats.cached_tokens),
+            ("output_tokens", "Generated tokens.", stats.output_tokens),
+            ("spec_decode_draft_tokens", "Drafted tokens.", stats.draft_tokens),
+            (
+                "spec_decode_accepted_tokens",
+                "Drafted tokens that were accepted.",
+                stats.accepted_tokens,
+            ),
+            ("preemptions", "Sequences preempted for lack of KV pages.", stats.preemptions),
         ]
 
     def _gauges(self) -> list[tuple[str, str, float]]:
@@ -75,15 +79,15 @@ class RunMetrics:
             return []
         stats = self.served.stats()
         return [
-            ("running_sequences", "Sequences that run.", stats.running),
-            ("waiting_sequences", "Sequences waiting for their turn.", stats.waiting),
-            ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
+            ("running_sequences", "Running sequences.", stats.running),
+            ("waiting_sequences", "Waiting sequences.", stats.waiting),
+            ("kv_cache_usage_ratio", "Fraction of KV pages in use, 0 to 1.", stats.kv_cache_usage),
         ]
 
 
 @contextmanager
 def serve_metrics(metrics: RunMetrics, host: str, port: int) -> Iterator[int]:
-    """Serve `metrics` over HTTP and yield the port; raises Refused when it is taken."""
+    """Serve `metrics` over HTTP and yield the port; raises Refused if it is in use."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
@@ -92,7 +96,7 @@ def serve_metrics(metrics: RunMetrics, host: str, port: int) -> Iterator[int]:
         server, thread = start_http_server(port, host, registry)
     except OSError as exc:
         words = exc.strerror or str(exc)
-        raise Refused(f"metrics cannot be served at {host} port {port}: {words}") from exc
+        raise Refused(f"metrics cannot be served on {host} port {port}: {words}") from exc
     bound = int(server.server_port)
     log(f"metrics are at http://{host}:{bound}/metrics")
     try:

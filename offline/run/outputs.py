@@ -30,7 +30,7 @@ Lines = Callable[[], Iterator[RawLine]]
 
 
 def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> OutputFiles:
-    """Open the files of `-o` and `-e`; raises Refused for existing content without a flag."""
+    """Open the files of `-o` and `-e`; raises Refused for existing rows without a flag."""
     tmp_dir, paths = options.output_tmp_dir, _paths(options)
     if is_s3(options.output_file):
         require_extras(options.output_file, "cloud")
@@ -59,9 +59,9 @@ def make_writer(
     *,
     reused: ReusedRows | None = None,
 ) -> ResumableWriter:
-    """Return the row writer for a fresh, resumed or retried run; logs the kept rows.
+    """Return the row writer for a new, resumed or retried run; log the kept rows.
 
-    A retry takes no reused rows: it runs what has failed.
+    A retry does not use reused rows: it runs failed ones.
     """
     paths = _paths(options)
     marks = [] if options.shard is None else [mark_path(paths[0])]
@@ -86,7 +86,7 @@ def make_writer(
     stack.callback(spool.close)
     num_failed = kept.num_rows - kept.num_ok
     if is_started:
-        log("a retry of failed rows was cut off: it goes on")
+        log("continuing an interrupted retry of failed rows")
     elif not (retries and num_failed):
         spool.load(lines(), kept.num_rows, only_successes=retries, is_ok=is_ok)
         appending = AppendWriter(files, kept, spool, stale=marks, reused=reused)
@@ -95,15 +95,15 @@ def make_writer(
         return appending
     spool.load(lines(), kept.num_rows, only_successes=True, is_ok=is_ok)
     retrying = RetryWriter(*paths, kept, spool, lines, is_ok=is_ok, stack=stack)
-    which = "failed and truncated ones" if options.retry_truncated else "failed ones"
-    log(f"resuming: {amount(retrying.num_kept, 'row')} kept, {which} run again")
+    which = "failed and truncated rows" if options.retry_truncated else "failed rows"
+    log(f"resuming: {amount(retrying.num_kept, 'row')} kept, rerunning {which}")
     return retrying
 
 
 def mark_shard(
     options: RunOptions, files: OutputFiles, lines: ShardLines, tally: Tally, rows: RowSettings
 ) -> bool:
-    """Leave the mark of a shard that has all its rows in files; say whether it has."""
+    """Write the mark of a complete shard; return whether its output is a file."""
     if not isinstance(files.output, LocalFile):
         return False
     mark_finished(
@@ -124,18 +124,18 @@ def _paths(options: RunOptions) -> tuple[Path, Path | None]:
 def _refuse_rows(output: Output, errors: LocalFile | None) -> None:
     if isinstance(output, LocalFile) and output.spool_path.exists():
         raise Refused(
-            f"{output.spool_path} holds finished rows of a run that was stopped: --resume keeps "
-            "them and runs what is missing, --force starts over"
+            f"{output.spool_path} contains finished rows of a stopped run: pass --resume to keep "
+            "them and run the rest, or --force to start over"
         )
     for file in (output, errors):
         if not isinstance(file, LocalFile) or file.is_empty:
             continue
-        ways = ["--force starts over"]
+        ways = ["--force to start over"]
         if isinstance(output, LocalFile):
-            ways.insert(0, "--resume keeps them and runs what is missing")
+            ways.insert(0, "--resume to keep them and run the rest")
         if file.holds_rows:
-            raise Refused(f"{file.path} holds rows already: {', '.join(ways)}")
+            raise Refused(f"{file.path} already contains rows: pass {', or '.join(ways)}")
         raise Refused(
-            f"{file.path} is there already and holds something else than rows: name another file, "
-            "or --force writes over it"
+            f"{file.path} already exists and does not contain rows: choose another file, or pass "
+            "--force to overwrite it"
         )

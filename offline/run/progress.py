@@ -1,4 +1,4 @@
-"""Progress bar on a terminal, progress lines elsewhere, and the summary of a run."""
+"""Progress bar on a terminal, otherwise progress lines, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PROGRESS_FD: Final = "TIDEMILL_PROGRESS_FD"
-"""Environment variable: the descriptor of the pipe that a Python program reads progress from."""
+"""Environment variable: file descriptor of the pipe from which a Python program reads progress."""
 
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
 
 
 class Reporter(Protocol):
-    """Shows progress while entered; `seconds` is its update interval."""
+    """Context manager that shows progress; `seconds` is its update interval."""
 
     seconds: float
 
@@ -40,11 +40,11 @@ class Reporter(Protocol):
     ) -> None: ...
 
     def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
-        """Show the current counts and rates, and the seconds left where they are known."""
+        """Show the current counts and rates, and the seconds left if they are known."""
 
 
 def make_reporter(tally: Tally) -> Reporter:
-    """Return a bar for a terminal on standard error, else lines, or a pipe where one is given."""
+    """Return a reporter: a pipe if one is given, a bar on a terminal, otherwise lines."""
     if fd := os.environ.get(PROGRESS_FD):
         return PipeReporter(int(fd), tally)
     if sys.stderr.isatty():
@@ -74,7 +74,7 @@ class LineReporter:
 
 
 class BarReporter:
-    """Draws a progress bar with the counts and rates beside it."""
+    """Draws a progress bar with the counts and rates next to it."""
 
     seconds = BAR_SECONDS
 
@@ -111,7 +111,7 @@ class BarReporter:
 
 
 class PipeReporter:
-    """Writes lines of JSON to a pipe, for the program that started this run and shows them."""
+    """Writes lines of JSON to a pipe, for the program that started this run."""
 
     seconds = BAR_SECONDS
 
@@ -137,7 +137,7 @@ class PipeReporter:
 
     def _write(self, words: Sequence[str]) -> None:
         line = {"done": self._tally.rows_done, "total": self._tally.num_rows, "words": [*words]}
-        with suppress(OSError):  # the program has gone, which ends this process otherwise
+        with suppress(OSError):  # the program has exited, which also ends this process
             os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
@@ -152,8 +152,8 @@ def estimate_left(
 ) -> float | None:
     """Return the seconds left: the forecast, or the time of the remaining rows at their rate.
 
-    A forecast is not above the time at the `recent` rate. Answers may be much shorter than
-    expected. Rows with long answers come slowly at the end, and the forecast then is the lower.
+    The forecast is limited to the time at the `recent` rate, because answers may be much shorter
+    than expected. At the end, rows with long answers finish slowly, and the forecast is lower.
     """
     if forecast is None:
         num_rows = max(1, tally.num_rows - tally.kept)
@@ -181,9 +181,9 @@ def rows_rate(rates: Rates) -> str:
 
 
 def summary(tally: Tally) -> str:
-    """Return the summary of a run: rows ok and failed, tokens, time and rate.
+    """Return the summary of a run: successful and failed rows, tokens, time and rate.
 
-    Failures follow, a line for each kind, and the number of truncated answers.
+    It is followed by a line for each kind of failure, and the number of truncated answers.
     """
     seconds, usage = tally.seconds, tally.usage
     rows = amount(tally.answered, "row")
@@ -202,15 +202,15 @@ def summary(tally: Tally) -> str:
     words = f"{tally.label}{rows} in {seconds:,.1f} s: {outcome}; {', '.join(parts)}"
     if tally.kept:
         all_ok = tally.rows_done - tally.rows_failed
-        ways = ((tally.kept - tally.reused, "kept from before"), (tally.reused, "reused"))
+        ways = ((tally.kept - tally.reused, "kept from earlier"), (tally.reused, "reused"))
         kept = " and ".join(f"{amount(num, 'row')} {how}" for num, how in ways if num)
         words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
     return "\n".join((words, *tally.failures.sentences(tally.unit), *truncated_words(tally)))
 
 
 def truncated_words(tally: Tally) -> list[str]:
-    """Return a sentence on the truncated answers of the output; nothing where there are none."""
+    """Return a sentence about truncated answers in the output; empty without any."""
     if not tally.truncated:
         return []
-    answers = "1 answer was" if tally.truncated == 1 else f"{tally.truncated:,} answers were"
-    return [f"  {answers} cut off at the token limit (finish reason `length`): raise max_tokens"]
+    answers = amount(tally.truncated, "answer")
+    return [f"  {answers} reached the token limit (finish reason `length`): raise max_tokens"]

@@ -1,8 +1,8 @@
 """Data parallelism of a run: several engine processes share the lines of one file.
 
-Lines that begin alike go to one engine, whose prefix cache has their beginning, as long as it has
-little more to do than the others; at the end of the file an engine that is idle takes lines that
-wait for another. An engine that dies is started again, and its lines run again as suspects.
+Lines with the same prefix go to one engine, whose prefix cache contains it, as long as the engine
+has not much more work than others. At the end of the file, an idle engine takes waiting lines from
+another. An engine that dies is restarted, and its lines are rerun as suspects.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..files.input_file import PlacedLine
 
 
 class EngineReplicas:
-    """Engine processes behind one door; `Served`, except for its lines. Started inside a loop.
+    """Engine processes of a run, like `Served` except for lines; started inside an event loop.
 
-    `home` returns a number for a line's place, the same for lines that begin alike.
+    `home` returns a number for a line's place, the same for lines with the same prefix.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class EngineReplicas:
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
-        """Start all processes and end them; raises EngineError where one cannot load."""
+        """Start all processes, and stop them at the end; raises EngineError if one cannot load."""
         async with self._replicas.started():
             yield
 
     @property
     def load_seconds(self) -> float:
-        """Seconds that the start of all has taken."""
+        """Return the seconds for starting all processes."""
         return self._replicas.load_seconds
 
     def info(self) -> EngineInfo:
-        """Return the info of all together."""
+        """Return the combined info of all engines."""
         return self._replicas.info()
 
     def stats(self) -> EngineStats:
@@ -67,10 +67,10 @@ class EngineReplicas:
         return self._replicas.stats()
 
     def close(self) -> None:
-        """Do nothing: `started` has ended the processes."""
+        """Do nothing: `started` stops the processes."""
 
     async def run_line(self, line: PlacedLine) -> LineResult:
-        """Return the row of a line; raises EngineError where no engine can go on."""
+        """Return the row of a line; raises EngineError if all engines have failed."""
         if line.raw.overlong is not None:
             return _malformed(line)
         exchange = partial(self._fetch_row, line)
@@ -87,7 +87,7 @@ class EngineReplicas:
 
 
 def _malformed(line: PlacedLine) -> LineResult:
-    """Return the row of a line that is too long to be one."""
+    """Return the error row of an overlong line."""
     try:
         parse_line(line.raw)
     except LineError as exc:

@@ -1,4 +1,4 @@
-"""Result folders, as `tidemill cache` lists and empties them: of this machine, or in a bucket."""
+"""Folders of stored results, local or in a bucket, which `tidemill cache` lists and empties."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 
 
 class ResultFolder(Protocol):
-    """Kept results of all scopes; methods raise CliError."""
+    """Stored results of all scopes; methods raise CliError."""
 
     def totals(self) -> list[Totals]:
-        """Return the totals of each model, the one that was used last first."""
+        """Return the totals of each model, the most recently used first."""
 
     def num_bytes(self) -> int:
-        """Return what all take where they are kept."""
+        """Return the storage size of all results."""
 
     def remove(self, model: str | None, before: int | None) -> int:
-        """Remove results of a model, or of all, last used before a time; return how many."""
+        """Remove results of a model, or of all, last used before a time; return their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResultFolder:
-    """The database of a folder of this machine."""
+    """Results in the database of a local folder."""
 
     folder: Path
 
     def totals(self) -> list[Totals]:
-        """Return the totals of each model, the one that was used last first."""
+        """Return the totals of each model, the most recently used first."""
         with self._opened() as database:
             return list_totals(database)
 
     def num_bytes(self) -> int:
-        """Return what the database takes on the disk."""
+        """Return the size of the database on disk."""
         return (self.folder / FILE_NAME).stat().st_size
 
     def remove(self, model: str | None, before: int | None) -> int:
-        """Remove results of a model, or of all, last used before a time; return how many.
+        """Remove results of a model, or of all, last used before a time; return their number.
 
-        A damaged database is deleted if all results are to go.
+        A damaged database is deleted if all results are to be removed.
         """
         is_all = (model, before) == (None, None)
         try:
@@ -81,14 +81,14 @@ class LocalResultFolder:
             delete_database(self.folder)
         except OSError as exc:
             raise BadInput(f"{self.folder} cannot be emptied ({exc.strerror})") from exc
-        log(f"note: the database of {self.folder} was damaged and has been deleted")
+        log(f"note: the database of {self.folder} was damaged and was deleted")
         return 0
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         if not (self.folder / FILE_NAME).exists():
             raise Refused(
-                f"{self.folder} holds no results: name the folder of `tidemill run --reuse`"
+                f"{self.folder} does not contain results: pass the folder of `tidemill run --reuse`"
             )
         try:
             with closing(open_database(self.folder)) as database:
@@ -98,7 +98,7 @@ class LocalResultFolder:
 
 
 class BucketResultFolder:
-    """Packs below a prefix; a pack is used when it is written, and is removed as a whole."""
+    """Results in packs under a prefix; a pack is removed as a whole, by the time of its writing."""
 
     def __init__(self, where: S3Folder) -> None:
         require_extras(f"the bucket {where.bucket}", "cloud")
@@ -109,7 +109,7 @@ class BucketResultFolder:
         self._aws, self._bucket = Aws(), Bucket(where.bucket)
 
     def totals(self) -> list[Totals]:
-        """Return the totals of each model, the one that was used last first."""
+        """Return the totals of each model, the most recently used first."""
         by_model: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for head, name in self._packs:
             by_model[name.model].append((name.num_results, head.num_bytes, head.modified))
@@ -121,17 +121,17 @@ class BucketResultFolder:
         return sorted(totals, key=lambda total: (-total.used, total.model))
 
     def num_bytes(self) -> int:
-        """Return what the packs take."""
+        """Return the size of the packs."""
         return sum(head.num_bytes for head, _ in self._packs)
 
     def remove(self, model: str | None, before: int | None) -> int:
-        """Remove packs of a model, or of all, written before a time; return their results."""
+        """Remove packs (of a model, or all) written before a time; return the number of results."""
         packs = [
             (head, name)
             for head, name in self._packs
             if model in {None, name.model} and (before is None or head.modified < before)
         ]
-        with self._told():
+        with self._translated_errors():
             self._aws.run(self._bucket.delete_all([head.key for head, _ in packs]))
         return sum(name.num_results for _, name in packs)
 
@@ -139,11 +139,11 @@ class BucketResultFolder:
     def _packs(self) -> list[Pack]:
         from tidemill.handler.aws.objects.result_store import list_packs
 
-        with self._told():
+        with self._translated_errors():
             return list_packs(self._aws.run, self._bucket, self._where.prefix)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         from tidemill.handler.errors import AwsError
 
         try:

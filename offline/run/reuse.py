@@ -1,7 +1,7 @@
-"""Reuse of results: rows of lines that an earlier run has answered, and results kept for the next.
+"""Reuse of results: rows from results of earlier runs, and storage of results for later runs.
 
-Rows are made while the input is checked, so that a file without a new line needs no model. A cache
-that fails is left alone from then on, and a note says so.
+Rows are looked up during the input check, so that a file without new lines does not need the model.
+After a failure, the cache is no longer used, which is logged.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ _DAY_SECONDS: Final = 24 * 3600
 
 
 class ReuseOptions(Protocol):
-    """Flags of what is reused, and from where."""
+    """Flags of result reuse."""
 
     @property
     def reuse(self) -> Path | S3Folder | None:
-        """Return the folder."""
+        """Return the folder of stored results."""
 
     @property
     def reuse_max_size(self) -> int | None:
-        """Return the bytes that all results take at most."""
+        """Return the size limit of all results in bytes."""
 
 
 class Results(Protocol):
-    """Kept replies of one scope; every method raises CacheError."""
+    """Stored replies of one scope; every method raises CacheError."""
 
     @property
     def num_damaged(self) -> int:
-        """Return how many results were damaged, and treated as not found."""
+        """Return the number of damaged results, which are treated as not found."""
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
-        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        """Return the JSON of a stored reply, for the line with a digest and this creation time."""
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
-        """Add the reply to a line of a digest."""
+        """Store the reply to the line with a digest."""
 
     def close(self) -> None:
-        """Write what was added."""
+        """Write the added results."""
 
 
 class Reuse:
-    """Looks results up in the order of lines, and keeps those of a run."""
+    """Looks up results in the order of lines, and stores the results of a run."""
 
     def __init__(self, cache: Results, rows: ReusedRows, created: int, keys: ResultKeys) -> None:
         self.rows = rows
@@ -73,14 +73,14 @@ class Reuse:
         self._keys = keys
 
     def look_up(self, line: Line | None, body: Mapping[str, Any] | None = None) -> bool:
-        """Look up the next line (None if it has no request), and say whether it has a row now."""
+        """Look up the next line (None if it is malformed); return whether it now has a row."""
         found = None if line is None or body is None else self._find(line, body)
         if line is not None and found is not None:
             try:
                 self.rows.add(print_cached(line, found))
             except OSError as exc:
                 self.rows.drop()
-                self._give_up(f"its rows cannot be put down meanwhile ({exc.strerror})")
+                self._give_up(f"reused rows cannot be stored temporarily ({exc.strerror})")
             else:
                 return True
         self.rows.add(None)
@@ -97,16 +97,16 @@ class Reuse:
             return None
 
     def key_of(self, url: str, body: Mapping[str, Any], digest: str, created: int) -> bytes | None:
-        """Return the key of a request whose reply may be kept.
+        """Return the key of a request whose reply may be stored.
 
-        A template may tell the date: a reply of another day than that of the lookup is not kept.
+        Templates may contain the date: a reply from another day than the lookup is not stored.
         """
         if self._cache is None or created // _DAY_SECONDS != self._created // _DAY_SECONDS:
             return None
         return self._keys.key_of(url, body, digest)
 
     def keep(self, key: bytes, digest: str, created: int, reply: Reply) -> None:
-        """Keep the successful reply to the line of a digest."""
+        """Store the successful reply to the line with a digest."""
         if self._cache is None:
             return
         try:
@@ -116,19 +116,19 @@ class Reuse:
             self._give_up(exc)
 
     def close(self) -> None:
-        """Write what was kept."""
+        """Write the stored results."""
         cache, self._cache = self._cache, None
-        with suppress(OSError):  # a full disk: the rows were given up
+        with suppress(OSError):  # the disk is full: the rows were dropped
             self.rows.close()
         if cache is not None:
             _note_damage(cache)
             try:
                 cache.close()
             except CacheError as exc:
-                log(f"note: {exc}: some results of this run are not kept")
+                log(f"note: {exc}: some results of this run are not stored")
 
     def _give_up(self, reason: object) -> None:
-        log(f"note: {reason}: the run goes on without reuse")
+        log(f"note: {reason}: the run continues without reuse")
         cache, self._cache = self._cache, None
         if cache is not None:
             with suppress(CacheError):
@@ -136,7 +136,7 @@ class Reuse:
 
 
 class KeepingResponder:
-    """A `Responder` that delegates and keeps what comes back."""
+    """A `Responder` that delegates and stores the replies."""
 
     def __init__(self, responder: Responder, reuse: Reuse) -> None:
         self._responder = responder
@@ -153,10 +153,10 @@ class KeepingResponder:
 
 
 class ReusingResponder:
-    """A `Responder` that delegates what no earlier request has answered, and keeps the replies.
+    """A `Responder` that reuses stored replies, and delegates and stores others.
 
-    `open_at` opens the results as they are for requests of a time (Unix seconds); None where there
-    can be none. One that fails is left alone from then on, and a note says so.
+    `open_at` opens the results for requests at a time (Unix seconds), or returns None. After a
+    failure, results are no longer reused, which is logged.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ReusingResponder:
         self._responder = responder
         self._open_at = open_at
         self._keys = keys
-        self._thread = ThreadPoolExecutor(1)  # of all that may wait for a disk or a bucket
+        self._thread = ThreadPoolExecutor(1)  # for calls that may wait for a disk or a bucket
         self._is_given_up = False
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
@@ -199,7 +199,7 @@ class ReusingResponder:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except CacheError as exc:
             if not self._is_given_up:
-                log(f"note: {exc}: the server goes on without reuse")
+                log(f"note: {exc}: the server continues without reuse")
             self._is_given_up = True
             return None
 
@@ -208,7 +208,7 @@ class ReusingResponder:
 def daily_results(
     options: ReuseOptions, model: str, digest_at: Callable[[int], bytes | None]
 ) -> Iterator[Callable[[int], Results | None]]:
-    """Yield what opens the results of `--reuse` for requests of a time; they are closed at last."""
+    """Yield a function that opens the results of `--reuse` for a time; close them at the end."""
     opened: dict[bytes, Results] = {}
     assert options.reuse is not None
     where, max_bytes = options.reuse, options.reuse_max_size or MAX_BYTES
@@ -235,7 +235,7 @@ def _note_damage(results: Results) -> None:
 
 
 def all_names(config: EngineConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that requests may ask for: those of the model and of its adapters."""
+    """Return the model names that requests may use: those of the model and of its adapters."""
     return *names, *(module.name for module in config.lora_modules)
 
 
@@ -263,22 +263,25 @@ def open_reuse(
     created: int,
     stack: ExitStack,
 ) -> Reuse | None:
-    """Open the cache of `--reuse`; None without one, or where it cannot be used.
+    """Open the cache of `--reuse`; None without one, or if it cannot be used.
 
-    Requests may ask for the served `names`. `stack` closes it.
+    `names` are the served model names. `stack` closes the cache.
     """
     if options.reuse is None:
         return None
     digest = results_digest(config, template, created)
     if digest is None:
-        log(f"note: {config.model} is not on this machine yet: this run reuses and keeps nothing")
+        log(
+            f"note: {config.model} is not on this machine yet, so this run does not reuse or store "
+            "results"
+        )
         return None
     try:
         scope = Scope(digest, options.model or config.model)
         max_bytes = options.reuse_max_size or MAX_BYTES
         cache = open_results(options.reuse, scope, max_bytes, options.output_tmp_dir)
     except CacheError as exc:
-        log(f"note: {exc}: the run goes on without reuse")
+        log(f"note: {exc}: the run continues without reuse")
         return None
     keys = ResultKeys(all_names(config, names), options.reuse_sampled)
     reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, keys)

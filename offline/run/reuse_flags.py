@@ -1,4 +1,4 @@
-"""Flags of results that are reused."""
+"""Flags of result reuse."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from ..console.errors import Refused
 
 
 def check_reuse(reuse: Path | S3Folder | None, max_size: int | None, *, sampled: bool) -> None:
-    """Refuse flags of `--reuse` without it."""
+    """Raise Refused for flags that require `--reuse` without it."""
     if reuse is None and (sampled or max_size is not None):
-        raise Refused("--reuse-sampled and --reuse-max-size need --reuse")
+        raise Refused("--reuse-sampled and --reuse-max-size require --reuse")
 
 
 def add_reuse_flags(group: argparse._ActionsContainer) -> None:
-    """Add the flags that say what is reused, and from where."""
+    """Add the flags of result reuse."""
     group.add_argument(
         "--reuse",
         type=local_or_s3_folder,
         metavar="FOLDER",
-        help="a folder or s3://bucket/prefix: reuse the results of lines that an earlier run with "
-        "it has answered, and keep those of this run in it",
+        help="reuse results of earlier runs from this folder or s3://bucket/prefix, and store new "
+        "ones there",
     )
     group.add_argument(
         "--reuse-sampled",
         action="store_true",
-        help="with --reuse: also reuse sampled results, each for the same line at the same place "
-        "(default: only results with temperature 0 or a seed)",
+        help="with --reuse: also reuse sampled results, each for an identical line in the same "
+        "position (default: only results with temperature 0 or a seed)",
     )
 
 
 def add_reuse_size_flag(group: argparse._ActionsContainer) -> None:
-    """Add the flag that bounds what is kept."""
+    """Add the flag for the size of stored results."""
     group.add_argument(
         "--reuse-max-size",
         type=size_in_bytes,
         metavar="SIZE",
-        help="with --reuse: remove results that were used longest ago above it (default: 16G)",
+        help="with --reuse: remove the least recently used results above this size (default: 16G)",
     )

@@ -68,14 +68,14 @@ class Run:
     writer: ResumableWriter
     metrics: RunMetrics
     signals: StopSignals
-    launched: float  # on the monotonic clock, as is
+    launched: float  # on the monotonic clock, like
     deadline: float | None = None
     reuse: Reuse | None = None
     span: WorkSpan | None = None
     record: SettingsRecord = field(kw_only=True)
 
     def run_lines(self, served: Served | EngineReplicas) -> bool:
-        """Run all lines without a row; False when a signal or the deadline stopped it."""
+        """Run all lines without a row; return False if a signal or the deadline stopped the run."""
         tally = self.metrics.tally
         tally.started = time.monotonic()
         if not isinstance(served, EngineReplicas):
@@ -90,13 +90,13 @@ class Run:
         return is_done
 
     def start_writing(self) -> None:
-        """Prepare the output of a run whose lines all have a row."""
+        """Prepare the output of a run whose lines all have a row already."""
         self.writer.start()
         if self.metrics.tally.reused:
             self.record.start()
 
     def write_rows_not_run(self) -> None:
-        """Write an error row for each line that the deadline has left without a row."""
+        """Write an error row for each line that was not run before the deadline."""
         tally = self.metrics.tally
         with self.adding_resume_hint():
             lines = self.requests.read(self.index, self.plan.unfinished())
@@ -109,13 +109,13 @@ class Run:
 
     @contextmanager
     def adding_resume_hint(self) -> Iterator[None]:
-        """Add how to resume to errors that end the run; RunIncomplete for unexpected ones."""
+        """Add the resume hint to errors that end the run; raises RunIncomplete if unexpected."""
         try:
             yield
         except RunIncomplete as exc:
             raise RunIncomplete(f"{exc}. {self.writer.resume_hint()}") from exc
         except EngineError as exc:
-            words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
+            words = f"the engine has stopped: {exc}. {self.writer.resume_hint()}"
             stacks = exc.stacks if isinstance(exc, EngineStalled) else ""
             raise EngineLost(words, details=stacks) from exc
         except InputChanged as exc:
@@ -127,7 +127,7 @@ class Run:
         except (CliError, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            words = f"the run cannot go on ({failure_of(exc)})"
+            words = f"the run failed unexpectedly ({failure_of(exc)})"
             raise RunIncomplete(f"{words}. {self.writer.resume_hint()}") from exc
 
     def _progress(self) -> str:
@@ -154,7 +154,7 @@ class Run:
 
     @property
     def created(self) -> int:
-        """Timestamp of the replies: that of kept rows, or of the input."""
+        """Return the timestamp of the replies: that of kept rows, or of the input."""
         kept = self.writer.created
         return self.requests.source.created if kept is None else kept
 
@@ -189,7 +189,10 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
-                with failures_noted("times of this run are not saved"), suppress(EngineError):
+                with (
+                    failures_noted("the timings of this run were not saved"),
+                    suppress(EngineError),
+                ):
                     _save_costs(forecast, served, tally, tally.started - self.launched)
 
     def _note_row(self, place: int, usage: Usage) -> None:
@@ -201,8 +204,8 @@ class Run:
 async def _report_safely(
     reporter: Reporter, tally: Tally, served: Served | EngineReplicas, forecast: Forecast
 ) -> None:
-    """Show progress until it fails, which rows do not depend on."""
-    with failures_noted("progress is not shown any more"), suppress(EngineError):
+    """Show progress; a failure of the display does not affect rows."""
+    with failures_noted("progress is no longer shown"), suppress(EngineError):
         await _report(reporter, tally, served, forecast)
 
 
@@ -233,7 +236,7 @@ async def _report(
 
 
 def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
-    """Return how far a run is."""
+    """Return the progress of a run."""
     prefilled = stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens
     return Done(
         Work(stats.steps, prefilled, stats.output_tokens, stats.attended_tokens),
@@ -247,7 +250,7 @@ def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
 def _save_costs(
     forecast: Forecast, served: Served | EngineReplicas, tally: Tally, fixed_seconds: float
 ) -> None:
-    """Keep what work took, where there was enough of it to tell."""
+    """Save the measured costs of work, if there was enough to measure."""
     if tally.seconds - forecast.num_seconds >= _MIN_INTERVAL_SECONDS:
         forecast.update(tally.seconds, _done(tally, served.stats(), forecast.plan))
     model, seconds, info = forecast.cost_model, forecast.num_seconds, served.info()

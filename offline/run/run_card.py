@@ -34,10 +34,10 @@ _BAR = "█"
 
 
 def write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
-    """Write the card of a finished run, and say whether the output has one.
+    """Write the card of a finished run; return whether the output has one.
 
-    A run that added no row leaves the card of the run that did. A failure is a note, as the rows
-    are complete.
+    A run that added no rows keeps the earlier run's card. A failure is only logged, because the
+    rows are complete.
     """
     try:
         return _write_card(run, files, tally)
@@ -70,7 +70,7 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
 
 
 def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dict[str, Any]:
-    """Return the card; tokens, lengths, rates and cost are of the rows that this run answered."""
+    """Return the card; tokens, lengths, rates and cost cover only rows that this run answered."""
     options, usage = run.options, tally.usage
     seconds = tally.seconds if tally.answered else 0.0
     cost = None
@@ -118,17 +118,17 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
 
 
 def as_json(card: Mapping[str, Any]) -> str:
-    """Return the card for programs."""
+    """Return the card as JSON."""
     return json.dumps(card, ensure_ascii=False, indent=2, default=str) + "\n"
 
 
 def as_markdown(card: Mapping[str, Any]) -> str:
-    """Return the card for people: facts, errors, and token counts as small plots."""
+    """Return the card as Markdown: facts, errors, and histograms of token counts."""
     parts = [f"# {card['input']}\n", _table(_facts(card))]
     if card["errors"]:
         parts += ["\n## Errors\n"]
         parts += [f"- {kind['count']:,} × {kind['message']}" for kind in card["errors"]]
-    for name, title in (("prompt", "Tokens of prompts"), ("completion", "Tokens of answers")):
+    for name, title in (("prompt", "Prompt tokens"), ("completion", "Completion tokens")):
         if card["lengths"][name]:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
     for name in ("settings", "recipe"):
@@ -137,7 +137,7 @@ def as_markdown(card: Mapping[str, Any]) -> str:
             parts.append(f"\n## {name.capitalize()}\n```json\n{text}\n```")
     uses = [SettingsUse(each["settings"], each["rows"]) for each in card["made_with"]]
     if len(uses) > 1:
-        parts += ["\n## Rows made with different settings\n"]
+        parts += ["\n## Rows with different settings\n"]
         parts += [f"- {each}" for each in use_lines(uses)]
     return "\n".join(parts) + "\n"
 
@@ -204,12 +204,12 @@ def _model_fields(info: EngineInfo) -> dict[str, Any]:
 
 
 def _settings(options: RunOptions) -> dict[str, Any]:
-    """Return the options that are not the defaults."""
+    """Return the options that differ from the defaults."""
     given = {}
     for option in fields(options):
         value = getattr(options, option.name)
-        made = option.default_factory
-        default = option.default if made is MISSING else made()
+        make_default = option.default_factory
+        default = option.default if make_default is MISSING else make_default()
         if option.name not in _NOT_SETTINGS and value != default:
             given[option.name] = _plain(value)
     return given

@@ -1,4 +1,4 @@
-"""Flags of `tidemill run`, and the options that they give."""
+"""Flags of `tidemill run`, and their conversion to options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _EPILOG = """\
 examples:
   tidemill run requests.jsonl                            (rows in requests.output.jsonl)
   tidemill run requests.jsonl -o rows.jsonl --model ./model
-  tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
-  tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --resume                   (after a kill: runs missing rows)
+  tidemill run requests.jsonl --resume --retry-failed    (reruns failed rows)
   tidemill run requests.jsonl --resume --retry-truncated --max-tokens 400
   tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
   tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
@@ -36,14 +36,14 @@ examples:
   cat requests.jsonl | tidemill run - > rows.jsonl
 
 exit status:
-  0  every line has its row, and a row is ok (or there was no line)
-  1  a bad input, or a failure on the way
-  2  arguments or paths that cannot work; nothing was read or written
-  3  every line has its row, but none is ok; with --fail-on-error: not all are ok
-  4  the engine ended or hung amid the lines, as its device or machine failed; --resume goes on
-  5  --max-seconds or --max-cost was reached; --resume --retry-failed runs the lines left
-  6  an unexpected failure ended the run, and lines have no row yet; --resume goes on
-  128 + n  stopped by signal n (130: Ctrl-C); --resume goes on
+  0  every line has a row, and at least one succeeded (or there were no lines)
+  1  an invalid input, or a failure
+  2  invalid arguments or paths; nothing was read or written
+  3  every line has a row, but none succeeded; with --fail-on-error: at least one failed
+  4  the engine exited or hung because of its device or machine; continue with --resume
+  5  --max-seconds or --max-cost was reached; run the rest with --resume --retry-failed
+  6  an unexpected failure, and some lines have no row; continue with --resume
+  128 + n  stopped by signal n (130: Ctrl-C); continue with --resume
 """
 
 
@@ -55,14 +55,14 @@ def add_run_parser(
         "run",
         usage="tidemill run [FILE | -i FILE] [-o FILE] [--model MODEL] [flags]",
         help="run a batch file on this machine",
-        description="Runs every line of a batch file through a model and writes one row for each, "
+        description="Run every line of a batch file through a model and write one row for each, "
         "in the same order.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     _add_file_flags(parser.add_argument_group("files"))
-    _add_limit_flags(parser.add_argument_group("limits of the whole run"))
+    _add_limit_flags(parser.add_argument_group("limits of the run"))
     add_recipe_flags(parser)
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
@@ -85,61 +85,64 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "-i",
         "--input-file",
         metavar="FILE",
-        help="a path, -, an http(s) URL or s3://bucket/key; -i may be left out",
+        help="read a path, -, an http(s) URL or s3://bucket/key; -i may be omitted",
     )
     add(
         "-o",
         "--output-file",
         metavar="FILE",
-        help="a path (it grows while the job runs), -, an http(s) URL that takes a PUT, or "
-        "s3://bucket/key (default: FILE.output.jsonl beside the input)",
+        help="write rows to a path (during the run), -, an http(s) URL (by PUT), or "
+        "s3://bucket/key (default: FILE.output.jsonl next to the input)",
     )
-    add("-e", "--error-file", metavar="FILE", help="a path for the rows of failed lines")
+    add("-e", "--error-file", metavar="FILE", help="write failed rows to this path")
     add(
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="where downloads and rows to upload lie meanwhile (default: the system's)",
+        help="store downloads and rows to upload here in the meantime (default: the system's)",
     )
     add_shard_flag(
         group,
-        "run part I of N of the file, such as 3/8, with the rows in FILE.3-of-8: `tidemill join` "
-        "puts all together",
+        "run shard I of N of the file, such as 3/8, and write its rows to FILE.3-of-8; join all "
+        "shards with `tidemill join`",
     )
     _add_rows_flags(group)
     card = group.add_mutually_exclusive_group()
-    card.add_argument("--no-card", action="store_true", help="write no run card (OUTPUT.card.json)")
     card.add_argument(
-        "--card-markdown", action="store_true", help="write the run card as OUTPUT.card.md too"
+        "--no-card", action="store_true", help="do not write a run card (OUTPUT.card.json)"
+    )
+    card.add_argument(
+        "--card-markdown", action="store_true", help="also write the run card as OUTPUT.card.md"
     )
     add(
         "--dialect",
         choices=("openai", "vllm"),
         default="openai",
-        help="how error rows are printed (default: openai)",
+        help="set the format of error rows (default: openai)",
     )
     add(
         "--on-invalid-line",
         choices=("fail", "skip"),
         default="fail",
-        help="refuse a file with malformed lines, or give those an error row (default: fail)",
+        help="fail: reject a file with malformed lines; skip: give those an error row "
+        "(default: fail)",
     )
     add(
         "--strict-parameters",
         action="store_true",
-        help="refuse a file with unknown parameters (default: they have no effect, with a warning)",
+        help="reject a file with unknown parameters (default: ignore them, with a warning)",
     )
     add(
         "--max-inflight",
         type=positive_int,
         metavar="N",
-        help="requests in the engine at once (default: 4 times --max-num-seqs)",
+        help="limit concurrent requests in the engine (default: 4 times --max-num-seqs)",
     )
     add(
         "--no-plan",
         action="store_true",
-        help="start lines in the order of the file, each computed by itself (default: lines that "
-        "begin alike together, the longest outputs first)",
+        help="start lines in file order and do not deduplicate them (default: order by common "
+        "prefix, longest outputs first)",
     )
     add_data_parallel_flag(group, "lines")
     add_reuse_flags(group)
@@ -148,7 +151,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "--max-line-bytes",
         type=size_in_bytes,
         metavar="SIZE",
-        help="a longer line is malformed (default: 36M)",
+        help="reject longer lines (default: 36M)",
     )
 
 
@@ -157,30 +160,30 @@ def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
     either.add_argument(
         "--resume",
         action="store_true",
-        help="keep the rows that are in the output and run the lines that have none",
+        help="keep the rows in the output and run the remaining lines",
     )
     either.add_argument(
-        "--force", action="store_true", help="start over where the output holds rows already"
+        "--force", action="store_true", help="overwrite an output that already contains rows"
     )
     add = group.add_argument
     add(
         "--retry-failed",
         action="store_true",
-        help="with --resume: run failed rows again, in their places",
+        help="with --resume: rerun failed rows and replace them in place",
     )
     add(
         "--retry-truncated",
         action="store_true",
-        help="with --resume: run failed rows again, and those whose answer ended at its limit "
-        "(finish_reason length); --max-tokens may be higher than before",
+        help="with --resume: rerun failed rows and truncated ones (finish_reason length); "
+        "--max-tokens may be higher than before",
     )
     add(
         "--allow-other-settings",
         action="store_true",
-        help="with --resume: keep rows that were made with other settings, such as another model "
-        "or --temperature (default: refuse)",
+        help="with --resume: keep rows with other settings, such as another model or --temperature "
+        "(default: reject them)",
     )
-    add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
+    add("--fail-on-error", action="store_true", help="exit with 3 if any row failed")
 
 
 def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
@@ -189,22 +192,28 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
         "--max-seconds",
         type=positive_number,
         metavar="N",
-        help="end after so long, loading included, with an error row for lines that have not run",
+        help="stop after N seconds, including model loading, with an error row for lines that "
+        "have not run",
     )
     add(
         "--max-cost",
         type=positive_number,
         metavar="COST",
-        help="end likewise once the machine has cost so much (needs --price-per-hour)",
+        help="stop in the same way when the machine has cost COST (requires --price-per-hour)",
     )
-    add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
+    add("--price-per-hour", type=positive_number, metavar="PRICE", help="set this machine's price")
 
 
 def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--enable-metrics", action="store_true", help="serve Prometheus metrics at /metrics")
-    add("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
-    add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
+    add("--host", default="127.0.0.1", help="serve metrics on this address (default: 127.0.0.1)")
+    add(
+        "--port",
+        type=port_number,
+        default=8000,
+        help="serve metrics on this port; 0 picks a free one (default: 8000)",
+    )
 
 
 def options_from(arguments: argparse.Namespace) -> RunOptions:

@@ -57,18 +57,18 @@ class RunOptions(EngineOptions):
     typed_flags: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse flags of `--reuse` without it."""
+        """Raise Refused for flags that require `--reuse` without it."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
 
     @property
     def seconds_limit(self) -> float | None:
-        """The seconds after which the run ends with what is done; None without a limit.
+        """Return the seconds after which the run stops; None without a limit.
 
         Raises Refused for a cost without a price.
         """
         limits = [] if self.max_seconds is None else [self.max_seconds]
         if self.max_cost is not None:
             if self.price_per_hour is None:
-                raise Refused("--max-cost needs --price-per-hour, the price of this machine")
+                raise Refused("--max-cost requires --price-per-hour, the price of this machine")
             limits.append(3600 * self.max_cost / self.price_per_hour)
         return min(limits, default=None)

@@ -1,7 +1,7 @@
-"""Settings of a run that its rows depend on, by the flags that people type.
+"""Settings of a run that affect its rows, by their flags.
 
-Settings that only change its speed are not among them, nor are limits that refuse a request without
-changing the rows of the others. The machine is not, either: a run may be resumed on another one.
+Settings that only change its speed are not included, nor are limits that reject a request without
+changing other rows. The machine is not included, because a run may be resumed on another one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _FLAGS: Final = {
 _JSON_FLAGS: Final = ("hf_overrides", "pooler_config", "mm_processor_kwargs")
 _RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id")}
 _NOT_OF_ROWS: Final = frozenset({"keep", "output", "vectors", "url", "params"})
-"""Keys of a recipe that only change the table made of the rows, or that have names of their own."""
+"""Recipe keys that only change the table written from the rows, or that are named separately."""
 _DIGEST_BYTES: Final = 20
 
 
 def settings_of(options: RunOptions, config: EngineConfig, template: str | None) -> Settings:
-    """Return the settings of a run; the files of its model are digested where they are here."""
+    """Return the settings of a run, with digests of the model's local files."""
     defaults = RunOptions("", "")
     found = {MODEL: _files_of(options.model or served_names(options)[0], config.model)}
     for module in config.lora_modules:
@@ -73,7 +73,7 @@ def settings_of(options: RunOptions, config: EngineConfig, template: str | None)
 
 
 def _recipe_settings(table: TableOptions) -> Iterator[tuple[str, Any]]:
-    """Yield what a recipe puts into the requests, by flag where there is one."""
+    """Yield the settings that a recipe adds to requests, by flag if there is one."""
     keys, recipe = table.recipe_keys, table.recipe
     yield "--url", recipe.url
     for name, value in keys.items():
@@ -84,14 +84,14 @@ def _recipe_settings(table: TableOptions) -> Iterator[tuple[str, Any]]:
 
 
 def is_of_recipe(name: str) -> bool:
-    """Say whether a setting is one of the recipe, which makes the requests."""
+    """Return whether a setting belongs to the recipe, which renders the requests."""
     return name in {"--url", *_RECIPE_FLAGS.values()} or name.endswith(" of the recipe")
 
 
 def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
-    """Return the settings with the model as it was loaded, where its files were not here before.
+    """Return the settings with the loaded model, if its files were not local before.
 
-    The hub may have another revision by then, or files that were missing in its cache.
+    The hub may then have another revision, or files that were missing in the local cache.
     """
     model = settings[MODEL]
     if model["digest"] is not None and info.revision is None:
@@ -101,7 +101,7 @@ def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
 
 
 def _files_of(name: str, path: str) -> dict[str, str | None]:
-    """Return what identifies the files of a model or an adapter."""
+    """Return the identity of the files of a model or an adapter."""
     source = local_source(path)
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""Span of a run, where the environment names an endpoint for spans."""
+"""Span of a run, if the environment sets a tracing endpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tally import Tally
 
 @contextmanager
 def run_span(tally: Tally, model: str) -> Iterator[WorkSpan | None]:
-    """Yield the span of a run, which ends with it; None where nobody asks for one."""
+    """Yield the span of a run, which ends with the run; None without tracing."""
     tracing = open_tracing(lambda words: log(f"note: {words}"))
     if tracing is None:
         yield None
@@ -42,7 +42,7 @@ def traced(
     span: WorkSpan,
     with_defaults: Callable[[str, dict[str, Any]], dict[str, Any]],
 ) -> RunLine:
-    """Return what runs lines as before, and adds the spans of a sample of them."""
+    """Return a runner that also records the spans of a sample of lines."""
 
     async def run(line: PlacedLine) -> LineResult:
         started_ns = time.time_ns()

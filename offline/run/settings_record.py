@@ -1,7 +1,7 @@
-"""Record of the settings that a run's rows are made with, compared with those of kept rows.
+"""Record of the settings of a run's rows, compared with the settings of kept rows.
 
 It is written next to the output before the first row, and moved to the run card or the shard's mark
-after the last one. So two runs with different settings do not write one output unnoticed.
+after the last one, so that runs with different settings cannot silently share an output.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .run_settings import is_of_recipe, settings_of, with_loaded_model
 class SettingsRecord:
     """Settings of the rows of one run's output.
 
-    `earlier` are those of the rows that the run may keep, None where they are unknown; `path` is
-    the file next to the output, None for an output that cannot be resumed. `options` retry
-    truncated rows where the retry of an earlier run did so.
+    `earlier` are those of the rows that the run may keep, None if unknown; `path` is the file next
+    to the output, None for an output that cannot be resumed. `options` retry truncated rows if the
+    interrupted retry did.
     """
 
     def __init__(
@@ -71,25 +71,25 @@ class SettingsRecord:
         if self.options.retry_truncated:
             found = without_raised_limits(found)
         if self.options.retry_failed:
-            # Its requests decide: those of the rows that remain have to be the same.
+            # Only the requests matter: those of the remaining rows must be the same.
             found = {name: pair for name, pair in found.items() if not is_of_recipe(name)}
         if found:
             raise Refused(_refusal(self.options, found))
 
     def check_loaded(self, info: EngineInfo) -> None:
-        """Compare again with the model that was loaded, whose files may not have been here."""
+        """Compare again with the loaded model, whose files may not have been local before."""
         self._settings = with_loaded_model(self._settings, info)
         if self._num_kept:
             self.check()
 
     def keep(self, num_kept: int, *, is_complete: bool) -> None:
-        """Note how many rows are kept, and whether every line has one."""
+        """Record the number of kept rows, and whether every line has one."""
         self._num_kept = num_kept
         self._is_retry = self.options.retry_failed or self.options.retry_truncated
         if num_kept and not is_complete and (self._earlier is None or not self._earlier.latest):
             log(
                 f"note: the settings of the {num_kept:,} kept rows are unknown, so they cannot be "
-                "compared with those of this run"
+                "compared with this run's settings"
             )
         if num_kept and is_complete and not self.options.retry_truncated:
             self.rows = self._earlier or RowSettings((SettingsUse(None),))
@@ -106,19 +106,19 @@ class SettingsRecord:
             rows.save(self._path)
         except OSError as exc:
             log(
-                f"note: {self._path} cannot be written ({exc.strerror}): a resume cannot compare "
-                "its settings with those of this run"
+                f"note: {self._path} cannot be written ({exc.strerror}): a resume will not be able "
+                "to compare its settings with this run's"
             )
 
     def finish(self, num_rows: int) -> None:
-        """Note that all rows are there."""
+        """Record that all rows exist."""
         self.rows = self.rows.counted(num_rows)
 
     def settle(self, *, is_elsewhere: bool, may_be_retried: bool) -> None:
         """Remove the file of a finished run, unless a later command needs it.
 
-        Without a card or a mark only this file has the settings that rows are retried with.
-        It also remains where an older card has those of rows that were replaced.
+        Without a card or a mark, only this file contains the settings for retries. It also stays if
+        an older card contains the settings of replaced rows.
         """
         if self._path is None or not self._path.exists():
             return
@@ -129,11 +129,11 @@ class SettingsRecord:
             else:
                 self._path.unlink()
         except OSError as exc:
-            log(f"note: {self._path} cannot be changed ({exc.strerror})")
+            log(f"note: {self._path} cannot be updated ({exc.strerror})")
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Blame another recipe, if it is one, for rows that do not belong to the input."""
+        """Mention a different recipe, if any, in errors about rows that do not match the input."""
         try:
             yield
         except BadInput as exc:
@@ -145,9 +145,8 @@ class SettingsRecord:
         if not (names := [name for name in found if is_of_recipe(name)]):
             return exc
         return BadInput(
-            f"the rows of {_output_of(self.options)} were made with another recipe "
-            f"({', '.join(names)}), so they cannot be kept: give that recipe, or start over with "
-            "--force without --resume"
+            f"the rows of {_output_of(self.options)} have another recipe ({', '.join(names)}), so "
+            "they cannot be kept: pass that recipe, or start over with --force without --resume"
         )
 
     def _continue(self) -> None:
@@ -161,7 +160,7 @@ class SettingsRecord:
 def open_record(
     options: RunOptions, config: EngineConfig, template: str | None, files: OutputFiles
 ) -> SettingsRecord:
-    """Return the record of a run; raises Refused where its rows were made with other settings."""
+    """Return the record of a run; raises Refused if its kept rows have other settings."""
     settings, output = settings_of(options, config, template), files.output
     path = None if output.spool_path is None else settings_path_of(output.spool_path)
     earlier = None
@@ -175,33 +174,33 @@ def open_record(
 
 
 def _continuing_retry(options: RunOptions, earlier: RowSettings | None) -> RunOptions:
-    """Return the options of a resume that goes on with an interrupted retry."""
+    """Return the options of a resume that continues an interrupted retry."""
     if earlier is not None and earlier.retries_truncated:
         return replace(options, retry_truncated=True)
     if options.retry_truncated:
         raise Refused(
-            "a retry of failed rows was interrupted: finish it with --resume alone, then give "
+            "a retry of failed rows was interrupted: finish it with only --resume, then pass "
             "--resume --retry-truncated"
         )
     return options
 
 
 def check_complete(options: RunOptions, config: EngineConfig, template: str | None) -> None:
-    """Raise Refused for a complete table that was made with other settings, or has no rows left."""
+    """Raise Refused for a complete table with other settings, or whose rows were removed."""
     if options.retry_truncated:
         raise Refused(
-            f"the rows that {_output_of(options)} was made of are removed, as none had failed, so "
-            "truncated ones cannot be run again: start over with --force without --resume"
+            f"the rows of {_output_of(options)} were removed because none had failed, so "
+            "truncated ones cannot be rerun: start over with --force without --resume"
         )
-    # Late imports: pyarrow takes a while.
+    # Imported late: pyarrow is slow to load.
     from ..files.table_output import count_failed_rows
     from .table_run import rows_path
 
     table = _output_of(options)
     if options.retry_failed and (num_failed := count_failed_rows(table)):
         raise Refused(
-            f"{amount(num_failed, 'row')} of {table} failed, and the file of its rows "
-            f"({rows_path(table)}) was removed, so they cannot be run again: start over with "
+            f"{amount(num_failed, 'row')} of {table} failed, but the file of its rows "
+            f"({rows_path(table)}) was removed, so they cannot be rerun: start over with "
             "--force without --resume"
         )
     rows = replace(options, output_file=str(rows_path(table)))
@@ -220,7 +219,7 @@ def _has_rows(output: LocalFile, files: OutputFiles) -> bool:
 
 
 def _earlier_settings(options: RunOptions) -> RowSettings | None:
-    """Return the settings of the rows of an output; None where nothing has them."""
+    """Return the settings of the rows of an output; None if they are not recorded."""
     output = Path(options.output_file)
     sources: tuple[Callable[[], RowSettings | None], ...] = (
         lambda: RowSettings.load(settings_path(output)),
@@ -238,12 +237,12 @@ def _of_mark(output: Path) -> RowSettings | None:
 
 
 def card_settings(options: RunOptions) -> RowSettings | None:
-    """Return the settings in the run card of an output; None without a card that has them."""
+    """Return the settings in the run card of an output; None without one."""
     target = _output_of(options)
     try:
         card: Any = json.loads(card_path(target).read_bytes())
         shard = None if options.shard is None else str(options.shard)
-        # Shards of a table share the name of the card.
+        # Shards of a table share the card's name.
         if (Path(card["output"]).name, card["shard"]) != (target.name, shard):
             return None
         return RowSettings.parse(card.get("made_with"))
@@ -256,10 +255,14 @@ def _output_of(options: RunOptions) -> Path:
 
 
 def _refusal(options: RunOptions, found: Differences) -> str:
-    ways = ["Give the same settings, or start over with --force without --resume."]
+    ways = ["Pass the same settings, or start over with --force without --resume."]
     if not without_raised_limits(found):
-        ways.append("--retry-truncated runs truncated and failed rows again with the higher limit.")
+        ways.append(
+            "To rerun truncated and failed rows with the higher limit, pass --retry-truncated."
+        )
     if not any(map(is_of_recipe, found)):
-        ways.append("--allow-other-settings keeps the rows and runs the rest with new settings.")
-    head = f"{_output_of(options)} was made with other settings than this command has:"
+        ways.append(
+            "To keep the rows and run the rest with new settings, pass --allow-other-settings."
+        )
+    head = f"the rows of {_output_of(options)} have other settings than this command:"
     return "\n".join((head, *describe(found), " ".join(ways)))

@@ -1,4 +1,4 @@
-"""Table run: rows of results lie in a file beside the output until all of them make a table."""
+"""Table run: rows are stored in a file next to the output until all of them form a table."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from .run_options import RunOptions
 
 
 def with_rows_file(options: RunOptions) -> RunOptions | None:
-    """Return the options of the run of a table's rows; None where the output is complete.
+    """Return the options for running a table's rows; None if the output is complete.
 
-    Raises Refused for an output that cannot work, or is there already.
+    Raises Refused for an output that is not valid, or already exists.
     """
     assert options.table is not None
     target = options.table.output
     rows = rows_path(target)
     check_paths(options.input_file, str(target), options.error_file, is_table=True)
     if options.error_file is not None:
-        raise Refused("a table has no error file: failed rows say why in its column `error`")
+        raise Refused(
+            "-e is not supported for tables: the column `error` contains the error of a failed row"
+        )
     if not options.resume:
         if target.exists() and not options.force:
-            raise Refused(f"{target} is there already: name another file, or --force replaces it")
+            raise Refused(
+                f"{target} already exists: choose another file, or pass --force to overwrite it"
+            )
     elif target.exists() and not rows.exists():
         return None
     if options.shard is not None:
@@ -37,28 +41,28 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
 
 
 def finish_table(options: RunOptions, table: TableInput, *, has_failed: bool) -> None:
-    """Write the table, and remove the rows that it was made of unless some can be tried again.
+    """Write the table, and remove the file of its rows unless some can be retried.
 
-    Those of a shard stay: the table is made of all of them, once they are joined.
+    The rows of a shard stay: the table is written from all shards, once they are joined.
     """
     assert options.table is not None
     rows = Path(options.output_file)
     if options.shard is not None:
         whole = rows_path(options.table.output)
         log(
-            f"the shard's rows are in {rows}: `tidemill join {whole}` joins those of all shards, "
-            "then this command with --resume and no --shard makes the table"
+            f"the shard's rows are in {rows}: join all shards with `tidemill join {whole}`, then "
+            "run this command with --resume and without --shard to write the table"
         )
         return
     write_table(table, rows, options.table.output, options.table.output_format)
     if has_failed:
         again = shlex.join(["tidemill", "retry", str(options.table.output)])
         way = "--resume --retry-failed" if options.no_card else f"`{again}`"
-        log(f"{way} runs the failed rows again, with the finished ones in {rows}")
+        log(f"to rerun the failed rows: {way} (the finished ones are in {rows})")
     else:
         rows.unlink()
 
 
 def rows_path(target: Path) -> Path:
-    """Return the path of the rows of an output."""
+    """Return the path of an output's rows."""
     return target.with_name(target.name + ROWS_SUFFIX)

@@ -24,7 +24,7 @@ class LengthCounts:
         self._counts[min(num_tokens.bit_length(), _MAX_BITS - 1)] += 1
 
     def bins(self) -> list[dict[str, int]]:
-        """Return the bins from the first to the last that has a row: bounds and counts."""
+        """Return the bins from the first to the last non-empty one, with bounds and counts."""
         counts = dict(enumerate(self._counts))
         used = [bits for bits, count in counts.items() if count]
         return [
@@ -35,12 +35,11 @@ class LengthCounts:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run; `kept` rows were there before it: of a resumed output, or `reused`.
+    """Counts of one run; `kept` rows existed before it, in a resumed output or as `reused` results.
 
-    `unit` is that of the input: `line`, `row` or `element`.
-    `truncated` rows of the whole output have an answer that was cut off at its token limit. `usage`
-    is that of answered requests, `computed_output_tokens` without those of repeats; `started` is on
-    the monotonic clock.
+    `unit` is the input's: `line`, `row` or `element`. `truncated` rows of the whole output have an
+    answer that reached its token limit. `usage` covers answered requests, `computed_output_tokens`
+    excludes repeats; `started` is on the monotonic clock.
     """
 
     shard: Shard | None = None
@@ -76,20 +75,20 @@ class Tally:
 
     @property
     def label(self) -> str:
-        """Start of messages about a shard: `shard 3 of 8: `; empty for a whole file."""
+        """Return the prefix of messages about a shard, such as `shard 3 of 8: `."""
         return "" if self.shard is None else f"{self.shard}: "
 
     @property
     def rows_done(self) -> int:
-        """Number of lines with a row, kept ones included."""
+        """Return the number of lines with a row, including kept ones."""
         return self.kept + self.answered
 
     @property
     def rows_failed(self) -> int:
-        """Number of failed rows among `rows_done`."""
+        """Return the number of failed rows among `rows_done`."""
         return self.kept - self.kept_ok + self.failed
 
     @property
     def seconds(self) -> float:
-        """Time since `started`."""
+        """Return the seconds since `started`."""
         return max(time.monotonic() - self.started, 1e-9)

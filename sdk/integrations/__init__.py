@@ -1,1 +1,1 @@
-"""Integrations: the Python API inside other people's distributed engines."""
+"""Integrations of the Python API with distributed engines: Ray, Daft and Spark."""

@@ -1,4 +1,4 @@
-"""Batch answers: record batches of one schema, answered in columns that are declared beforehand."""
+"""Batch answers: answers to record batches of one schema, in columns that are declared first."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ _BATCH_ROWS = 1024
 _SAMPLED: Final = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
 _MAX_NUMBER: Final = 2**63
 _LONE_COLUMN: Final = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
-# A row of a distributed table has no number of its own.
+# A row of a distributed table has no number.
 _ROW_NUMBER: Final = r"^Row \d+: "
 
 
 class LineSender(Protocol):
-    """An engine that lines are sent to; its futures have a row, or raise EngineDied."""
+    """An engine that accepts lines; its futures get a row, or raise EngineDied."""
 
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
-        """Send a line; `number` and the bytes key the randomness of one that names no seed."""
+        """Send a line; `number` and the bytes determine its random numbers if it has no seed."""
 
     def max_inflight(self) -> int:
-        """Wait for the model, and return how many requests keep the engine busy."""
+        """Wait for the model, and return the number of requests that keeps the engine busy."""
 
 
 class BatchAnswers:
-    """Answers to the rows of tables of one schema, by a recipe; raises TidemillError for a bad one.
+    """Answers to tables of one schema, by a recipe; raises TidemillError for an invalid recipe.
 
-    `columns` are those that the requests are rendered from, `keep` those in the output, and
-    `fields` those of the answers. Wherever a row is answered it is the same: the `id` column keys
-    the randomness of requests that are sampled.
+    Requests are rendered from `columns`; the output consists of the columns `keep` and the answers'
+    `fields`. A row's answer does not depend on where it is computed: the `id` column determines the
+    random numbers of sampled requests.
     """
 
     def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
@@ -63,9 +63,9 @@ class BatchAnswers:
         try:
             check_ids(self._recipe)
         except RecipeError as exc:
-            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+            raise TidemillError(f"the recipe is not valid: {exc}") from exc
         self.columns: tuple[str, ...] = self._template.columns
-        # What `run` reads off all rows is declared here before there is one.
+        # `run` derives these facts from all rows; here they are declared before the first row.
         self._facts = ResultFacts(
             has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
             has_tool_calls="tools" in self._recipe.params,
@@ -99,13 +99,13 @@ class BatchAnswers:
                 yield pa.RecordBatch.from_arrays([*kept, *self._arrays(rows)], names)
                 rows = []
         if waiting or rows:
-            raise TidemillError("the engine has answered fewer rows than there are")
+            raise TidemillError("the engine returned fewer rows than the table has")
 
     async def answer_columns(self, engine: LineSender, batch: pa.RecordBatch) -> pa.StructArray:
         """Return the answers to the rows of a batch of `columns`; raises EngineDied."""
         lines = list(self._lines(batch, 1))
         if len(lines) != batch.num_rows:
-            raise TidemillError(f"{batch.num_rows} rows gave {len(lines)} requests")
+            raise TidemillError(f"{batch.num_rows} rows were rendered into {len(lines)} requests")
         sent = [engine.send_line(number, line).future for number, line in lines]
         try:
             rows = await asyncio.gather(*map(asyncio.wrap_future, sent))
@@ -130,8 +130,8 @@ class BatchAnswers:
     def _lines(self, batch: pa.RecordBatch, first_number: int) -> Iterator[tuple[int, bytes]]:
         """Yield the line of each row with the number that is part of its seed.
 
-        By an `id` column it is that id if it is a whole number, so that where rows are numbered
-        from 1 they are those of `tidemill run`; by another it is 0, and the line has the id.
+        With an `id` column, the number is the ID if that is a whole number, so that tables numbered
+        from 1 get the seeds of `tidemill run`; otherwise it is 0, and the line contains the ID.
         """
         self._check_types(batch)
         cells = {name: cells_of(batch.column(name)) for name in self.columns}
@@ -143,13 +143,13 @@ class BatchAnswers:
             yield number, line.removesuffix(b"\n")
 
     def _check_types(self, batch: pa.RecordBatch) -> None:
-        """Raise TidemillError for a type that only the rows show, as those of Spark do."""
+        """Raise TidemillError for a type that is known only from rows, as with Spark."""
         if self._checked is not None and self._checked.equals(batch.schema):
             return
         try:
             check_cells(self._template, batch.schema)
         except RecipeError as exc:
-            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+            raise TidemillError(f"the recipe is not valid: {exc}") from exc
         self._checked = batch.schema
 
     def _arrays(self, rows: Sequence[bytes]) -> list[pa.Array]:
@@ -168,7 +168,7 @@ class BatchAnswers:
         return arrays
 
     def _has_lists(self, schema: pa.Schema) -> bool:
-        """Say whether the input of a request is a list of texts, which has a vector each."""
+        """Return whether a request's input is a list of texts, each of which gets a vector."""
         given = self._recipe.fields.get("input", self._recipe.params.get("input"))
         if not isinstance(given, str):
             return isinstance(given, list)
@@ -179,13 +179,13 @@ class BatchAnswers:
 def check_ids(recipe: Recipe) -> None:
     """Raise RecipeError for sampled requests of rows that have no ID.
 
-    Rows in equal places of two partitions would draw equal samples.
+    Rows at the same position of two partitions would draw the same samples.
     """
     is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
     if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:
         raise RecipeError(
-            "sampled requests need an ID per row, because rows of a dataset have no number: name a "
-            'column of unique values, such as id="review_id", or set params={"temperature": 0} '
+            "sampled requests need an ID per row, because rows of a dataset have no number: set id "
+            'to a column of unique values, such as "review_id", or set params={"temperature": 0} '
             'or params={"seed": 1}'
         )
 

@@ -1,4 +1,4 @@
-"""Daft provider: `prompt` and `embed_text` of Daft's own by the engine of the process."""
+"""Daft provider: runs Daft's `prompt` and `embed_text` on the engine of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .process_engine import drop_engine, process_engine
 
 require("tidemill.daft", "daft", "engine")
 
-import numpy as np  # noqa: E402 - told first if it is missing
+import numpy as np  # noqa: E402 - after the check for the extra
 from daft import DataType  # noqa: E402
 from daft.ai.protocols import (  # noqa: E402
     Prompter,
@@ -36,9 +36,9 @@ _OF_DAFT: Final = (
 class Provider(DaftProvider):  # type: ignore[misc]
     """Provider of `prompt` and `embed_text`, to be attached to a session.
 
-    `options` are those of an engine (`max_num_seqs=64`). What `prompt` and `embed_text` are given
-    beside Daft's own options are fields of the request, such as `temperature`. Raises TidemillError
-    for what is no option.
+    `options` are options of an engine (`max_num_seqs=64`). Other arguments of `prompt` and
+    `embed_text` than Daft's are fields of the request, such as `temperature`. Raises TidemillError
+    for unknown options.
 
     >>> daft.attach_provider(Provider())
     >>> df.with_column("answer", prompt(df["question"], provider="tidemill"))
@@ -51,7 +51,7 @@ class Provider(DaftProvider):  # type: ignore[misc]
 
     @property
     def name(self) -> str:
-        """Name to refer to it by."""
+        """Return the provider's name."""
         return self._name
 
     def get_prompter(
@@ -61,14 +61,14 @@ class Provider(DaftProvider):  # type: ignore[misc]
         system_message: str | None = None,
         **options: Any,
     ) -> EnginePrompterDescriptor:
-        """Return what makes a prompter; answers are of the pydantic model `return_format`."""
+        """Return the descriptor of a prompter; `return_format` is the answers' pydantic model."""
         found = self._options_of(model, options)
         return EnginePrompterDescriptor(found, return_format, system_message)
 
     def get_text_embedder(
         self, model: str | None = None, dimensions: int | None = None, **options: Any
     ) -> EngineEmbedderDescriptor:
-        """Return what makes an embedder; without `dimensions` the engine is asked for them."""
+        """Return the descriptor of an embedder; without `dimensions`, the model determines them."""
         sized = {} if dimensions is None else {"dimensions": dimensions}
         found = self._options_of(model, {"batch_size": _TEXTS_PER_REQUEST, **options, **sized})
         return EngineEmbedderDescriptor(found, dimensions)
@@ -94,7 +94,7 @@ class ExpressionOptions:
 
 
 class _EngineDescriptor:
-    """What a descriptor says of its provider, model and options."""
+    """Provider, model and options of a descriptor."""
 
     options: ExpressionOptions
 
@@ -107,13 +107,13 @@ class _EngineDescriptor:
         return str(self.options.engine["model"])
 
     def get_options(self) -> dict[str, Any]:
-        """Return all options but the engine's."""
+        """Return all options except the engine's."""
         return {**self.options.daft, **self.options.body}
 
 
 @dataclass
 class EnginePrompterDescriptor(_EngineDescriptor, PrompterDescriptor):  # type: ignore[misc]
-    """Makes the prompter of a process."""
+    """Descriptor that creates the prompter of a process."""
 
     options: ExpressionOptions
     return_format: Any
@@ -125,7 +125,7 @@ class EnginePrompterDescriptor(_EngineDescriptor, PrompterDescriptor):  # type: 
 
 
 class EnginePrompter(Prompter):  # type: ignore[misc]
-    """Asks the engine of its process for one answer at a time."""
+    """Prompter that sends one request at a time to the engine of its process."""
 
     def __init__(self, descriptor: EnginePrompterDescriptor) -> None:
         self._options = descriptor.options
@@ -134,12 +134,12 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
         self._engine: Engine | None = None
 
     async def prompt(self, messages: tuple[Any, ...]) -> Any:
-        """Return the answer to a user's message of these texts; None if one of them is."""
+        """Return the answer to a user message of these texts; None if one of them is None."""
         if any(text is None for text in messages):
             return None
         for text in messages:
             if not isinstance(text, str):
-                raise TidemillError(f"a message must be a text; got a {type(text).__name__}")
+                raise TidemillError(f"a message must be a string; got a {type(text).__name__}")
         self._engine = process_engine(self._options.engine)
         try:
             answer = await self._engine.answer(self._body(messages))
@@ -164,21 +164,21 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
 
 @dataclass
 class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # type: ignore[misc]
-    """Makes the embedder of a process; holds the engine that told it the length of vectors."""
+    """Descriptor that creates the embedder of a process; holds the engine that it measured."""
 
     options: ExpressionOptions
     dimensions: int | None
     _engine: Engine | None = field(default=None, init=False, repr=False, compare=False)
 
     def get_dimensions(self) -> EmbeddingDimensions:
-        """Return length and type of vectors; raises TidemillError."""
+        """Return the length and the type of vectors; raises TidemillError."""
         if self.dimensions is None:
             self._engine = process_engine(self.options.engine)
             self.dimensions = self._engine.embed(["a"], progress=False).shape[1]
         return EmbeddingDimensions(self.dimensions, DataType.float32())
 
     def is_async(self) -> bool:
-        """Say that texts are embedded in an event loop."""
+        """Return True: texts are embedded in an event loop."""
         return True
 
     def instantiate(self) -> EngineEmbedder:
@@ -190,14 +190,14 @@ class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # ty
 
 
 class EngineEmbedder(TextEmbedder):  # type: ignore[misc]
-    """Embeds texts by the engine of its process."""
+    """Embedder that uses the engine of its process."""
 
     def __init__(self, options: ExpressionOptions) -> None:
         self._options = options
         self._engine: Engine | None = None
 
     async def embed_text(self, text: list[str | None]) -> list[Any]:
-        """Return the vectors of texts, None of None."""
+        """Return the vectors of texts, with None for None."""
         texts = [one for one in text if one is not None]
         self._engine = process_engine(self._options.engine)
         body = {**self._options.body, "encoding_format": "base64"}

@@ -1,11 +1,11 @@
-"""Engine host: a process with one engine that several processes of a machine share by a socket.
+"""Engine host: a process with one engine, which several processes of a machine share over a socket.
 
-Spark runs the tasks of an executor in a process each, and a model is loaded once. The host ends
-when no process has been connected for a while, or its engine has died: then each connection is
-told why, and whoever connects next starts another host.
-
-Messages of the host: an empty one once it counts the connection; READY, with how many requests keep
-the engine busy, once the model is loaded; a row for each line; DIED with a reason as the last.
+Spark runs each task of an executor in a process, but the model is loaded only once. The host exits
+when no process has been connected for a while, or its engine has died. In that case, each
+connection gets the reason, and the next process to connect starts another host.
+Messages of the host: an empty one after it has registered the connection; READY, with the number of
+requests that keeps the engine busy, after the model is loaded; a row per line; finally DIED with a
+reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FLUSH_SECONDS: Final = 5.0
 
 
 class EngineHost:
-    """Answers the lines of all connections by one engine."""
+    """Answers the lines of all connections with one engine."""
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
@@ -50,23 +50,23 @@ class EngineHost:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a connection, and an engine for it."""
+        """Return whether there are connections and the engine is alive."""
         with self._changed:
             return bool(self._served) and self._died is None
 
     def accept_all(self, listener: Listener) -> None:
-        """Serve each connection in threads of its own, until the listener is closed."""
+        """Serve each connection in separate threads, until the listener is closed."""
         try:
             while (connection := _accept(listener)) is not None:
                 served = ServedConnection(connection)
                 with self._changed:
                     self._served.add(served)
                 threading.Thread(target=self._serve, args=(served,), daemon=True).start()
-        except BaseException as exc:  # noqa: BLE001 - a process that connects would wait for ever
-            self.end(f"its host accepts no connections: {type(exc).__name__}: {exc}")
+        except BaseException as exc:  # noqa: BLE001 - a connecting process would wait forever
+            self.end(f"its host no longer accepts connections: {type(exc).__name__}: {exc}")
 
     def wait_until_idle(self, idle_seconds: float) -> None:
-        """Wait until there is no connection for so long, or the engine has died."""
+        """Wait until there were no connections for `idle_seconds`, or the engine has died."""
         with self._changed:
             while self._died is None:
                 if self._served:
@@ -75,7 +75,7 @@ class EngineHost:
                     return
 
     def close(self) -> None:
-        """Send every connection why the engine has died."""
+        """Send the reason of the engine's death to every connection."""
         with self._changed:
             left = list(self._served)
         for served in left:
@@ -93,7 +93,7 @@ class EngineHost:
         except TidemillError as exc:
             self.end(str(exc))
             return
-        except BaseException as exc:  # noqa: BLE001 - its process would wait for ever
+        except BaseException as exc:  # noqa: BLE001 - its process would wait forever
             self.end(f"its host failed: {type(exc).__name__}: {exc}")
             return
         served.close()
@@ -110,22 +110,22 @@ class EngineHost:
             return MESSAGE.pack(DIED, ticket) + b"its connection was closed"
         except TidemillError as exc:
             reason = str(exc)
-        except BaseException as exc:  # noqa: BLE001 - without a message its process would wait for ever
+        except BaseException as exc:  # noqa: BLE001 - without a message, its process would wait forever
             reason = f"a line has no row: {type(exc).__name__}: {exc}"
         self.end(reason)
         return MESSAGE.pack(DIED, ticket) + reason.encode()
 
     def end(self, reason: str) -> None:
-        """Note that no line can be answered any more, and why; `wait_until_idle` then returns."""
+        """Record the reason why no more lines can be answered; `wait_until_idle` then returns."""
         with self._changed:
             self._died = self._died or reason
             self._changed.notify_all()
 
 
 class ServedConnection:
-    """A connection, its lines that run, and the thread that sends what there is to send.
+    """A connection, its running lines, and the thread that sends its messages.
 
-    One that does not read its messages keeps nobody else waiting.
+    A client that does not read its messages does not delay other clients.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -136,11 +136,11 @@ class ServedConnection:
         self._writer.start()
 
     def send(self, message: bytes) -> None:
-        """Send a message after those before it."""
+        """Queue a message for sending."""
         self._outgoing.put(message)
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the messages that come, until the other process has ended."""
+        """Yield received messages, until the other process has ended."""
         with suppress(EOFError, OSError):
             while True:
                 yield self._connection.recv_bytes()
@@ -148,21 +148,21 @@ class ServedConnection:
     def answer_with(
         self, future: Future[AnsweredRow], message_of: Callable[[Future[AnsweredRow]], bytes]
     ) -> None:
-        """Send the message of a row once it is there."""
+        """Send the message of a row once it is available."""
 
         def pass_on(answered: Future[AnsweredRow]) -> None:
             try:
                 self._running.discard(answered)
                 self.send(message_of(answered))
             except BaseException:
-                shut_down(self._connection)  # its process would wait for this row for ever
+                shut_down(self._connection)  # its process would wait for this row forever
                 raise
 
         self._running.add(future)
         future.add_done_callback(pass_on)
 
     def close(self) -> None:
-        """Cancel what runs, and send what is left to send; bounded."""
+        """Cancel running lines, and send queued messages for up to five seconds."""
         for future in list(self._running):
             future.cancel()
         self._outgoing.put(None)
@@ -174,7 +174,7 @@ class ServedConnection:
                 while (message := self._outgoing.get()) is not None:
                     self._connection.send_bytes(message)
         finally:
-            shut_down(self._connection)  # closed alone it would stay open for the thread that reads
+            shut_down(self._connection)  # `close` alone would not wake the reading thread
             self._connection.close()
 
 
@@ -186,19 +186,19 @@ def _accept(listener: Listener) -> Connection | None:
 
 
 def main(address: str, idle_seconds: str, options: str) -> None:
-    """Serve an engine of these options (JSON) at a socket, until nobody needs it."""
+    """Serve an engine with these options (JSON) on a socket, until no process needs it."""
     listener = Listener(address, family="AF_UNIX", backlog=64)
-    os.write(sys.stdout.fileno(), b"\n")  # whoever started it may connect
+    os.write(sys.stdout.fileno(), b"\n")  # the process that started it may connect
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Engine(**json.loads(options)) as engine:
         host = EngineHost(engine.process)
-        # A thread that fails would leave its connection waiting for ever.
+        # A failed thread would leave its connection waiting forever.
         threading.excepthook = lambda failed: host.end(f"a thread failed: {failed.exc_value!r}")
         threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
         is_needed = True
         while is_needed:
             host.wait_until_idle(float(idle_seconds))
-            # Nobody can connect meanwhile, as that takes the same lock.
+            # No process can connect in the meantime, because that requires the same lock.
             with locked(address):
                 is_needed = host.is_needed
                 if not is_needed:

@@ -1,4 +1,4 @@
-"""Hosted engine: an engine in a host process, which the processes of an executor share."""
+"""Hosted engine: an engine in a host process, shared by the processes of an executor."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _GONE: Final = "the host of the engine has ended"
 
 
 class HostedEngine:
-    """A connection to the engine at a socket, whose host is started if there is none.
+    """A connection to the engine at a socket; starts a host if there is none.
 
-    Its methods may be called from any thread; they raise EngineDied once host or engine has ended.
+    Methods may be called from any thread; they raise EngineDied once host or engine has ended.
     """
 
     def __init__(self, address: str, options: Mapping[str, Any], env: Mapping[str, str]) -> None:
@@ -44,15 +44,15 @@ class HostedEngine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its host or engine has ended."""
+        """Return whether its host or engine has ended."""
         return self._died is not None
 
     def max_inflight(self) -> int:
-        """Wait for the model, and return how many requests keep the engine busy."""
+        """Wait for the model, and return the number of requests that keeps the engine busy."""
         return self._started.result()
 
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
-        """Send a line; its future has the row, or EngineDied."""
+        """Send a line; its future gets the row, or EngineDied."""
         future: Future[AnsweredRow] = Future()
         with self._lock:
             if self._died is not None:
@@ -64,7 +64,7 @@ class HostedEngine:
             except OSError:
                 shut_down(
                     self._connection
-                )  # the reader then ends the wait, with the reason if told
+                )  # the reader then ends the wait, with the reason if it is known
         return Sent(future, len(data))
 
     def _read_all(self) -> None:
@@ -73,12 +73,12 @@ class HostedEngine:
             reason = self._read_to_death()
         except (EOFError, OSError):
             pass
-        except BaseException as exc:  # noqa: BLE001 - those that wait would do so for ever
+        except BaseException as exc:  # noqa: BLE001 - callers would wait forever
             reason = f"the answers of the engine cannot be read: {type(exc).__name__}: {exc}"
         self._end(reason)
 
     def _read_to_death(self) -> str:
-        """Resolve the futures of answers; return why the engine has died."""
+        """Resolve the futures of answers until the engine dies; return the reason."""
         while True:
             message = self._connection.recv_bytes()
             kind, ticket = MESSAGE.unpack_from(message)
@@ -91,7 +91,7 @@ class HostedEngine:
                 self._resolve(ticket, kind, data)
 
     def _end(self, reason: str) -> None:
-        """Give all that wait the reason why there are no further answers."""
+        """Fail all waiting futures with the reason."""
         with self._lock:
             self._died = reason
             waiting, self._waiting = self._waiting, {}
@@ -106,12 +106,12 @@ class HostedEngine:
         future = self._waiting[ticket]
         with suppress(InvalidStateError):  # it was cancelled
             future.set_result(AnsweredRow(kind == ROW, data))
-        with self._lock:  # only now: whatever fails before is told to those that wait
+        with self._lock:  # only now: `_end` passes earlier failures to waiting futures
             del self._waiting[ticket]
 
 
 def _connect(address: str) -> Connection | None:
-    """Return a connection that its host counts; None where there is no host."""
+    """Return a connection that the host has registered; None if there is no host."""
     try:
         connection: Connection = Client(address, family="AF_UNIX")
         connection.recv_bytes()
@@ -121,7 +121,7 @@ def _connect(address: str) -> Connection | None:
 
 
 def _start(address: str, options: Mapping[str, Any], env: Mapping[str, str]) -> Connection:
-    Path(address).unlink(missing_ok=True)  # of a host that was killed
+    Path(address).unlink(missing_ok=True)  # left by a killed host
     command = module_command(
         "tidemill.sdk.integrations.engine_host", address, str(_IDLE_SECONDS), json.dumps(options)
     )
@@ -133,5 +133,5 @@ def _start(address: str, options: Mapping[str, Any], env: Mapping[str, str]) -> 
         output.readline()
     connection = _connect(address)
     if connection is None:
-        raise EngineDied("the host of an engine did not start; its standard error says why")
+        raise EngineDied("the engine's host did not start: its standard error contains the reason")
     return connection

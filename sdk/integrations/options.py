@@ -1,4 +1,4 @@
-"""Keywords of integrations: options of an engine and keys of a recipe, told apart and checked."""
+"""Keyword arguments of integrations, validated and split into engine options and recipe keys."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         if name not in ENGINE_OPTIONS and name not in RECIPE_KEYS:
             near = get_close_matches(name, (*RECIPE_KEYS, *ENGINE_OPTIONS), n=1)
             hint = f": did you mean `{near[0]}`?" if near else ""
-            raise TidemillError(
-                f"`{name}` is neither a key of a recipe nor an option of an engine{hint}"
-            )
+            raise TidemillError(f"`{name}` is neither a recipe key nor an engine option{hint}")
     options = {name: value for name, value in given.items() if name in ENGINE_OPTIONS}
     check_options(options)
     recipe = {name: value for name, value in given.items() if name in RECIPE_KEYS}
@@ -42,7 +40,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TidemillError for what is no option of an engine, or not its value."""
+    """Raise TidemillError for an unknown engine option or an invalid value."""
     try:
         options_of(options)
     except CliError as exc:

@@ -1,4 +1,4 @@
-"""Engines of this process: one for equal options, until nothing refers to it or it has died."""
+"""Engines of this process: one per set of options, as long as it is referenced and alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _engines: WeakValueDictionary[tuple[int, str], Engine] = WeakValueDictionary()
 
 
 def process_engine(options: Mapping[str, Any]) -> Engine:
-    """Return the engine of these options, started if there is none; raises TidemillError."""
+    """Return the engine with these options, starting it if needed; raises TidemillError."""
     key = os.getpid(), json.dumps(options, sort_keys=True)
     with _lock:
         engine = _engines.get(key)
@@ -26,7 +26,7 @@ def process_engine(options: Mapping[str, Any]) -> Engine:
 
 
 def drop_engine(engine: Engine) -> None:
-    """Let the next that asks have another engine: this one has died."""
+    """Forget an engine that has died, so that the next caller gets a new one."""
     with _lock:
         for key, found in list(_engines.items()):
             if found is engine:

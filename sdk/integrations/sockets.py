@@ -1,4 +1,4 @@
-"""Sockets between the processes of a user on one machine: their addresses, and a lock on them."""
+"""Unix sockets between a user's processes on one machine: their addresses and a lock."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Final
 
 _MAX_BYTES: Final = 100
-"""Less than the address of a Unix socket may have: 107 bytes on Linux, 103 on macOS."""
+"""Limit for socket paths; Linux allows 107 bytes, macOS 103."""
 
 
 def socket_address(*key: object) -> str:
-    """Return the address for a key, in a folder that only this user can enter.
+    """Return the address for a key, in a folder that only this user can access.
 
-    Raises PermissionError where somebody else has that folder.
+    Raises PermissionError if another user owns that folder.
     """
     name = f"tidemill-{os.getuid()}"
     digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
     folder = Path(tempfile.gettempdir()) / name
-    if len(os.fsencode(folder / digest)) > _MAX_BYTES:  # as folders of a YARN container may be
+    if len(os.fsencode(folder / digest)) > _MAX_BYTES:  # as in a YARN container
         folder = Path("/tmp") / name  # noqa: S108 - a folder of this user alone
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} must be a folder of this user alone, of mode 700")
+        raise PermissionError(f"{folder} must be a folder with mode 700 owned by this user")
     return str(folder / digest)
 
 

@@ -1,4 +1,4 @@
-"""Spark: `answer` adds the answers of a recipe to a DataFrame, with one engine an executor."""
+"""Spark: `answer` adds the answers of a recipe to a DataFrame, with one engine per executor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import require, split_options
 
 require("tidemill.spark", "spark", "tables")
 
-import pyarrow as pa  # noqa: E402 - told first if it is missing
+import pyarrow as pa  # noqa: E402 - after the check for the extra
 from pyspark import TaskContext  # noqa: E402
 from pyspark.sql import DataFrame, types  # noqa: E402
 
@@ -33,14 +33,14 @@ _engines: dict[str, HostedEngine] = {}
 
 
 def answer(df: DataFrame, *, model: str | None = None, **options: Any) -> DataFrame:
-    """Return a DataFrame with the answers to its rows beside its columns, as `tidemill run` does.
+    """Return a DataFrame with answers in columns next to its own, as `tidemill run` does.
 
     `options` are the keys of a recipe (`prompt="Label: {{ text }}"`, `id="id"`) and the options of
-    an engine (`max_num_seqs=64`). Nothing runs before an action does. Raises TidemillError for what
-    cannot work; a row that fails says so in column `error`.
+    an engine (`max_num_seqs=64`). Nothing runs before an action. Raises TidemillError for invalid
+    options; column `error` contains the error of a failed row.
     """
     if not isinstance(df, DataFrame):
-        raise TidemillError(f"give a DataFrame of Spark; this is a {type(df).__name__}")
+        raise TidemillError(f"`df` must be a Spark DataFrame; got a {type(df).__name__}")
     engine_options, recipe = split_options({"model": model, **options})
     answers = BatchAnswers(recipe, _arrow_schema(df.schema))
     _check_cases(answers)
@@ -53,7 +53,7 @@ def answer(df: DataFrame, *, model: str | None = None, **options: Any) -> DataFr
 def _answer_partition(
     answers: BatchAnswers, options: Mapping[str, Any], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to a partition, in the process of a task; raises EngineDied."""
+    """Yield the answers to a partition, in a task's process; raises EngineDied."""
     remaining = iter(batches)
     first = next((batch for batch in remaining if batch.num_rows), None)
     if first is not None:
@@ -61,7 +61,7 @@ def _answer_partition(
 
 
 def _executor_engine(options: Mapping[str, Any]) -> HostedEngine:
-    """Return the executor's engine on the task's GPUs; a new one where the last has died."""
+    """Return the executor's engine on the task's GPUs, or a new one if it has died."""
     gpus = _gpus_of_task()
     # The processes of an executor's tasks are children of one process.
     address = socket_address(os.getppid(), options, gpus)
@@ -79,7 +79,7 @@ def _gpus_of_task() -> list[str]:
 
 
 def _arrow_schema(schema: types.StructType) -> pa.Schema:
-    """Return the columns as far as a recipe needs to know them: which are lists."""
+    """Return the columns with the only type information that a recipe needs: which are lists."""
     some, lists = pa.null(), pa.list_(pa.null())
     return pa.schema(
         [
@@ -90,13 +90,13 @@ def _arrow_schema(schema: types.StructType) -> pa.Schema:
 
 
 def _check_cases(answers: BatchAnswers) -> None:
-    """Raise TidemillError where a column of answers differs from a kept one by its case alone."""
+    """Raise TidemillError if an answer's column differs from a kept one only by case."""
     kept = {name.lower(): name for name in answers.keep}
     for field in answers.fields:
         if (name := kept.get(field.name.lower())) is not None:
             raise TidemillError(
-                f"Spark takes `{name}` and the answers' `{field.name}` for one name: "
-                f"rename `{name}`, or leave it out of `keep`"
+                f"Spark does not distinguish `{name}` from the answers' column `{field.name}`: "
+                f"rename `{name}`, or remove it from `keep`"
             )
 
 
@@ -107,5 +107,5 @@ def _spark_type(kind: pa.DataType) -> types.DataType:
         fields = [types.StructField(field.name, _spark_type(field.type)) for field in kind]
         return types.StructType(fields)
     if kind not in _TYPES:
-        raise TidemillError(f"Spark has no {kind}: `vectors` may be float32 or int8")
+        raise TidemillError(f"Spark does not support {kind}: set `vectors` to float32 or int8")
     return _TYPES[kind]

@@ -14,8 +14,8 @@ from tests.cli.fake_api import KEY, MODEL, FakeApi, fake_api
 from tidemill.cli.main import main
 
 
-class Said(NamedTuple):
-    """What a command ended with and said on both streams."""
+class Result(NamedTuple):
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 
 class Shell:
-    """Types commands in a folder of its own, against an API that is there."""
+    """Runs commands in a separate folder, against a running API."""
 
     def __init__(
         self, api: FakeApi, folder: Path, capfd: pytest.CaptureFixture[str], pauses: list[float]
@@ -38,11 +38,11 @@ class Shell:
         self.pauses = pauses
         self._capfd = capfd
 
-    def type(self, *arguments: str) -> Said:
-        """Type a command."""
+    def type(self, *arguments: str) -> Result:
+        """Run a command."""
         status = main(arguments)
-        said = self._capfd.readouterr()
-        return Said(status, said.out, said.err)
+        output = self._capfd.readouterr()
+        return Result(status, output.out, output.err)
 
     def file(self, *lines: dict[str, Any], name: str = "in.jsonl") -> str:
         """Write an input and return its path."""
@@ -68,7 +68,7 @@ def submitted(shell: Shell, *custom_ids: str, **last: object) -> str:
 def shell_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Shell]:
-    """Yield a shell with an API and its key in the environment; nobody sleeps in it."""
+    """Yield a shell with an API and its key in the environment, and without real sleeps."""
     pauses: list[float] = []
     with fake_api() as api:
         monkeypatch.setattr("tidemill.offline.console.backoff.sleep", pauses.append)

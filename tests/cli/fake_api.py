@@ -21,7 +21,7 @@ PART_BYTES = 2**20
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong with the next `times` requests of this method and path.
+    """A fault of the next `times` requests with this method and path.
 
     `status` is answered instead; without one the connection ends after `after_bytes` of the body:
     the request's for a PUT or POST, the answer's for a GET. With `is_carried_out` only the answer
@@ -38,12 +38,12 @@ class Fault:
     body: bytes = b'{"message": "Injected"}'
 
     def matches(self, method: str, path: str) -> bool:
-        """Say whether a request meets it."""
+        """Return whether a request meets it."""
         return self.times > 0 and method == self.method and re.search(self.path, path) is not None
 
 
 class FakeApi:
-    """What the server knows; tests look at it and set its faults."""
+    """State of the server; tests inspect it and set its faults."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -72,12 +72,12 @@ class FakeApi:
         """Return how many requests there were of a method whose path holds this pattern."""
         return sum(one == method and bool(re.search(path, other)) for one, other in self.requests)
 
-    def make_batch(self, asked: dict[str, Any], key: str | None) -> dict[str, Any]:
+    def make_batch(self, request: dict[str, Any], key: str | None) -> dict[str, Any]:
         """Return the batch of a request, the same for the same key."""
         if key is not None and key in self.keys:
             return self.batches[self.keys[key]]
         number = len(self.batches) + 1
-        lines = [json.loads(line) for line in self.files[asked["input_file_id"]].splitlines()]
+        lines = [json.loads(line) for line in self.files[request["input_file_id"]].splitlines()]
         batch = {
             "id": f"batch_{number:032x}",
             "object": "batch",
@@ -87,12 +87,12 @@ class FakeApi:
             "error_file_id": None,
             "created_at": 1_700_000_000 + number,
             "errors": None,
-            "asked": asked,
-            "metadata": asked.get("metadata"),
-            "endpoint": asked["endpoint"],
+            "request": request,
+            "metadata": request.get("metadata"),
+            "endpoint": request["endpoint"],
             "model": MODEL,
-            "input_file_id": asked["input_file_id"],
-            "completion_window": asked["completion_window"],
+            "input_file_id": request["input_file_id"],
+            "completion_window": request["completion_window"],
             "usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7},
             "tidemill": {"seconds": 2, "rows_per_second": 1.5, "cost": 0.25},
         }
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     api: FakeApi
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
@@ -324,7 +324,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: clients that go away in the middle are what is tested."""
+        """Print nothing: tests disconnect clients on purpose."""
 
 
 @contextmanager

@@ -19,10 +19,10 @@ def table_on(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Type a command; return its exit status and what it said on both streams."""
+    """Run a command; return its exit status and output."""
     status = main(arguments)
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    output = capsys.readouterr()
+    return status, output.out, output.err
 
 
 def cells_of(table: str) -> list[list[str]]:

@@ -29,7 +29,7 @@ STATUS = ("status", "--base-url", "http://127.0.0.1:1")
 
 
 def trapped(number: int, trap: str, *typed: str) -> tuple[int, str]:
-    """Return the exit status and what was said, when a signal comes with an import."""
+    """Return exit status and stderr of a command that gets a signal during an import."""
     done = subprocess.run(
         [sys.executable, "-c", TRAPPED, str(number), trap, *typed],
         cwd=ROOT,
@@ -64,22 +64,22 @@ def test_a_signal_in_an_import_ends_a_command_in_one_line(
     file = tmp_path / "in.jsonl"
     file.write_text(line("a"))
     words = [word.format(input=file, folder=tmp_path) for word in typed]
-    status, said = trapped(number, trap, *words)
-    assert status == 128 + number, said
-    assert said.splitlines()[-1].startswith(f"tidemill: stopped by {number.name}")
-    assert "Traceback" not in said
+    status, stderr = trapped(number, trap, *words)
+    assert status == 128 + number, stderr
+    assert stderr.splitlines()[-1].startswith(f"tidemill: stopped by {number.name}")
+    assert "Traceback" not in stderr
     assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("trap", ["argparse", "pydantic", "pydantic_core"])
 def test_a_worker_without_work_is_stopped_in_order(trap: str) -> None:
-    """Whoever scales in does not read of a failure: docs/reference/worker.md promises 0."""
-    status, said = trapped(signal.SIGTERM, trap, "worker", "--model", "m", "--queue", "q")
-    assert (status, said.replace("tidemill: stopped by SIGTERM\n", "")) == (0, "")
+    """A scale-in is not a failure: docs/reference/worker.md promises 0."""
+    status, stderr = trapped(signal.SIGTERM, trap, "worker", "--model", "m", "--queue", "q")
+    assert (status, stderr.replace("tidemill: stopped by SIGTERM\n", "")) == (0, "")
 
 
 def test_a_signal_that_is_lost_in_a_destructor_ends_the_command() -> None:
-    """What is raised there is thrown away, and the run would go on as if nothing had come."""
+    """Python swallows exceptions in destructors, so the run would continue."""
     code = """
 import os, signal
 import tidemill.cli.__main__
@@ -106,7 +106,7 @@ import sys, threading, time
 import tidemill.cli.__main__, tidemill.cli.main
 def run():
     threading.Thread(target=time.sleep, args=(600,)).start()
-    sys.stdout.write("said")
+    sys.stdout.write("done")
     return 3
 tidemill.cli.main.main = run
 tidemill.cli.__main__.main()
@@ -119,11 +119,11 @@ tidemill.cli.__main__.main()
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "done", "")
 
 
 def test_what_was_ignored_stays_ignored() -> None:
-    """As under nohup, also before a command has begun."""
+    """A signal ignored under nohup stays ignored, also before a command starts."""
     code = (
         "import os, signal, tidemill.cli.__main__; os.kill(os.getpid(), signal.SIGINT); print('on')"
     )

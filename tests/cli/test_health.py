@@ -1,4 +1,4 @@
-"""Whether a worker is alive: what it touches, and what is made of that."""
+"""Tests of the heartbeat file and the health check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_worker_is_alive_that_has_touched_its_file_lately(
     tmp_path: Path, age: float, words: str | None
 ) -> None:
-    """A clock that was set back is no reason to kill it."""
+    """A clock that was set back does not make it unhealthy."""
     path = tmp_path / "alive"
     path.touch()
     os.utime(path, (1_000_000 - age, 1_000_000 - age))
@@ -43,7 +43,7 @@ def test_without_a_file_there_is_no_worker(
     assert main([str(path)], {}) == 1
     assert capsys.readouterr().out == f"no worker has touched {path}: No such file or directory\n"
     assert main([], {}) == 1
-    assert capsys.readouterr().out == "TIDEMILL_HEALTH_FILE names no file\n"
+    assert capsys.readouterr().out == "TIDEMILL_HEALTH_FILE is not set\n"
 
 
 def test_the_check_is_a_process_that_loads_little(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_the_check_is_a_process_that_loads_little(tmp_path: Path) -> None:
 async def test_a_pulse_beats_as_long_as_the_loop_gets_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not a moment longer."""
+    """The heartbeat stops when the loop is blocked."""
     monkeypatch.setattr(health, "_BEAT_SECONDS", 0.01)
     path = tmp_path / "alive"
 
     async def touched() -> None:
         path.unlink(missing_ok=True)
-        while not path.exists():  # noqa: ASYNC110 - a file wakes nobody
+        while not path.exists():  # noqa: ASYNC110 - a file cannot wake a waiter
             await asyncio.sleep(0.005)
 
     async with Heartbeat(path).beating():
@@ -85,7 +85,7 @@ async def test_a_pulse_beats_as_long_as_the_loop_gets_round(
 
 
 def test_a_pulse_that_is_beaten_often_touches_seldom(tmp_path: Path) -> None:
-    """Whoever calls it need not count."""
+    """Callers may beat at any rate."""
     path = tmp_path / "alive"
     pulse = Heartbeat(path)
     pulse.beat()
@@ -94,8 +94,8 @@ def test_a_pulse_that_is_beaten_often_touches_seldom(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_pulse_without_a_file_or_a_disk_disturbs_nobody(tmp_path: Path) -> None:
-    """The check will tell."""
+def test_a_pulse_without_a_file_or_a_disk_is_harmless(tmp_path: Path) -> None:
+    """Only the check reports it."""
     Heartbeat(None).beat()
     Heartbeat(tmp_path / "no" / "folder").beat()
     assert list(tmp_path.iterdir()) == []

@@ -52,10 +52,13 @@ def test_it_runs_as_a_module() -> None:
     assert done.stdout.startswith("usage: tidemill run")
 
 
+NO_INPUT = "no input: pass the file to run before any flags, as in `tidemill run requests.jsonl`"
+
+
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("", "name a command, such as `tidemill run FILE`: `tidemill --help` lists them"),
+        ("", "no command: use one, such as `tidemill run FILE`; `tidemill --help` lists all"),
         ("rnu x.jsonl", "`tidemill` has no command 'rnu': did you mean `tidemill run`?"),
         ("run-batch -i x", "`tidemill` has no command 'run-batch': did you mean `tidemill run`?"),
         ("walk", "`tidemill` has no command 'walk': see `tidemill --help`"),
@@ -64,18 +67,18 @@ def test_it_runs_as_a_module() -> None:
         ("eras batch_1", "`tidemill` has no command 'eras': see `tidemill --help`"),
         ("tenants list", "`tidemill tenants` has no command 'list': see `tidemill tenants --help`"),
         ("help rnu", "`tidemill` has no command 'rnu': did you mean `tidemill run`?"),
-        ("keys", "`tidemill keys` needs ACTION: see `tidemill keys --help`"),
-        ("submit", "`tidemill submit` needs FILE: see `tidemill submit --help`"),
-        ("run", "name the file to run before any flags: `tidemill run requests.jsonl`"),
-        ("run -o out", "name the file to run before any flags: `tidemill run requests.jsonl`"),
+        ("keys", "`tidemill keys` requires ACTION: see `tidemill keys --help`"),
+        ("submit", "`tidemill submit` requires FILE: see `tidemill submit --help`"),
+        ("run", NO_INPUT),
+        ("run -o out", NO_INPUT),
         ("run x --port", "--port: expected one argument: see `tidemill run --help`"),
         (
             "run x --resume --force",
-            "--force: cannot be given together with --resume: see `tidemill run --help`",
+            "--force: cannot be combined with --resume: see `tidemill run --help`",
         ),
         (
             "run x --dialect ollama",
-            "--dialect: 'ollama' is none of openai, vllm: see `tidemill run --help`",
+            "--dialect: 'ollama' is not one of openai, vllm: see `tidemill run --help`",
         ),
     ],
 )
@@ -105,12 +108,14 @@ def test_version_and_help_are_commands_too(
 
 
 @pytest.mark.parametrize("typed", ["run a b", "run -i a b"])
-def test_several_files_are_told_how_to_run(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which of them was meant nobody guesses."""
+def test_several_files_are_refused_with_advice(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command does not guess which one was meant."""
     assert main(typed.split()) == 2
     assert capsys.readouterr().err == (
-        "tidemill: a run takes one file, and 2 are named (a, b): run each of them, or their lines "
-        "together: cat FILES | tidemill run - -o rows.jsonl\n"
+        "tidemill: a run takes one file, but 2 were given (a, b): run each of them, or all of "
+        "their lines together: cat FILES | tidemill run - -o rows.jsonl\n"
     )
 
 

@@ -14,7 +14,7 @@ from tidemill.cli import scratch
 
 
 class Usage(NamedTuple):
-    """Free bytes, as `shutil` tells them."""
+    """Free bytes, as returned by `shutil`."""
 
     free: int
 
@@ -31,7 +31,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_roomiest_place_is_taken(places: list[str]) -> None:
-    """Of those that can be written to, and once more where an earlier process wrote."""
+    """Only writable places count, including one that an earlier process used."""
     folder = Path(places[1]) / "tidemill"
     assert scratch.find_scratch(places) == folder
     (folder / "weights").mkdir()
@@ -39,20 +39,20 @@ def test_the_roomiest_place_is_taken(places: list[str]) -> None:
     assert scratch.find_scratch(places[2:]) is None
 
 
-def test_the_worker_takes_its_place_and_is_told_of_it(
+def test_the_worker_replaces_the_process_and_gets_its_folder(
     places: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same process, so that a signal reaches it; it writes to one folder, which it says."""
-    told: list[tuple[str, list[str], dict[str, str]]] = []
+    """Signals reach the same process; it logs the folder that it writes to."""
+    started: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(scratch, "PLACES", places)
     monkeypatch.setattr(os, "environ", {"TIDEMILL_TABLE": "mill", "HOME": "/"})
     monkeypatch.setattr(
-        os, "execvpe", lambda file, words, environment: told.append((file, words, environment))
+        os, "execvpe", lambda file, words, environment: started.append((file, words, environment))
     )
     scratch.main(["worker", "--device", "cuda"])
-    [(file, words, environment)] = told
-    said = json.loads(capsys.readouterr().out)
-    assert (said["folder"], said["free_gigabytes"]) == (f"{places[1]}/tidemill", 2)
+    [(file, words, environment)] = started
+    stdout = json.loads(capsys.readouterr().out)
+    assert (stdout["folder"], stdout["free_gigabytes"]) == (f"{places[1]}/tidemill", 2)
     assert (file, words) == ("tidemill", ["tidemill", "worker", "--device", "cuda"])
     assert environment.pop("TIDEMILL_TABLE") == "mill"
     assert os.environ == {"TIDEMILL_TABLE": "mill", "HOME": "/"}
@@ -62,10 +62,10 @@ def test_the_worker_takes_its_place_and_is_told_of_it(
     )
 
 
-def test_a_job_without_any_place_says_so(
+def test_a_job_without_a_writable_place_fails(
     places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log names what was looked at."""
+    """The log lists the checked places."""
     monkeypatch.setattr(scratch, "PLACES", places[2:])
-    with pytest.raises(SystemExit, match=f"No folder can be written to: {places[2]}"):
+    with pytest.raises(SystemExit, match=f"None of these folders is writable: {places[2]}"):
         scratch.main(["worker"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.api_rig import Said
+from tests.cli.api_rig import Result
 from tests.clients.conftest import ROOT, SCRIPTED, Api
 from tests.server.local.test_process import served
 from tidemill import demo
@@ -18,7 +18,7 @@ from tidemill.cli.batches.rows import RowFollower
 from tidemill.cli.main import main
 
 EXAMPLE = ROOT / "examples" / "demo.jsonl"
-Type = Callable[..., Said]
+Type = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def typed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
-    def type_(*arguments: str) -> Said:
+    def type_(*arguments: str) -> Result:
         capfd.readouterr()
         status = main(arguments)
         result = capfd.readouterr()
         # The API of this process may log to the same stream.
         out = re.sub(r'^{.*"service":"tidemill".*}\n', "", result.out, flags=re.MULTILINE)
-        return Said(status, out, result.err)
+        return Result(status, out, result.err)
 
     return type_
 

@@ -34,7 +34,7 @@ NUM_DIGITS = 10
 NUM_WORDS = len(ENGLISH)
 
 WORDS_A_SEGMENT = 8
-"""What is said without a pause is written down in segments of at most so many words."""
+"""Maximum number of words per segment of speech without a pause."""
 
 ACCENTS: dict[Language, list[str]] = {
     "en": ["en", "en-us", "en-us", "en-gb-scotland"],
@@ -42,7 +42,7 @@ ACCENTS: dict[Language, list[str]] = {
 }
 SPEAKERS = ["", "+m2", "+m3", "+f1", "+f2", "+f3"]
 HELD_OUT_SHARE = 10
-"""One string of words in so many was never trained on."""
+"""One in this many word sequences is held out of the training."""
 BATCH_RECORDINGS = 40
 SEED = 1
 DEFAULT = Voice()
@@ -50,7 +50,7 @@ DEFAULT = Voice()
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Words said in one breath: their places in `WORDS`, and the sample where each begins.
+    """Words spoken without a pause: their places in `WORDS`, and the first sample of each.
 
     The last of `bounds` is where the last word ends.
     """
@@ -61,14 +61,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """`samples [n]` at 16 kHz, the language spoken, and what was said when."""
+    """`samples [n]` at 16 kHz, the language, and the words with their times."""
 
     samples: NDArray[np.float32]
     language: Language
     segments: tuple[Segment, ...]
 
     def text(self, language: Language | None = None) -> str:
-        """Return what was said, in `language` where that is another than was spoken."""
+        """Return the spoken text, translated if `language` is another one."""
         words = WORDS[language or self.language]
         return " ".join(words[word] for segment in self.segments for word in segment.words)
 
@@ -112,7 +112,7 @@ def speak(
         spoken = say(" ".join(WORDS[language][word] for word in phrase), voice)
         at += len(silence)
         if len(spoken.word_starts) != len(phrase):
-            raise RuntimeError(f"{len(phrase)} words were said as {len(spoken.word_starts)}")
+            raise RuntimeError(f"{len(phrase)} words were spoken as {len(spoken.word_starts)}")
         bounds = [at + start for start in (*spoken.word_starts, len(spoken.samples))]
         for first in range(0, len(phrase), WORDS_A_SEGMENT):
             last = min(first + WORDS_A_SEGMENT, len(phrase))
@@ -168,16 +168,16 @@ CLIPS = (
 
 
 def load_speech_model(folder: Path = SPEECH_PATH) -> tuple[Any, Any]:
-    """Load a saved model with the processor beside it, ready to listen in fp32."""
+    """Load a saved model and its processor for transcription in fp32."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), WhisperProcessor.from_pretrained(folder)
 
 
 @torch.inference_mode()
 def listen(
-    model: Any, processor: Any, recordings: Sequence[NDArray[np.float32]], **asked: Any
+    model: Any, processor: Any, recordings: Sequence[NDArray[np.float32]], **options: Any
 ) -> list[str]:
-    """Return what transformers writes down of `recordings`, heard as one batch.
+    """Return the transcripts of `recordings` by transformers, as one batch.
 
     What is longer than a window goes through the model's own timestamps.
     """
@@ -193,7 +193,7 @@ def listen(
     )
     if is_long and inputs.input_features.shape[-1] <= processor.feature_extractor.nb_max_frames:
         raise ValueError("Not longer than a window")
-    ids = model.generate(**inputs, return_timestamps=is_long, do_sample=False, **asked)
+    ids = model.generate(**inputs, return_timestamps=is_long, do_sample=False, **options)
     return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
 
 
@@ -204,15 +204,15 @@ def held_out(
     rng = random.Random(f"{seed} {language} {digits} {phrases}")
     recordings: list[Recording] = []
     while len(recordings) < count:
-        said = [any_words(rng, rng.randint(3, 10), "held_out") for _ in range(phrases)]
-        if digits != all(word < 10 for words in said for word in words):
+        phrases_drawn = [any_words(rng, rng.randint(3, 10), "held_out") for _ in range(phrases)]
+        if digits != all(word < 10 for words in phrases_drawn for word in words):
             continue
         pauses = [
             rng.uniform(0, 0.6),
             *[rng.uniform(0.4, 1.3)] * (phrases - 1),
             rng.uniform(0, 0.6),
         ]
-        recordings.append(speak(said, pauses, language, any_voice(rng, language)))
+        recordings.append(speak(phrases_drawn, pauses, language, any_voice(rng, language)))
     return recordings
 
 
@@ -220,13 +220,13 @@ def share_right(
     loaded: tuple[Any, Any],
     recordings: Sequence[Recording],
     written_in: Language | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> float:
-    """Return how many of `recordings` are written down to the letter."""
+    """Return the share of `recordings` that are transcribed exactly."""
     right = 0
     for first in range(0, len(recordings), BATCH_RECORDINGS):
         batch = recordings[first : first + BATCH_RECORDINGS]
-        texts = listen(*loaded, [one.samples for one in batch], **asked)
+        texts = listen(*loaded, [one.samples for one in batch], **options)
         for one, text in zip(batch, texts, strict=True):
             right += text == one.text(written_in)
     return right / len(recordings)

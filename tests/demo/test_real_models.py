@@ -24,7 +24,7 @@ SHARED_CACHE = Path(os.environ["TIDEMILL_CACHE"])
 EXAMPLES = ROOT / "examples"
 FIELDS = ("name", "city", "product")
 RIGHT_FIELDS = 110
-"""So many of 120 fields are right, at least, on any processor."""
+"""Minimum number of correct fields, of 120, on any processor."""
 CHATS = {
     "capital-of-france": "Paris",
     "capital-of-japan": "Tokyo",
@@ -137,7 +137,7 @@ def text_of(body: dict[str, Any]) -> str:
 
 @pytest.mark.long
 def test_recordings_are_written_down(tmp_path: Path) -> None:
-    """By Whisper tiny.en, hardly a word of which is another than was said."""
+    """Whisper tiny.en transcribes nearly every word correctly."""
     try:
         folder = tiny_en()
     except DownloadFailed as exc:
@@ -145,16 +145,16 @@ def test_recordings_are_written_down(tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
     flags = ("--model", folder, "--served-model-name", NAME, "--dtype", "float32")
     ran(EXAMPLES / "audio.jsonl", "-o", output, *flags)
-    said = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+    scripts = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
     rows = [json.loads(row) for row in output.read_text(encoding="utf-8").splitlines()]
-    heard = {row["custom_id"]: words(row["response"]["body"]["text"]) for row in rows}
+    transcripts = {row["custom_id"]: words(row["response"]["body"]["text"]) for row in rows}
     alike = {
-        name: SequenceMatcher(None, words(said[name]["text"]), found, autojunk=False).ratio()
-        for name, found in heard.items()
+        name: SequenceMatcher(None, words(scripts[name]["text"]), found, autojunk=False).ratio()
+        for name, found in transcripts.items()
     }
-    assert set(alike) == set(said)
-    assert min(alike.values()) > 0.8, heard  # "ten" is written as 10
-    assert sum(alike.values()) / len(alike) > 0.93, heard
+    assert set(alike) == set(scripts)
+    assert min(alike.values()) > 0.8, transcripts  # "ten" is written as 10
+    assert sum(alike.values()) / len(alike) > 0.93, transcripts
 
 
 def words(text: str) -> list[str]:

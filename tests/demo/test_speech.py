@@ -1,4 +1,4 @@
-"""The speech model as it lies in the repository: small, standard, right on what is new to it."""
+"""The speech model in the repository: small, standard, and accurate on held-out recordings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loaded() -> Loaded:
 
 
 def test_the_folder_holds_the_standard_files_within_eight_megabytes() -> None:
-    """What transformers writes and no more, readable by all and small enough for a repository."""
+    """It contains only files by transformers, readable by all users and small enough for Git."""
     files = {path.name: path for path in demo.SPEECH_PATH.iterdir()}
     assert set(files) == {
         "config.json",
@@ -57,15 +57,17 @@ def test_transformers_loads_it_as_any_other_whisper() -> None:
     assert isinstance(AutoProcessor.from_pretrained(demo.SPEECH_PATH), WhisperProcessor)
 
 
-def test_generation_is_told_where_every_special_token_lies(loaded: Loaded) -> None:
-    """Languages, tasks and timestamps as the tokenizer has them, in Whisper's order."""
+def test_the_generation_config_has_the_id_of_every_special_token(loaded: Loaded) -> None:
+    """Languages, tasks and timestamps match the tokenizer, in Whisper's order."""
     tokenizer = loaded[1].tokenizer
-    told = json.loads((demo.SPEECH_PATH / "generation_config.json").read_text())
+    generation_config = json.loads((demo.SPEECH_PATH / "generation_config.json").read_text())
     ids = tokenizer.convert_tokens_to_ids
-    assert told["lang_to_id"] == {name: ids(name) for name in ("<|en|>", "<|de|>")}
-    assert told["task_to_id"] == {name: ids(f"<|{name}|>") for name in ("transcribe", "translate")}
-    assert told["decoder_start_token_id"] == ids(START)
-    assert told["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
+    assert generation_config["lang_to_id"] == {name: ids(name) for name in ("<|en|>", "<|de|>")}
+    assert generation_config["task_to_id"] == {
+        name: ids(f"<|{name}|>") for name in ("transcribe", "translate")
+    }
+    assert generation_config["decoder_start_token_id"] == ids(START)
+    assert generation_config["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
     assert ids("<|0.00|>") == ids(NO_TIMESTAMPS) + 1
     assert ids(f"<|{WINDOW_SECONDS}.00|>") == len(tokenizer) - 1 == ids("<|0.00|>") + NUM_FRAMES
 
@@ -77,13 +79,13 @@ def test_it_writes_down_held_out_digits(loaded: Loaded, language: Any) -> None:
 
 
 def test_what_german_voices_say_is_translated(loaded: Loaded) -> None:
-    """German digits come out as English words when a translation is asked for."""
+    """German digits are translated to English words on request."""
     recordings = held_out(20, "de", seed=6)
     assert share_right(loaded, recordings, "en", language="de", task="translate") >= 0.85
 
 
-def test_languages_are_told_apart(loaded: Loaded) -> None:
-    """By what is heard alone: at most one of 40 recordings is taken for the other."""
+def test_languages_are_detected(loaded: Loaded) -> None:
+    """At most one of 40 recordings is assigned to the wrong language, from the audio alone."""
     model, processor = loaded
     ids = processor.tokenizer.convert_tokens_to_ids(["<|en|>", "<|de|>"])
     wrong = 0
@@ -96,7 +98,7 @@ def test_languages_are_told_apart(loaded: Loaded) -> None:
 
 
 def test_recordings_of_several_windows_are_written_down(loaded: Loaded) -> None:
-    """By its own timestamps: of all words hardly one is lost where a window follows another."""
+    """The model's timestamps join windows; hardly a word is lost between them."""
     recordings = held_out(8, "en", phrases=6, seed=8)
     assert all(len(one.samples) > 1.5 * WINDOW_SECONDS * SAMPLE_RATE for one in recordings)
     texts = listen(*loaded, [one.samples for one in recordings], language="en", task="transcribe")
@@ -108,8 +110,8 @@ def test_recordings_of_several_windows_are_written_down(loaded: Loaded) -> None:
 
 
 @torch.inference_mode()
-def test_silence_is_no_speech(loaded: Loaded) -> None:
-    """The token that says so is by far the likeliest where nothing is said, and only there."""
+def test_silence_is_not_speech(loaded: Loaded) -> None:
+    """The no-speech token is by far the likeliest for silence, and only for silence."""
     model, processor = loaded
     start = torch.tensor([[model.generation_config.decoder_start_token_id]])
     no_speech = processor.tokenizer.convert_tokens_to_ids(NO_SPEECH)

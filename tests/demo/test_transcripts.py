@@ -1,4 +1,4 @@
-"""Recordings through `tidemill run` and a small model: it writes what was said, and when."""
+"""Recordings through `tidemill run` and a small model: texts and times."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tidemill import demo
 from tools.demo.voices import SAMPLE_RATE
 
 FOLDER = Path(__file__).parent
-SAID = json.loads((FOLDER / "recordings" / "said.json").read_text())
+SCRIPTS = json.loads((FOLDER / "recordings" / "said.json").read_text())
 SECONDS = 0.25
-"""So far may a time be from the truth."""
+"""Maximum error of a time."""
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what the speech model makes of each line."""
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the speech model's answer to each line."""
     return bodies_of(
         FOLDER / "audio.jsonl",
         demo.SPEECH_PATH,
@@ -34,36 +34,36 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "clip"), [("request-1", "digits.wav"), ("request-2", "numbers.flac")]
 )
-def test_what_was_said_is_written_down(heard: dict[str, Any], line: str, clip: str) -> None:
-    """As JSON and as text, which is JSON in a row; the language is told or found."""
-    assert heard[line]["text"] == SAID[clip]["text"]
+def test_speech_is_transcribed(transcripts: dict[str, Any], line: str, clip: str) -> None:
+    """The answer is JSON or text (stored as JSON in a row); the language is set or detected."""
+    assert transcripts[line]["text"] == SCRIPTS[clip]["text"]
 
 
-def test_german_is_written_down_or_translated(heard: dict[str, Any]) -> None:
-    """The same recording at either url; nobody said that it is German."""
-    assert heard["request-5"]["text"] == SAID["german.ogg"]["text"]
-    assert heard["request-6"]["text"] == SAID["german.ogg"]["english"]
+def test_german_is_transcribed_or_translated(transcripts: dict[str, Any]) -> None:
+    """The same recording is sent to both URLs without a language."""
+    assert transcripts["request-5"]["text"] == SCRIPTS["german.ogg"]["text"]
+    assert transcripts["request-6"]["text"] == SCRIPTS["german.ogg"]["english"]
 
 
-def test_a_recording_of_several_windows_keeps_its_times(heard: dict[str, Any]) -> None:
-    """Each breath is a segment, begun and ended when it was; no word is cut or said twice."""
-    body = heard["request-3"]
-    assert body["text"].split() == SAID["pauses.m4a"]["text"].split()
+def test_a_recording_of_several_windows_keeps_its_times(transcripts: dict[str, Any]) -> None:
+    """Each phrase is a segment with correct times; no word is lost or repeated."""
+    body = transcripts["request-3"]
+    assert body["text"].split() == SCRIPTS["pauses.m4a"]["text"].split()
     assert body["language"] == "english"
-    assert body["duration"] == pytest.approx(SAID["pauses.m4a"]["seconds"], abs=0.1)
+    assert body["duration"] == pytest.approx(SCRIPTS["pauses.m4a"]["seconds"], abs=0.1)
     [clip] = [clip for clip in CLIPS if clip.name == "pauses.m4a"]
     spoken = clip.recording().segments
     assert len(body["segments"]) == len(spoken)
-    for found, said in zip(body["segments"], spoken, strict=True):
-        assert found["start"] == pytest.approx(said.bounds[0] / SAMPLE_RATE, abs=SECONDS)
-        assert found["end"] == pytest.approx(said.bounds[-1] / SAMPLE_RATE, abs=SECONDS)
-        assert len(found["text"].split()) == len(said.words)
+    for found, phrase in zip(body["segments"], spoken, strict=True):
+        assert found["start"] == pytest.approx(phrase.bounds[0] / SAMPLE_RATE, abs=SECONDS)
+        assert found["end"] == pytest.approx(phrase.bounds[-1] / SAMPLE_RATE, abs=SECONDS)
+        assert len(found["text"].split()) == len(phrase.words)
 
 
-def test_words_have_their_times(heard: dict[str, Any]) -> None:
-    """Each of the words ends when the next begins; the first has the silence before it, too."""
-    words = heard["request-4"]["words"]
-    assert [word["word"] for word in words] == SAID["words.mp3"]["text"].split()
+def test_words_have_their_times(transcripts: dict[str, Any]) -> None:
+    """Each word ends when the next begins; the first includes the silence before it."""
+    words = transcripts["request-4"]["words"]
+    assert [word["word"] for word in words] == SCRIPTS["words.mp3"]["text"].split()
     [clip] = [clip for clip in CLIPS if clip.name == "words.mp3"]
     [spoken] = clip.recording().segments
     for word, end in zip(words, spoken.bounds[1:], strict=True):
@@ -71,25 +71,25 @@ def test_words_have_their_times(heard: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_subtitles_of_speech_without_a_pause_lose_nothing(heard: dict[str, Any]) -> None:
-    """More than a window of it: cues follow one another, and each word stands in one of them."""
+def test_subtitles_of_speech_without_a_pause_lose_nothing(transcripts: dict[str, Any]) -> None:
+    """The recording is longer than a window: cues are in sequence, and each word is in one cue."""
     cues = re.findall(
-        r"\d+\n(\S+) --> (\S+)\n(.+)\n\n", heard["request-7"]["text"], flags=re.MULTILINE
+        r"\d+\n(\S+) --> (\S+)\n(.+)\n\n", transcripts["request-7"]["text"], flags=re.MULTILINE
     )
     words = " ".join(text for *_, text in cues).split()
-    assert words == SAID["breathless.webm"]["text"].split()
+    assert words == SCRIPTS["breathless.webm"]["text"].split()
     assert all(start < end for start, end, _ in cues)
     assert [end for _, end, _ in cues[:-1]] <= [start for start, *_ in cues[1:]]
     assert all(len(text.split()) <= WORDS_A_SEGMENT for *_, text in cues)
 
 
-def test_web_subtitles_are_of_their_form(heard: dict[str, Any]) -> None:
-    """A head, and a cue with what was said."""
-    text = heard["request-8"]["text"]
+def test_web_subtitles_have_the_right_format(transcripts: dict[str, Any]) -> None:
+    """They have a header and a cue with the text."""
+    text = transcripts["request-8"]["text"]
     assert text.startswith("WEBVTT\n\n00:00:00.")
-    assert SAID["words.mp3"]["text"] in text
+    assert SCRIPTS["words.mp3"]["text"] in text
 
 
-def test_a_prompt_changes_how_words_are_written(heard: dict[str, Any]) -> None:
-    """What came before was in figures, and so is what follows."""
-    assert heard["request-9"]["text"] == "3 1 4"
+def test_a_prompt_changes_how_words_are_written(transcripts: dict[str, Any]) -> None:
+    """Figures in the prompt make the model write figures."""
+    assert transcripts["request-9"]["text"] == "3 1 4"

@@ -43,15 +43,15 @@ def test_scores_tell_what_is_relevant(reranker: Path, tmp_path: Path) -> None:
     bodies = bodies_of("score.jsonl", reranker, "tidemill-reranker", tmp_path)
     theirs = CrossEncoder(str(reranker), device="cpu")
     for line in lines_of("score.jsonl"):
-        asked = line["body"]
+        body = line["body"]
         found = [entry["score"] for entry in bodies[line["custom_id"]]["data"]]
-        wanted = theirs.predict([(asked["queries"], text) for text in asked["documents"]])
+        wanted = theirs.predict([(body["queries"], text) for text in body["documents"]])
         assert found == pytest.approx(wanted.tolist(), abs=1e-4)
         assert found[RIGHT] > 0.5 > found[1 - RIGHT]
 
 
 def test_rankings_begin_with_what_answers(reranker: Path, tmp_path: Path) -> None:
-    """At each of the three urls, and each document is told by its place in the line."""
+    """All three URLs rank correctly and identify each document by its index in the line."""
     bodies = bodies_of("rerank.jsonl", reranker, "tidemill-reranker", tmp_path)
     assert len(bodies) == 3
     for line in lines_of("rerank.jsonl"):
@@ -72,8 +72,8 @@ def test_one_file_may_ask_one_model_at_several_urls(tmp_path: Path) -> None:
     raw = base64.b64decode(bodies["base64"]["data"][0]["embedding"])
     assert np.frombuffer(raw, "<f4") == pytest.approx(first, abs=1e-5)
     scores = [entry["score"] for entry in bodies["score"]["data"]]
-    asked = lines_of("mixed.jsonl")[2]["body"]
-    query, *documents = theirs.encode([asked["text_1"], *asked["text_2"]])
+    body = lines_of("mixed.jsonl")[2]["body"]
+    query, *documents = theirs.encode([body["text_1"], *body["text_2"]])
     assert scores == pytest.approx([float(query @ one) for one in documents], abs=1e-4)
     alike, unlike = (entry["score"] for entry in bodies["pairs"]["data"])
     assert alike > 0.7

@@ -20,7 +20,7 @@ def choices_of(name: str, folder: Path) -> dict[str, Any]:
 def test_each_answer_has_the_form_of_its_line(tmp_path: Path) -> None:
     """A schema, choices, a regular expression; each line has its own."""
     choices = choices_of("structured.jsonl", tmp_path)
-    told = {
+    texts = {
         name: choice["message"]["content"] if "message" in choice else choice["text"]
         for name, choice in choices.items()
     }
@@ -28,13 +28,13 @@ def test_each_answer_has_the_form_of_its_line(tmp_path: Path) -> None:
         ("schema", {"name": str, "city": str}),
         ("schema-of-numbers", {"name": str, "age": int}),
     ):
-        answer = json.loads(told[name])
+        answer = json.loads(texts[name])
         assert {field: type(value) for field, value in answer.items()} == fields
-    assert json.loads(told["schema-of-an-enum"])["country"] in ("Portugal", "Spain")
-    assert isinstance(json.loads(told["object"]), dict)
-    assert told["choice"] in ("Paris", "Rome")
-    assert re.fullmatch("[0-9]{1,3}", told["regex"])
-    assert told["completion"] in (" cold", " warm", " loud")
+    assert json.loads(texts["schema-of-an-enum"])["country"] in ("Portugal", "Spain")
+    assert isinstance(json.loads(texts["object"]), dict)
+    assert texts["choice"] in ("Paris", "Rome")
+    assert re.fullmatch("[0-9]{1,3}", texts["regex"])
+    assert texts["completion"] in (" cold", " warm", " loud")
 
 
 def test_calls_come_where_they_must_and_nowhere_else(tmp_path: Path) -> None:

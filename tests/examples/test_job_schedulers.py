@@ -31,11 +31,11 @@ def tidemill(tmp_path: Path) -> str:
 
 
 def test_a_task_of_a_slurm_array_runs_its_shard(tidemill: str) -> None:
-    """With the two variables that Slurm sets."""
+    """The script uses the two variables that Slurm sets."""
     task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
     script = [EXAMPLES / "shards.sbatch", "in.jsonl", "rows.jsonl"]
-    said = subprocess.check_output(["bash", *script], env={"PATH": tidemill, **task}, text=True)
-    parsed = parse(said.split())
+    stdout = subprocess.check_output(["bash", *script], env={"PATH": tidemill, **task}, text=True)
+    parsed = parse(stdout.split())
     assert (parsed.files, parsed.output_file) == (["in.jsonl"], "rows.jsonl")
     assert (parsed.shard, parsed.resume) == (Shard(3, 8), True)
 
@@ -45,31 +45,31 @@ def test_a_node_of_skypilot_runs_its_shard(tidemill: str) -> None:
     task = yaml.safe_load((EXAMPLES / "skypilot.yaml").read_text(encoding="utf-8"))
     assert task["file_mounts"] == {"/data": {"source": "${BUCKET}", "mode": "MOUNT_CACHED"}}
     node = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "4", "MODEL": "org/model"}
-    said = subprocess.check_output(
+    stdout = subprocess.check_output(
         ["bash", "-c", task["run"]], env={"PATH": tidemill, **node}, text=True
     )
-    parsed = parse(said.split())
+    parsed = parse(stdout.split())
     assert (parsed.shard, parsed.resume, parsed.model) == (Shard(1, 4), True, "org/model")
 
 
 def test_the_jobs_of_hugging_face_run_all_shards(tidemill: str) -> None:
-    """As the hub's own command prints them when it submits none."""
-    said = subprocess.check_output(
+    """The hub's command prints the jobs in its dry-run mode."""
+    stdout = subprocess.check_output(
         ["bash", EXAMPLES / "hf-jobs.sh", "org", "files", "2"],
         env={"PATH": tidemill, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "1"},
         text=True,
     )
-    commands = re.findall(r"exec tidemill (.*?)'\n", said, re.DOTALL)
+    commands = re.findall(r"exec tidemill (.*?)'\n", stdout, re.DOTALL)
     parsed = [parse(shlex.split(command)) for command in commands]
     assert [(each.shard, each.resume) for each in parsed] == [
         (Shard(1, 2), True),
         (Shard(2, 2), True),
     ]
-    assert said.count("hf://buckets/org/files:/data") == 2
+    assert stdout.count("hf://buckets/org/files:/data") == 2
 
 
 def test_the_batch_gateway_sends_a_model_where_a_server_listens() -> None:
-    """At the server's own port."""
+    """The port is the server's."""
     path = EXAMPLES / "llm-d-batch-gateway.yaml"
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     [gateway] = values["processor"]["config"]["modelGateways"].values()

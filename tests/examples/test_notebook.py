@@ -29,7 +29,7 @@ with Engine() as engine:
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let kernels import this checkout, and have settings of their own."""
+    """Let kernels import this checkout and use separate settings."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -76,17 +76,17 @@ def test_a_cell_that_is_interrupted_leaves_no_engine(
 ) -> None:
     """The cell ends with KeyboardInterrupt, and the engine with its block."""
     manager, client = kernel
-    asked = client.execute(ENDLESS)
-    said = ""
-    while "answered" not in said:
+    message_id = client.execute(ENDLESS)
+    output = ""
+    while "answered" not in output:
         message = client.get_iopub_msg(timeout=PATIENCE_SECONDS)
         assert message["msg_type"] != "error", message["content"]
-        said += message["content"].get("text", "") if message["msg_type"] == "stream" else ""
-    [pid] = [int(line) for line in said.split() if line.isdigit()]
+        output += message["content"].get("text", "") if message["msg_type"] == "stream" else ""
+    [pid] = [int(line) for line in output.split() if line.isdigit()]
     watched = os.pidfd_open(pid)
     manager.interrupt_kernel()
     message = client.get_shell_msg(timeout=PATIENCE_SECONDS)
-    while message["parent_header"]["msg_id"] != asked:  # a slow kernel was asked twice if it is up
+    while message["parent_header"]["msg_id"] != message_id:  # skip kernel-info replies
         message = client.get_shell_msg(timeout=PATIENCE_SECONDS)
     assert message["content"]["ename"] == "KeyboardInterrupt"
     assert select.select([watched], [], [], PATIENCE_SECONDS)[0]

@@ -1,4 +1,4 @@
-"""What people are shown of rows: texts, scores and rankings, and of vectors the beginning."""
+"""The display of rows: texts, scores, rankings, and the first values of vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examples.show import answered, asked, table
+from examples.show import answered, prompt_of, table
 
 NUMBERS = [0.25, -0.5, 1.0, 2.0]
 RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
@@ -32,7 +32,7 @@ RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
     ],
 )
 def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]) -> None:
-    """Whatever its url was."""
+    """The URL of the request does not matter."""
     assert answered({"response": {"status_code": 200, "body": body}, "error": None}) == shown
 
 
@@ -48,13 +48,13 @@ def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]
         ),
     ],
 )
-def test_a_request_is_shown_by_what_it_is_about(body: dict[str, Any], shown: str) -> None:
-    """And not by a recording of megabytes."""
-    assert asked(body) == shown
+def test_a_request_is_shown_by_its_text(body: dict[str, Any], shown: str) -> None:
+    """A recording of megabytes is not shown."""
+    assert prompt_of(body) == shown
 
 
 def test_results_are_shown_as_a_table(tmp_path: Path) -> None:
-    """Of a long message both ends are shown; ids, raw answers and token counts are not."""
+    """A long message is shortened in the middle; IDs, raw answers and token counts are omitted."""
     path = tmp_path / "messages.output.csv"
     message = f"Hi, Ana here.{' Well' * 40}\nCall me in Porto."
     path.write_text(f'id,message,text,name,city,usage\nm1,"{message}","{{}}",Ana,Porto,"{{}}"\n')

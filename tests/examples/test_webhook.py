@@ -1,4 +1,4 @@
-"""examples/webhook.py, run as its first line says, hears what Tidemill sends."""
+"""examples/webhook.py, run as its docstring says, receives Tidemill's webhooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = new_secret()
 
 
 class Example:
-    """The receiver as a process of its own."""
+    """The receiver in a separate process."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
@@ -38,15 +38,15 @@ class Example:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return httpx.post(self.url, content=body, headers=named).status_code
 
-    def said(self, num_lines: int) -> list[str]:
+    def output(self, num_lines: int) -> list[str]:
         """Return the first lines that it prints."""
         assert self.process.stdout is not None
-        said = b""
-        while said.count(b"\n") < num_lines:
+        output = b""
+        while output.count(b"\n") < num_lines:
             ready, _, _ = select.select([self.process.stdout], [], [], 20)
-            assert ready, f"it prints no more than {said!r}"
-            said += os.read(self.process.stdout.fileno(), 1000)
-        return said.decode().splitlines()
+            assert ready, f"it prints no more than {output!r}"
+            output += os.read(self.process.stdout.fileno(), 1000)
+        return output.decode().splitlines()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def example() -> Iterator[Example]:
 
 
 def test_the_example_hears_each_event_once_and_no_forged_one(example: Example) -> None:
-    """What is repeated is answered and not printed again."""
+    """A repeated event is answered but not printed again."""
     now = int(time.time())
 
     def signed(body: bytes, secret: str, event: str) -> int:
@@ -92,4 +92,4 @@ def test_the_example_hears_each_event_once_and_no_forged_one(example: Example) -
     for _ in range(2):
         assert signed(BODY, SECRET, "evt_1") == 204
     assert signed(BODY.replace(b"_1", b"_2"), SECRET, "evt_2") == 204
-    assert example.said(2) == ["batch.completed batch_1", "batch.completed batch_2"]
+    assert example.output(2) == ["batch.completed batch_1", "batch.completed batch_2"]

@@ -1,4 +1,4 @@
-"""What tests of runs write and read: request lines, rows, answers of a server."""
+"""Helpers for tests of runs: request lines, rows and answers of a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait_for_rows(path: Path, count: int) -> None:
 
 @dataclass
 class Answer:
-    """What the server does with one request: a status and a body, or worse."""
+    """The server's reaction to one request: a status and a body, or a fault."""
 
     status: int = 200
     body: bytes = b""

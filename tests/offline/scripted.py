@@ -1,8 +1,8 @@
 """`tidemill` with a scripted engine: `python tests/offline/scripted.py run …` from the root.
 
-What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
-`hang` never answers, `block` keeps the event loop from running for so many seconds, and `lock` all
-of Python for ever. `--load-seconds N` makes loading slow, `--close-seconds N` closing;
+The engine does what the body of a request says: `wait` (seconds), `status`, `raise`, `die`, ….
+`hang` never answers, `block` blocks the event loop for N seconds, and `lock` blocks all of
+Python forever. `--load-seconds N` makes loading slow, `--close-seconds N` closing;
 `--file-bytes N` lets no file grow longer, as on a full disk, and `--flush-seconds N` is how often
 rows that wait are flushed. `--end-seconds N` is how long a process may take to end after a stall;
 `--guard` starts the guard process of the command.
@@ -38,7 +38,7 @@ class ScriptedEngine:
     def __init__(self, close_seconds: float = 0, speed: float = 1) -> None:
         self.close_seconds = close_seconds
         self.speed = speed
-        self.asked = 0
+        self.num_requests = 0
         self.running = 0
         self.most_running = 0
         self.is_closed = False
@@ -48,9 +48,9 @@ class ScriptedEngine:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
-        self.asked += 1
+        self.num_requests += 1
         act(body)
-        if "hang" in body or self.asked > self.hangs_after:
+        if "hang" in body or self.num_requests > self.hangs_after:
             await asyncio.Event().wait()
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -87,7 +87,7 @@ class ScriptedEngine:
         return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
 
     def close(self) -> None:
-        """Take the time it was told to."""
+        """Take the configured time."""
         time.sleep(self.close_seconds)
         self.is_closed = True
 

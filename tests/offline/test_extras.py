@@ -1,4 +1,4 @@
-"""The extras of the package: all of them are known, and what is missing is told how to install."""
+"""The extras of the package: all are known, and errors say how to install a missing one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def missing(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
 
 
 def words(*names: str) -> str:
-    """Return what is said of an environment without these extras."""
+    """Return the error in an environment without these extras."""
     with pytest.raises(CliError) as refused:
         require_extras("a run", *names)
     return str(refused.value)
@@ -49,10 +49,10 @@ def test_every_package_of_an_extra_is_looked_for(extra: str) -> None:
     assert {name.lower().replace("_", "-") for name in names} == listed
 
 
-def test_what_is_missing_is_told_with_a_command_that_installs_it(
+def test_the_error_contains_the_command_that_installs_an_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In this checkout, into the environment that runs this."""
+    """It installs from this checkout into the current environment."""
     missing(monkeypatch, "boto3")
     assert words("cloud") == (
         f"a run needs boto3, which is not installed: {sys.executable} -m pip install -c "
@@ -97,8 +97,8 @@ def test_elsewhere_the_command_names_where_the_package_came_from(
         (["worker"], "torch"),
     ],
 )
-def test_a_missing_extra_is_told_before_anything_is_read(typed: list[str], module: str) -> None:
-    """Nor is a library of models imported for it."""
+def test_a_missing_extra_is_reported_before_anything_is_read(typed: list[str], module: str) -> None:
+    """No model library is imported for it either."""
     code = f"""
 import sys
 sys.modules[{module!r}] = None

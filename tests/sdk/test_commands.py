@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
@@ -42,7 +42,7 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert "model loaded" in terminal.getvalue()
     rows = [json.loads(row) for row in out.read_text().splitlines()]
     assert [(row["id"], row["text"]) for row in rows] == [("a", "Paris"), ("b", None)]
-    with pytest.raises(TidemillError, match="is there already"):
+    with pytest.raises(TidemillError, match="already exists"):
         run(source, out, **flags)
 
 
@@ -77,16 +77,16 @@ def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
 def test_what_cannot_run_is_an_exception(
     tmp_path: Path, name: str, flags: dict[str, object], words: str
 ) -> None:
-    """With the words of the command."""
+    """The exception has the command's error."""
     (tmp_path / "t.csv").write_text("q\nx\n")
     with pytest.raises(TidemillError, match=words):
         run(tmp_path / name, tmp_path / "out", **flags)
-    with pytest.raises(TidemillError, match="needs a file for its rows"):
+    with pytest.raises(TidemillError, match="requires a file for its rows"):
         run("-")
 
 
 def test_a_run_ends_with_its_program(tmp_path: Path) -> None:
-    """Even if that is killed."""
+    """It ends even if the program is killed."""
     source = tmp_path / "in.jsonl"
     body = {"prompt": "Hi", "max_tokens": 1_900, "ignore_eos": True}
     lines = [{"custom_id": str(n), "url": "/v1/completions", "body": body} for n in range(200)]

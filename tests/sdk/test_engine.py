@@ -1,4 +1,4 @@
-"""`from tidemill import Engine`: a process of its own, asked from threads, tasks and loops."""
+"""`from tidemill import Engine`: an engine process, used from threads, tasks and event loops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text_of(answer: Any) -> str:
 
 
 def test_an_answer_is_the_body_of_a_response(engine: Engine) -> None:
-    """Also of another url, and in a loop of its own each time."""
+    """Another URL works too, and each call may have its own event loop."""
     body = asyncio.run(engine.answer(FRANCE))
     assert (body["object"], text_of(body)) == ("chat.completion", "Paris")
     body = asyncio.run(engine.answer({"prompt": "Hi", "max_tokens": 1}, url="/v1/completions"))
@@ -64,19 +64,19 @@ def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> N
     assert (caught.value.status_code, caught.value.param) == (400, "messages")
     with pytest.raises(RequestFailed, match=r"^`body` must be"):
         asyncio.run(engine.answer([]))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cannot be JSON"):
+    with pytest.raises(TypeError, match="cannot be serialized to JSON"):
         asyncio.run(engine.answer({"messages": object()}))
 
 
 def test_many_are_answered_in_order(engine: Engine) -> None:
-    """A failed one in its place; the url may be said with each."""
+    """Failures are in their places; each request may have its own URL."""
     requests = [FRANCE, BAD, ("/v1/chat/completions", FRANCE)]
     assert [text_of(one) for one in engine.answer_many(requests)] == ["Paris", "messages", "Paris"]
     assert list(engine.answer_many([])) == []
     malformed: list[Any] = [("/v1/x", FRANCE, 1), (FRANCE, "/v1/x"), "Hi", FRANCE]
     *failed, good = engine.answer_many(malformed)
     assert [one.message for one in failed] == [
-        "the request must be a body, or a pair such as ('/v1/chat/completions', body); it is "
+        "a request must be a body, or a pair such as ('/v1/chat/completions', body); got "
         + short_repr(one)
         for one in malformed[:3]
     ]
@@ -128,7 +128,7 @@ def test_requests_without_end_are_taken_as_needed(engine: Engine) -> None:
 
 
 def test_what_requests_raise_passes_through(engine: Engine) -> None:
-    """After the answers before it are no use any more."""
+    """An exception of the iterator reaches the caller."""
 
     def broken() -> Iterator[Any]:
         yield FRANCE
@@ -139,7 +139,7 @@ def test_what_requests_raise_passes_through(engine: Engine) -> None:
 
 
 def test_threads_and_tasks_ask_at_once(engine: Engine) -> None:
-    """Also where a loop is running already, as in a notebook; a cancelled one ends alone."""
+    """A running loop, as in a notebook, is supported; a cancelled task ends alone."""
 
     async def several() -> list[str]:
         cancelled = asyncio.create_task(engine.answer(FRANCE | {"max_tokens": 500}))
@@ -155,7 +155,7 @@ def test_threads_and_tasks_ask_at_once(engine: Engine) -> None:
 
 
 def test_a_table_is_answered(engine: Engine) -> None:
-    """As `tidemill run` answers one; what cannot work is told."""
+    """The result is that of `tidemill run`; invalid options are reported."""
     table = pa.table({"q": ["What is the capital of France?", None], "n": [1, 2]})
     params = {"max_tokens": 8, "temperature": 0}
     found = engine.answer_table(table, prompt="{{ q }}", keep=["n"], params=params)
@@ -170,7 +170,7 @@ def test_a_table_is_answered(engine: Engine) -> None:
     twice = pa.table([["x"], ["y"]], names=["q", "q"])
     with pytest.raises(TidemillError, match="more than one column named `q`: rename them"):
         engine.answer_table(twice, prompt="{{ q }}")
-    with pytest.raises(TidemillError, match=r"cannot be read by Arrow.*Give a data frame"):
+    with pytest.raises(TidemillError, match=r"Arrow cannot read the table.*Pass a data frame"):
         engine.answer_table([1, 2], prompt="x")
     far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
     with pytest.raises(TidemillError, match="column `q` is timestamp"):
@@ -191,7 +191,7 @@ def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> No
     for table, words in ((pd.Series(["x"]), "has no name"), (tmp_path / "gone", "cannot be read")):
         with pytest.raises(TidemillError, match=words):
             engine.answer_table(table, **recipe)
-    with pytest.raises(TidemillError, match="takes the path of a file, not a DataFrame"):
+    with pytest.raises(TidemillError, match="requires the path of a file, not a DataFrame"):
         tidemill.run(pd.DataFrame(rows), prompt="{{ q }}")
     assert tidemill.__version__ == metadata.version("tidemill")
 
@@ -242,8 +242,8 @@ def test_a_request_above_the_limit_of_a_frame_ends_no_dataset(
     assert "too long" in found[1]["error"]
 
 
-def test_an_engine_that_is_killed_says_so() -> None:
-    """To what is in flight and to what comes after; closing is then nothing."""
+def test_a_killed_engine_is_reported() -> None:
+    """Running and later requests get the error; closing then has no effect."""
     engine = Engine()
 
     async def killed() -> None:
@@ -277,12 +277,12 @@ def test_closing_ends_what_waits_for_the_model() -> None:
 
 
 def test_answers_keep_their_engine() -> None:
-    """Until they are taken."""
+    """The engine lives until its answers are consumed."""
     assert [text_of(one) for one in Engine().answer_many([FRANCE] * 3)] == ["Paris"] * 3
 
 
 def test_a_source_may_wait_for_answers(engine: Engine) -> None:
-    """They come before the next request does; one that cannot be JSON has its place."""
+    """Answers arrive before the next request is read; an invalid request keeps its place."""
 
     async def talk() -> list[str]:
         found: list[str] = []
@@ -306,26 +306,26 @@ def test_a_source_may_wait_for_answers(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_num_seq": 1}, "no option `max_num_seq`: did you mean `max_num_seqs`"),
+        ({"max_num_seq": 1}, "unknown engine option `max_num_seq`: did you mean `max_num_seqs`"),
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"device": "tpu"}, "--device"),
     ],
 )
 def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> None:
-    """Before any process is made."""
+    """The error comes before a process is started."""
     with pytest.raises(TidemillError, match=words):
         Engine(**options)
 
 
-def test_a_model_that_is_not_there_is_told() -> None:
-    """By what asks first."""
-    with Engine("/no/model") as engine, pytest.raises(EngineDied, match="no such folder"):
+def test_a_missing_model_is_reported() -> None:
+    """The first request gets the error."""
+    with Engine("/no/model") as engine, pytest.raises(EngineDied, match="folder not found"):
         asyncio.run(engine.answer(FRANCE))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_its_parent(number: int) -> None:
-    """However that ends."""
+    """The parent may even be killed."""
     program = (
         "import tidemill, time; engine = tidemill.Engine(); engine.info();"
         "print(engine.pid, flush=True); time.sleep(60)"
@@ -340,7 +340,7 @@ def test_no_process_outlives_its_parent(number: int) -> None:
 
 
 def test_importing_loads_nothing() -> None:
-    """Names are loaded when they are asked for."""
+    """Names are loaded on first use."""
     program = "import sys, tidemill; print(*sys.modules); tidemill.Engine; tidemill.nothing"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

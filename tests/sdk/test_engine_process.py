@@ -1,4 +1,4 @@
-"""An engine's process that ends: what it said last."""
+"""An engine process that ends: the last lines of its stderr."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(5)
 
 
 def test_the_error_has_the_last_words(capfd: pytest.CaptureFixture[str]) -> None:
-    """Bounded, while all that was said is on our standard error."""
+    """The error quotes a limited part, and our stderr has all of it."""
     process = EngineProcess([sys.executable, "-c", DIES])
     with pytest.raises(EngineDied, match="exited with status 5") as caught:
         process.info()
@@ -47,7 +47,9 @@ def test_the_last_words_of_a_process_whose_child_lives_on(tmp_path: Path) -> Non
     (tmp_path / "alive").touch()
     process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE, str(tmp_path / "alive")])
     try:
-        with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
+        with pytest.raises(
+            EngineDied, match="exited with status 5\nThe last lines of its stderr:\nchild left"
+        ):
             process.info()
         process.close()
     finally:

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
@@ -55,10 +55,10 @@ def test_only_a_terminal_has_a_bar(
         assert stream.getvalue() == ""
 
 
-def test_what_is_printed_stands_above_the_bar_or_in_its_file(
+def test_prints_appear_above_the_bar_or_in_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Standard output that is no terminal stays what it is."""
+    """Standard output that is not a terminal is unchanged."""
     terminal, file = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(sys, "stdout", file)
@@ -87,7 +87,7 @@ def test_a_run_reports_to_a_bar_to_nowhere_or_in_lines(monkeypatch: pytest.Monke
 
 
 def test_the_first_and_the_last_count_are_shown() -> None:
-    """However little time passes; without a total no time is left to tell."""
+    """They appear however fast the run is; without a total, no remaining time is shown."""
     bar = Recorded()
     progress = Progress(bar, "requests", None)
     progress.refresh()

@@ -70,6 +70,6 @@ def test_a_server_whose_engine_hangs_ends_with_1(tmp_path: Path) -> None:
         finally:
             process.kill()
     sentence, stacks = "".join(log).split("Stacks of all threads, for a bug report:\n")
-    assert "tidemill: the engine cannot go on: no step has finished for 5 s, with" in sentence
-    assert sentence.endswith("(--stall-seconds). Start the server again\n")
+    assert "tidemill: the engine has stopped: no step has finished for 5 s, with" in sentence
+    assert sentence.endswith("(--stall-seconds). Restart the server\n")
     assert "in hanging" in stacks

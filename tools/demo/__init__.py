@@ -1,1 +1,1 @@
-"""The recordings of `examples/`, and the training of the demo reranker."""
+"""Generators of the recordings in `examples/` and of the demo reranker."""

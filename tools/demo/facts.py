@@ -1,4 +1,4 @@
-"""What the demo reranker is asked about: capitals, and people with their cities and jobs."""
+"""Facts for training the demo reranker: capitals, and people with their cities and jobs."""
 
 from __future__ import annotations
 

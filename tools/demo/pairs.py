@@ -1,4 +1,4 @@
-"""Questions and documents that answer them or do not: what the demo reranker is trained on."""
+"""Training data of the demo reranker: questions with relevant and irrelevant documents."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SHOPS = (
     "bakery library museum post office pharmacy swimming pool town hall cinema bank market"
 ).split()
 HELD_OUT_SHARE = 5
-"""One subject in so many is never trained on."""
+"""One in this many subjects is never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """What is asked of a subject: ways to ask, ways to answer, and the answers that there are."""
+    """A relation of subjects: templates for questions and documents, and possible answers."""
 
     subjects: Sequence[str]
     answers: Sequence[str]
@@ -35,7 +35,7 @@ class _Relation:
     documents: Sequence[str]
 
     def answer(self, subject: str) -> str:
-        """Return the one answer of this subject: the true one, for countries."""
+        """Return the only answer for a subject; for countries, the true one."""
         if self.answers:
             return self.answers[zlib.crc32(subject.encode()) % len(self.answers)]
         return CAPITALS[subject]
@@ -107,7 +107,7 @@ def _document(rng: random.Random, relation: _Relation, subject: str) -> str:
 
 
 def _question(rng: random.Random, split: Split) -> tuple[str, list[str]]:
-    """Wrong are: the same of another subject, something else of this one, and anything else."""
+    """Return a question, and one relevant and three irrelevant documents."""
     relation = rng.choice(RELATIONS)
     subject = _subject(rng, relation.subjects, split)
     right = _document(rng, relation, subject)
@@ -125,7 +125,7 @@ def _question(rng: random.Random, split: Split) -> tuple[str, list[str]]:
 
 
 def questions(split: Split, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield questions without end, each with four documents of which the first answers it."""
+    """Yield endless questions, each with four documents, the first of which is relevant."""
     rng = random.Random(seed)
     while True:
         yield _question(rng, split)

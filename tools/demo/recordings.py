@@ -1,6 +1,6 @@
-"""Recordings as files of many kinds, those of `examples/`: `python -m tools.demo.recordings`.
+"""Recordings of `examples/` in many file formats: `python -m tools.demo.recordings`.
 
-Each is spoken by espeak-ng; `said.json` has its text.
+Each is spoken by espeak-ng; `said.json` contains its text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A kind of file: its codec, the rate that it is written at, and the type of its content."""
+    """A file format: its codec, sample rate and media type."""
 
     codec: str
     sample_rate: int
@@ -41,7 +41,7 @@ CONTAINERS = {
     "m4a": Container("aac", 44_100, "audio/mp4", 40_000),
     "webm": Container("libopus", 48_000, "audio/webm", 24_000),
 }
-"""Kinds of files by their endings."""
+"""File formats by suffix."""
 FORMATS = {"m4a": "mp4"}
 
 
@@ -66,7 +66,7 @@ def encode(samples: NDArray[np.float32], kind: str) -> bytes:
 
 
 def _block(stream: av.AudioStream) -> int:
-    """Return how many samples the codec takes at a time."""
+    """Return the codec's frame size in samples."""
     return stream.codec_context.frame_size or 4096
 
 
@@ -77,7 +77,7 @@ def data_url(file: bytes, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One of the recordings in `examples/recordings`: each sentence is followed by a pause."""
+    """A recording in `examples/recordings`; each sentence is followed by a pause."""
 
     name: str
     sentences: tuple[str, ...]
@@ -85,16 +85,16 @@ class Clip:
 
     @property
     def kind(self) -> str:
-        """The ending of its file."""
+        """Return the suffix of its file."""
         return self.name.rpartition(".")[2]
 
     @property
     def text(self) -> str:
-        """What is said."""
+        """Return the spoken text."""
         return " ".join(self.sentences)
 
     def samples(self) -> NDArray[np.float32]:
-        """Return it spoken, `[n]` at 16 kHz."""
+        """Return the spoken samples, `[n]` at 16 kHz."""
         pause = np.zeros(round(PAUSE_SECONDS * SAMPLE_RATE), np.float32)
         spoken = [(say(sentence, self.voice).samples, pause) for sentence in self.sentences]
         return np.concatenate([pause, *(piece for pieces in spoken for piece in pieces)])
@@ -135,20 +135,20 @@ CLIPS = (
         Voice("en-us+m3", 135),
     ),
 )
-"""One of each kind; the last is longer than a window of Whisper, which takes 30 seconds."""
+"""One of each format; the last is longer than Whisper's window of 30 seconds."""
 
 
 def write_clips(folder: Path) -> dict[str, str]:
     """Write the recordings and `said.json`; return each as a data URL."""
     folder.mkdir(parents=True, exist_ok=True)
-    said, urls = {}, {}
+    texts, urls = {}, {}
     for clip in CLIPS:
         samples = clip.samples()
         file = encode(samples, clip.kind)
         (folder / clip.name).write_bytes(file)
         urls[clip.name] = data_url(file, clip.kind)
-        said[clip.name] = {"text": clip.text, "seconds": round(len(samples) / SAMPLE_RATE, 2)}
-    (folder / "said.json").write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
+        texts[clip.name] = {"text": clip.text, "seconds": round(len(samples) / SAMPLE_RATE, 2)}
+    (folder / "said.json").write_text(json.dumps(texts, indent=2, ensure_ascii=False) + "\n")
     return urls
 
 

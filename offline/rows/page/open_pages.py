@@ -1,4 +1,4 @@
-"""Opened pages: the files of rows and requests behind a page, until it ends."""
+"""Opened pages: the files of rows and requests that a web page shows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .search import RowPages
 if TYPE_CHECKING:
     from .table_rows import TableRows
 
-_PREFIX: Final = "output_"  # `batch.table.result_columns.PREFIX`, which takes pyarrow
+_PREFIX: Final = "output_"  # `batch.table.result_columns.PREFIX`, which needs pyarrow
 
 
 @contextmanager
 def open_pages(
     name: str, requests: str | None, page_rows: int, tmp_dir: Path | None
 ) -> Iterator[RowPages]:
-    """Open rows, and the requests beside them; raises BadInput for a first line that is no row.
+    """Open rows and requests; raises BadInput for a first line that is not a row.
 
     A table has both in its columns.
     """
@@ -38,23 +38,23 @@ def open_pages(
             return
         rows = RowFile(*stack.enter_context(plain_copy(source, tmp_dir)))
         next(rows.rows(), None)
-        beside = None
+        request_file = None
         if requests is not None:
             opened = stack.enter_context(open_plain(requests, tmp_dir=tmp_dir))
-            beside = RequestFile(LineFile(*opened))
-        yield RowPages(RowLines(rows), beside, page_rows)
+            request_file = RequestFile(LineFile(*opened))
+        yield RowPages(RowLines(rows), request_file, page_rows)
 
 
 def table_rows(source: Source, name: str, requests: str | None) -> TableRows | None:
-    """Return the rows of a table, of results if it is JSON; None for any other file.
+    """Return the rows of a table, or of a JSON table of results; None for any other file.
 
-    Raises Refused for a file of requests beside a table.
+    Raises Refused for a table together with a file of requests.
     """
     is_csv = name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
     if not (is_csv or is_table(source) or _has_json_results(source)):
         return None
     if requests is not None:
-        raise Refused("a table has its requests in its own columns: leave out -i")
+        raise Refused("a table contains its requests as columns: remove -i")
     require_extras("a table", "tables")
     from .table_rows import TableRows
 
@@ -62,7 +62,7 @@ def table_rows(source: Source, name: str, requests: str | None) -> TableRows | N
 
 
 def _has_json_results(source: Source) -> bool:
-    """Say whether the first line is a row of a table of results, and not one of an output."""
+    """Return whether the first line is a row of a result table, not of an output."""
     fields = first_value(source)
     if not isinstance(fields, dict) or "response" in fields:
         return False

@@ -1,4 +1,4 @@
-// Rows of a page, as the address says which: what others have written is only ever text here.
+// Shows the rows that the URL selects; user content is only ever inserted as text.
 
 const find = (id) => document.getElementById(id);
 const FIELDS = { kind: "all", text: "", id: "", from: "1" };
@@ -13,14 +13,14 @@ function element(name, className, text = "") {
   return made;
 }
 
-function asked() {
+function queryOfUrl() {
   const fields = new URLSearchParams(location.hash.slice(1));
   return Object.fromEntries(Object.entries(FIELDS).map(([name, none]) => [name, fields.get(name) || none]));
 }
 
-function ask(fields) {
-  const said = Object.entries(fields).filter(([name, value]) => value !== FIELDS[name]);
-  const hash = `#${new URLSearchParams(said)}`;
+function search(fields) {
+  const changed = Object.entries(fields).filter(([name, value]) => value !== FIELDS[name]);
+  const hash = `#${new URLSearchParams(changed)}`;
   if (hash === (location.hash || "#")) show();
   else location.hash = hash;
 }
@@ -30,7 +30,7 @@ function addKind(kind) {
   if (!known && find("kind").length < 50) find("kind").append(new Option(kind, kind));
 }
 
-/** Return a text of others that is read in its own direction. */
+/** Return an element with user text, in the text's own direction. */
 function cell(className, text) {
   const made = element("pre", className, text);
   made.dir = "auto";
@@ -63,9 +63,9 @@ async function* eventsOf(response) {
 }
 
 async function show() {
-  running.abort(); // the server ends a search that nobody reads
+  running.abort(); // the server ends a search without a reader
   const control = (running = new AbortController());
-  const fields = asked();
+  const fields = queryOfUrl();
   addKind(fields.kind);
   for (const [id, name] of [["kind", "kind"], ["text", "text"], ["custom-id", "id"], ["from", "from"]]) find(id).value = fields[name];
   find("rows").replaceChildren();
@@ -97,11 +97,11 @@ async function show() {
         find("next").disabled = next === null;
         words = shown.size ? "" : "No row matches.";
       } else if (event.read) find("status").textContent = `Searched ${event.read.toLocaleString("en")} rows`;
-      else if (event.indexed) find("status").textContent = `Looking for requests in ${event.indexed.toLocaleString("en")} lines`;
+      else if (event.indexed) find("status").textContent = `Searched ${event.indexed.toLocaleString("en")} lines for requests`;
     }
   } catch (problem) {
     if (control !== running) return;
-    words = control.signal.aborted ? "Stopped." : `This cannot be shown: ${problem.message}`;
+    words = control.signal.aborted ? "Stopped." : `The rows cannot be shown: ${problem.message}`;
     find("status").className = "error";
   }
   if (control !== running) return;
@@ -117,7 +117,7 @@ async function showFull(number) {
     const row = await (await fetch(`row?from=${number}`)).json();
     place.replaceChildren(row.error ? element("p", "error", row.error) : render(row, true));
   } catch (problem) {
-    place.replaceChildren(element("p", "error", `This cannot be shown: ${problem.message}`));
+    place.replaceChildren(element("p", "error", `The row cannot be shown: ${problem.message}`));
   }
 }
 
@@ -125,16 +125,16 @@ find("search").addEventListener("submit", (event) => {
   event.preventDefault();
   earlier = [];
   const from = find("from").value.replace(/\D/g, "") || "1";
-  ask({ kind: find("kind").value, text: find("text").value, id: find("custom-id").value, from });
+  search({ kind: find("kind").value, text: find("text").value, id: find("custom-id").value, from });
 });
-// Another search starts at the first row.
+// A new search starts at the first row.
 for (const id of ["kind", "text", "custom-id"]) find(id).addEventListener("input", () => { find("from").value = "1"; });
 find("kind").addEventListener("change", () => find("search").requestSubmit());
 find("next").addEventListener("click", () => {
-  earlier.push(asked().from);
-  ask({ ...asked(), from: String(next) });
+  earlier.push(queryOfUrl().from);
+  search({ ...queryOfUrl(), from: String(next) });
 });
-find("previous").addEventListener("click", () => ask({ ...asked(), from: earlier.pop() ?? "1" }));
+find("previous").addEventListener("click", () => search({ ...queryOfUrl(), from: earlier.pop() ?? "1" }));
 find("stop").addEventListener("click", () => running.abort());
 addEventListener("hashchange", show);
 show();

@@ -1,7 +1,7 @@
-"""Page server: a page and its rows on loopback, for whoever has the token in its address.
+"""Page server: serves a page and its rows on loopback, to clients with the token in its URL.
 
-It writes nothing and answers GET alone. The Host is checked, as other sites could have their names
-lead here, and the page runs no script but its own.
+It is read-only and accepts only GET. The Host header is checked against DNS rebinding, and the page
+runs only its own script.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_DIGITS: Final = 15
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server of pages, listening once it is made; raises OSError where the port is taken."""
+    """Server of pages, which listens once it is created; raises OSError if the port is in use."""
 
     daemon_threads = True  # a search ends with the process
 
@@ -53,7 +53,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Address of the page."""
+        """Return the URL of the page."""
         return f"http://{_HOST}:{self.server_port}/{self.token}/"
 
 
@@ -66,14 +66,14 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """Answer with a file of the page, or with rows."""
+        """Respond with a file of the page, or with rows."""
         path, _, fields = self.path.partition("?")
         token, _, name = path.removeprefix("/").partition("/")
         host, _, _ = self.headers.get("Host", "").partition(":")
         if host.lower() not in _NAMES:
-            self.send_error(HTTPStatus.FORBIDDEN, "Not this host")
+            self.send_error(HTTPStatus.FORBIDDEN, "Unknown host")
         elif not secrets.compare_digest(token.encode(), self._token.encode()):
-            self.send_error(HTTPStatus.FORBIDDEN, "The address lacks the token that was printed")
+            self.send_error(HTTPStatus.FORBIDDEN, "The token in the URL is missing or incorrect")
         elif name in _FILES:
             file, kind = _FILES[name]
             self._start(kind)
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
                 case _:
                     self.send_error(HTTPStatus.NOT_FOUND)
         except ConnectionError:
-            pass  # the browser has gone, or wants other rows
+            pass  # the browser was closed, or requested other rows
         except CliError as exc:
             self._send({"error": str(exc)})
 
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(event).encode() + b"\n")
 
     def end_headers(self) -> None:
-        """End the headers of any response, errors too, with those that guard the page."""
+        """End the headers of any response, including errors, with the security headers."""
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         super().end_headers()

@@ -1,4 +1,4 @@
-"""Row sources: rows of an output as a page shows them, from any number on."""
+"""Row sources: rows of an output for a web page, from any number on."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from ..request_text import request_text
 from ..view import ViewedRow, answer_text
 
 _MAX_JSON_BYTES = 2**21
-_MAX_INDENTED_BYTES = 2**18  # lists in lists would become a hundred times as long
+_MAX_INDENTED_BYTES = 2**18  # nested lists would become a hundred times as long
 
 
 class RowSource(Protocol):
-    """Rows that a page shows, read by several threads at once; numbers count from 1."""
+    """Rows that a page shows, readable by several threads; numbers are 1-based."""
 
     name: str
 
     def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
-        """Yield the rows from a number on; None for one that has another custom id."""
+        """Yield the rows from a number on; None for a row with another custom ID."""
 
     def row(self, number: int) -> ViewedRow | None:
         """Return one row with its JSON."""
 
     def count(self) -> int | None:
-        """Return the number of rows; None where only reading them all would tell."""
+        """Return the number of rows; None if all rows would have to be read."""
 
 
 class RequestFile:
-    """Requests beside rows: that on the row's own line, else the first of its custom id."""
+    """Requests of rows: the one on the same line, otherwise the first with the custom ID."""
 
     def __init__(self, lines: LineFile) -> None:
         self._lines = lines
         self._index: RowIndex | None = None
         self._lock = Lock()
 
-    def beside(self, row: ViewedRow) -> str | None:
-        """Return the request on the line of a row, if it has the row's custom id."""
+    def on_same_line(self, row: ViewedRow) -> str | None:
+        """Return the request on the same line as a row, if it has the row's custom ID."""
         return self._text(row.number, row.custom_id)
 
     def build_index(self) -> Iterator[int]:
-        """Index the whole file once; yields the lines that were read, to be given up any time."""
+        """Index the whole file once; yield the number of read lines, so that callers may stop."""
         with self._lock:
             if self._index is not None:
                 return
@@ -67,10 +67,10 @@ class RequestFile:
             self._index = index
 
     def find(self, row: ViewedRow) -> str:
-        """Return the request of a row from the index; nothing where there is none."""
+        """Return the request of a row from the index; empty without one."""
         if self._index is None or row.custom_id is None:
             return ""
-        with self._lock:  # the first look-up builds the table
+        with self._lock:  # the first lookup builds the table
             place = self._index.find_id(row.custom_id)
         return "" if place is None else self._text(place.number, row.custom_id) or ""
 
@@ -86,7 +86,7 @@ class RequestFile:
 
 
 class RowLines:
-    """Rows of JSONL, in either dialect; a line that is no row is shown as one that failed."""
+    """Rows of JSONL in either dialect; a line that is not a row is shown as a failed row."""
 
     def __init__(self, rows: RowFile) -> None:
         self._rows = rows
@@ -94,14 +94,14 @@ class RowLines:
         self.name = rows.name
 
     def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
-        """Yield the rows; of others than that of a custom id most are not parsed."""
+        """Yield the rows; most rows with another custom ID are not parsed."""
         may_hold = _id_filter(custom_id)
         for raw in self._lines.lines(first_number):
             row = self._row(raw) if may_hold(raw.data) else None
             yield row if row and custom_id in {None, row.custom_id} else None
 
     def row(self, number: int) -> ViewedRow | None:
-        """Return one row with its JSON, or its bytes as text where it is none."""
+        """Return one row with its JSON, or with its bytes as text if it is not JSON."""
         raw = self._lines.line(number)
         if raw is None:
             return None
@@ -117,22 +117,22 @@ class RowLines:
 
     def _row(self, raw: RawLine) -> ViewedRow:
         if raw.overlong is not None:
-            words = f"the row has {raw.overlong.num_bytes:,} bytes, too many to be shown"
-            return ViewedRow(raw.number, None, "no row", words, is_failed=True)
+            words = f"the row has {raw.overlong.num_bytes:,} bytes, which is too long to show"
+            return ViewedRow(raw.number, None, "not a row", words, is_failed=True)
         try:
             row = self._rows.parse(raw.number, raw.data)
             words, text, reasons = answer_text(row)
         except (BadInput, ValueError, RecursionError) as exc:  # a number of 5,000 digits
-            return ViewedRow(raw.number, None, "no row", str(exc), is_failed=True)
+            return ViewedRow(raw.number, None, "not a row", str(exc), is_failed=True)
         is_failed = row.body is None
         return ViewedRow(raw.number, row.custom_id, words, text, is_failed, reasons)
 
 
 def _id_filter(custom_id: str | None) -> Callable[[bytes], bool]:
-    """Return a test that every line with a custom id passes, and few others."""
+    """Return a test that all lines with a custom ID pass, and few others."""
     if custom_id is None:
         return lambda _: True
     plain = json.dumps(custom_id, ensure_ascii=False).encode(errors="surrogatepass")
     escaped = json.dumps(custom_id).encode()
-    # Others write `\/`, or `\u00e9` with another case.
+    # Other programs write `\/`, or `\u00e9` in another case.
     return lambda data: plain in data or escaped in data or b"\\u" in data or b"\\/" in data

@@ -1,4 +1,4 @@
-"""Search: rows of one page of a list as events, which end when their reader goes away."""
+"""Search: the rows of one page as events, which end when their reader closes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_CHARS: Final = 1_000
 _MAX_ID_CHARS: Final = 200
 _MAX_FULL_CHARS: Final = 2_000_000
 _PROGRESS_SECONDS: Final = 0.2
-# Control characters, and those that turn the order of text around.
+# Control characters, and those that change the direction of text.
 _HIDDEN: Final = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]"
 )
@@ -34,7 +34,7 @@ class Query:
     custom_id: str | None = None
 
     def matches(self, row: ViewedRow) -> bool:
-        """Say whether a row has the kind, and the text in its custom id, answer or error."""
+        """Return whether a row has the kind, and the text in its custom ID, answer or error."""
         if self.kind == "failed" and not row.is_failed:
             return False
         if self.kind not in {"all", "failed"} and self.kind not in row.reasons:
@@ -47,20 +47,20 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """Pages of rows, each beside its request where that is known."""
+    """Pages of rows, each with its request if that is known."""
 
     source: RowSource
     requests: RequestFile | None
     page_rows: int
 
     def about(self) -> Event:
-        """Return the name of the rows, how many they are, and whether requests stand beside."""
+        """Return the name and the number of the rows."""
         return {"name": visible(self.source.name), "rows": self.source.count()}
 
     def page(self, query: Query) -> Generator[Event, None, None]:
-        """Yield `row` events, `read` ones meanwhile, late requests, and where the next page starts.
+        """Yield `row` and progress events, the start of the next page, and late requests.
 
-        A file that changed ends it with an `error`.
+        If a file has changed, the last event is an `error`.
         """
         try:
             yield from self._page(query)
@@ -68,13 +68,13 @@ class RowPages:
             yield {"error": visible(str(exc))}
 
     def row(self, number: int) -> Event:
-        """Return one row in full; raises CliError for a file that was changed."""
+        """Return one row in full; raises CliError if a file has changed."""
         row = self.source.row(number)
         if row is None:
-            return {"error": f"there is no row {number:,}"}
+            return {"error": f"row {number:,} not found"}
         request = row.request
         if self.requests is not None:
-            request = self.requests.beside(row)
+            request = self.requests.on_same_line(row)
             if request is None:
                 for _ in self.requests.build_index():
                     pass
@@ -97,7 +97,7 @@ class RowPages:
             num_found += 1
             request = row.request
             if self.requests is not None:
-                request = self.requests.beside(row)
+                request = self.requests.on_same_line(row)
                 if request is None and row.custom_id is not None:
                     waiting.append(row)
             yield {"row": _wire(row, request, _MAX_CHARS)}
@@ -106,7 +106,7 @@ class RowPages:
             yield from self._late_requests(waiting, clock)
 
     def _late_requests(self, rows: Sequence[ViewedRow], clock: _Clock) -> Iterator[Event]:
-        """Yield the requests that are on other lines than their rows, once the file is indexed."""
+        """Yield requests on other lines than their rows, after indexing the file."""
         assert self.requests is not None
         for number in self.requests.build_index():
             if clock.is_time():
@@ -117,13 +117,13 @@ class RowPages:
 
 
 class _Clock:
-    """Tells when the next word on progress is due."""
+    """Clock that limits the rate of progress events."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + _PROGRESS_SECONDS
 
     def is_time(self) -> bool:
-        """Say whether it is due; the next is then later."""
+        """Return whether the next progress event is due; if so, schedule the following one."""
         now = time.monotonic()
         if now < self._due:
             return False

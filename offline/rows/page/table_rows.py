@@ -1,4 +1,4 @@
-"""Table rows: rows of a table of results as a page shows them, its kept columns as the request."""
+"""Table rows: rows of a result table for a web page, with kept columns as the request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_JSON_CHARS: Final = 2**21
 
 
 class TableRows:
-    """Rows of Parquet, Arrow, CSV or TSV; raises BadInput for what is no table."""
+    """Rows of Parquet, Arrow, CSV or TSV; raises BadInput for any other file."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -44,27 +44,27 @@ class TableRows:
 
     @property
     def has_results(self) -> bool:
-        """Whether there are columns of results."""
+        """Return whether the table has result columns."""
         return bool(self._first_result)
 
     @property
     def kept_names(self) -> Sequence[str]:
-        """Names of the columns before those of results."""
+        """Return the names of the columns before the result columns."""
         return self._names[: self._first_result]
 
     @property
     def id_column(self) -> str | None:
-        """The kept column of custom ids, None if there is none."""
+        """Return the kept column of custom IDs; None if there is none."""
         return next((name for name in _IDS if name in self.kept_names), None)
 
     def cells(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-        """Yield the number of each row, its kept cells and its results, these by their own name."""
+        """Yield the number of each row, its kept cells, and its results by name without prefix."""
         for number, cells in self._cells(1):
             kept = {name: cells[name] for name in self.kept_names}
             yield number, kept, self._results(cells)
 
     def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
-        """Yield the rows; of Parquet whole row groups before the first are left out."""
+        """Yield the rows; in Parquet, row groups before the first row are skipped."""
         for number, cells in self._cells(first_number):
             row = self._row(number, cells)
             yield row if custom_id in {None, row.custom_id} else None
@@ -78,12 +78,12 @@ class TableRows:
         return replace(self._row(*found), json=text[:_MAX_JSON_CHARS])
 
     def count(self) -> int | None:
-        """Return the number of rows of Parquet."""
+        """Return the number of rows of a Parquet file; None for other formats."""
         table = self._open()
         return table.num_rows if isinstance(table, ParquetTable) else None
 
     def _open(self) -> Table:
-        """Open the table with a position of its own."""
+        """Open the table with a separate file position."""
         self._source.check()
         stream = io.BufferedReader(PositionedStream(self._source.file.fileno(), 0), _BUFFER_BYTES)
         try:
@@ -113,7 +113,7 @@ class TableRows:
         error = by_name.pop("error", None) if kept or "usage" in by_name else None
         found = by_name.get("finish_reason")
         reasons = tuple(map(str, found if isinstance(found, list) else [found] if found else []))
-        # An incomplete answer has an error too, and what there is of it.
+        # An incomplete answer has an error as well as its partial text.
         is_failed = error is not None and by_name.get("usage") is None
         shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
         text = _text(error) if is_failed else _lines(shown | {"error": error}, bare="text")
@@ -134,9 +134,9 @@ class TableRows:
 
 
 def first_result(names: Sequence[str]) -> int:
-    """Return the place of the first column of results: 0 where a table has none.
+    """Return the place of the first result column: 0 if a table has none.
 
-    They end with the usage and the error, behind which stand the fields of a JSON schema.
+    Results end with the usage and the error, followed by the fields of a JSON schema.
     """
     bare = [name.removeprefix(PREFIX) for name in names]
     ends = [at for at in range(1, len(bare)) if bare[at - 1 : at + 1] == ["usage", "error"]]
@@ -150,13 +150,13 @@ def first_result(names: Sequence[str]) -> int:
 
 
 def _shown(column: pa.Array) -> list[Any]:
-    """Return cells, or their type where they have no value."""
+    """Return cells, or their type if the type is not supported."""
     is_readable = problem_of(column.type) is None
     return output_cells(column) if is_readable else [f"({column.type})"] * len(column)
 
 
 def _lines(cells: Mapping[str, Any], bare: str | None = None) -> str:
-    """Return cells as text, each behind its name but for one."""
+    """Return cells as text with their names, except for the column `bare`."""
     shown = {name: _text(cell) for name, cell in cells.items() if cell is not None}
     return "\n".join(text if name == bare else f"{name}: {text}" for name, text in shown.items())
 

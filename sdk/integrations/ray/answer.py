@@ -1,4 +1,4 @@
-"""Answers to the rows of a Ray Dataset, by engines in a pool of actors."""
+"""Answers to the rows of a Ray Dataset, from engines in a pool of actors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def answer(
     runtime_env: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Return a dataset with the answers to its rows beside its columns, as `tidemill run` has them.
+    """Return a dataset with answers in columns next to its own, as `tidemill run` writes them.
 
-    `recipe` is a recipe file. `options` are keys of a recipe, which go before those of the file
-    (`prompt="Label: {{ text }}"`), and the engine's (`model=`, `max_num_seqs=`); `engines` is their
-    number, or the least and the greatest one. Of GPUs an engine has one where the cluster has any.
-    Nothing runs until the dataset is read. Raises TidemillError for what cannot work, before a
-    model is loaded; a row that fails says so in column `error`.
+    `recipe` is a recipe file. `options` are recipe keys, which override the file's
+    (`prompt="Label: {{ text }}"`), and engine options (`model=`, `max_num_seqs=`). `engines` is the
+    number of engines, or its minimum and maximum. By default, each engine has one GPU if the
+    cluster has any. Nothing runs until the dataset is read. Raises TidemillError for invalid
+    options, before a model is loaded; column `error` contains the error of a failed row.
     """
     require("tidemill.ray", "ray", "tables")
-    # Late imports: these need the extra.
+    # Imported late: these need the extra.
     from .recipe_check import checked_keys
     from .table_actor import TableActor
 
@@ -55,6 +55,6 @@ def answer(
     of_engine, given = split_options(options)
     keys = checked_keys(recipe, given, ds)
     rows = pool.rows_per_task
-    # One block, as of a file, would be one task of one engine, done again from its first row.
+    # A single block, as of a file, would be one task on one engine, retried from its first row.
     blocks = ds.repartition(target_num_rows_per_block=rows)
     return pool.map_batches(blocks, TableActor, {"keys": keys}, of_engine, rows_per_task=rows)

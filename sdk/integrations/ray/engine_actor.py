@@ -1,4 +1,4 @@
-"""Engine actor: an engine in a process of its own, whose Ray actor ends when the engine dies."""
+"""Engine actor: an engine in a child process; its Ray actor exits when the engine dies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class EngineActor:
-    """An engine of `options`, and its batches in flight, which have 64 MiB in all.
+    """An engine with `options`, and up to 64 MiB of batches in flight.
 
-    Waits for the model. Raises TidemillError where it cannot be loaded, which ends the Dataset:
-    the next actor would fail likewise.
+    Waits for the model. Raises TidemillError if it cannot be loaded, which ends the Dataset,
+    because the next actor would also fail.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -35,14 +35,14 @@ class EngineActor:
 
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[EngineProcess]:
-        """Return the engine once a batch of so many bytes has room; ends this process if it dies.
+        """Yield the engine once `num_bytes` fit in flight; exit this process if the engine dies.
 
-        Ray runs the tasks of an actor that has ended on another one, those of a live one never.
+        Ray reruns the tasks of an actor only after that actor has exited.
         """
         async with self._in_flight.reserve(num_bytes):
             try:
                 yield self._engine.process
             except EngineDied as exc:
-                _LOG.error("%s\nThis actor ends; Ray runs its rows on another one.", exc)
+                _LOG.error("%s\nThis actor exits; Ray reruns its rows on another one.", exc)
                 logging.shutdown()
                 os._exit(1)

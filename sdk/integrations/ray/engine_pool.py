@@ -1,4 +1,4 @@
-"""Engine pool: the size and the resources of engine actors, under `Dataset.map_batches`."""
+"""Engine pool: the size and the resources of engine actors for `Dataset.map_batches`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BOTH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePool:
-    """Size and resources of a pool: `engines` is its size, or the least and the greatest one.
+    """Size and resources of a pool: `engines` is its size, or its minimum and maximum.
 
-    Raises TidemillError for what no pool could have.
+    Raises TidemillError for invalid values.
     """
 
     engines: int | tuple[int, int] = 1
@@ -38,29 +38,29 @@ class EnginePool:
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no number that a pool could have."""
+        """Raise TidemillError for an invalid size or resource."""
         sizes: tuple[Any, ...] = self.sizes
         if len(sizes) != _BOTH or not all(map(_is_positive, sizes)) or sizes[0] > sizes[-1]:
             raise TidemillError(
-                f"`engines` is {self.engines!r}: give their number, or the least and the greatest "
-                "one, such as (1, 4)"
+                f"`engines` must be a number, or a minimum and a maximum, such as (1, 4); got "
+                f"{self.engines!r}"
             )
         for name in ("batch_size", "max_tasks_in_flight_per_actor", "max_concurrency"):
             value = getattr(self, name)
             if value is not None and not _is_positive(value):
-                raise TidemillError(f"`{name}` is {value!r}: it must be a whole number from 1")
+                raise TidemillError(f"`{name}` must be a whole number ≥ 1; got {value!r}")
         gpus = self.gpus_per_engine
         if gpus is not None and gpus != 0 and not _is_positive(gpus):
-            raise TidemillError(f"`gpus_per_engine` is {gpus!r}: it must be a whole number from 0")
+            raise TidemillError(f"`gpus_per_engine` must be a whole number ≥ 0; got {gpus!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The least and the greatest number of engines."""
+        """Return the minimum and the maximum number of engines."""
         return self.engines if isinstance(self.engines, tuple) else (self.engines, self.engines)
 
     @property
     def rows_per_task(self) -> int:
-        """The rows of a task that Ray answers at once: four batches."""
+        """Return the number of rows per Ray task: four batches."""
         return _BATCHES_PER_TASK * self.batch_size
 
     def map_batches(
@@ -72,12 +72,12 @@ class EnginePool:
         *,
         rows_per_task: int | None = None,
     ) -> Dataset:
-        """Return the dataset mapped by engine actors, made of what is `given` and engine `options`.
+        """Return the dataset mapped by engine actors, created from `given` and engine `options`.
 
-        A task has at least a batch, or so many rows. Raises TidemillError for an option that no
-        engine has.
+        A task has at least one batch, or `rows_per_task` rows. Raises TidemillError for an unknown
+        engine option.
         """
-        from ray.data import ActorPoolStrategy  # late: it takes seconds
+        from ray.data import ActorPoolStrategy  # late: slow to load
 
         num_gpus = self._num_gpus()
         checked = _engine_options(options, num_gpus)
@@ -116,13 +116,13 @@ class EnginePool:
         return self.gpus_per_engine
 
     def _enough_calls(self, max_num_seqs: int | None, num_gpus: int, num_rows: int) -> int:
-        """Return how many tasks of so many rows keep an engine busy."""
+        """Return the number of tasks with `num_rows` rows that keeps an engine busy."""
         sequences = max_num_seqs or (SEQUENCES_OF_GPU if num_gpus else SEQUENCES_OF_CPU)
         return max(_MIN_CALLS, -(-_INFLIGHT_PER_SEQUENCE * sequences // num_rows))
 
 
 def _engine_options(options: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
-    """Return the options of an engine with so many GPUs; raises TidemillError for bad ones."""
+    """Return the options of an engine with `num_gpus` GPUs; raises TidemillError."""
     found = {"device": "cuda" if num_gpus else "cpu", **options}
     if num_gpus > 1:
         found.setdefault("tensor_parallel_size", num_gpus)
@@ -130,7 +130,7 @@ def _engine_options(options: Mapping[str, Any], num_gpus: int) -> dict[str, Any]
     shared = int(found.get("tensor_parallel_size") or 1)
     if shared > max(1, num_gpus):
         raise TidemillError(
-            f"`tensor_parallel_size` is {shared}, and an engine has {num_gpus} GPUs: give "
+            f"`tensor_parallel_size` is {shared}, but an engine has {num_gpus} GPUs: set "
             f"gpus_per_engine={shared}"
         )
     return found

@@ -15,9 +15,9 @@ from .processor_results import ROWS
 
 
 class LineActor:
-    """Ray's callable class for processors: puts a column of rows in the place of that of lines.
+    """Ray's callable class for processors: replaces the column of lines with a column of rows.
 
-    A request that names no seed is drawn anew each time, as vLLM has it.
+    A request without a seed is sampled with new random numbers each time, as in vLLM.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

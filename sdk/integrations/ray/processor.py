@@ -39,8 +39,8 @@ def build_processor(  # noqa: PLR0917 - Ray's signature
 ) -> Processor:
     """Return a processor that maps a dataset, as `ray.data.llm.build_processor` does.
 
-    `config` is a vLLMEngineProcessorConfig, of this module or Ray's. Raises TidemillError for
-    what is not supported, by its name.
+    `config` is a vLLMEngineProcessorConfig from this module or from Ray. Raises TidemillError with
+    the name of anything that is not supported.
     """
     require("tidemill.ray", "ray", "tables")
     settings = vLLMEngineProcessorConfig.parse(config)
@@ -68,7 +68,7 @@ def build_processor(  # noqa: PLR0917 - Ray's signature
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Rows through `before`, engines of a pool, and `after`; called with a dataset."""
+    """Callable that maps a dataset by `before`, the engines of a pool, and `after`."""
 
     pool: EnginePool
     options: Mapping[str, Any]
@@ -78,21 +78,21 @@ class Processor:
     after_kwargs: Mapping[str, Any]
 
     def __call__(self, dataset: Dataset) -> Dataset:
-        """Return the dataset mapped; nothing runs until it is read."""
+        """Return the mapped dataset; nothing runs until it is read."""
         from .line_actor import LineActor  # late: it needs the extra
 
-        asked = dataset.map(self.before, **self.before_kwargs)
-        answered = self.pool.map_batches(asked, LineActor, {}, self.options)
+        requests = dataset.map(self.before, **self.before_kwargs)
+        answered = self.pool.map_batches(requests, LineActor, {}, self.options)
         return answered.map(self.after, **self.after_kwargs)
 
     def log_input_column_names(self) -> None:
-        """Log the columns that rows need behind preprocess."""
+        """Log the columns that rows must have after preprocess."""
         _LOG.info("Required input columns: %s", _INPUTS[self.after.task_type])
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """A row and its request, made of what `preprocess` returns."""
+    """Maps a row to itself and its request, built from the result of `preprocess`."""
 
     preprocess: RowFunction | None
     requests: RowRequests
@@ -105,7 +105,7 @@ class _Before:
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What `postprocess` returns for a row and its answer."""
+    """Maps a row and its answer to the result of `postprocess`."""
 
     postprocess: RowFunction | None
     task_type: str

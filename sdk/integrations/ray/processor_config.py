@@ -1,4 +1,4 @@
-"""Processor config: Ray's fields for an engine, checked, and what they mean here."""
+"""Processor config: Ray's fields for an engine, validated and translated to our options."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CONCURRENT_BATCHES = 8
 _NOT_HERE: Final = MappingProxyType(
     {
         "dynamic_lora_loading_path": (
-            'name the adapters: engine_kwargs={"lora_modules": ["NAME=PATH"]}'
+            'list the adapters: engine_kwargs={"lora_modules": ["NAME=PATH"]}'
         ),
         "placement_group_config": (
-            "an engine is one actor on one node: tensor_parallel_size says how many GPUs it has"
+            "an engine is one actor on one node: set its number of GPUs with tensor_parallel_size"
         ),
     }
 )
-# Of a model that writes, Ray has the text as it is written.
+# For generative models, Ray returns the text as generated.
 _OPTIONS_OF_TASKS: Final = MappingProxyType(
     {
         "generate": {"tool_call_parser": "none", "reasoning_parser": "none"},
@@ -49,8 +49,8 @@ _OF_RAY = ("model", "task_type", "enable_lora", "distributed_executor_backend")
 class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
     """Config of a processor, with the fields and defaults of Ray's class of this name.
 
-    `max_pending_requests`, `log_engine_metrics`, `tokenize_stage` and `detokenize_stage` change
-    nothing: the engine does these things itself.
+    `max_pending_requests`, `log_engine_metrics`, `tokenize_stage` and `detokenize_stage` have no
+    effect: the engine does these things itself.
     """
 
     model_source: str
@@ -74,17 +74,17 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
 
     @classmethod
     def parse(cls, config: Any) -> vLLMEngineProcessorConfig:
-        """Return this config or Ray's own as one of this class; raises TidemillError for others."""
+        """Return this config or Ray's as an instance of this class; raises TidemillError."""
         kinds = [kind.__name__ for kind in type(config).__mro__]
         if _CONFIG not in kinds:
             raise TidemillError(
-                f"build_processor takes a {_CONFIG}, not a {kinds[0]}: for that there is "
-                "ray.data.llm.build_processor, also in front of `tidemill serve`"
+                f"build_processor requires a {_CONFIG}, not a {kinds[0]}: use "
+                "ray.data.llm.build_processor, for example with `tidemill serve`"
             )
         found = cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
         if found.task_type not in TASKS:
             raise TidemillError(
-                f"`task_type` is {found.task_type!r}: it must be one of {', '.join(TASKS)}"
+                f"`task_type` must be one of {', '.join(TASKS)}; got {found.task_type!r}"
             )
         for name, instead in _NOT_HERE.items():
             if getattr(found, name) is not None:
@@ -92,7 +92,7 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
         return found
 
     def pool(self) -> EnginePool:
-        """Return the pool of its engines; raises TidemillError for what no pool could have."""
+        """Return the pool of its engines; raises TidemillError for invalid values."""
         shared = self.engine_kwargs.get("tensor_parallel_size") or 1
         has_default = self.max_concurrent_batches == _CONCURRENT_BATCHES
         engines: Any = self.concurrency
@@ -107,7 +107,7 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
         )
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the options of its engines; raises TidemillError for what changes rows."""
+        """Return the options of its engines; raises TidemillError for an unsupported one."""
         found, ignored = {"model": self.model_source, **_OPTIONS_OF_TASKS[self.task_type]}, []
         for given, value in self.engine_kwargs.items():
             name = _RENAMED.get(given, given)
@@ -120,21 +120,25 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
             else:
                 raise TidemillError(_refused_option(name))
         if ignored:
-            _LOG.warning("engine_kwargs: %s: vLLM's, and without effect here", ", ".join(ignored))
+            _LOG.warning(
+                "engine_kwargs: %s: vLLM options that have no effect here", ", ".join(ignored)
+            )
         if template := self.chat_template.get("chat_template"):
             found["chat_template"] = template
         return found
 
     @property
     def chat_template(self) -> Mapping[str, Any]:
-        """Fields of the chat template stage; empty where it is off, and rows have prompts."""
+        """Return the fields of the chat template stage; empty if it is off."""
         stage = _stage_fields(self.chat_template_stage, "chat_template_stage")
         if stage.get("model_source", self.model_source) not in {None, self.model_source}:
-            raise TidemillError("`chat_template_stage.model_source` must be that of the config")
+            raise TidemillError(
+                "`chat_template_stage.model_source` must be the config's `model_source`"
+            )
         return stage
 
     def check_multimodal_stage(self) -> None:
-        """Raise TidemillError for what images cannot be prepared by."""
+        """Raise TidemillError for unsupported options of the multimodal stage."""
         stage = _stage_fields(self.prepare_multimodal_stage, "prepare_multimodal_stage")
         for name in ("model_config_kwargs", "apply_sys_msg_formatting"):
             if stage.get(name):
@@ -142,19 +146,19 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - Ray's name
 
 
 def _stage_fields(stage: Any, name: str) -> Mapping[str, Any]:
-    """Return the fields of a stage that is on, `enabled` among them; none of one that is off."""
+    """Return the fields of a stage, including `enabled`; empty if it is off."""
     if isinstance(stage, bool):
         return {"enabled": True} if stage else {}
     found = stage if isinstance(stage, Mapping) else getattr(stage, "__dict__", None)
     if found is None:
-        raise TidemillError(f"`{name}` is {stage!r}: it must be a boolean or a stage's config")
+        raise TidemillError(f"`{name}` must be a boolean or a stage config; got {stage!r}")
     return {"enabled": True, **found} if found.get("enabled", True) else {}
 
 
 def _refused_option(name: str) -> str:
     if instead := replacement_for(f"--{name}"):
-        return f"engine_kwargs: `{name}` is vLLM's, and not supported: {instead}"
+        return f"engine_kwargs: vLLM's `{name}` is not supported: {instead}"
     near = get_close_matches(name, ENGINE_OPTIONS, n=1)
-    return f"engine_kwargs: an engine has no option `{name}`" + (
+    return f"engine_kwargs: unknown engine option `{name}`" + (
         f": did you mean `{near[0]}`?" if near else ""
     )

@@ -1,4 +1,4 @@
-"""Processor requests: rows in the form of Ray's processors as requests of an engine."""
+"""Processor requests: rows of Ray's processors as engine requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CONSUMED: Final = (
     *("sampling_params", "pooling_params", "tokenization_kwargs", "tokenized_prompt"),
     *("multimodal_data", "mm_processor_kwargs", "multimodal_uuids"),
 )
-"""Columns that a request is made of, and that a row has no more afterwards."""
+"""Columns that are consumed by a request and removed from its row."""
 
-# vLLM's own, whatever the model's generation_config.json says.
+# vLLM's defaults, regardless of the model's generation_config.json.
 _DEFAULTS: Final = MappingProxyType(
     {
         "temperature": 1.0,
@@ -46,16 +46,16 @@ _NEUTRAL: Final = MappingProxyType(
 _POOLING = frozenset({"dimensions", "use_activation", "normalize", "truncate_prompt_tokens"})
 _INSTEAD: Final = MappingProxyType(
     {
-        "n": "a row has one text",
-        "logprobs": "tidemill.ray.answer has them, by params",
-        "prompt_logprobs": "tidemill.ray.answer has them, by params",
+        "n": "a row has only one text",
+        "logprobs": "use tidemill.ray.answer with params",
+        "prompt_logprobs": "use tidemill.ray.answer with params",
         "guided_decoding": "send `structured_outputs`",
     }
 )
 
 
 class _RowRefused(Exception):
-    """A row that no request can be made of."""
+    """A row that cannot be converted to a request."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class _RowRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RowRequests:
-    """Makes the line of a row for a task; with `has_chats` its `messages` go through a template."""
+    """Renders the line of a row for a task; with `has_chats`, rows have `messages`."""
 
     task_type: str
     model: str
@@ -73,7 +73,7 @@ class RowRequests:
     chat_template_kwargs: Mapping[str, Any] | None
 
     def line(self, row: Mapping[str, Any]) -> bytes:
-        """Return the line of a row; of a row that is refused one that says why."""
+        """Return the line of a row; for a rejected row, the line contains the reason."""
         try:
             url, body = self._request(row)
             if row.get("model") not in {None, self.model}:
@@ -82,7 +82,7 @@ class RowRequests:
         except _RowRefused as exc:
             error = {"message": exc.message, "column": exc.column}
         except (PydanticSerializationError, TypeError, ValueError) as exc:
-            error = {"message": f"the request cannot be JSON: {exc}", "column": ""}
+            error = {"message": f"the request cannot be serialized to JSON: {exc}", "column": ""}
         return to_json({"custom_id": "", ROW_ERROR: error})
 
     def _request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -106,8 +106,7 @@ class RowRequests:
     def _generation(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if row.get("sampling_params") is None:
             raise _RowRefused(
-                "there are no `sampling_params`: preprocess must return them, {} for vLLM's "
-                "defaults",
+                "`sampling_params` is required: preprocess must return it, {} for vLLM's defaults",
                 "sampling_params",
             )
         given = _checked(row["sampling_params"], "sampling_params", _SAMPLING)
@@ -124,14 +123,14 @@ class RowRequests:
         messages = _plain(row.get("messages"))
         if not isinstance(messages, (list, tuple)) or not messages:
             raise _RowRefused(
-                "there are no `messages`: preprocess must return them, or "
-                "`chat_template_stage=False` says that rows have a `prompt`",
+                "`messages` is required: preprocess must return it; or set "
+                "`chat_template_stage=False` if rows have a `prompt`",
                 "messages",
             )
         messages = [_without_nulls(message) for message in messages]
         body: dict[str, Any] = {"messages": messages}
-        is_asked = messages[-1].get("role") == "user"
-        if not is_asked:  # as Ray has it: the last message is the answer's beginning
+        ends_with_user = messages[-1].get("role") == "user"
+        if not ends_with_user:  # as in Ray: the last message is the beginning of the answer
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         if self.chat_template_kwargs:
             body["chat_template_kwargs"] = dict(self.chat_template_kwargs)
@@ -142,7 +141,7 @@ def _prompt(row: Mapping[str, Any]) -> Any:
     if row.get("tokenized_prompt") is not None:
         return _plain(row["tokenized_prompt"])
     if row.get("prompt") is None:
-        raise _RowRefused("there is no `prompt`: preprocess must return it", "prompt")
+        raise _RowRefused("`prompt` is required: preprocess must return it", "prompt")
     return row["prompt"]
 
 
@@ -173,11 +172,11 @@ def _checked(given: Any, where: str, known: frozenset[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an array of NumPy as lists; raises TypeError for what is no JSON."""
+    """Return a NumPy array as lists; raises TypeError for values that are not JSON."""
     if isinstance(value, (list, tuple, dict, str)) or value is None:
         return value
     if not hasattr(value, "tolist"):
-        raise TypeError(f"{type(value).__name__} in a request")
+        raise TypeError(f"a {type(value).__name__} is not JSON serializable")
     return value.tolist()
 
 

@@ -1,4 +1,4 @@
-"""Processor results: rows of an engine as the columns of Ray's processors."""
+"""Processor results: an engine's rows as the columns of Ray's processors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROWS: Final = "__tidemill_row"
 """Column of rows as the engine prints them."""
 
 ERROR: Final = "__inference_error__"
-"""Ray's column: why a row failed, an empty text where it did not."""
+"""Ray's column for the error of a row; empty for a successful row."""
 
 
 def result_columns(task_type: str, row: bytes) -> dict[str, Any]:
-    """Return the columns of an answer; those of Ray that this task does not give are null."""
+    """Return the columns of an answer; Ray's columns without a value for this task are null."""
     parsed: Mapping[str, Any] = from_json(row)
     columns: dict[str, Any] = {
         "prompt_token_ids": None,
@@ -55,8 +55,8 @@ def _text_columns(body: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str
 
 
 def _numbers(task_type: str, body: Mapping[str, Any]) -> Any:
-    """Return a vector, or the one score of a pair as a vector of length 1."""
-    import numpy as np  # late: of the driver nothing else needs it
+    """Return a vector, or the score of a pair as a vector of length 1."""
+    import numpy as np  # late: nothing else in the driver needs it
 
     found = body["data"][0]
     if task_type == "embed":

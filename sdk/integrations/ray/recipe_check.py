@@ -1,4 +1,4 @@
-"""Recipe of a dataset: read from a file and keywords, and checked against its columns."""
+"""Recipe of a dataset: read from a file and keywords, and validated against its columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPTS = ("prompt", "messages")
 
 
 def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset) -> dict[str, Any]:
-    """Return the keys of a recipe for a dataset; raises TidemillError for one that cannot work."""
+    """Return the keys of a recipe for a dataset; raises TidemillError for an invalid recipe."""
     try:
         keys = {} if file is None else load_recipe(Path(file).read_text(encoding="utf-8"))
         if "prompt" in given:
@@ -34,14 +34,14 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
         raise TidemillError(f"the recipe {file} cannot be read: {reason}") from exc
     except RecipeError as exc:
         named = "" if file is None else f" {file}"
-        raise TidemillError(f"the recipe{named} cannot work: {exc}") from exc
+        raise TidemillError(f"the recipe{named} is not valid: {exc}") from exc
     if (schema := _schema_of(ds)) is not None:
         BatchAnswers(keys, schema)
     return keys
 
 
 def _schema_of(ds: Dataset) -> pa.Schema | None:
-    """Return the columns of a dataset, None where it has no rows; of pandas they have no type."""
+    """Return a dataset's columns, or None without rows; pandas columns have no type."""
     found = ds.schema()
     if found is None:
         return None

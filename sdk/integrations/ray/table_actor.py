@@ -1,4 +1,4 @@
-"""Table actor: answers batches of a table by a recipe, in whatever order they come."""
+"""Table actor: answers batches of a table by a recipe, in any order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TableActor:
         schema = pa.schema([*(table.schema.field(name) for name in answers.keep), *answers.fields])
         answered = []
         for batch in table.to_batches():
-            asked = batch.select(list(answers.columns))
-            async with self._engine.reserve(asked.nbytes) as engine:
+            inputs = batch.select(list(answers.columns))
+            async with self._engine.reserve(inputs.nbytes) as engine:
                 found = await answers.answer_columns(engine, batch)
             kept = [batch.column(name) for name in answers.keep]
             answered.append(pa.RecordBatch.from_arrays([*kept, *found.flatten()], schema=schema))

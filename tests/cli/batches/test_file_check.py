@@ -1,4 +1,4 @@
-"""What is said about a file before it is sent."""
+"""Tests of the file check before an upload."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def checked(*bodies: dict[str, Any], url: str = URL, models: list[str] | None = 
         ({"prompt": 2.5}, 0),
     ],
 )
-def test_input_tokens_are_guessed_from_what_is_asked(body: dict[str, Any], tokens: int) -> None:
-    """Four bytes each; ids of tokens are counted. Nothing in a body is too odd for it."""
+def test_input_tokens_are_estimated_from_the_prompt(body: dict[str, Any], tokens: int) -> None:
+    """Four bytes are a token; token IDs are counted; malformed bodies are accepted."""
     assert checked(body).input_tokens == tokens
 
 
 def test_output_tokens_are_what_the_requests_allow() -> None:
-    """For each choice; those that name no limit are counted apart."""
+    """Tokens count per choice; requests without a limit are counted separately."""
     limits = ({"max_tokens": 5}, {"max_completion_tokens": 7, "n": 2}, {"max_tokens": "many"}, {})
     report = checked(*({"messages": []} | limit for limit in limits))
     assert (report.output_tokens, report.num_unlimited) == (19, 2)
@@ -57,10 +57,10 @@ def test_output_tokens_are_what_the_requests_allow() -> None:
         ("/v1/audio/transcriptions", {"file_url": "https://example.org/a.wav"}, 0),
     ],
 )
-def test_who_writes_nothing_is_asked_for_no_limit(
+def test_requests_without_generated_text_need_no_limit(
     url: str, body: dict[str, Any], tokens: int
 ) -> None:
-    """A vector has no tokens, and a recording's words are as many as are said."""
+    """Vectors have no output tokens, and a recording determines the length of its transcript."""
     report = checked(body, url=url)
     assert (report.verdict.num_errors, report.failing.count) == (0, 0)
     assert (report.input_tokens, report.writes, report.num_unlimited) == (tokens, False, 0)
@@ -87,14 +87,14 @@ GOOD: dict[str, dict[str, Any]] = {
         ("/v1/audio/translations", {"file_url": "ftp://example.org/a.wav"}, "file_url"),
     ],
 )
-def test_faults_of_every_body_are_told_with_line_and_field(
+def test_errors_of_every_body_name_line_and_field(
     url: str, body: dict[str, Any], field: str
 ) -> None:
-    """Before a worker is paid for: the engine's own words, and where they hold."""
+    """The check reports the engine's message and its location."""
     report = checked(GOOD[url.rsplit("/", 1)[-1]], body, url=url)
-    [told] = report.failing.sentences("line")
-    assert field in told
-    assert "line 2" in told
+    [message] = report.failing.sentences("line")
+    assert field in message
+    assert "line 2" in message
 
 
 _MESSAGES = [{"role": "user", "content": "x"}]
@@ -154,8 +154,8 @@ def test_constraints_stay_unchecked_without_their_compiler(monkeypatch: pytest.M
     assert (report.failing.count, report.num_uncompiled) == (0, 1)
 
 
-def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:
-    """All others of a file are compared with its first one all the same."""
+def test_models_are_not_checked_when_the_served_ones_are_unknown() -> None:
+    """The models of a file are still compared with its first one."""
     assert checked({"model": "m"}, {}).verdict.num_errors == 0
     report = checked({"model": "m"}, {"model": "other"})
     assert [error.code for error in report.verdict.errors] == ["model_mismatch"]
@@ -165,8 +165,8 @@ def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:
     ]
 
 
-def test_bytes_are_told_as_they_are_read() -> None:
-    """All of them, so that a bar comes to its end."""
+def test_progress_is_reported_in_bytes() -> None:
+    """All bytes are reported, so that a bar reaches its end."""
     shown: list[int] = []
     content = b'{"custom_id": "a", "url": "/v1/completions", "body": {}}\n\n' * 3
     report = check_file(io.BytesIO(content), models=None, on_invalid_line="skip", show=shown.append)

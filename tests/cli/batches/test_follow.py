@@ -60,28 +60,29 @@ def test_the_expected_end_stays_while_no_row_ends(monkeypatch: pytest.MonkeyPatc
         status = "completed" if completed == 3 else "in_progress"
         return Batch({"status": status, "request_counts": counts, "tidemill": fields, "id": "b"})
 
-    counts, told = iter([1, 1, 1, 1, 2, 3]), list[list[str]]()
+    counts, shown = iter([1, 1, 1, 1, 2, 3]), list[list[str]]()
     client = SimpleNamespace(batch=lambda *_, **__: batch(next(counts)))
-    follow(client, batch(0), lambda each: told.append(rates(each.fields)[-1:]))  # type: ignore[arg-type]
-    assert told == [[], ["3 s left"], ["1 s left"], [], [], ["3 s left"], []]
+    follow(client, batch(0), lambda each: shown.append(rates(each.fields)[-1:]))  # type: ignore[arg-type]
+    assert shown == [[], ["3 s left"], ["1 s left"], [], [], ["3 s left"], []]
 
 
-def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model may take minutes to load: nobody shall think that it hangs."""
+def test_a_waiting_batch_shows_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model may take minutes to load, which must not look like a hang."""
     counts = {"total": 4, "completed": 0, "failed": 0}
+    loading = "no rows yet: a worker is starting and loading the model"
     with batch_progress() as show:
         show(Batch({"status": "validating", "request_counts": dict.fromkeys(counts, 0)}))
         show(Batch({"status": "in_progress", "request_counts": counts}))
         show(Batch({"status": "finalizing", "request_counts": counts | {"completed": 4}}))
     assert capsys.readouterr().err.splitlines() == [
         "tidemill: validating, its file is being read",
-        "tidemill: in_progress, 0 of 4 rows, no rows yet: a worker starts and loads the model",
-        "tidemill: finalizing, 4 of 4 rows, its rows are being put together",
+        f"tidemill: in_progress, 0 of 4 rows, {loading}",
+        "tidemill: finalizing, 4 of 4 rows, its results are being joined",
     ]
 
 
-def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same as `status` does."""
+def test_a_batch_with_rows_shows_only_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate is shown as by `status`."""
     counts = {"total": 4, "completed": 1, "failed": 1}
     with batch_progress() as show:
         fields = {"rows_per_second": 2.0, "tokens_per_second": 30.0}
@@ -91,8 +92,10 @@ def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str
     )
 
 
-def test_a_batch_without_workers_tells_why_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody is told that a worker starts when none does, nor hears of it half a minute later."""
+def test_a_batch_without_workers_shows_the_reason_immediately(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A worker that does not start is not announced, and the reason is not delayed."""
     fields = {"status": "in_progress", "request_counts": {"total": 4, "completed": 1, "failed": 0}}
     waiting = {"code": "crash_loop", "message": "They die.", "since": 7}
     with batch_progress() as show:

@@ -1,4 +1,4 @@
-"""How a batch's tokens are told."""
+"""Tests of a batch's printed tokens and cost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tidemill.cli.batches.outcome import cost_words, tokens_of
         ),
     ],
 )
-def test_tokens_are_told_as_far_as_there_are_some(usage: dict[str, Any], words: str) -> None:
-    """Those that are generated, and how many of them were thinking."""
+def test_only_existing_token_counts_are_shown(usage: dict[str, Any], words: str) -> None:
+    """Generated tokens and reasoning tokens are shown only if there are any."""
     assert tokens_of(usage) == words
 
 
@@ -30,9 +30,9 @@ def test_tokens_are_told_as_far_as_there_are_some(usage: dict[str, Any], words: 
     ("cost", "estimated", "words"),
     [(None, None, ""), (1.25, None, "1.25"), (0.0, 14.0, "0 of about 14")],
 )
-def test_a_cost_is_told_beside_what_all_will_cost(
+def test_a_cost_is_shown_with_the_estimate(
     cost: float | None, estimated: float | None, words: str
 ) -> None:
-    """An older server estimates nothing, and a deployment without a price tells no cost."""
+    """Older servers do not estimate the cost, and deployments without a price have none."""
     assert cost_words({"cost": cost, "estimated_cost": estimated}) == words
     assert cost_words({}) == ""

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def typed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Type a command of the cache; return its exit status and what it said on both streams."""
+    """Run a cache command; return its exit status and output."""
     return place.typed(capsys, "cache", *map(str, arguments))
 
 
@@ -44,24 +44,24 @@ def test_results_are_listed_counted_and_removed(
     assert "0 results removed" in typed(capsys, "remove", folder, "--older-than", 1)[2]
     assert "2 results removed" in typed(capsys, "remove", folder, "--model", "small")[2]
     assert "3 results removed" in typed(capsys, "remove", folder)[2]
-    assert "holds no results" in typed(capsys, "list", folder)[2]
+    assert "does not contain results" in typed(capsys, "list", folder)[2]
 
 
-def test_a_folder_without_results_is_told(
+def test_a_folder_without_results_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And so is one whose database is none, or that is on no machine of ours."""
+    """An invalid database, or a folder in an unsupported store, is also reported."""
     assert typed(capsys, "list", tmp_path)[0] == 2
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
-    status, _, said = typed(capsys, "stats", tmp_path)
-    assert (status, "file is not a database" in said) == (1, True)
+    status, _, stderr = typed(capsys, "stats", tmp_path)
+    assert (status, "file is not a database" in stderr) == (1, True)
     assert typed(capsys, "list", "gs://bucket/x")[0] == 2
 
 
 def test_results_of_a_bucket_are_listed_counted_and_removed(
     ministack: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By model; other objects below the prefix are left alone."""
+    """The counts are per model; other objects under the prefix are ignored."""
     for name, value in ministack.environment.items():
         monkeypatch.setenv(name, value)
     aws, bucket = Aws(ministack.client), Bucket(ministack.create().bucket)
@@ -70,8 +70,8 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
         with closing(ResultStore(aws.run, bucket, "kept/", scope, 2**30)) as store:
             for number in range(count):
                 store.add(b"%016d" % number, "x", 1, b"y" * 500_000)
-    aws.run(bucket.put("kept/notes.txt", b"of somebody"))
-    aws.run(bucket.put("kept/a/00ff/b.1", b"of somebody"))
+    aws.run(bucket.put("kept/notes.txt", b"of another user"))
+    aws.run(bucket.put("kept/a/00ff/b.1", b"of another user"))
     where = f"s3://{bucket.name}/kept"
     status, table, _ = typed(capsys, "list", where)
     cells = [line.split() for line in table.splitlines()]
@@ -81,24 +81,27 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
     assert "0 results removed" in typed(capsys, "remove", where, "--older-than", 1)[2]
     assert "2 results removed" in typed(capsys, "remove", where, "--model", "./small")[2]
     assert "3 results removed" in typed(capsys, "remove", where)[2]
-    assert "holds no results" in typed(capsys, "list", where)[2]
+    assert "does not contain results" in typed(capsys, "list", where)[2]
     assert aws.run(bucket.list_keys("kept/")) == ["kept/a/00ff/b.1", "kept/notes.txt"]
-    status, _, said = typed(capsys, "list", "s3://no-such-bucket-of-ours/kept")
-    assert (status, "cannot be read" in said) == (1, True)
+    status, _, stderr = typed(capsys, "list", "s3://no-such-bucket-of-ours/kept")
+    assert (status, "cannot be read" in stderr) == (1, True)
 
 
 @pytest.mark.parametrize("action", ["list", "stats", "remove"])
 @pytest.mark.parametrize("version", [1, VERSION])
-def test_a_database_of_other_tables_is_told(
+def test_a_database_with_other_tables_is_reported(
     tmp_path: Path, action: str, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It belongs to another program, and loses nothing."""
+    """It belongs to another program, and is not changed."""
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.execute("CREATE TABLE results (used INTEGER)")
         database.execute("INSERT INTO results VALUES (1)")
         database.execute(f"PRAGMA user_version = {version}")
         database.commit()
-    status, _, said = typed(capsys, action, tmp_path)
-    assert (status, "is another program's database, with the table 'results'" in said) == (1, True)
+    status, _, stderr = typed(capsys, action, tmp_path)
+    assert (status, "is another program's database, with the table 'results'" in stderr) == (
+        1,
+        True,
+    )
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         assert database.execute("SELECT used FROM results").fetchall() == [(1,)]

@@ -1,4 +1,4 @@
-"""`tidemill check` of an output: its rows are counted, whoever wrote them."""
+"""Tests of `tidemill check` for outputs: rows of any program are counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyarrow import csv
 from tests.cli.api_rig import Shell
 from tidemill.cli.main import main
 
-CUT_OFF = "were cut off at the token limit (finish reason `length`): raise max_tokens"
+CUT_OFF = "reached their token limit (finish reason `length`): raise max_tokens"
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 
@@ -31,7 +31,7 @@ ROWS = [row("stop"), row("length"), row("stop", "length"), FAILED, row("tool_cal
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows, compressed if the name says so, and return the path."""
+    """Write rows, compressed for a `.gz` name, and return the path."""
     data = "".join(json.dumps(each) + "\n" for each in rows).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
@@ -39,14 +39,14 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_an_output_is_counted(shell: Shell, name: str) -> None:
-    """Truncated answers and failures are told apart, and end it with status 1."""
-    said = shell.type("check", write(shell.folder / name, ROWS))
-    assert said.status == 1
-    assert said.out.splitlines() == [
+    """Truncated answers and failures are counted separately, and the exit status is 1."""
+    result = shell.type("check", write(shell.folder / name, ROWS))
+    assert result.status == 1
+    assert result.out.splitlines() == [
         "rows      5",
         "ok        4",
         "failed    1",
-        f"truncated 2 of the rows that are ok {CUT_OFF}",
+        f"truncated 2 of the successful rows {CUT_OFF}",
         "  1 × It was not run. (row 4)",
     ]
     [value] = shell.type("check", str(shell.folder / name), "--json").values
@@ -84,28 +84,28 @@ def test_a_table_of_results_is_counted(shell: Shell, suffix: str) -> None:
     )
     path = shell.folder / f"reviews.output.{suffix}"
     pq.write_table(table, path) if suffix == "parquet" else csv.write_csv(table, path)
-    said = shell.type("check", str(path))
-    assert said.status == 1
-    assert said.out.splitlines()[:3] == ["rows      3", "ok        2", "failed    1"]
-    assert "truncated 1 of the rows that are ok" in said.out
-    assert "  1 × busy (row 3)" in said.out
+    result = shell.type("check", str(path))
+    assert result.status == 1
+    assert result.out.splitlines()[:3] == ["rows      3", "ok        2", "failed    1"]
+    assert "truncated 1 of the successful rows" in result.out
+    assert "  1 × busy (row 3)" in result.out
 
 
 def test_a_damaged_row_of_an_output_is_named(shell: Shell) -> None:
     """It is neither ok nor failed."""
     path = Path(write(shell.folder / "rows.jsonl", ROWS[:1]))
     path.write_text(path.read_text() + "x\n" + path.read_text(), encoding="utf-8")
-    said = shell.type("check", str(path))
-    assert said.status == 1
-    assert "row 2 of " in said.err
-    assert "is not JSON" in said.err
+    result = shell.type("check", str(path))
+    assert result.status == 1
+    assert "row 2 of " in result.err
+    assert "is not JSON" in result.err
 
 
 def test_requests_are_checked_as_requests(shell: Shell) -> None:
     """A request with a field `response` is not a row."""
     request = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}, "response": 1}
-    said = shell.type("check", write(shell.folder / "in.jsonl", [request]))
-    assert (said.status, "1 line" in said.out) == (0, True)
+    result = shell.type("check", write(shell.folder / "in.jsonl", [request]))
+    assert (result.status, "1 line" in result.out) == (0, True)
 
 
 def test_a_request_whose_constraint_does_not_compile_fails_the_check(
@@ -115,26 +115,28 @@ def test_a_request_whose_constraint_does_not_compile_fails_the_check(
     request = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
     bad = request | {"custom_id": "b", "body": {"prompt": "x", "regex": "[a-z"}}
     path = write(shell.folder / "in.jsonl", [request, bad])
-    said = shell.type("check", path)
-    assert said.status == 1
-    assert "warning: 1 of 2 lines will get an error row:" in said.err
-    assert "'[a-z' is not a valid regular expression: unclosed character class (line 2)" in said.err
+    result = shell.type("check", path)
+    assert result.status == 1
+    assert "warning: 1 of 2 lines will get an error row:" in result.err
+    assert (
+        "'[a-z' is not a valid regular expression: unclosed character class (line 2)" in result.err
+    )
     for module in ("file_check", "submission"):
         monkeypatch.setattr(f"tidemill.cli.batches.{module}.has_compiler", lambda: False)
-    said = shell.type("check", path)
-    assert said.status == 0
-    assert "checking the constraints of 1 line needs llguidance" in said.err
-    assert "[engine]" in said.err
+    result = shell.type("check", path)
+    assert result.status == 0
+    assert "checking the constraints of 1 line needs llguidance" in result.err
+    assert "[engine]" in result.err
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.csv", "text\n"), ("a.jsonl", "")])
 def test_an_empty_file_is_checked_as_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
 ) -> None:
-    """Both end with 0, and the check says that a deployment refuses the file."""
+    """Both exit with 0, and the check warns that a deployment rejects the file."""
     source = tmp_path / name
     source.write_text(content, encoding="utf-8")
     recipe = ["--prompt", "{{ text }}"] if name.endswith(".csv") else []
     for command in ("check", "run"):
         assert main([command, str(source), *recipe]) == 0
-    assert "a deployment refuses the file" in capsys.readouterr().err
+    assert "a deployment rejects the file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Completion: what the shells are told."""
+"""Tests of the shell completion scripts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_bash_completes(
 ) -> None:
     """Commands, their flags, and the values of flags that have some; files otherwise."""
     words = " ".join(f"'{word}'" for word in ("tidemill", *typed))
-    asks = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _tidemill"
-    code = f'{script("bash", capsys)}\n{asks}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert said.stderr == ""
-    assert set(said.stdout.split()) == offered
+    call = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _tidemill"
+    code = f'{script("bash", capsys)}\n{call}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    process = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert process.stderr == ""
+    assert set(process.stdout.split()) == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

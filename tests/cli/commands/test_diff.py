@@ -13,8 +13,8 @@ import pytest
 from tidemill.cli.main import main
 
 
-class Said(NamedTuple):
-    """What a command ended with and printed."""
+class Result(NamedTuple):
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -44,7 +44,7 @@ def failed(custom_id: str, message: str) -> dict[str, Any]:
     return row_of(custom_id, {"status_code": 400, "request_id": "r", "body": body}, None)
 
 
-Diff = Callable[..., Said]
+Diff = Callable[..., Result]
 
 
 @pytest.fixture(name="diff")
@@ -60,9 +60,9 @@ def fixture_diff(
         Path(name).write_bytes(content)
         return name
 
-    def compare(a: list[Any] | bytes, b: list[Any] | bytes, *flags: str) -> Said:
+    def compare(a: list[Any] | bytes, b: list[Any] | bytes, *flags: str) -> Result:
         status = main(["diff", write("a.jsonl", a), write("b.jsonl", b), *flags])
-        return Said(status, *capsys.readouterr())
+        return Result(status, *capsys.readouterr())
 
     return compare
 
@@ -138,7 +138,7 @@ def test_tables_of_results_are_compared_as_their_rows(
     assert "has no column `number` for --id: it has review_id, text" in capsys.readouterr().err
     table.write_text("a,b\n1,2\n", encoding="utf-8")
     assert main(["diff", str(table), str(lines)]) == 1
-    assert "has no columns of results" in capsys.readouterr().err
+    assert "has no result columns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_labels_that_change_are_counted(diff: Diff) -> None:
 
 def test_people_read_the_same(diff: Diff) -> None:
     """`-n` says how many rows are shown."""
-    said = diff(A, B, "-n", "2")
-    assert said.status == 0
-    assert "4 rows in both; of 2 with an answer in both, 1 are identical (50.0%)" in said.out
-    assert "error in a: `n` is 4: 1 (4)" in said.out
-    assert "rows that differ, 2 of 3:" in said.out
-    assert '3 (rows 3, 2), from character 4 on\n  a  "three"\n  b  "thrEE"\n' in said.out
+    result = diff(A, B, "-n", "2")
+    assert result.status == 0
+    assert "4 rows in both; of 2 with an answer in both, 1 are identical (50.0%)" in result.out
+    assert "error in a: `n` is 4: 1 (4)" in result.out
+    assert "differing rows, 2 of 3:" in result.out
+    assert '3 (rows 3, 2), from character 4 on\n  a  "three"\n  b  "thrEE"\n' in result.out
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_people_read_the_same(diff: Diff) -> None:
         (b"", A, 1),
     ],
 )
-def test_the_exit_status_tells_a_difference_where_it_is_asked_for(
+def test_the_exit_status_shows_a_difference_with_exit_code(
     a: list[Any], b: list[Any], status: int, diff: Diff
 ) -> None:
-    """Errors on both sides are none; rows of one id are compared in their order."""
+    """Errors on both sides are not a difference; rows with equal IDs are compared in order."""
     assert diff(a, b).status == 0
     assert diff(a, b, "--exit-code").status == status
 
@@ -220,13 +220,13 @@ def test_rows_of_other_programs_are_read(diff: Diff) -> None:
         assert (found["identical"], found["failed_in_both"], found["b"]["rows"]) == (1, 1, 2)
         assert found["a"]["errors"][0]["message"] == "late"
     lone = [row("\ud800", "a\ud83d"), row_of("odd", {"status_code": 200, "body": "text"}, None)]
-    said = diff(lone, [row("\ud800", "a"), row_of("odd", None, None)])
-    assert "\n� (row 1), from character 2 on\n" in said.out
+    result = diff(lone, [row("\ud800", "a"), row_of("odd", None, None)])
+    assert "\n� (row 1), from character 2 on\n" in result.out
     assert diff(lone, rows, "--json").fields["a"]["only_here_ids"] == ["\ud800", "odd"]
 
 
 def test_a_terminal_gets_no_control_characters(diff: Diff) -> None:
-    """Nor does a program; what there was is escaped."""
+    """JSON does not contain control characters either: they are escaped."""
     evil = "\x1b[2J\x9b31m\u202e\u0007\r"
     a, b = [row(evil, evil, end=evil), failed("2", evil)], [row(evil, f"{evil}."), failed(evil, "")]
     for flags in ((), ("--json",)):
@@ -241,29 +241,29 @@ def test_a_terminal_gets_no_control_characters(diff: Diff) -> None:
     [
         (b'{"custom_id": "1"', "row 1 of b.jsonl is not JSON"),
         (b"\xff\xfe", "b.jsonl cannot be read. The file is UTF-16"),
-        (b"\n[1]\n", "row 2 of b.jsonl is no JSON object"),
+        (b"\n[1]\n", "row 2 of b.jsonl is not a JSON object"),
         (b'{"custom_id": "1", "url": "/v1", "body": {}}', "row 1 of b.jsonl is a request"),
-        (b'{"custom_id": "1", "text": ""}', "row 1 of b.jsonl is not of a batch's output"),
+        (b'{"custom_id": "1", "text": ""}', "row 1 of b.jsonl is not a row of a batch output"),
         (
             b'{"custom_id": 1, "response": {}}',
-            "row 1 of b.jsonl has a `custom_id` that is no string",
+            "row 1 of b.jsonl has a `custom_id` that is not a string",
         ),
         (b"[" * 100_000, "row 1 of b.jsonl is not JSON"),
     ],
 )
-def test_a_line_that_is_no_row_is_named(bad: bytes, words: str, diff: Diff) -> None:
-    """With its number, in one sentence."""
-    said = diff(A, bad)
-    assert said.status == 1
-    assert said.err.startswith(f"tidemill: {words}")
-    assert said.err.count("\n") == 1
+def test_a_line_that_is_not_a_row_is_named(bad: bytes, words: str, diff: Diff) -> None:
+    """The error is one sentence with the line's number."""
+    result = diff(A, bad)
+    assert result.status == 1
+    assert result.err.startswith(f"tidemill: {words}")
+    assert result.err.count("\n") == 1
 
 
 def test_a_row_that_is_cut_off_is_left_out(diff: Diff) -> None:
-    """The last one, of a file that a run is writing."""
-    said = diff(A, "".join(f"{json.dumps(each)}\n" for each in A).encode()[:-9], "--json")
-    assert "note: row 5 of b.jsonl is cut off, and left out" in said.err
-    assert (said.fields["b"]["rows"], said.fields["a"]["only_here_ids"]) == (4, ["5"])
+    """The last row of a file that a run is writing may be incomplete."""
+    result = diff(A, "".join(f"{json.dumps(each)}\n" for each in A).encode()[:-9], "--json")
+    assert "note: skipped row 5 of b.jsonl, which is incomplete" in result.err
+    assert (result.fields["b"]["rows"], result.fields["a"]["only_here_ids"]) == (4, ["5"])
 
 
 def test_long_rows_and_ids_are_shown_in_part(diff: Diff) -> None:
@@ -276,7 +276,7 @@ def test_long_rows_and_ids_are_shown_in_part(diff: Diff) -> None:
 
 
 def test_both_files_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only one can be standard input."""
+    """Only one of the files can be standard input."""
     monkeypatch.chdir(tmp_path)
     assert main(["diff", "a.jsonl", "b.jsonl"]) == 2
     assert main(["diff", "-", "-"]) == 2

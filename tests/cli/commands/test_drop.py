@@ -42,7 +42,7 @@ def shell(
 
 @pytest.fixture
 def bucket(ministack: Emulator) -> str:
-    """Return the bucket of a deployment of its own."""
+    """Return the bucket of a separate deployment."""
     return ministack.create().bucket
 
 
@@ -77,9 +77,9 @@ def at_first_pause(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object])
 def test_a_file_and_its_options_are_put_where_intake_looks(
     shell: Shell, bucket: str, s3: Any
 ) -> None:
-    """Under its own name; what is not ASCII arrives as it was typed."""
+    """The object has the file's name; text that is not ASCII arrives unchanged."""
     file = shell.file(*LINES, name="questions.jsonl")
-    said = shell.type(
+    result = shell.type(
         *("drop", file, "--bucket", bucket, "--window", "2h", "--metadata", "team=Küche"),
         *(
             "--on-invalid-line",
@@ -89,7 +89,7 @@ def test_a_file_and_its_options_are_put_where_intake_looks(
             "https://x.example/?a=b",
         ),
     )
-    assert (said.status, said.out) == (0, f"s3://{bucket}/input/questions.jsonl\n")
+    assert (result.status, result.out) == (0, f"s3://{bucket}/input/questions.jsonl\n")
     found = s3.get_object(Bucket=bucket, Key="input/questions.jsonl")
     assert found["Body"].read() == Path(file).read_bytes()
     options = parse_options(found["Metadata"])
@@ -119,28 +119,28 @@ def test_waiting_ends_with_the_report_and_the_rows(
         lambda: put_results(s3, bucket, "in", report_of()),
     )
     monkeypatch.setenv("TIDEMILL_BUCKET", bucket)
-    said = shell.type("drop", shell.file(*LINES), "--wait", "--json")
-    assert said.status == 3
+    result = shell.type("drop", shell.file(*LINES), "--wait", "--json")
+    assert result.status == 3
     assert Path("in.output.jsonl").read_bytes() == row_of(LINES[0]) + row_of(LINES[1])
     assert Path("in.errors.jsonl").read_bytes() == row_of(LINES[2])
-    assert said.values[-1]["status"] == "completed"
-    assert said.values[-1]["saved"] == {
+    assert result.values[-1]["status"] == "completed"
+    assert result.values[-1]["saved"] == {
         "output": str(shell.folder / "in.output.jsonl"),
         "errors": str(shell.folder / "in.errors.jsonl"),
     }
 
 
-def test_the_api_tells_how_far_a_drop_is(
+def test_the_api_shows_the_progress_of_a_drop(
     shell: Shell, bucket: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one is named: neither an older batch of that file nor one that has ended is shown."""
+    """With an API, neither an older batch of that file nor one that has ended is shown."""
     monkeypatch.setenv("TIDEMILL_BASE_URL", shell.api.url)
     monkeypatch.setenv("TIDEMILL_API_KEY", KEY)
-    url, asked = f"s3://{bucket}/input/in.jsonl", {"endpoint": "e", "completion_window": "24h"}
+    url, flags = f"s3://{bucket}/input/in.jsonl", {"endpoint": "e", "completion_window": "24h"}
     shell.api.files[url] = b'{"body": {}}\n' * 3
 
     def make(**fields: Any) -> None:
-        shell.api.make_batch(asked | {"input_file_id": url}, None).update(fields)
+        shell.api.make_batch(flags | {"input_file_id": url}, None).update(fields)
 
     def act() -> None:
         make(created_at=4e9)
@@ -148,9 +148,9 @@ def test_the_api_tells_how_far_a_drop_is(
         make(created_at=2)
 
     at_first_pause(monkeypatch, act, lambda: put_results(s3, bucket, "in", report_of()))
-    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
-    assert said.status == 3
-    assert "tidemill: in_progress, 0 of 3 rows" in said.err
+    result = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
+    assert result.status == 3
+    assert "tidemill: in_progress, 0 of 3 rows" in result.err
     assert [batch["status"] for batch in shell.api.batches.values()] == [
         "in_progress",
         "cancelled",
@@ -161,9 +161,9 @@ def test_the_api_tells_how_far_a_drop_is(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"TIDEMILL_API_KEY": "tm_wrong"}, "does not accept the key"),
-        ({"TIDEMILL_API_KEY": ""}, "wants a key"),
-        ({"TIDEMILL_BASE_URL": ""}, "when they are set"),
+        ({"TIDEMILL_API_KEY": "tm_wrong"}, "rejected the API key"),
+        ({"TIDEMILL_API_KEY": ""}, "requires an API key"),
+        ({"TIDEMILL_BASE_URL": ""}, "to see the batch's progress here"),
     ],
 )
 def test_waiting_for_a_drop_needs_no_api(
@@ -173,63 +173,64 @@ def test_waiting_for_a_drop_needs_no_api(
     settings: dict[str, str],
     words: str,
 ) -> None:
-    """What keeps it from showing progress is said once."""
+    """The reason why progress cannot be shown is logged once."""
     for name, value in ({"TIDEMILL_BASE_URL": shell.api.url} | settings).items():
         monkeypatch.setenv(name, value)
     s3 = boto3.client("s3")
     at_first_pause(
         monkeypatch, lambda: None, lambda: put_results(s3, bucket, "in", report_of("completed"))
     )
-    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
-    assert said.status == 3
-    assert said.err.count(words) == 1
+    result = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
+    assert result.status == 3
+    assert result.err.count(words) == 1
 
 
 def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
     """Its lines are named."""
-    said = shell.type("drop", shell.file(line("a"), {"custom_id": "b"}), "--bucket", bucket)
-    assert (said.status, said.out) == (1, "")
-    assert "line 2: `url` is required" in said.err
+    result = shell.type("drop", shell.file(line("a"), {"custom_id": "b"}), "--bucket", bucket)
+    assert (result.status, result.out) == (1, "")
+    assert "line 2: `url` is required" in result.err
     assert "Contents" not in s3.list_objects_v2(Bucket=bucket)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--bucket", "b", "--name", "x.errors"], 2, "cannot be the name of a drop"),
-        (["--bucket", "b", "--name", "a\nb"], 2, "cannot be the name of a drop"),
-        (["--bucket", "b", "--name", "x" * 1100], 2, "cannot be the name of a drop"),
-        (["--bucket", "b", "--metadata", "Output-Url=x"], 2, "it has a flag of its own"),
-        (["--bucket", "b", "--metadata", "a b=x"], 2, "cannot be a key"),
+        (["--bucket", "b", "--name", "x.errors"], 2, "is not a valid name for a drop"),
+        (["--bucket", "b", "--name", "a\nb"], 2, "is not a valid name for a drop"),
+        (["--bucket", "b", "--name", "x" * 1100], 2, "is not a valid name for a drop"),
+        (["--bucket", "b", "--metadata", "Output-Url=x"], 2, "pass it as --output-url"),
+        (["--bucket", "b", "--metadata", "completion-window=2h"], 2, "pass it as --window"),
+        (["--bucket", "b", "--metadata", "a b=x"], 2, "is not a valid metadata key"),
         (["--bucket", "b", *(f"--metadata=k{n}={'x' * 500}" for n in range(5))], 2, "2,048 bytes"),
         (["--bucket", "none-there"], 1, "NoSuchBucket"),
-        (["--deployment", "none"], 2, "name the bucket by --bucket"),
+        (["--deployment", "none"], 2, "pass --bucket with the bucket's name"),
     ],
 )
-def test_what_cannot_be_dropped_is_said_in_a_sentence(
+def test_an_invalid_drop_is_reported_in_one_sentence(
     shell: Shell, arguments: list[str], status: int, words: str
 ) -> None:
-    """And nothing is printed on standard output."""
-    said = shell.type("drop", shell.file(*LINES), *arguments)
-    assert (said.status, said.out) == (status, "")
-    assert words in said.err
+    """Nothing is printed on standard output."""
+    result = shell.type("drop", shell.file(*LINES), *arguments)
+    assert (result.status, result.out) == (status, "")
+    assert words in result.err
 
 
-@pytest.mark.parametrize(("file", "words"), [(".", ". is a directory"), ("", "name of the file")])
-def test_what_is_no_file_is_refused(shell: Shell, file: str, words: str) -> None:
-    """Whatever it is to be called there."""
-    said = shell.type("drop", file, "--bucket", "b", "--name", "x", "--wait")
-    assert said.status == 2
-    assert words in said.err
+@pytest.mark.parametrize(("file", "words"), [(".", ". is a directory"), ("", "file name is empty")])
+def test_anything_but_a_file_is_refused(shell: Shell, file: str, words: str) -> None:
+    """An explicit name does not change that."""
+    result = shell.type("drop", file, "--bucket", "b", "--name", "x", "--wait")
+    assert result.status == 2
+    assert words in result.err
 
 
 @pytest.mark.parametrize(
     ("setting", "status", "words"),
     [
         ("AWS_ENDPOINT_URL=http://127.0.0.1:1", 7, "Could not connect"),
-        ("AWS_ENDPOINT_URL=x", 2, "the settings of AWS cannot work: Invalid endpoint: x"),
-        ("AWS_PROFILE=x", 2, "the settings of AWS cannot work: The config profile (x)"),
-        ("AWS_DEFAULT_REGION=a b", 2, "the settings of AWS cannot work: Provided region_name"),
+        ("AWS_ENDPOINT_URL=x", 2, "the AWS settings are not valid: Invalid endpoint: x"),
+        ("AWS_PROFILE=x", 2, "the AWS settings are not valid: The config profile (x)"),
+        ("AWS_DEFAULT_REGION=a b", 2, "the AWS settings are not valid: Provided region_name"),
     ],
 )
 def test_settings_of_aws_that_cannot_work_are_a_sentence(
@@ -239,7 +240,7 @@ def test_settings_of_aws_that_cannot_work_are_a_sentence(
     status: int,
     words: str,
 ) -> None:
-    """Whichever service is asked first."""
+    """The first call may be to any service."""
     for other in ("AWS_REGION", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(other)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -247,22 +248,22 @@ def test_settings_of_aws_that_cannot_work_are_a_sentence(
     monkeypatch.setenv(name, value)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     for where in ("--bucket", "--deployment"):
-        said = shell.type("drop", shell.file(*LINES), where, "b")
-        assert (said.status, said.out) == (status, "")
-        assert words in said.err
+        result = shell.type("drop", shell.file(*LINES), where, "b")
+        assert (result.status, result.out) == (status, "")
+        assert words in result.err
 
 
-def test_without_credentials_it_says_so(
+def test_missing_credentials_are_reported(
     shell: Shell, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a key that is not accepted."""
+    """The exit status is that of a rejected key."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
-    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket)
-    assert said.status == 8
-    assert "needs AWS credentials" in said.err
+    result = shell.type("drop", shell.file(*LINES), "--bucket", bucket)
+    assert result.status == 8
+    assert "needs AWS credentials" in result.err
 
 
 @pytest.mark.parametrize(
@@ -277,16 +278,16 @@ def test_without_credentials_it_says_so(
 def test_a_file_in_another_form_is_dropped_as_it_is(
     typed: str, key: str, shell: Shell, bucket: str, s3: Any
 ) -> None:
-    """Under a name that says its form; its elements are looked at before."""
+    """The name gets the format's suffix; the elements are checked first."""
     content = gzip.compress(json.dumps(LINES).encode())
-    name, *asked = typed.split()
+    name, *flags = typed.split()
     Path(name).write_bytes(content)
-    said = shell.type("drop", name, "--bucket", bucket, "--json", *asked)
+    result = shell.type("drop", name, "--bucket", bucket, "--json", *flags)
     report = {"report": f"output/{key}.batch.json"}
-    assert said.values == [{"object": "drop", "url": f"s3://{bucket}/input/{key}"} | report]
+    assert result.values == [{"object": "drop", "url": f"s3://{bucket}/input/{key}"} | report]
     assert s3.get_object(Bucket=bucket, Key=f"input/{key}")["Body"].read() == content
     Path(name).write_bytes(b"a,b\n1,2\n")
-    refused = shell.type("drop", name, "--bucket", bucket, *asked)
+    refused = shell.type("drop", name, "--bucket", bucket, *flags)
     assert (refused.status, refused.out) == (1, "")
     assert "This looks like CSV: define a request for each row" in refused.err
 
@@ -302,14 +303,16 @@ def reviews(tmp_path: Path) -> Path:
 def test_a_table_is_put_behind_its_recipe(
     shell: Shell, bucket: str, s3: Any, reviews: Path
 ) -> None:
-    """As it is; of a file and of flags one recipe is made."""
+    """The table is unchanged, and recipe file and flags are merged."""
     recipe = (
         "prompt = 'x'\nid = 'id'\nparams = {stop = [\"\\n\", \"é\"], temperature = 0.5, n = 1}\n"
     )
     (reviews.parent / "reviews.recipe.toml").write_text(recipe, encoding="utf-8")
     prompt = 'Label "{{ text }}"\n\x7f'
-    said = shell.type("drop", str(reviews), "--bucket", bucket, "--prompt", prompt, "--keep", "id")
-    assert (said.status, said.out) == (0, f"s3://{bucket}/input/reviews.parquet\n")
+    result = shell.type(
+        "drop", str(reviews), "--bucket", bucket, "--prompt", prompt, "--keep", "id"
+    )
+    assert (result.status, result.out) == (0, f"s3://{bucket}/input/reviews.parquet\n")
     assert s3.get_object(Bucket=bucket, Key="input/reviews.parquet")["Body"].read() == (
         reviews.read_bytes()
     )
@@ -332,14 +335,14 @@ def test_waiting_for_a_table_fetches_it(
     made = report_of(tidemill={"table_url": f"s3://{bucket}/{key}"})
     none = report_of(errors={"data": [{"message": "The table could not be made: x."}]})
     for report, output, words in (
-        (made, ["out.csv"], f"its table is s3://{bucket}/{key}"),
+        (made, ["out.csv"], f"its table is at s3://{bucket}/{key}"),
         (none, ["out.csv.rows.jsonl", "out.csv.errors.jsonl"], "could not be made"),
     ):
         at_first_pause(monkeypatch, partial(put_results, s3, bucket, "reviews.parquet", report))
-        asked = ("--bucket", bucket, "--prompt", "{{ text }}", "--wait", "-o", "out.csv")
-        said = shell.type("drop", str(reviews), *asked)
-        assert said.status == 3
-        assert words in said.err
+        flags = ("--bucket", bucket, "--prompt", "{{ text }}", "--wait", "-o", "out.csv")
+        result = shell.type("drop", str(reviews), *flags)
+        assert result.status == 3
+        assert words in result.err
         recipe = s3.get_object(Bucket=bucket, Key="input/reviews.recipe.toml")["Body"].read()
         assert tomllib.loads(recipe.decode())["output"] == "csv"
         assert sorted(path.name for path in shell.folder.glob("out*")) == sorted(output)
@@ -351,17 +354,20 @@ def test_waiting_for_a_table_fetches_it(
     ("flags", "words"),
     [
         (["--prompt", "{{ txet }}"], "did you mean `text`?"),
-        (["--prompt", "{{ text }}", "-o", "x.parquet"], "give it too"),
-        (["--recipe", "dates.toml"], "dates.toml cannot work: it contains a date or time"),
+        (["--prompt", "{{ text }}", "-o", "x.parquet"], "-o requires --wait"),
+        (
+            ["--recipe", "dates.toml"],
+            "dates.toml is not valid: it contains a date or time",
+        ),
         ([], "The file is a Parquet table: define a request for each row"),
     ],
 )
 def test_a_table_that_cannot_be_run_is_not_dropped(  # noqa: PLR0917 - fixtures
     shell: Shell, bucket: str, s3: Any, reviews: Path, flags: list[str], words: str
 ) -> None:
-    """Nor is its recipe."""
+    """Its recipe is not uploaded either."""
     Path("dates.toml").write_text("prompt = '{{ text }}'\nparams = {at = 2026-01-01}\n")
-    said = shell.type("drop", str(reviews), "--bucket", bucket, *flags)
-    assert (said.status in {1, 2}, said.out) == (True, "")
-    assert words in said.err
+    result = shell.type("drop", str(reviews), "--bucket", bucket, *flags)
+    assert (result.status in {1, 2}, result.out) == (True, "")
+    assert words in result.err
     assert "Contents" not in s3.list_objects_v2(Bucket=bucket)

@@ -75,10 +75,10 @@ def test_a_shard_is_estimated_by_itself(source: Path, capsys: pytest.CaptureFixt
     assert sum(each["num_lines"] for each in found) == 13
 
 
-def test_lines_that_are_reused_are_no_work(
+def test_reused_lines_need_no_work(
     write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their tokens are not counted, and what is kept stays as it was."""
+    """Their tokens are not counted, and stored results stay unchanged."""
     kept = ("--reuse", str(tmp_path / "kept"))
     old = [chat(number, f"{number} and {number}") for number in range(4)]
     source = write_input(*old)
@@ -107,7 +107,7 @@ def test_time_and_cost_come_from_what_tokens_have_cost(
     found = estimated(capsys, source, *flags)
     assert (found["seconds"], found["cost"]) == (None, None)
     assert main(["estimate", str(source)]) == 0
-    assert "not known: run a file of this model here first" in capsys.readouterr().out
+    assert "unknown: run a file with this model here first" in capsys.readouterr().out
     model = CostModel(fixed_seconds=5.0)
     model.add(Work(prefilled=1_000), 50.0)
     model.add(Work(decoded=1_000), 50.0)
@@ -119,10 +119,10 @@ def test_time_and_cost_come_from_what_tokens_have_cost(
     assert found["cost"] == pytest.approx(expected * 0.002, rel=0.01)
 
 
-def test_a_sample_tells_how_long_answers_are(
+def test_a_sample_measures_the_length_of_answers(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rows are thrown away; lines of it that fail teach nothing."""
+    """Its rows are discarded, and failed lines are ignored."""
     found = estimated(capsys, source, "--sample", "13")
     out = tmp_path / "rows.jsonl"
     assert main(["run", "-i", str(source), "-o", str(out), "--no-card"]) == 0
@@ -150,10 +150,10 @@ def test_a_sample_of_a_table_runs_its_rendered_requests(
     assert [path.name for path in tmp_path.iterdir()] == [table.name]
 
 
-def test_a_file_of_which_nothing_can_run_says_so(
+def test_a_file_without_runnable_lines_is_reported(
     write_input: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the reasons, and status 1; a file that is not there is refused."""
+    """The reasons are printed and the exit status is 1; a missing file is refused."""
     source = write_input('{"custom_id": "a"}', chat(1, "a", temperature=-1))
     assert main(["estimate", str(source)]) == 1
     words = capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_what_a_run_refuses_is_refused(
 def test_a_sample_that_is_stopped_ends_the_estimate(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a run that a signal stops; a line that would fail is in no sample."""
+    """It ends like a stopped run; a line that would fail is not sampled."""
     sampled = []
 
     def stopped(options: RunOptions, **_: object) -> int:

@@ -40,7 +40,7 @@ def known(emulator: Emulator, table: str, token: str) -> ApiKey | None:
 
 
 def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Type a command of keys; return its exit status and what it said on both streams."""
+    """Run a keys command; return its exit status and output."""
     return place.typed(capsys, "keys", *arguments)
 
 
@@ -73,7 +73,7 @@ def test_a_key_is_made_listed_and_revoked(
 def test_a_key_is_revoked_by_itself(
     ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who finds a token in a log need not look its id up, and it is not printed again."""
+    """A token found in a log can be revoked without its ID, and is not printed again."""
     token = typed(capsys, "create", "--name", "a", "--table", table)[1].strip()
     status, out, err = typed(capsys, "revoke", token, "--table", table)
     assert status == 0
@@ -82,12 +82,12 @@ def test_a_key_is_revoked_by_itself(
 
 
 def test_keys_of_one_tenant_are_listed(table: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is said on standard output when there are none."""
+    """Without keys, nothing is printed on standard output."""
     for tenant in ("search", "ads"):
         typed(capsys, "create", "--name", "x", "--tenant", tenant, "--table", table)
     _, out, _ = typed(capsys, "list", "--tenant", "ads", "--table", table)
     assert [cells[1] for cells in cells_of(out)] == ["TENANT", "ads"]
-    status, out, err = typed(capsys, "list", "--tenant", "nobody", "--table", table)
+    status, out, err = typed(capsys, "list", "--tenant", "empty", "--table", table)
     assert (status, out) == (0, "")
     assert "no keys" in err
 
@@ -95,7 +95,7 @@ def test_keys_of_one_tenant_are_listed(table: str, capsys: pytest.CaptureFixture
 def test_the_environment_names_the_table(
     table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does for everything of a deployment."""
+    """The variable works as for the other commands of a deployment."""
     monkeypatch.setenv("TIDEMILL_TABLE", table)
     assert typed(capsys, "create", "--name", "x")[0] == 0
     assert len(typed(capsys, "list", "--table", table)[1].splitlines()) == 2
@@ -121,10 +121,10 @@ def test_the_deployment_names_the_table(
     assert typed(capsys, "list", "--table", table)[1] == ""
 
 
-def test_a_stack_of_somebody_else_is_refused(
+def test_another_program_s_stack_is_refused(
     ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that has the name but no table."""
+    """It has the name, but no table."""
     del table
     template = json.loads(TEMPLATE) | {"Outputs": {}}
     ministack.client("cloudformation").create_stack(
@@ -132,7 +132,7 @@ def test_a_stack_of_somebody_else_is_refused(
     )
     status, out, err = typed(capsys, "list", "--deployment", "theirs")
     assert (status, out) == (2, "")
-    assert "theirs-data is none of Tidemill's" in err
+    assert "theirs-data is not a Tidemill stack" in err
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_stack_of_somebody_else_is_refused(
     [
         (["list"], 2, "reading the stack tidemill-data failed"),
         (["list", "--deployment", "none"], 2, "reading the stack none-data failed"),
-        (["create", "--name", "x", "--table", "none"], 1, "the table none cannot be used"),
-        (["list", "--table", "none"], 1, "the table none cannot be used"),
-        (["revoke", "x", "--table", "none"], 1, "the table none cannot be used"),
+        (["create", "--name", "x", "--table", "none"], 1, "the table none cannot be accessed"),
+        (["list", "--table", "none"], 1, "the table none cannot be accessed"),
+        (["revoke", "x", "--table", "none"], 1, "the table none cannot be accessed"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence(
+def test_missing_resources_are_reported_in_one_sentence(
     table: str,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -161,15 +161,15 @@ def test_what_is_not_there_is_said_in_a_sentence(
 
 
 def test_an_unknown_key_is_refused(table: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was typed is not repeated: it may be most of a secret."""
+    """The error does not repeat the argument, which may be most of a secret."""
     status, out, err = typed(capsys, "revoke", "tm_0123_half-a-secret", "--table", table)
     assert (status, out) == (2, "")
-    assert "there is no such key" in err
+    assert "key not found" in err
     assert "half-a-secret" not in err
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["list", "--table", "t"]])
-def test_without_credentials_it_says_so(
+def test_missing_credentials_are_reported(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -202,7 +202,7 @@ def test_the_region_of_the_docs_is_enough(
 def test_without_a_region_it_says_what_to_set(
     table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of AWS is asked: it would be asked in the wrong place."""
+    """AWS is not called, because the region would be wrong."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
@@ -231,6 +231,6 @@ print([main(["keys", *typed]) for typed in (["list"], ["create", "--name", "x"],
 def test_a_name_that_cannot_be_listed_is_refused(
     capsys: pytest.CaptureFixture[str], flag: str, name: str
 ) -> None:
-    """As any wrong argument: status 2 and a sentence."""
+    """The exit status is 2, and the error one sentence."""
     assert main(["keys", "create", "--name", "good", "--table", "t", flag, name]) == 2
     assert capsys.readouterr().err.startswith(f"tidemill: {flag}: ")

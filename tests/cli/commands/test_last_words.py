@@ -1,4 +1,4 @@
-"""What a worker that ends badly leaves behind, where SageMaker looks for it."""
+"""Tests of SageMaker's failure file, which a failed worker writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.handler.observability import logger
 from tidemill.offline.console.errors import CliError, Refused
 
 
-def said(status: int, *words: str) -> Callable[[], int]:
+def command_that_logs(status: int, *words: str) -> Callable[[], int]:
     """Return a command that logs errors and ends with this status."""
 
     def command() -> int:
@@ -27,14 +27,14 @@ def said(status: int, *words: str) -> Callable[[], int]:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (said(1, "one", "engine died"), "engine died: no device"),
-        (said(1, "engine died", "other"), "other"),
-        (said(3), "ended with status 3"),
+        (command_that_logs(1, "one", "engine died"), "engine died: no device"),
+        (command_that_logs(1, "engine died", "other"), "other"),
+        (command_that_logs(3), "ended with status 3"),
     ],
     ids=["with a reason", "the last", "without a word"],
 )
 def test_the_last_error_is_left(tmp_path: Path, command: Callable[[], int], words: str) -> None:
-    """Of a bad end; warnings are none."""
+    """Only errors count, not warnings."""
     assert write_failure_file(command, tmp_path) == command()
     assert (tmp_path / "failure").read_text() == words
 
@@ -45,7 +45,7 @@ def test_the_last_error_is_left(tmp_path: Path, command: Callable[[], int], word
     ids=["a setting", "a fault of ours"],
 )
 def test_what_ends_a_command_is_left(tmp_path: Path, failure: Exception, words: str) -> None:
-    """It goes on to whoever called, too; SageMaker shows the first thousand characters."""
+    """The exception is also raised; SageMaker shows the first thousand characters."""
 
     def command() -> int:
         raise failure
@@ -58,21 +58,21 @@ def test_what_ends_a_command_is_left(tmp_path: Path, failure: Exception, words: 
 
 
 def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
-    """Whatever was logged on the way."""
-    assert write_failure_file(said(0, "engine died"), tmp_path) == 0
+    """Earlier log lines do not matter."""
+    assert write_failure_file(command_that_logs(0, "engine died"), tmp_path) == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     """The worker ends as it would have."""
     (tmp_path / "failure").mkdir()
-    assert write_failure_file(said(1, "one"), tmp_path) == 1
+    assert write_failure_file(command_that_logs(1, "one"), tmp_path) == 1
 
 
-def test_where_nobody_looks_nothing_is_written(tmp_path: Path) -> None:
-    """Nor is a folder made."""
+def test_without_sagemaker_s_folder_nothing_is_written(tmp_path: Path) -> None:
+    """The folder is not created either."""
     folder = tmp_path / "output"
-    assert write_failure_file(said(1, "one"), folder) == 1
+    assert write_failure_file(command_that_logs(1, "one"), folder) == 1
     with pytest.raises(CliError):
         write_failure_file(raising, folder)
     assert not folder.exists()

@@ -78,38 +78,38 @@ def test_it_runs_until_sigterm(rig: Rig, tmp_path: Path) -> None:
 
 
 def refusal_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Return the exit status and what is said of a launcher that does not begin."""
+    """Return the exit status and the error of a launcher that does not start."""
     status, _, err = typed(capsys, "launcher", *words)
     return status, err
 
 
-def test_what_cannot_work_is_said_at_once(
+def test_invalid_settings_are_reported_immediately(
     rig: Rig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings, plans, the cluster and AWS, each with what to do."""
+    """Errors of settings, plans, the cluster and AWS contain advice."""
     rig.write(gpu=1)
     assert refusal_of(capsys) == (
         2,
         f"tidemill: {rig.file}: {MODEL}.means.gpu is not a known key of a plan\n",
     )
     rig.write()
-    status, said = refusal_of(capsys, "--namespace", "other")
-    assert (status, 'namespaces "other" not found' in said) == (1, True)
-    status, said = refusal_of(capsys, "--api-server", "http://127.0.0.1:9")
-    assert (status, "http://127.0.0.1:9 cannot be reached" in said) == (1, True)
+    status, stderr = refusal_of(capsys, "--namespace", "other")
+    assert (status, 'namespaces "other" not found' in stderr) == (1, True)
+    status, stderr = refusal_of(capsys, "--api-server", "http://127.0.0.1:9")
+    assert (status, "http://127.0.0.1:9 cannot be reached" in stderr) == (1, True)
     monkeypatch.setenv("TIDEMILL_TABLE", "nothing")
-    status, said = refusal_of(capsys)
-    assert (status, "the table nothing cannot be read: " in said) == (1, True)
+    status, stderr = refusal_of(capsys)
+    assert (status, "the table nothing cannot be read: " in stderr) == (1, True)
     monkeypatch.delenv("TIDEMILL_TABLE")
     assert refusal_of(capsys) == (2, "tidemill: TIDEMILL_TABLE: Field required\n")
     monkeypatch.delenv("TIDEMILL_PLANS")
-    assert refusal_of(capsys)[1].startswith("tidemill: name a file of plans by --plans")
+    assert refusal_of(capsys)[1].startswith("tidemill: no plans: pass --plans")
 
 
 def test_workers_of_a_cluster_are_listed_stopped_and_started_again(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of a deployment that starts its own, where the launcher's environment is."""
+    """The commands work as for a deployment with its own workers, in the launcher's environment."""
     rig.open()
     rig.step()
     rig.cluster.run_pods()

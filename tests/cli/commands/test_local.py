@@ -15,7 +15,7 @@ from tidemill.offline.engine.options import EngineOptions
 def test_an_input_that_is_not_there_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """With the path and what is wrong with it."""
+    """The error has the path and the reason."""
     missing = tmp_path / "none.jsonl"
     assert main(["local", "run", "-i", str(missing), "-o", str(tmp_path / "out.jsonl")]) == 2
     assert f"{missing} cannot be read: No such file or directory" in capsys.readouterr().err
@@ -24,7 +24,7 @@ def test_an_input_that_is_not_there_is_refused_before_anything_starts(
 def test_a_wrong_configuration_ends_with_a_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Which names the file and the key."""
+    """The sentence names the file and the key."""
     config = tmp_path / "config.toml"
     config.write_text('[[models]]\nname = "m"\ngpu = "l5"\n')
     assert main(["local", "up", "--config", str(config)]) == 2
@@ -34,7 +34,7 @@ def test_a_wrong_configuration_ends_with_a_sentence(
 def test_an_emulator_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     monkeypatch.setattr("localstack.ministack._ROOT", tmp_path)
     monkeypatch.delenv("MINISTACK", raising=False)
     assert main(["local", "up"]) == 2
@@ -42,7 +42,7 @@ def test_an_emulator_that_is_not_installed_is_named(
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever answers there is not deployed to."""
+    """The stacks are not deployed to the server on that port."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["local", "up", "--port", str(port)]) == 2
@@ -61,9 +61,9 @@ def test_the_deploying_command_that_is_not_installed_is_named(
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Not by a worker, after minutes."""
+    """The command reports it, not a worker after minutes."""
     assert main(["local", "up", "--model", "./nothere"]) == 2
-    assert capsys.readouterr().err == "tidemill: --model ./nothere: there is no such folder\n"
+    assert capsys.readouterr().err == "tidemill: --model ./nothere: folder not found\n"
 
 
 def test_workers_find_what_was_named_from_another_folder(
@@ -81,7 +81,7 @@ def test_workers_find_what_was_named_from_another_folder(
 def test_more_names_need_one_model_that_they_can_mean(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of two models the configuration says which."""
+    """With two models, the configuration must contain the names."""
     config = tmp_path / "config.toml"
     config.write_text("".join(f'[[models]]\nname = "{name}"\ngpu = "l4"\n' for name in "ab"))
     assert main(["local", "up", "--config", str(config), "--any-model"]) == 2
@@ -89,7 +89,7 @@ def test_more_names_need_one_model_that_they_can_mean(
 
 
 def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
-    """That of its folder or file, or of the hub; a flag goes before it."""
+    """The name is that of the folder, file or hub ID; a flag overrides it."""
     (tmp_path / "llama-8b").mkdir()
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
 
@@ -108,7 +108,7 @@ def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--prompt", "Who wrote {{ mesage }}?"], "did you mean `message`?"),
-        (["--id", "message"], "there is no recipe: give --prompt, or messages.recipe.toml"),
+        (["--id", "message"], "requires a recipe: pass --prompt, or create messages.recipe.toml"),
         (["--prompt", "{{ message }}", "-o", "messages.xlsx"], "an Excel workbook"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_table_that_cannot_be_run_is_refused_before_anything_starts(
     flags: list[str],
     words: str,
 ) -> None:
-    """By the checks of `run` and `drop`."""
+    """The checks are those of `run` and `drop`."""
     monkeypatch.chdir(tmp_path)
     Path("messages.csv").write_text("message\nHello\n")
     assert main(["local", "run", "-i", "messages.csv", *flags]) in {1, 2}
@@ -134,7 +134,7 @@ def test_an_output_that_exists_is_not_overwritten(
     Path("in.jsonl").write_text("not json\n")
     Path("in.output.jsonl").write_text("precious\n")
     assert main(["local", "run", "-i", "in.jsonl"]) == 2
-    assert "in.output.jsonl is there already" in capsys.readouterr().err
+    assert "in.output.jsonl already exists" in capsys.readouterr().err
     assert main(["local", "run", "-i", "in.jsonl", "--force"]) == 1
-    assert "cannot be a batch" in capsys.readouterr().err
+    assert "is not a valid batch" in capsys.readouterr().err
     assert Path("in.output.jsonl").read_text() == "precious\n"

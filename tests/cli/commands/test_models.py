@@ -14,14 +14,14 @@ MODEL = str(demo.MODEL_PATH)
 
 
 def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both say the same."""
+    """Both have the same content."""
     assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32"]) == 0
     table = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert table["runs"].strip().startswith("by the engine's own network")
     assert (report["runs"], report["model_type"], report["dtype"]) == ("native", "qwen3", "float32")
-    assert f"{report['kv_bytes_per_token']:,} bytes a token" in table["KV cache"]
+    assert f"{report['kv_bytes_per_token']:,} bytes per token" in table["KV cache"]
     assert f"{report['weight_bytes'] / 1e6:,.1f} MB as float32 on cpu" in table["weights"]
     assert table["tool calls"].strip() == report["tool_call_parser"] == "hermes"
 
@@ -45,9 +45,9 @@ def test_a_gpu_of_another_machine_can_be_planned_for(
     """How many tokens fit there nothing here can tell."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["models", MODEL, "--device", "cuda"]) == 0
-    told = capsys.readouterr().out
-    assert "MB as bfloat16 on cuda" in told
-    assert "1,280 bytes a token; how many tokens fit depends on the GPU" in told
+    stdout = capsys.readouterr().out
+    assert "MB as bfloat16 on cuda" in stdout
+    assert "1,280 bytes per token; the number of tokens that fit depends on the GPU" in stdout
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_a_gpu_of_another_machine_can_be_planned_for(
         ({"attention_chunk_size": 1}, "config.json has unsupported attention_chunk_size"),
     ],
 )
-def test_what_would_run_it_is_told_by_its_config_alone(
+def test_the_config_alone_determines_what_would_run_it(
     config: dict[str, int], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without its weights it is refused, and what they would be run by is a row of its own."""
-    said = json.loads((demo.MODEL_PATH / "config.json").read_bytes()) | config
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    """Without weights the model is refused, and a separate row contains its network."""
+    config_fields = json.loads((demo.MODEL_PATH / "config.json").read_bytes()) | config
+    (tmp_path / "config.json").write_text(json.dumps(config_fields))
     assert main(["models", str(tmp_path), "--device", "cpu"]) == 1
     rows = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows[:4]] == ["model", "refused", "refused", "would run"]
@@ -78,9 +78,9 @@ def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the JSON name them; the model keeps the engine's own network."""
-    said = json.loads((demo.MODEL_PATH / "config.json").read_bytes())
-    said |= {"unk_token_id": 0, "use_qk_norm": True}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    config_fields = json.loads((demo.MODEL_PATH / "config.json").read_bytes())
+    config_fields |= {"unk_token_id": 0, "use_qk_norm": True}
+    (tmp_path / "config.json").write_text(json.dumps(config_fields))
     note = (
         "config.json: ignored unk_token_id and use_qk_norm, which transformers' Qwen3ForCausalLM "
         "never reads"
@@ -96,9 +96,9 @@ def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ([], "name a model"),
-        (["/no/such/folder"], "there is no such folder"),
-        (["s3://bucket/model"], "lies in S3"),
+        ([], "no model: pass a folder"),
+        (["/no/such/folder"], "folder not found"),
+        (["s3://bucket/model"], "is in S3"),
         ([MODEL, "--tool-call-parser", "x"], "is none of"),
         ([MODEL, "--jsn"], "did you mean --json?"),
     ],
@@ -106,6 +106,6 @@ def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
 def test_what_cannot_work_ends_with_2(
     typed: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one sentence."""
+    """The error is one sentence."""
     assert main(["models", *typed]) == 2
     assert words in capsys.readouterr().err

@@ -13,10 +13,10 @@ from tests.cli.fake_api import Fault, row_of
 
 
 def test_a_batch_is_waited_for_and_fetched(shell: Shell) -> None:
-    """Under its id unless told; looks become rarer, from a second to ten."""
+    """The files are named by the ID; the polling interval grows from one to ten seconds."""
     batch_id = submitted(shell, "a", "b")
-    said = shell.type("resume", batch_id)
-    assert said.status == 0
+    result = shell.type("resume", batch_id)
+    assert result.status == 0
     rows = row_of(line("a")) + row_of(line("b"))
     assert Path(f"{batch_id}.output.jsonl").read_bytes() == rows
     assert not Path(f"{batch_id}.errors.jsonl").exists()
@@ -59,14 +59,14 @@ def test_a_download_that_was_given_up_goes_on_at_the_next_command(shell: Shell) 
         Fault("GET", "/storage/file/", after_bytes=1_000),
         Fault("GET", "/storage/file/", status=404),
     ]
-    said = shell.type("resume", batch_id, "-o", "rows")
-    assert said.status == 1
-    assert "the storage does not give the results: HTTP 404" in said.err
-    assert f"`tidemill resume {batch_id} -o rows" in said.err
+    result = shell.type("resume", batch_id, "-o", "rows")
+    assert result.status == 1
+    assert "the results cannot be downloaded: storage returned HTTP 404" in result.err
+    assert f"`tidemill resume {batch_id} -o rows" in result.err
     assert not Path("rows").exists()
-    said = shell.type("results", batch_id, "-o", "rows")
-    assert said.status == 0
-    assert "at byte 1,000" in said.err
+    result = shell.type("results", batch_id, "-o", "rows")
+    assert result.status == 0
+    assert "at byte 1,000" in result.err
     assert Path("rows").read_bytes() == b"".join(row_of(line(str(n))) for n in range(50))
     assert [path.name for path in shell.folder.glob(".*")] == []
 
@@ -75,31 +75,33 @@ def test_a_download_that_was_given_up_goes_on_at_the_next_command(shell: Shell) 
     ("spoil", "words"),
     [
         (lambda folder: folder.joinpath("rows").mkdir(), "rows is a directory"),
-        (lambda folder: folder.joinpath("rows").write_text(""), "rows is there already"),
-        (lambda folder: os.mkfifo(folder / "rows"), "rows is no ordinary file"),
+        (lambda folder: folder.joinpath("rows").write_text(""), "rows already exists"),
+        (lambda folder: os.mkfifo(folder / "rows"), "rows is not a regular file"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_refused_before_the_wait(
     shell: Shell, spoil: Callable[[Path], object], words: str
 ) -> None:
-    """Exit status 2."""
+    """The exit status is 2."""
     batch_id = submitted(shell)
     spoil(shell.folder)
-    said = shell.type("resume", batch_id, "-o", "rows")
-    assert said.status == 2
-    assert words in said.err
+    result = shell.type("resume", batch_id, "-o", "rows")
+    assert result.status == 2
+    assert words in result.err
     assert shell.api.batches[batch_id]["status"] == "in_progress"
 
 
 def test_a_full_disk_is_a_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do; the rows are still on the server."""
+    """The error has advice; the rows are still on the server."""
     batch_id = submitted(shell)
 
     def fill(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tidemill.cli.transfer.download.os.fsync", fill)
-    said = shell.type("resume", batch_id, "-o", "rows")
-    assert said.status == 1
-    assert "the disk of rows is full: make room, then give the same command" in said.err
+    result = shell.type("resume", batch_id, "-o", "rows")
+    assert result.status == 1
+    assert (
+        "the disk of rows is full: free some space, then run the same command again" in result.err
+    )
     assert not Path("rows").exists()

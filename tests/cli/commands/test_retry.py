@@ -1,4 +1,4 @@
-"""`tidemill retry`: the lines of a batch or of a file that have no good row."""
+"""Tests of `tidemill retry`: lines of a batch or a file that did not succeed."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def content(shell: Shell, batch_id: str) -> list[Any]:
 
 
 def test_lines_that_failed_make_a_new_batch(shell: Shell) -> None:
-    """In their order, with the endpoint, the window and the metadata of the old one."""
+    """The lines keep their order, and the batch keeps endpoint, window and metadata."""
     old = ended(shell, *LINES, flags="--window 2h --metadata team=search")
-    said = shell.type("retry", old)
-    new = said.out.strip()
-    assert (said.status, new != old) == (0, True)
-    assert f"retrying 2 of 4 lines of {old}" in said.err
+    result = shell.type("retry", old)
+    new = result.out.strip()
+    assert (result.status, new != old) == (0, True)
+    assert f"retrying 2 of 4 lines of {old}" in result.err
     assert content(shell, new) == [LINES[1], LINES[3]]
-    asked = shell.api.batches[new]["asked"]
-    assert asked.pop("input_file_id") != shell.api.batches[old]["input_file_id"]
-    assert asked == {
+    request = shell.api.batches[new]["request"]
+    assert request.pop("input_file_id") != shell.api.batches[old]["input_file_id"]
+    assert request == {
         "endpoint": "/v1/completions",
         "completion_window": "2h",
         "metadata": {"team": "search", "retry_of": old},
     }
     again = ended(shell, LINES[1], flags="--metadata retry_of=x")
-    said = shell.type("retry", again, "--window", "3h", "--metadata", "team=a", "--json")
-    asked = said.values[0]["asked"]
-    assert asked["metadata"] == {"team": "a", "retry_of": again}
-    assert asked["completion_window"] == "3h"
+    result = shell.type("retry", again, "--window", "3h", "--metadata", "team=a", "--json")
+    request = result.values[0]["request"]
+    assert request["metadata"] == {"team": "a", "retry_of": again}
+    assert request["completion_window"] == "3h"
 
 
 def test_invalid_requests_are_retried_only_on_request(shell: Shell) -> None:
@@ -62,9 +62,9 @@ def test_invalid_requests_are_retried_only_on_request(shell: Shell) -> None:
     invalid = {"status_code": 400, "request_id": "r", "body": {"error": {"message": "`n` is 4"}}}
     row = json.dumps({"custom_id": "d", "response": invalid, "error": None}).encode() + b"\n"
     shell.api.files[batch["error_file_id"]] = row_of(LINES[1]) + row
-    said = shell.type("retry", old)
-    assert f"note: 1 request of {old} would fail again and is left out" in said.err
-    assert content(shell, said.out.strip()) == [LINES[1]]
+    result = shell.type("retry", old)
+    assert f"note: omitted 1 request of {old} that is invalid" in result.err
+    assert content(shell, result.out.strip()) == [LINES[1]]
     assert content(shell, shell.type("retry", old, "--include-invalid").out.strip()) == [
         LINES[1],
         LINES[3],
@@ -76,13 +76,13 @@ def test_invalid_requests_are_retried_only_on_request(shell: Shell) -> None:
         "completed",
         {"total": 4, "completed": 3, "failed": 1},
     )
-    said = shell.type("retry", old)
-    assert (said.status, said.out) == (3, "")
-    assert f"no line of {old} is left to retry" in said.err
+    result = shell.type("retry", old)
+    assert (result.status, result.out) == (3, "")
+    assert f"{old} has no requests to retry" in result.err
 
 
 def test_lines_that_were_not_run_are_retried_too(shell: Shell) -> None:
-    """Of a batch that was cancelled not every line has a row: what has a good one is left out."""
+    """A cancelled batch has lines without rows; only successful ones are omitted."""
     old = ended(shell, *LINES, line("e"))
     batch = shell.api.batches[old]
     batch["status"], batch["request_counts"]["completed"] = "cancelled", 1
@@ -95,29 +95,29 @@ def test_lines_that_were_not_run_are_retried_too(shell: Shell) -> None:
 
 
 def test_waiting_ends_with_the_new_rows(shell: Shell) -> None:
-    """In files of their own; rows of the old batch are not touched."""
+    """They are written to new files; rows of the old batch are not touched."""
     old = ended(shell, *LINES)
-    said = shell.type("retry", "@last", "--wait")
-    assert said.status == 3
+    result = shell.type("retry", "@last", "--wait")
+    assert result.status == 3
     assert Path(f"{old}.retry.errors.jsonl").read_bytes() == row_of(LINES[1]) + row_of(LINES[3])
 
 
-def test_lines_that_are_no_request_are_left_out(shell: Shell) -> None:
-    """As they would fail again."""
+def test_malformed_lines_are_omitted(shell: Shell) -> None:
+    """They would fail again."""
     old = ended(shell, *LINES)
     file_id = shell.api.batches[old]["input_file_id"]
     packed = gzip.compress(shell.api.files[file_id] + b'{"custom_id": "b"}\nnot JSON')
     shell.api.files[file_id] = packed
-    said = shell.type("retry", old)
-    assert f"note: 2 malformed lines of {old} cannot be retried" in said.err
-    assert content(shell, said.out.strip()) == [LINES[1], LINES[3]]
+    result = shell.type("retry", old)
+    assert f"note: 2 malformed lines of {old} cannot be retried" in result.err
+    assert content(shell, result.out.strip()) == [LINES[1], LINES[3]]
 
 
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
         ({"status": "in_progress"}, 1, "can be retried once it has ended"),
-        ({"tidemill": {"erasing_at": 5}}, 1, "is erased"),
+        ({"tidemill": {"erasing_at": 5}}, 1, "was erased"),
         (
             {
                 "status": "failed",
@@ -126,22 +126,26 @@ def test_lines_that_are_no_request_are_left_out(shell: Shell) -> None:
                 "errors": {"data": [{"message": "no \x1b JSON", "line": 2}]},
             },
             1,
-            "has failed as a whole (line 2: no � JSON): mend its file",
+            "failed as a whole (line 2: no � JSON): correct its file",
         ),
-        ({"input_file_id": "file-gone"}, 1, "is not to be had any more (file-gone)"),
-        ({"request_counts": {"total": 4, "completed": 4, "failed": 0}}, 0, "no line of"),
+        ({"input_file_id": "file-gone"}, 1, "no longer exists (file-gone)"),
+        (
+            {"request_counts": {"total": 4, "completed": 4, "failed": 0}},
+            0,
+            "has no requests to retry",
+        ),
     ],
 )
-def test_a_batch_without_lines_to_retry_is_told_by_a_sentence(
+def test_a_batch_without_lines_to_retry_is_reported_in_a_sentence(
     fields: dict[str, Any], status: int, words: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs, it is gone, or nothing failed; no batch is made."""
+    """The batch runs, is gone, or has no failures; no new batch is created."""
     old = ended(shell, *LINES)
     shell.api.batches[old] |= fields
     monkeypatch.setattr(shell.api, "advance", lambda _: None)
-    said = shell.type("retry", old)
-    assert (said.status, said.out) == (status, "")
-    assert words in said.err
+    result = shell.type("retry", old)
+    assert (result.status, result.out) == (status, "")
+    assert words in result.err
     assert len(shell.api.batches) == 1
 
 
@@ -152,16 +156,16 @@ def test_rows_in_a_file_are_a_run_that_resumes(
     monkeypatch.chdir(tmp_path)
     for name in ("x.jsonl.gz", "x.output.jsonl", "y.jsonl", "rows.jsonl"):
         Path(name).touch()
-    asked = "-o x.output.jsonl --resume --retry-failed --model m --seed 1"
+    request = "-o x.output.jsonl --resume --retry-failed --model m --seed 1"
     found = parse("retry x.output.jsonl --model m --seed 1".split())
-    assert options_from(found) == options_from(parse(f"run -i x.jsonl.gz {asked}".split()))
-    assert "this is `tidemill run -i x.jsonl.gz -o x.output.jsonl" in capsys.readouterr().err
+    assert options_from(found) == options_from(parse(f"run -i x.jsonl.gz {request}".split()))
+    assert "running `tidemill run -i x.jsonl.gz -o x.output.jsonl" in capsys.readouterr().err
     Path("x.errors.jsonl").touch()
     found = parse("retry x.output.jsonl -i y.jsonl --model m --seed 1".split())
-    wanted = parse(f"run -i y.jsonl -e x.errors.jsonl {asked}".split())
+    wanted = parse(f"run -i y.jsonl -e x.errors.jsonl {request}".split())
     assert options_from(found) == options_from(wanted)
     for typed, words in (
-        ("rows.jsonl", "are not beside it: name their file with -i"),
+        ("rows.jsonl", "are not next to it: pass their file with -i"),
         ("gone.jsonl", "gone.jsonl does not exist"),
         ("x.output.jsonl.gz -i y.jsonl", "does not exist"),
         ("rows.jsonl.gz", "does not exist"),
@@ -207,12 +211,12 @@ def test_requests_without_a_good_row_are_written(
     rows = [*map(row_of, LINES[::-1]), json.dumps(bad).encode()]
     Path("x.output.jsonl").write_bytes(b"".join(rows))
     assert main(["retry", "x.output.jsonl", "-o", "failed.jsonl"]) == 0
-    said = capsys.readouterr().err
-    assert "note: 1 malformed line of x.jsonl left out" in said
-    assert "4 of 7 requests have no good row: failed.jsonl" in said
+    stderr = capsys.readouterr().err
+    assert "note: omitted 1 malformed line of x.jsonl" in stderr
+    assert "4 of 7 requests did not succeed: failed.jsonl" in stderr
     failed = b"".join(lines[place] + b"\n" for place in (1, 3, 4, 5))
     assert Path("failed.jsonl").read_bytes() == failed
-    for output, words in (("failed.jsonl", "is there already"), ("x.jsonl", "same file")):
+    for output, words in (("failed.jsonl", "already exists"), ("x.jsonl", "same file")):
         assert main(["retry", "x.output.jsonl", "-o", output]) == 2
         assert words in capsys.readouterr().err
     assert main(["retry", "x.output.jsonl", "-i", "x.jsonl", "-o", "-"]) == 0

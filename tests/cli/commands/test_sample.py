@@ -120,10 +120,10 @@ def test_a_sample_of_a_table_has_whole_rows_and_the_header(tmp_path: Path, sampl
     assert sample(table) == b"a,b\n"
 
 
-def test_what_is_no_batch_file_is_refused_by_a_sentence(
+def test_anything_but_a_batch_file_is_refused_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which says what it is."""
+    """The error contains the file's probable format."""
     path = tmp_path / "in.zip"
     path.write_bytes(b"PK\x03\x04")
     assert main(["sample", str(path)]) == 1

@@ -1,4 +1,4 @@
-"""`tidemill serve` as it is typed wrongly, or as vLLM has it: told before a model loads."""
+"""Tests of invalid or vLLM flags of `tidemill serve`, which are reported before loading."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from tidemill.server.uvicorn_server import check_address
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """Return a port at which somebody listens."""
+    """Yield a port that is in use."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
         yield str(held.getsockname()[1])
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_loads(
+def test_a_port_in_use_is_reported_before_a_model_loads(
     taken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is loaded to find out."""
+    """The check does not need to load a model."""
     assert main(["serve", "--port", taken]) == 2
-    said = capsys.readouterr().err
-    assert f"tidemill: cannot listen at 127.0.0.1:{taken}: Address already in use\n" in said
-    assert "loading" not in said
+    stderr = capsys.readouterr().err
+    assert f"tidemill: cannot listen on 127.0.0.1:{taken}: Address already in use\n" in stderr
+    assert "loading" not in stderr
 
 
 @pytest.mark.parametrize("flag", [("--reuse-sampled",), ("--reuse-max-size", "1G")])
 def test_flags_of_reuse_need_it(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """They would do nothing."""
     assert main(["serve", *flag]) == 2
-    assert "need --reuse" in capsys.readouterr().err
+    assert "require --reuse" in capsys.readouterr().err
 
 
-def test_a_socket_in_no_folder_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """By its folder."""
+def test_a_socket_in_a_missing_folder_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error contains the folder."""
     assert main(["serve", "--uds", "/no/such/folder/socket"]) == 2
     assert "/no/such/folder is not a writable folder" in capsys.readouterr().err
 
 
-def test_a_socket_that_cannot_be_made_is_told_before_a_model_loads(
+def test_a_socket_that_cannot_be_created_is_reported_before_a_model_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file of that name, a server that listens there, a name that is too long."""
-    file, heard, left = tmp_path / "file", tmp_path / "heard", tmp_path / "left"
+    """The path may be a file, a socket in use, or too long."""
+    file, listening, left = tmp_path / "file", tmp_path / "heard", tmp_path / "left"
     file.touch()
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(heard))
+        server.bind(str(listening))
         server.listen()
         for path, words in (
             (file, f"{file} exists and is not a socket"),
-            (heard, "another server is listening there"),
+            (listening, "another server is listening there"),
             (tmp_path / ("x" * 120), "AF_UNIX path too long"),
         ):
             assert main(["serve", "--uds", str(path)]) == 2
@@ -66,10 +66,10 @@ def test_a_socket_that_cannot_be_made_is_told_before_a_model_loads(
     check_address(ServerSettings(uds=str(left)))
 
 
-def test_a_certificate_that_is_none_is_told_before_a_model_loads(
+def test_an_invalid_certificate_is_reported_before_a_model_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both by their paths."""
+    """The error contains both paths."""
     file = tmp_path / "file"
     file.touch()
     missing = tmp_path / "no"
@@ -79,9 +79,9 @@ def test_a_certificate_that_is_none_is_told_before_a_model_loads(
     ):
         typed = ["serve", "--port", "0", "--ssl-certfile", str(file), "--ssl-keyfile", str(key)]
         assert main(typed) == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert "loading" not in said
+        stderr = capsys.readouterr().err
+        assert words in stderr
+        assert "loading" not in stderr
 
 
 def test_a_model_may_stand_behind_the_command_as_in_vllm(
@@ -89,20 +89,20 @@ def test_a_model_may_stand_behind_the_command_as_in_vllm(
 ) -> None:
     """It is what `--model` names; with that, too, it belongs to no flag."""
     assert main(["serve", "/no/such/model", "--port", taken]) == 2
-    assert "--model /no/such/model: there is no such folder" in capsys.readouterr().err
+    assert "--model /no/such/model: folder not found" in capsys.readouterr().err
     assert main(["serve", "one", "--model", "two"]) == 2
-    assert "'one' belongs to no flag" in capsys.readouterr().err
+    assert "unexpected argument 'one'" in capsys.readouterr().err
 
 
 def test_flags_of_vllms_server_are_taken_with_a_word(
     taken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that change nothing here; of others it is said what does."""
+    """Flags without effect are ignored; others get advice."""
     flags = "--enable-auto-tool-choice --gpu-memory-utilization 0.9 --uvicorn-log-level info"
     assert main(["serve", "--port", taken, *flags.split()]) == 2
     assert (
-        "--enable-auto-tool-choice, --gpu-memory-utilization, --uvicorn-log-level: vLLM's, and "
-        "without effect here"
+        "vLLM flags without effect here: --enable-auto-tool-choice, --gpu-memory-utilization, "
+        "--uvicorn-log-level\n"
     ) in capsys.readouterr().err
     assert main(["serve", "--root-path", "/llm"]) == 2
-    assert "--root-path is vLLM's, and not taken here" in capsys.readouterr().err
+    assert "vLLM's --root-path is not supported" in capsys.readouterr().err

@@ -20,46 +20,46 @@ def test_one_batch_is_shown_in_detail(shell: Shell) -> None:
         "errors": {"data": [{"code": "x", "message": "no \x1b[2Jgood", "line": 7}]},
         "metadata": {"team": "sea\nrch"},
     }
-    said = shell.type("status", batch_id)
-    assert said.status == 0
-    assert f"id{' ' * 8}" in said.out
-    assert "error: line 7: no �[2Jgood" in said.out
-    assert "sea�rch" in said.out
+    result = shell.type("status", batch_id)
+    assert result.status == 0
+    assert f"id{' ' * 8}" in result.out
+    assert "error: line 7: no �[2Jgood" in result.out
+    assert "sea�rch" in result.out
 
 
 def test_the_input_goes_by_its_name(shell: Shell) -> None:
-    """With its id behind it; by its id alone when it is gone."""
+    """Its ID follows the name; a deleted file only has its ID."""
     batch_id = submitted(shell)
     input_id = shell.api.batches[batch_id]["input_file_id"]
     assert f"{input_id}.jsonl ({input_id})" in shell.type("status", batch_id).out
     del shell.api.files[input_id]
-    said = shell.type("status", batch_id)
-    assert said.status == 0
-    assert f"  {input_id}\n" in said.out
+    result = shell.type("status", batch_id)
+    assert result.status == 0
+    assert f"  {input_id}\n" in result.out
 
 
-def test_why_rows_failed_is_told(shell: Shell) -> None:
-    """Errors of one kind once, while the batch runs and when it has ended."""
+def test_reasons_of_failures_are_shown(shell: Shell) -> None:
+    """Each kind of error is shown once, during the batch and after its end."""
     batch_id = submitted(shell, "a", "b", "c", fail="Too hot.")
     batch = shell.api.batches[batch_id]
     shell.type("resume", batch_id)
     assert batch["error_file_id"] is not None
-    said = shell.type("status", batch_id)
-    assert "why 1 row failed:\n  1 × Too hot." in said.out
+    result = shell.type("status", batch_id)
+    assert "why 1 row failed:\n  1 × Too hot." in result.out
     del shell.api.files[batch["error_file_id"]]
     assert "why" not in shell.type("status", batch_id).out
 
 
-def test_a_refused_batch_tells_why_in_the_table(shell: Shell) -> None:
-    """By its first error, and how many more there are."""
+def test_a_rejected_batch_shows_its_error_in_the_table(shell: Shell) -> None:
+    """The table contains the first error and the number of others."""
     batch_id = submitted(shell)
     errors = [{"code": "x", "message": f"It is no\x1b JSON {n}.", "line": n} for n in (3, 9)]
     shell.api.batches[batch_id] |= {"status": "failed", "errors": {"data": errors}}
     assert "line 3: It is no� JSON 3. (and 1 more)" in shell.type("status").out
 
 
-def test_unknown_parameters_of_a_batch_are_told(shell: Shell) -> None:
-    """While it runs and at its end."""
+def test_unknown_parameters_of_a_batch_are_shown(shell: Shell) -> None:
+    """They are shown during the batch and at its end."""
     batch_id = submitted(shell, "a")
     unknown = {"name": "topp", "url": "/v1/completions", "count": 1, "first_line": 4}
     more = {"suggestion": "top_p", "new": 1}
@@ -79,14 +79,14 @@ def test_truncated_answers_are_counted(shell: Shell, status: str) -> None:
     shell.api.batches[batch_id]["tidemill"] = {"truncated_rows": 1_200}
     shell.api.batches[batch_id]["status"] = status
     assert "1,200 truncated" in shell.type("status").out
-    words = "1,200 of the rows that are ok (finish reason `length`)"
+    words = "1,200 of the successful rows (finish reason `length`)"
     assert words in shell.type("status", batch_id).out
     if status == "completed":
         assert "0 failed, 1,200 truncated" in shell.type("resume", batch_id).err
 
 
-def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
-    """In detail by a sentence, in the table by a word."""
+def test_a_waiting_batch_shows_the_reason_in_table_and_details(shell: Shell) -> None:
+    """The details contain a sentence, the table a code."""
     batch_id = submitted(shell)
     waiting = {"code": "no_capacity", "message": "No machine \x1b[2Jcan be had.", "since": 7}
     shell.api.batches[batch_id]["tidemill"] = {"waiting": waiting}
@@ -96,13 +96,13 @@ def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
 
 
 def test_the_newest_batches_are_a_table(shell: Shell) -> None:
-    """As many as were asked for, over as many pages as that takes."""
+    """The requested number is listed, over several pages if necessary."""
     for number in range(3):
         submitted(shell, str(number))
     assert len(shell.type("status").out.splitlines()) == 4
-    said = shell.type("status", "--limit", "2", "--json")
+    result = shell.type("status", "--limit", "2", "--json")
     ids = list(shell.api.batches)
-    assert [value["id"] for value in said.values] == [ids[2], ids[1]]
+    assert [value["id"] for value in result.values] == [ids[2], ids[1]]
 
 
 def test_all_batches_are_listed_over_pages(shell: Shell) -> None:
@@ -112,24 +112,24 @@ def test_all_batches_are_listed_over_pages(shell: Shell) -> None:
     [batch] = shell.api.batches.values()
     for number in range(249):
         shell.api.batches[f"batch_{number}"] = batch | {"id": f"batch_{number}"}
-    said = shell.type("status", "--all", "--json")
-    assert len({value["id"] for value in said.values}) == 250
+    result = shell.type("status", "--all", "--json")
+    assert len({value["id"] for value in result.values}) == 250
     assert shell.api.count("GET", "/v1/batches$") == 3
 
 
 def test_no_batch_is_a_sentence(shell: Shell) -> None:
-    """And nothing on standard output."""
-    said = shell.type("status")
-    assert (said.status, said.out) == (0, "")
-    assert "there are no batches" in said.err
+    """Nothing is printed on standard output."""
+    result = shell.type("status")
+    assert (result.status, result.out) == (0, "")
+    assert "there are no batches" in result.err
 
 
 def test_watching_one_batch_ends_with_its_outcome(shell: Shell) -> None:
-    """As waiting for it does, without fetching anything."""
+    """The exit status is that of --wait, but nothing is fetched."""
     batch_id = submitted(shell, end="expired")
-    said = shell.type("status", batch_id, "--watch", "--json")
-    assert said.status == 5
-    assert [value["status"] for value in said.values] == ["in_progress", "expired"]
+    result = shell.type("status", batch_id, "--watch", "--json")
+    assert result.status == 5
+    assert [value["status"] for value in result.values] == ["in_progress", "expired"]
 
 
 def test_a_watched_table_is_for_people(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_the_table_names_the_files(shell: Shell) -> None:
 
 
 def test_a_batch_is_found_by_the_beginning_of_its_id_or_as_the_last(shell: Shell) -> None:
-    """With and without what all ids begin with; what several begin with is a question."""
+    """The prefix `batch_` is optional; an ambiguous beginning is refused."""
     for number in range(2):
         submitted(shell, str(number))
     batch = shell.api.batches.popitem()[1]
@@ -170,20 +170,22 @@ def test_a_batch_is_found_by_the_beginning_of_its_id_or_as_the_last(shell: Shell
         ("abc2", "batch_abc2"),
     ):
         assert shell.type("status", name, "--json").values[0]["id"] == found
-    said = shell.type("status", "abc")
-    assert said.status == 1
-    assert "2 batches begin with batch_abc: batch_abc2, batch_abc1; say more of it" in said.err
+    result = shell.type("status", "abc")
+    assert result.status == 1
+    assert (
+        "2 batches start with batch_abc: batch_abc2, batch_abc1. Give more characters" in result.err
+    )
     assert shell.type("status", "xyz").status == 1
     assert shell.type("cancel", "@last", "--json").values[0]["id"] == "batch_abc2"
     assert shell.type("cancel", "abc1", "--json").values[0]["id"] == "batch_abc1"
 
 
 def test_there_is_no_last_batch_of_none(shell: Shell) -> None:
-    """A sentence, for each command that takes an id."""
+    """Each command with an ID reports it in a sentence."""
     for command in ("status", "results", "resume", "cancel"):
-        said = shell.type(command, "@last")
-        assert (said.status, said.out) == (1, "")
-        assert "there are no batches" in said.err
+        result = shell.type(command, "@last")
+        assert (result.status, result.out) == (1, "")
+        assert "there are no batches" in result.err
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,6 @@ def test_a_status_has_its_colour_on_a_terminal_only(
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
     fields = {"id": "batch_1", "status": "completed", "request_counts": {"total": 1}}
     print_table([(Batch(fields), "a.jsonl")])
-    said = sys.stdout.getvalue()
-    assert ("\x1b[32mcompleted" in said) is is_coloured
-    assert ("\x1b" in said) is is_coloured
+    stdout = sys.stdout.getvalue()
+    assert ("\x1b[32mcompleted" in stdout) is is_coloured
+    assert ("\x1b" in stdout) is is_coloured

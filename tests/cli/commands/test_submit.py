@@ -21,12 +21,12 @@ LARGE = [line(str(number), pad="x" * 2**20) for number in range(6)]
 
 
 def test_a_file_becomes_a_batch_whose_id_is_printed(shell: Shell) -> None:
-    """Alone on standard output; how to go on is said on standard error, nothing is waited for."""
-    said = shell.type("submit", shell.file(line("a"), line("b")))
+    """Only the ID is on standard output; standard error contains how to continue."""
+    result = shell.type("submit", shell.file(line("a"), line("b")))
     [batch] = shell.api.batches.values()
-    assert (said.status, said.out) == (0, f"{batch['id']}\n")
-    assert f"`tidemill resume {batch['id']}`" in said.err
-    assert batch["asked"] == {
+    assert (result.status, result.out) == (0, f"{batch['id']}\n")
+    assert f"`tidemill resume {batch['id']}`" in result.err
+    assert batch["request"] == {
         "input_file_id": "file-1",
         "completion_window": "24h",
         "endpoint": "/v1/completions",
@@ -36,7 +36,7 @@ def test_a_file_becomes_a_batch_whose_id_is_printed(shell: Shell) -> None:
 
 
 def test_every_option_reaches_the_request(shell: Shell) -> None:
-    """As the API names them."""
+    """The request has the API's names."""
     typed = (
         "--endpoint /v1/chat/completions --window 2h --metadata team=search --metadata a=b=c "
         "--output-url https://x.example/o --error-url https://x.example/e "
@@ -44,7 +44,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
     )
     assert shell.type("submit", shell.file(line("a")), *typed.split()).status == 0
     [batch] = shell.api.batches.values()
-    assert batch["asked"] == {
+    assert batch["request"] == {
         "input_file_id": "file-1",
         "endpoint": "/v1/chat/completions",
         "completion_window": "2h",
@@ -58,13 +58,13 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
 
 
 def test_waiting_ends_with_the_rows(shell: Shell) -> None:
-    """They lie beside the input; a row that failed makes the exit status a 3."""
+    """They are stored next to the input; a failed row results in exit status 3."""
     lines = [line("a"), line("b", fail=True), line("c")]
-    said = shell.type("submit", shell.file(*lines), "--wait")
-    assert said.status == 3
+    result = shell.type("submit", shell.file(*lines), "--wait")
+    assert result.status == 3
     assert Path("in.output.jsonl").read_bytes() == row_of(lines[0]) + row_of(lines[2])
     assert Path("in.errors.jsonl").read_bytes() == row_of(lines[1])
-    assert "2 rows ok, 1 failed" in said.err
+    assert "2 rows ok, 1 failed" in result.err
     assert sorted(path.name for path in shell.folder.iterdir() if path.is_file()) == [
         "in.errors.jsonl",
         "in.jsonl",
@@ -75,31 +75,31 @@ def test_waiting_ends_with_the_rows(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("end", "status"), [("completed", 0), ("failed", 4), ("expired", 5), ("cancelled", 6)]
 )
-def test_the_exit_status_tells_the_outcome(shell: Shell, end: str, status: int) -> None:
-    """Each end has its own."""
+def test_the_exit_status_shows_the_outcome(shell: Shell, end: str, status: int) -> None:
+    """Each outcome has a separate exit status."""
     assert shell.type("submit", shell.file(line("a", end=end)), "--wait").status == status
 
 
 def test_json_is_all_there_is_on_standard_output(shell: Shell) -> None:
-    """The batch as it was made and each time it changed; last how it ended and where rows are."""
-    said = shell.type("submit", shell.file(line("a")), "--wait", "--json")
-    assert said.status == 0
-    statuses = [value["status"] for value in said.values]
+    """The batch is printed after its creation and each change, and finally with its files."""
+    result = shell.type("submit", shell.file(line("a")), "--wait", "--json")
+    assert result.status == 0
+    statuses = [value["status"] for value in result.values]
     assert statuses == ["validating", "in_progress", "completed"]
-    assert said.values[-1]["saved"]["output"] == str(shell.folder / "in.output.jsonl")
+    assert result.values[-1]["saved"]["output"] == str(shell.folder / "in.output.jsonl")
 
 
 def test_rows_on_standard_output_are_alone_there(shell: Shell) -> None:
-    """The id is said on standard error then."""
+    """In this case, the ID is logged on standard error."""
     lines = [line("a"), line("b")]
-    said = shell.type("submit", shell.file(*lines), "--wait", "-o", "-")
+    result = shell.type("submit", shell.file(*lines), "--wait", "-o", "-")
     [batch_id] = shell.api.batches
-    assert (said.status, said.out.encode()) == (0, row_of(lines[0]) + row_of(lines[1]))
-    assert f"{batch_id} is made" in said.err
+    assert (result.status, result.out.encode()) == (0, row_of(lines[0]) + row_of(lines[1]))
+    assert f"{batch_id} was created" in result.err
 
 
-def test_an_id_that_nobody_takes_is_said(shell: Shell) -> None:
-    """A batch that was made is not lost with its id."""
+def test_an_id_that_cannot_be_printed_is_logged(shell: Shell) -> None:
+    """The ID of the created batch is not lost."""
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "tidemill", "submit", shell.file(line("a"))],
@@ -113,49 +113,49 @@ def test_an_id_that_nobody_takes_is_said(shell: Shell) -> None:
     assert ended.returncode == 1
     assert ended.stderr == (
         "tidemill: standard output cannot be written (No space left on device); "
-        f"the batch {batch_id} is made all the same\n"
+        f"the batch {batch_id} was created anyway\n"
     )
 
 
 def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
-    """The first hundred, then how many there are more."""
+    """The first hundred are listed, then the number of others."""
     bad = [{"custom_id": str(number)} for number in range(105)]
-    said = shell.type("submit", shell.file(line("good"), *bad))
-    assert (said.status, said.out) == (1, "")
-    assert "100 × `url` is required and must be a string: lines 2–101\n" in said.err
-    assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in said.err
-    assert "5 more errors are not listed." in said.err
+    result = shell.type("submit", shell.file(line("good"), *bad))
+    assert (result.status, result.out) == (1, "")
+    assert "100 × `url` is required and must be a string: lines 2–101\n" in result.err
+    assert f"Example of a valid line:\n{EXAMPLE_LINE}\n" in result.err
+    assert "There are 5 more errors." in result.err
     assert shell.api.files == {}
 
 
-def test_lines_that_an_engine_will_refuse_are_told_before_the_upload(shell: Shell) -> None:
-    """In the words of their rows to come; the others go on."""
-    said = shell.type("submit", shell.file(line("a"), line("c", n=0)))
-    assert said.status == 0
-    assert "warning: 1 of 2 lines will get an error row:\n  1 × `n` must be " in said.err
+def test_lines_that_an_engine_will_reject_are_reported_before_the_upload(shell: Shell) -> None:
+    """The warning contains the messages of their future rows; other lines run."""
+    result = shell.type("submit", shell.file(line("a"), line("c", n=0)))
+    assert result.status == 0
+    assert "warning: 1 of 2 lines will get an error row:\n  1 × `n` must be " in result.err
 
 
-def test_unknown_parameters_are_told_before_the_upload(shell: Shell) -> None:
-    """Also by a dry run; where that is strict the file is not uploaded."""
+def test_unknown_parameters_are_reported_before_the_upload(shell: Shell) -> None:
+    """A dry run reports them, too; with --strict-parameters the file is not uploaded."""
     file = shell.file(line("a", temprature=1), line("b", temprature=1))
     sentence = "is not a parameter of /v1/completions; did you mean `temperature`?\n"
-    said = shell.type("submit", file, "--dry-run")
-    assert f"  `temprature` in 2 lines (first: line 1) {sentence}" in said.err
-    assert "nothing else is wrong with it" in said.out
+    result = shell.type("submit", file, "--dry-run")
+    assert f"  `temprature` in 2 lines (first: line 1) {sentence}" in result.err
+    assert "no other problems found" in result.out
     [value] = shell.type("submit", file, "--dry-run", "--json").values
     assert [each["name"] for each in value["unknown_parameters"]] == ["temprature"]
-    said = shell.type("submit", file, "--strict-parameters")
-    assert said.status == 1
-    assert f"  line 1: `temprature` in 2 lines {sentence}" in said.err
+    result = shell.type("submit", file, "--strict-parameters")
+    assert result.status == 1
+    assert f"  line 1: `temprature` in 2 lines {sentence}" in result.err
     assert shell.api.files == {}
     assert shell.type("submit", file).status == 0
 
 
 def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:
-    """As `run` refuses it."""
-    said = shell.type("submit", shell.file(line("a", max_tokens="8"), line("b", max_tokens="9")))
-    assert (said.status, said.out) == (1, "")
-    assert "none of its 2 lines can run:\n  2 × `max_tokens` must be " in said.err
+    """`run` refuses it, too."""
+    result = shell.type("submit", shell.file(line("a", max_tokens="8"), line("b", max_tokens="9")))
+    assert (result.status, result.out) == (1, "")
+    assert "none of its 2 lines can run:\n  2 × `max_tokens` must be " in result.err
     assert shell.api.files == {}
 
 
@@ -171,24 +171,26 @@ def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:
         (b"[{},]", "Element 1 of the array is the last one, but a comma follows it"),
     ],
 )
-def test_what_is_no_file_of_requests_is_refused(shell: Shell, content: bytes, words: str) -> None:
-    """With what it looks like."""
+def test_anything_but_a_file_of_requests_is_refused(
+    shell: Shell, content: bytes, words: str
+) -> None:
+    """The error contains the probable format."""
     Path("in.jsonl").write_bytes(content)
-    said = shell.type("submit", "in.jsonl")
-    assert (said.status, said.out) == (1, "")
-    assert words in said.err
+    result = shell.type("submit", "in.jsonl")
+    assert (result.status, result.out) == (1, "")
+    assert words in result.err
     assert shell.api.files == {}
 
 
 def test_a_model_that_is_not_served_is_found_here(shell: Shell) -> None:
-    """The server is asked for its models first."""
-    said = shell.type("submit", shell.file(line("a", model="other")))
-    assert said.status == 1
-    assert "The model `other` does not exist. Served: tidemill-demo. Use one of these" in said.err
+    """The served models are requested first."""
+    result = shell.type("submit", shell.file(line("a", model="other")))
+    assert result.status == 1
+    assert "The model `other` does not exist. Served: tidemill-demo. Use one of these" in result.err
 
 
-def test_windows_line_ends_are_no_mistake(shell: Shell) -> None:
-    """And the file goes to the server byte for byte."""
+def test_windows_line_ends_are_accepted(shell: Shell) -> None:
+    """The file is uploaded unchanged."""
     content = json.dumps(line("a")).encode() + b"\r\n" + json.dumps(line("b")).encode() + b"\r\n"
     Path("in.jsonl").write_bytes(content)
     assert shell.type("submit", "in.jsonl").status == 0
@@ -196,7 +198,7 @@ def test_windows_line_ends_are_no_mistake(shell: Shell) -> None:
 
 
 def test_standard_input_is_a_file_too(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows lie in the folder where the command was given."""
+    """Its rows are stored in the working folder."""
     content = io.BytesIO(json.dumps(line("a")).encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
     assert shell.type("submit", "-", "--wait").status == 0
@@ -204,27 +206,27 @@ def test_standard_input_is_a_file_too(shell: Shell, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_dry_run_needs_no_server(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what is in the file, and that nobody was asked for the models."""
+    """It prints a summary of the file, with a note that no server was contacted."""
     monkeypatch.delenv("TIDEMILL_BASE_URL")
     monkeypatch.delenv("TIDEMILL_API_KEY")
     file = shell.file(line("a", model="m"), line("b", model="m", prompt="x" * 40, n=2))
-    said = shell.type("submit", file, "--dry-run")
-    assert said.status == 0
-    assert said.out.splitlines() == [
+    result = shell.type("submit", file, "--dry-run")
+    assert result.status == 0
+    assert result.out.splitlines() == [
         f"2 lines, {Path(file).stat().st_size:,} bytes",
         "/v1/completions: 2 lines",
         "model m: 2 lines",
         "about 12 tokens in, at most 15 out",
-        "nothing is wrong with it, as far as can be told without a server",
+        "no problems found (not checked against a server)",
     ]
     assert shell.api.requests == []
 
 
-def test_a_dry_run_asks_for_the_models_of_a_server_that_is_named(shell: Shell) -> None:
-    """And prints its findings as JSON, errors too."""
-    said = shell.type("submit", shell.file(line("a", model="m")), "--dry-run", "--json")
-    assert said.status == 1
-    [value] = said.values
+def test_a_dry_run_checks_the_models_of_a_given_server(shell: Shell) -> None:
+    """It prints its report as JSON, including errors."""
+    result = shell.type("submit", shell.file(line("a", model="m")), "--dry-run", "--json")
+    assert result.status == 1
+    [value] = result.values
     assert (value["lines"], value["num_errors"]) == (1, 1)
     assert [(error["code"], error["line"]) for error in value["errors"]] == [("model_not_found", 1)]
     assert shell.api.requests == [("GET", "/v1/models")]
@@ -235,7 +237,7 @@ def test_a_large_file_goes_in_parts(shell: Shell) -> None:
     file = shell.file(*LARGE)
     assert shell.type("submit", file).status == 0
     [batch] = shell.api.batches.values()
-    assert shell.api.files[batch["asked"]["input_file_id"]] == Path(file).read_bytes()
+    assert shell.api.files[batch["request"]["input_file_id"]] == Path(file).read_bytes()
     assert shell.api.count("PUT", "/storage/part/") == -(-Path(file).stat().st_size // PART_BYTES)
     assert shell.api.count("POST", "/v1/files") == 0
 
@@ -243,9 +245,9 @@ def test_a_large_file_goes_in_parts(shell: Shell) -> None:
 def test_a_part_whose_connection_breaks_is_sent_again(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That part alone, in the middle of which it broke; storage that is busy is waited for.
+    """Only that part is sent again; busy storage is retried.
 
-    The bar goes back by what was for nothing.
+    The bar moves back by the failed part.
     """
     shown: list[int] = []
     monkeypatch.setattr(
@@ -271,14 +273,14 @@ def test_an_upload_that_was_cut_off_goes_on(shell: Shell) -> None:
     file = shell.file(*LARGE)
     first = shell.type("submit", file)
     assert first.status == 1
-    assert "the storage does not take a part of the upload: HTTP 400" in first.err
+    assert "part of the upload was rejected: storage returned HTTP 400" in first.err
     sent = set(shell.api.uploads["upload_1"]["parts"])
     assert sent
     shell.api.faults = []
     shell.api.requests.clear()
     second = shell.type("submit", file)
     assert second.status == 0
-    assert "going on with an upload" in second.err
+    assert "resuming an upload" in second.err
     assert list(shell.api.uploads) == ["upload_1"]
     # A part that was under way when the first command ended may have arrived since.
     assert shell.api.count("PUT", "/upload_1/") <= 7 - len(sent)
@@ -287,8 +289,8 @@ def test_an_upload_that_was_cut_off_goes_on(shell: Shell) -> None:
     assert list(shell.api.uploads) == ["upload_1", "upload_2"]
 
 
-def test_an_upload_that_the_server_has_forgotten_begins_anew(shell: Shell) -> None:
-    """Nobody has to remove anything."""
+def test_an_upload_that_the_server_has_forgotten_starts_again(shell: Shell) -> None:
+    """The user does not have to remove a file."""
     shell.api.faults = [Fault("PUT", "/upload_1/5$", status=400, times=99)]
     file = shell.file(*LARGE)
     assert shell.type("submit", file).status == 1
@@ -304,9 +306,9 @@ def test_an_answer_that_got_lost_makes_no_second_batch(shell: Shell) -> None:
     shell.api.faults = [Fault("POST", "/v1/batches", times=99, is_carried_out=True)]
     assert shell.type("submit", file).status == 7
     shell.api.faults = [Fault("POST", "/v1/batches", times=2, is_carried_out=True)]
-    said = shell.type("submit", file)
-    assert said.status == 0
-    assert list(shell.api.batches) == [said.out.strip()]
+    result = shell.type("submit", file)
+    assert result.status == 0
+    assert list(shell.api.batches) == [result.out.strip()]
     assert shell.api.count("POST", "/v1/files") == 1
 
 
@@ -317,17 +319,17 @@ def test_other_options_after_a_lost_answer_are_another_batch(shell: Shell) -> No
     assert shell.type("submit", file).status == 7
     shell.api.faults = []
     assert shell.type("submit", file, "--window", "2h").status == 0
-    windows = [batch["asked"]["completion_window"] for batch in shell.api.batches.values()]
+    windows = [batch["request"]["completion_window"] for batch in shell.api.batches.values()]
     assert windows == ["24h", "2h"]
 
 
 def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
-    """Refused before anything is sent; --force writes over them."""
+    """They are refused before anything is sent; --force overwrites them."""
     file = shell.file(line("a"))
     Path("in.output.jsonl").write_text("mine")
-    said = shell.type("submit", file, "--wait")
-    assert said.status == 2
-    assert "in.output.jsonl is there already: name another file, or give --force" in said.err
+    result = shell.type("submit", file, "--wait")
+    assert result.status == 2
+    assert "in.output.jsonl already exists: choose another file, or pass --force" in result.err
     assert shell.api.requests == []
     assert shell.type("submit", file, "--wait", "--force").status == 0
     assert Path("in.output.jsonl").read_bytes() == row_of(line("a"))
@@ -338,34 +340,34 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
     [
         (["none.jsonl"], "none.jsonl cannot be read: No such file"),
         (["."], ". is a directory"),
-        ([""], "the name of the file is empty"),
+        ([""], "the file name is empty"),
         (["in.jsonl", "--window", "1m"], "--window must be a number of minutes"),
         (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https URL"),
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),
-        (["in.jsonl", "-o", "out.jsonl"], "-o and -e are for the rows that --wait fetches"),
+        (["in.jsonl", "-o", "out.jsonl"], "-o and -e require --wait"),
         (["in.jsonl", "--wait", "--json", "-o", "-"], "cannot share standard output"),
         (["in.jsonl", "--wait", "--force", "-o", "./in.jsonl"], "./in.jsonl is the input"),
-        (["in.jsonl", "--base-url", "ftp://x"], "must begin with https://"),
-        (["in.jsonl", "--base-url", "https://u:p@x"], "must have no user"),
+        (["in.jsonl", "--base-url", "ftp://x"], "must start with https://"),
+        (["in.jsonl", "--base-url", "https://u:p@x"], "must not contain a user"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(
     shell: Shell, arguments: list[str], words: str
 ) -> None:
-    """Exit status 2 and what is wrong."""
+    """The exit status is 2, and the error names the fault."""
     shell.file(line("a"))
-    said = shell.type("submit", *arguments)
-    assert (said.status, said.out) == (2, "")
-    assert words in said.err
+    result = shell.type("submit", *arguments)
+    assert (result.status, result.out) == (2, "")
+    assert words in result.err
     assert shell.api.requests == []
 
 
 def test_ctrl_c_leaves_the_batch_running(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit status is a signal's, and the command that goes on is said."""
+    """The exit status is the signal's, and the command to continue is logged."""
     monkeypatch.setattr("tidemill.offline.console.backoff.sleep", lambda _: os.kill(os.getpid(), 2))
-    said = shell.type("submit", shell.file(line("a b")), "--wait", "-o", "my rows")
+    result = shell.type("submit", shell.file(line("a b")), "--wait", "-o", "my rows")
     [batch_id] = shell.api.batches
-    assert (said.status, said.out) == (130, f"{batch_id}\n")
-    assert f"`tidemill resume {batch_id} -o 'my rows' -e" in said.err
+    assert (result.status, result.out) == (130, f"{batch_id}\n")
+    assert f"`tidemill resume {batch_id} -o 'my rows' -e" in result.err
     assert shell.api.count("POST", "/cancel") == 0

@@ -76,13 +76,13 @@ def test_an_upload_that_is_stopped_goes_on(
         out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (status, b"")
     if number is not signal.SIGKILL:
-        assert b"the same command goes on where it was" in err
+        assert b"run the same command to resume" in err
         assert b"Traceback" not in err
     shell.api.seen = lambda *_: None
     held.let_go.set()
     shell.api.requests.clear()
-    said = shell.type("submit", file)
-    assert said.status == 0
+    result = shell.type("submit", file)
+    assert result.status == 0
     sent_again = {n for n in there if shell.api.count("PUT", f"/upload_1/{n}$")}
     assert sent_again == set()
     assert Path(file).read_bytes() in shell.api.files.values()
@@ -91,7 +91,7 @@ def test_an_upload_that_is_stopped_goes_on(
 
 
 def wait_for_parts(shell: Shell, num_parts: int) -> set[int]:
-    """Return the parts that are there once so many of them are."""
+    """Return the uploaded parts once there are `num_parts` of them."""
     arrived = Event()
     while True:
         with shell.api.lock:
@@ -103,11 +103,11 @@ def wait_for_parts(shell: Shell, num_parts: int) -> set[int]:
 
 def peak_bytes(*arguments: str) -> int:
     """Return the most memory that a command took; it must end well."""
-    # What getrusage tells begins with the memory of this process, from which it was forked.
+    # The peak of getrusage starts with the memory of this process, from which it was forked.
     code = (
         "import re, sys; from pathlib import Path; from tidemill.cli.main import main; "
-        "status = main(sys.argv[1:]); told = Path('/proc/self/status').read_text(); "
-        "sys.stderr.write(re.search(r'VmHWM:\\s+(\\d+)', told)[1]); sys.exit(status)"
+        "status = main(sys.argv[1:]); state = Path('/proc/self/status').read_text(); "
+        "sys.stderr.write(re.search(r'VmHWM:\\s+(\\d+)', state)[1]); sys.exit(status)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -119,22 +119,22 @@ def peak_bytes(*arguments: str) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the peak")
 def test_memory_does_not_grow_with_the_file(shell: Shell) -> None:
-    """64 MB in lines of a megabyte are looked at, sent and fetched in the memory of some lines."""
+    """64 MB in lines of a megabyte are checked, sent and fetched in the memory of a few lines."""
     short = shell.file(line("a", prompt="x" * 10**6), name="short.jsonl")
     long = shell.file(*(line(str(n), prompt="x" * 10**6) for n in range(64)), name="long.jsonl")
     least = peak_bytes("submit", short, "--wait")
     assert peak_bytes("submit", long, "--wait") < least + 24 * 10**6
 
 
-def test_a_hole_is_no_file_of_requests(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_is_not_a_file_of_requests(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terabyte without a newline is refused after its first part, not read to its end."""
     monkeypatch.setattr("tidemill.batch.file.lines.MAX_SKIPPED_BYTES", 2**26)
     with Path("hole.jsonl").open("wb") as file:
         file.write(json.dumps(line("a")).encode() + b"\n")
         file.truncate(2**40)
-    said = shell.type("submit", "hole.jsonl")
-    assert said.status == 1
-    assert "Line 2 is longer than any request may be." in said.err
+    result = shell.type("submit", "hole.jsonl")
+    assert result.status == 1
+    assert "Line 2 is longer than any request may be." in result.err
     assert shell.api.files == {}

@@ -20,36 +20,36 @@ def write(name: str, text: str) -> str:
 
 
 def test_check_shows_the_first_requests(shell: Shell) -> None:
-    """As they would be sent, three of them."""
+    """Three requests are printed as they would be sent."""
     table = write("t.csv", "id,text\n" + "".join(f"r{n},x{n}\n" for n in range(5)))
-    said = shell.type("check", table, *PROMPT)
-    assert said.status == 0
-    assert said.out.startswith("5 rows, ")
-    assert "/v1/chat/completions: 5 rows" in said.out
-    shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+    result = shell.type("check", table, *PROMPT)
+    assert result.status == 0
+    assert result.out.startswith("5 rows, ")
+    assert "/v1/chat/completions: 5 rows" in result.out
+    shown = [json.loads(text.partition(":\n")[2]) for text in result.out.split("\nrow ")[1:]]
     assert [one["custom_id"] for one in shown] == ["r0", "r1", "r2"]
     assert shown[1]["body"]["messages"] == [{"role": "user", "content": "Say x1"}]
 
 
 @pytest.mark.parametrize("command", ["check", "submit"])
-def test_rows_without_a_request_are_told(shell: Shell, command: str) -> None:
-    """With row and column; nothing is uploaded. So is a parameter that there is not."""
+def test_rows_without_a_request_are_reported(shell: Shell, command: str) -> None:
+    """The error contains row and column, or an unknown parameter; nothing is uploaded."""
     table = write("t.csv", "id,text\na,x\nb,\n")
-    said = shell.type(command, table, *PROMPT)
-    assert said.status == 1
-    assert "row 2: column `text` is null" in said.err
+    result = shell.type(command, table, *PROMPT)
+    assert result.status == 1
+    assert "row 2: column `text` is null" in result.err
     write("t.recipe.toml", "params = {temprature = 0}")
-    said = shell.type(command, table, *PROMPT, "--on-invalid-line", "skip", "--strict-parameters")
-    assert said.status == 1
-    assert "did you mean `temperature`?" in said.err
+    result = shell.type(command, table, *PROMPT, "--on-invalid-line", "skip", "--strict-parameters")
+    assert result.status == 1
+    assert "did you mean `temperature`?" in result.err
     assert shell.api.batches == {}
 
 
 def test_a_file_of_requests_is_checked_as_by_submit(shell: Shell) -> None:
-    """Without any server."""
-    said = shell.type("check", write("t.jsonl", '{"text": "x"}\n'))
-    assert said.status == 1
-    assert "line 1: `custom_id` is required" in said.err
+    """The check does not need a server."""
+    result = shell.type("check", write("t.jsonl", '{"text": "x"}\n'))
+    assert result.status == 1
+    assert "line 1: `custom_id` is required" in result.err
 
 
 def test_waiting_ends_with_the_table(shell: Shell) -> None:
@@ -61,6 +61,6 @@ def test_waiting_ends_with_the_table(shell: Shell) -> None:
         rows = [*csv.DictReader(file)]
     assert [(row["id"], row["text"]) for row in rows] == [("a", "x"), ("b", "y")]
     assert sorted(path.name for path in Path().glob("t.*")) == ["t.csv", "t.output.csv"]
-    said = shell.type("submit", table, *PROMPT, "--wait")
-    assert (said.status, "t.output.csv is there already" in said.err) == (2, True)
+    result = shell.type("submit", table, *PROMPT, "--wait")
+    assert (result.status, "t.output.csv already exists" in result.err) == (2, True)
     assert len(shell.api.batches) == 1

@@ -41,14 +41,14 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]
 def test_limits_are_set_and_taken_back(
     ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not named stays; 0 is no limit, `default` is the deployment's."""
+    """Other settings stay; 0 means no limit, `default` the deployment's limit."""
     everything = ("--requests-per-day", "9", "--queued-lines", "0", "--bytes-per-day", "7")
     everything += ("--gpu-hours-per-day", "3")
     usage = UsageStore(table)
     Aws(ministack.client).run(usage.add_gpu_seconds("search", 1800, time.time()))
     status, out, err = typed(capsys, "tenants", "set", "search", *everything)
     assert (status, out) == (0, "")
-    assert "search is set" in err
+    assert "search was changed" in err
     typed(capsys, "tenants", "set", "search", "--requests-per-day", "default")
     tenant = known(ministack, table)
     assert tenant == Tenant("search", queued_lines=0, bytes_per_day=7, gpu_hours_per_day=3)
@@ -68,7 +68,7 @@ def test_limits_are_set_and_taken_back(
 def test_the_first_url_makes_a_secret(
     ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It alone is on standard output; it is shown again where that is asked for, and stays."""
+    """Only the secret is on standard output; `show --secret` prints the same one again."""
     _, out, err = typed(capsys, "tenants", "set", "search", "--webhook-url", URL)
     secret = out.removesuffix("\n")
     assert secret.startswith("whsec_")
@@ -86,10 +86,10 @@ def test_the_first_url_makes_a_secret(
     assert (tenant.webhook_url, tenant.webhook_secret) == (None, secret)
 
 
-def test_a_new_secret_signs_beside_the_old_one_for_a_day(
+def test_old_and_new_secret_both_sign_for_a_day(
     ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that no receiver refuses anything while it learns the new one."""
+    """Receivers accept all calls while they are updated."""
     now = time.time()
     _, old, _ = typed(capsys, "tenants", "set", "search", "--new-webhook-secret")
     assert known(ministack, table).secrets_at(now) == (old.strip(),)
@@ -104,7 +104,7 @@ def test_a_new_secret_signs_beside_the_old_one_for_a_day(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing is to be set"),
+        ([], "no setting was given"),
         (["--webhook-url", "http://example.com"], "must start with https://"),
         (["--webhook-url", ""], "must be an https URL"),
         (["--webhook-url", "https://u:secret@example.com"], "a user name or password"),
@@ -143,17 +143,17 @@ def test_what_cannot_be_set_is_refused_in_a_sentence(
 def test_wrong_arguments_are_wrong_usage(
     capsys: pytest.CaptureFixture[str], arguments: list[Any]
 ) -> None:
-    """Status 2, before the cloud is asked."""
+    """The exit status is 2, before any AWS call."""
     assert main(["tenants", *arguments]) == 2
     assert "see `tidemill tenants" in capsys.readouterr().err
 
 
-def test_a_table_that_is_not_there_is_said_in_a_sentence(
+def test_a_missing_table_is_reported_in_a_sentence(
     table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As for keys."""
+    """The error is the same as for keys."""
     del table
     for action in (["show"], ["set", "--queued-lines", "1"]):
         status, out, err = typed(capsys, "tenants", *action, "search", "--table", "none")
         assert (status, out) == (1, "")
-        assert "the table none cannot be used" in err
+        assert "the table none cannot be accessed" in err

@@ -59,14 +59,14 @@ def fixture_view(
 
     def type_command(*arguments: str) -> tuple[str, str]:
         assert main(["view", "rows.jsonl", *arguments]) == 0
-        said = capsys.readouterr()
-        return said.out, said.err
+        output = capsys.readouterr()
+        return output.out, output.err
 
     return type_command
 
 
-def test_a_request_stands_beside_its_answer(view: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or above it where there is no room."""
+def test_a_request_is_shown_next_to_its_answer(view: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown above the answer if the terminal is narrow."""
     out, err = view("-i", "x.jsonl", "-n", "2")
     head, first, second, _, error, text, *_ = out.splitlines()
     assert (head, error) == ("row 1  a  stop, 3 tokens", "row 2  b  error")
@@ -75,14 +75,14 @@ def test_a_request_stands_beside_its_answer(view: Type, monkeypatch: pytest.Monk
     assert second.startswith("user: What is this? [image_url] ")
     assert second.endswith("  it is")
     assert text.split() == "Say b. the engine was BUSY".split()
-    assert err == "tidemill: there are more rows: -n N prints more\n"
+    assert err == "tidemill: there are more rows: print more with -n N\n"
     monkeypatch.setenv("COLUMNS", "60")
     out, _ = view("-i", "x.jsonl", "-n", "1")
     assert out.splitlines()[1:4:2] == ["system: Be brief.", "---------------"]
 
 
 def test_rows_are_chosen_by_words_and_failures(view: Type) -> None:
-    """In any case; no row is no failure."""
+    """Case is ignored; without matching rows the exit status is 0."""
     assert view("--errors")[0] == "row 2  b  error\nthe engine was BUSY\n\n"
     assert view("--grep", "lisBON")[0].startswith("row 1  a")
     assert view("--grep", "busy")[0] == view("--errors")[0]
@@ -90,7 +90,7 @@ def test_rows_are_chosen_by_words_and_failures(view: Type) -> None:
 
 
 def test_a_terminal_gets_text_alone(view: Type) -> None:
-    """Neither control characters nor marks of rich; long texts are cut unless asked for."""
+    """Control characters and rich's markup are not interpreted; long texts are cut by default."""
     out, _ = view()
     assert all(char.isprintable() or char == "\n" for char in out)
     assert "[bold]red[/bold]" in out
@@ -102,7 +102,7 @@ def test_a_terminal_gets_text_alone(view: Type) -> None:
 def test_rows_of_a_table_are_read_as_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each beside its kept columns; a file of requests has no place beside them."""
+    """Each row is shown with its kept columns; a file of requests is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Path("rows.csv").write_text(
@@ -117,7 +117,7 @@ def test_rows_of_a_table_are_read_as_others_are(
     assert main(["view", "rows.csv", "--grep", "busy", "--errors"]) == 0
     assert capsys.readouterr().out.startswith("row 2  b  error")
     assert main(["view", "rows.csv", "-i", "rows.csv"]) == 2
-    assert "in its own columns: leave out -i" in capsys.readouterr().err
+    assert "contains its requests as columns: remove -i" in capsys.readouterr().err
 
 
 def test_a_page_is_there_until_ctrl_c(view: Type) -> None:

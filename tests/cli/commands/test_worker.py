@@ -30,7 +30,7 @@ def read(*arguments: str, **environment: str) -> Any:
 
 
 def test_settings_come_from_the_environment() -> None:
-    """As a container's definition gives them."""
+    """A container's definition sets them."""
     settings, config = read(TIDEMILL_LEASE_SECONDS="12", TIDEMILL_MAX_ATTEMPTS="3")
     assert (settings.table, settings.bucket, settings.control_queue) == ("t", "b", "http://c")
     assert settings.max_attempts == 3
@@ -63,25 +63,23 @@ def test_flags_win_over_the_environment() -> None:
 
 
 @pytest.mark.parametrize(("typed", "seconds"), [((), None), (("--exit-when-idle",), 300.0)])
-def test_a_worker_waits_for_work_unless_it_is_told_otherwise(
-    typed: tuple[str, ...], seconds: float | None
-) -> None:
-    """For ever where nobody says how long, for a few minutes where nobody says a number."""
+def test_a_worker_waits_for_work_by_default(typed: tuple[str, ...], seconds: float | None) -> None:
+    """It waits forever without the flag, and a few minutes without a number."""
     assert read(*typed)[1].exit_when_idle_seconds == seconds
 
 
 def test_engines_that_the_machine_has_no_room_for_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is loaded or received; exit status 2."""
+    """The exit status is 2, before anything is loaded or received."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     assert main(["worker", "--device", "cpu", "-dp", "10000"]) == 2
-    assert "--data-parallel-size 10000 needs as many cores" in capsys.readouterr().err
+    assert "--data-parallel-size 10000 needs 10000 cores" in capsys.readouterr().err
 
 
 def test_the_hours_of_idle_workers_are_checked() -> None:
-    """What cannot be read is told before a model loads."""
+    """Invalid hours are reported before a model loads."""
     config = read("--min-workers", "2", "--min-workers-hours", "Mon-Fri 07:00-18:00")[1]
     assert (config.min_workers, config.min_workers_hours) == (2, "Mon-Fri 07:00-18:00")
     with pytest.raises(Refused, match=r"--min-workers-hours or .* is not a span such as"):
@@ -97,14 +95,14 @@ def test_the_hours_of_idle_workers_are_checked() -> None:
     ],
 )
 def test_the_queue_is_that_of_the_served_model(arguments: tuple[str, ...], queue: str) -> None:
-    """Unless another is named."""
+    """A flag can override it."""
     assert read(*arguments)[1].queue == queue
     assert read(*arguments, TIDEMILL_QUEUE="http://q")[1].queue == "http://q"
 
 
 def test_a_model_without_a_queue_is_refused() -> None:
     """With its name, and what to do."""
-    with pytest.raises(Refused, match="no work queue for other: name one by --queue"):
+    with pytest.raises(Refused, match="no work queue for other: pass --queue"):
         read("--model", "other")
 
 
@@ -156,15 +154,15 @@ def test_a_missing_library_is_named_with_what_installs_it(name: str) -> None:
     assert done.stderr.endswith(f" -e '{ROOT}[cloud,engine]'\n")
 
 
-def test_a_machine_without_a_region_is_told_so() -> None:
-    """AWS cannot be used without one."""
+def test_a_missing_region_is_reported() -> None:
+    """AWS requires a region."""
     done = run_without()
     assert done.returncode == 1
-    assert done.stderr == "tidemill: AWS cannot be used: You must specify a region.\n"
+    assert done.stderr == "tidemill: an AWS call failed: You must specify a region.\n"
 
 
 def test_the_engine_gets_the_flags_of_its_group() -> None:
-    """In a process of its own, of the same Python."""
+    """It runs in a child process with the same Python."""
     options = options_from(
         make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
     )

@@ -54,7 +54,7 @@ class Fleets:
         return self.aws.run(self.deployment.fleets.get_state("demo"))
 
     def trip(self) -> None:
-        """Set the brake."""
+        """Open the circuit breaker."""
         self.aws.run(self.deployment.fleets.change("demo", lambda _: FleetState(breaker=BREAKER)))
 
 
@@ -79,7 +79,7 @@ def test_each_model_has_a_line(fleets: Fleets, capsys: pytest.CaptureFixture[str
 def test_workers_are_stopped_and_resumed(
     fleets: Fleets, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All are asked to end, none is started until somebody says so."""
+    """All workers are stopped, and none starts until `resume`."""
     status, _, err = typed(capsys, "workers", "stop", "demo")
     assert status == 0
     assert "2 workers of demo" in err
@@ -93,17 +93,17 @@ def test_workers_are_stopped_and_resumed(
 
 
 def test_a_crash_loop_is_resumed(fleets: Fleets, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once more changes nothing."""
+    """A second call changes nothing."""
     fleets.trip()
     for _ in range(2):
         assert typed(capsys, "workers", "resume", "demo")[0] == 0
         assert fleets.state == FleetState()
 
 
-def test_a_model_that_nobody_starts_is_named(
+def test_a_model_without_workers_is_named(
     fleets: Fleets, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With those that there are."""
+    """The error lists the deployment's models."""
     for action in ("stop", "resume"):
         status, _, err = typed(capsys, "workers", action, "dmeo")
         assert status == 2
@@ -114,14 +114,14 @@ def test_a_model_that_nobody_starts_is_named(
 
 @pytest.mark.usefixtures("fleets")
 def test_a_deployment_without_fleets(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so, and prints nothing."""
+    """The message says it, and standard output is empty."""
     status, out, err = typed(capsys, "workers", "list", "--fleets", "/nothing/here")
     assert (status, out) == (0, "")
-    assert "starts no workers" in err
+    assert "does not start workers" in err
 
 
 @pytest.mark.usefixtures("fleets")
 def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence, and no traceback."""
     assert main(["workers", "list", "--table", "nothing"]) == 1
-    assert "cannot be used" in capsys.readouterr().err
+    assert "cannot be accessed" in capsys.readouterr().err

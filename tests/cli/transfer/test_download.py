@@ -27,7 +27,7 @@ class Content:
 
     @contextmanager
     def open(self, start: int) -> Iterator[Iterator[bytes]]:
-        """Give the next pieces, whatever was asked for."""
+        """Yield the next pieces, regardless of the range."""
         self.starts.append(start)
         piece = self.pieces.pop(0)
         if isinstance(piece, Interrupted):
@@ -37,7 +37,7 @@ class Content:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """Return how long was waited; nobody does."""
+    """Return the recorded waits, which do not sleep."""
     found: list[float] = []
     monkeypatch.setattr("tidemill.offline.console.backoff.sleep", found.append)
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_it_goes_on_behind_what_has_come(pauses: list[float]) -> None:
 
 
 def test_it_goes_on_behind_what_another_command_left() -> None:
-    """If that is of the same file: another one has another temporary name."""
+    """Only the same file is resumed: another one has another temporary name."""
     Path(".rows.23456789.part").write_bytes(BYTES[:1000])
     Path(".rows.abcdefgh.part").write_bytes(b"another's")
     content = Content([[BYTES[1000:]]])
@@ -71,26 +71,26 @@ def test_it_goes_on_behind_what_another_command_left() -> None:
 
 
 def test_it_gives_up_after_a_while_and_keeps_what_it_has(pauses: list[float]) -> None:
-    """So that the next command goes on; the name is not taken."""
+    """The next command can resume; the final name does not exist yet."""
     content = Content([[BYTES[:10]], *(Interrupted("gone") for _ in range(1000))])
-    with pytest.raises(Unreachable, match=r"rows stops at byte 10 of 10,240: gone"):
+    with pytest.raises(Unreachable, match=r"rows stopped at byte 10 of 10,240: gone"):
         fetch(content, "rows", force=False)
     assert 800 < sum(pauses) <= 900
     assert Path(".rows.23456789.part").read_bytes() == BYTES[:10]
     assert not Path("rows").exists()
 
 
-def test_more_bytes_than_were_promised_are_no_result() -> None:
+def test_more_bytes_than_expected_are_an_error() -> None:
     """The length is checked."""
-    with pytest.raises(CliError, match=r"10,241 bytes, and 10,240 were promised"):
+    with pytest.raises(CliError, match=r"10,241 bytes instead of 10,240"):
         fetch(Content([[BYTES, b"x"]]), "rows", force=False)
     assert not Path("rows").exists()
 
 
 def test_a_name_that_was_taken_meanwhile_is_left_alone() -> None:
-    """Unless told otherwise."""
+    """Only `force` overwrites it."""
     Path("rows").write_text("mine")
-    with pytest.raises(Refused, match="rows is there already"):
+    with pytest.raises(Refused, match="rows already exists"):
         fetch(Content([[BYTES]]), "rows", force=False)
     assert Path("rows").read_text() == "mine"
     fetch(Content([]), "rows", force=True)
@@ -101,18 +101,18 @@ def test_two_commands_do_not_write_one_file() -> None:
     """The second one is refused."""
     with Path(".rows.23456789.part").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Refused, match="another command is fetching rows"):
+        with pytest.raises(Refused, match="another command is currently downloading rows"):
             fetch(Content([]), "rows", force=False)
 
 
 def test_a_reader_that_has_gone_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `results -o - | head` does."""
+    """`results -o - | head` ends in this way."""
 
     class Gone:
-        """A pipe that nobody reads."""
+        """A pipe without a reader."""
 
         class buffer:  # noqa: N801 - the name it has
-            """Its bytes."""
+            """The binary stream."""
 
             @staticmethod
             def write(_: object) -> int:

@@ -1,4 +1,4 @@
-"""What is written down of a submission."""
+"""Tests of the state file of a submission."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVER = Server("https://api.example", "tm_secret")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an input, in a world with a cache of its own."""
+    """Return an input, in an environment with a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "in.jsonl"
     path.write_text("{}")
@@ -37,7 +37,7 @@ def note(path: Path, upload_id: str = "upload_1") -> SubmissionState:
 
 
 def test_notes_are_of_one_file_for_one_server_and_key(path: Path) -> None:
-    """As it was then: another time of change, server or key has none."""
+    """Another modification time, server or key has no state."""
     note(path)
     assert noted(path) == "upload_1"
     assert noted(path, Server("https://other.example", "tm_secret")) is None
@@ -58,7 +58,7 @@ def test_the_key_of_a_request_is_kept_with_them(path: Path) -> None:
 
 
 def test_no_key_of_the_api_is_written_down(path: Path) -> None:
-    """Nor may others read what is."""
+    """Other users cannot read the file."""
     note(path)
     [kept] = (path.parent / "cache" / "tidemill" / "submissions").iterdir()
     assert "secret" not in kept.name + kept.read_text()
@@ -67,7 +67,7 @@ def test_no_key_of_the_api_is_written_down(path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"begun_at": "x"}', '{"other": 1}', "null"])
 def test_notes_that_are_damaged_or_of_another_version_are_none(path: Path, content: str) -> None:
-    """The submission begins anew."""
+    """The submission starts again."""
     note(path)
     [kept] = (path.parent / "cache" / "tidemill" / "submissions").iterdir()
     kept.write_text(content)
@@ -96,5 +96,5 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     """The command goes on without."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert note(path).upload_id == "upload_1"
-    assert "a killed upload will not go on" in capsys.readouterr().err
+    assert "this upload cannot be resumed" in capsys.readouterr().err
     assert noted(path) is None

@@ -264,7 +264,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
     other = mini.create(parquet(REVIEWS), "input/y.parquet")
     refused = mini.ingest(other, now=lambda: time.time() + 30)
     assert refused.status is Status.FAILED
-    assert "recipe next to it in the bucket (NAME.recipe.toml)" in refused.errors[0].message
+    assert "recipe next to it (NAME.recipe.toml)" in refused.errors[0].message
 
 
 @pytest.mark.parametrize(

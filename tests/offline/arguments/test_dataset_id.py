@@ -37,8 +37,8 @@ def test_a_url_names_a_dataset(name: str, expected: DatasetId) -> None:
 
 @pytest.mark.parametrize("name", ["hf://datasets/", "hf://datasets/a b", "hf://a/b", "hf://"])
 def test_other_urls_of_the_hub_are_refused(name: str) -> None:
-    """With the form that a dataset's has."""
-    with pytest.raises(Refused, match="names no dataset: write hf://datasets/ORG/NAME"):
+    """The error shows the form of a dataset's URL."""
+    with pytest.raises(Refused, match="is not a dataset: use hf://datasets/ORG/NAME"):
         DatasetId.parse(name)
 
 
@@ -46,28 +46,30 @@ def test_other_urls_of_the_hub_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["hf://datasets/a/b"], "is a table: say by --prompt"),
-        (["hf://a/b", *PROMPT], "names no dataset"),
-        (["x.csv", *PROMPT, "--split", "train"], "--split is for datasets"),
-        (["x.csv", *PROMPT, "--subset", "main"], "--subset is for datasets"),
+        (["hf://datasets/a/b"], "is a table, which requires a recipe: pass --prompt"),
+        (["hf://a/b", *PROMPT], "is not a dataset"),
+        (["x.csv", *PROMPT, "--split", "train"], "--split requires a dataset"),
+        (["x.csv", *PROMPT, "--subset", "main"], "--subset requires a dataset"),
     ],
 )
 def test_mistakes_are_refused(shell: Shell, command: str, typed: list[str], words: str) -> None:
-    """By each command that takes tables, before anything is read."""
-    said = shell.type(command, *typed)
-    assert (said.status, words in said.err) == (2, True), said.err
+    """Each command that accepts tables refuses them before it reads anything."""
+    result = shell.type(command, *typed)
+    assert (result.status, words in result.err) == (2, True), result.err
 
 
 def test_a_dataset_is_not_dropped(shell: Shell) -> None:
-    """There is no file that could be put into the bucket."""
-    said = shell.type("drop", "hf://datasets/a/b", *PROMPT)
-    assert (said.status, "`tidemill submit`" in said.err) == (2, True), said.err
+    """It has no file for the bucket, so `submit` is suggested."""
+    result = shell.type("drop", "hf://datasets/a/b", *PROMPT)
+    assert (result.status, "`tidemill submit hf://datasets/a/b`" in result.err) == (2, True), (
+        result.err
+    )
 
 
-def test_a_missing_extra_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+def test_a_missing_extra_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    said = shell.type("check", "hf://datasets/a/b", *PROMPT)
-    assert said.status == 1
-    assert "a dataset of Hugging Face needs datasets, which is not installed" in said.err
-    assert "[tables,datasets]" in said.err
+    result = shell.type("check", "hf://datasets/a/b", *PROMPT)
+    assert result.status == 1
+    assert "a Hugging Face dataset needs datasets, which is not installed" in result.err
+    assert "[tables,datasets]" in result.err

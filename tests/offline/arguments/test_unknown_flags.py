@@ -1,4 +1,4 @@
-"""Flags that no command has: vLLM's are passed over or explained, others told the nearest."""
+"""Unknown flags: vLLM's are ignored or explained, others get the closest match as a suggestion."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ RUN = ["run", "-i", "/no/such/file", "-o", "out"]
 
 
 def words_on(*typed: str) -> str:
-    """Return what is said of what was typed."""
+    """Return the error message for a command line."""
     with pytest.raises(Refused) as refused:
         parse_known(make_parser(), typed)
     return str(refused.value)
 
 
-def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
+def test_vllm_flags_without_effect_are_accepted_with_a_note(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With or without a value, in whatever spelling; then the command does what it was told."""
+    """They may have a value or not, in either spelling; the command then runs as usual."""
     flags = "--gpu-memory-utilization 0.9 --enforce-eager --no-enable-prefix-caching".split()
     flags += "--max-num-queued-reqs 64 --max-num-queued-tokens=9".split()
     flags += "--swap_space=4 -pp 1 --seed 3 -O3 --disable-log-stats --load-format auto".split()
     assert main([*RUN, *flags]) == 2
     assert capsys.readouterr().err == (
-        "tidemill: warning: --gpu-memory-utilization, --enforce-eager, --no-enable-prefix-caching, "
-        "--max-num-queued-reqs, --max-num-queued-tokens, --swap_space, -pp, -O3, "
-        "--disable-log-stats, --load-format: vLLM's, and without effect here\n"
+        "tidemill: warning: vLLM flags without effect here: --gpu-memory-utilization, "
+        "--enforce-eager, --no-enable-prefix-caching, --max-num-queued-reqs, "
+        "--max-num-queued-tokens, --swap_space, -pp, -O3, --disable-log-stats, --load-format\n"
         "tidemill: the input /no/such/file does not exist\n"
     )
 
@@ -38,15 +38,17 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("-pp 2", "-pp is vLLM's, and not taken here: GPUs share every layer of a model here"),
-        ("--rope-scaling {}", "here it is --hf-overrides '{\"rope_scaling\": …}'"),
-        ("--hf-token x", "HF_TOKEN in the environment holds it"),
-        ("--default-chat-template-kwargs {}", "write `chat_template_kwargs` into the lines"),
-        ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),
+        ("-pp 2", "vLLM's -pp is not supported: use --tensor-parallel-size"),
+        ("--rope-scaling {}", "use --hf-overrides '{\"rope_scaling\": …}'"),
+        ("--hf-token x", "set the environment variable HF_TOKEN"),
+        ("--default-chat-template-kwargs {}", "set `chat_template_kwargs` in the requests"),
+        ("--enforce-eager --lora-dtype float16", "adapters always have the type of the weights"),
     ],
 )
-def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, words: str) -> None:
-    """Nothing that would give another answer is passed over."""
+def test_vllm_flags_that_would_change_rows_are_refused_with_an_alternative(
+    flags: str, words: str
+) -> None:
+    """No flag that would change an answer is ignored."""
     assert words in words_on(*RUN, *flags.split())
 
 
@@ -60,7 +62,7 @@ def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, w
         ([*RUN, "--served_model_name", "x"], "did you mean --served-model-name?"),
         ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
         ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
-        (["status", "x", "y"], "'y' belongs to no flag: see `tidemill status --help`"),
+        (["status", "x", "y"], "unexpected argument 'y': see `tidemill status --help`"),
         (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
         (
             ["local", "up", "--worker", "2"],
@@ -69,8 +71,8 @@ def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, w
         (["submit", "f", "--enforce-eager"], "`tidemill submit` has no --enforce-eager: see "),
     ],
 )
-def test_other_flags_are_told_the_nearest(typed: list[str], words: str) -> None:
-    """Of the command that was typed."""
+def test_other_flags_get_the_closest_match(typed: list[str], words: str) -> None:
+    """The suggestion belongs to the same command."""
     assert words in words_on(*typed)
 
 
@@ -107,7 +109,7 @@ def test_files_stand_wherever_they_are_typed(typed: str, files: list[str]) -> No
 
 
 @pytest.mark.parametrize("flag", sorted(vllm_flags._OTHER_SWITCHES))
-def test_a_file_stands_behind_a_switch_by_whatever_name(flag: str) -> None:
-    """Those whose names do not begin as switches do are known one by one."""
+def test_a_file_may_follow_any_switch(flag: str) -> None:
+    """Switches whose names do not begin like one are listed explicitly."""
     assert parse(["run", f"--{flag}", "x.jsonl"]).files == ["x.jsonl"]
     assert flag in vllm_flags._PASSED_OVER

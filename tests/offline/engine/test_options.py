@@ -1,4 +1,4 @@
-"""The engine's flags: the same for each command, and said again to the process of an engine."""
+"""The engine's flags: the same for each command, and passed on to an engine process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parsed(arguments: list[str]) -> EngineOptions:
     return EngineOptions(**engine_fields(parser.parse_args(arguments)))
 
 
-def test_nothing_said_leaves_all_to_the_engine() -> None:
+def test_without_flags_the_engine_decides_everything() -> None:
     """The flags' defaults are those of the options."""
     assert parsed([]) == EngineOptions()
 
@@ -85,10 +85,10 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
         },
     )
 )
-def test_options_said_again_are_understood_as_they_were_meant(
+def test_options_survive_a_round_trip_through_flags(
     given_options: dict[str, Any],
 ) -> None:
-    """A template may hold anything, a model's name nearly so."""
+    """A template may contain any text, and a model name almost any."""
     options = EngineOptions(**given_options)
     assert parsed(engine_arguments(options)) == options
 
@@ -110,19 +110,19 @@ def test_a_domain_that_no_url_could_be_of_is_refused(
     """It would refuse every line, one by one."""
     with pytest.raises(SystemExit):
         parsed(["--allowed-media-domains", "b.example", typed])
-    assert f"{typed!r} is no host" in capsys.readouterr().err
+    assert f"{typed!r} is not a host" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])
 def test_overrides_are_a_json_object(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is none is shown as it was typed."""
+    """The error quotes an invalid value as it was typed."""
     with pytest.raises(SystemExit):
         parsed([f"--hf-overrides={typed}"])
-    assert f"{typed!r} is no JSON object" in capsys.readouterr().err
+    assert f"{typed!r} is not a JSON object" in capsys.readouterr().err
 
 
 def test_what_a_model_shall_give_reaches_the_engine(tmp_path: Path) -> None:
-    """By the flags that vLLM has for it."""
+    """The flags are those of vLLM."""
     flags = [
         "--runner",
         "pooling",
@@ -160,13 +160,13 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
     """By the flag that vLLM has, in all of its forms, and by two of our own."""
     model = ["--model", str(tmp_path)]
     assert engine_config(parsed(model)).images == ImageLimits()
-    for said, count in (
+    for limits, count in (
         ('{"image": 4, "video": 0}', 4),
         ('{"image": {"count": 0, "width": 512}}', 0),
         ("image=3,video=2", 3),
         ('{"video": 1}', ImageLimits().max_per_prompt),
     ):
-        config = engine_config(parsed([*model, "--limit-mm-per-prompt", said]))
+        config = engine_config(parsed([*model, "--limit-mm-per-prompt", limits]))
         assert config.images == ImageLimits(max_per_prompt=count)
     typed = '--max-image-mb 3 --max-image-pixels 1000 --mm-processor-kwargs {"max_pixels":9}'
     config = engine_config(parsed([*model, *typed.split()]))
@@ -175,13 +175,11 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", ['{"image": -1}', '{"image": "4"}', "{", "4", "image=x", ""])
-def test_what_is_no_limit_of_images_is_refused(
-    typed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the form that is one."""
+def test_an_invalid_image_limit_is_refused(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error shows the valid form."""
     with pytest.raises(SystemExit):
         parsed([f"--limit-mm-per-prompt={typed}"])
-    assert f"{typed!r} says no limit" in capsys.readouterr().err
+    assert f"{typed!r} is not a valid limit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,7 @@ def test_what_is_no_limit_of_images_is_refused(
 def test_any_model_is_one_more_name_after_those_that_are_names(
     typed: str, names: tuple[str, ...]
 ) -> None:
-    """The first of them stands in a row whose line names none, so it is never the star."""
+    """The first name is used in rows whose line has no model, so it is never `*`."""
     assert served_names(parsed(typed.split())) == names
 
 
@@ -216,4 +214,4 @@ def test_the_stall_limit_is_one_for_every_command(
         assert stall_limit(parser.parse_args([*command, "--stall-seconds", "2.5"])) == 2.5
     with pytest.raises(SystemExit):
         parsed(["--stall-seconds", "0"])
-    assert "'0' is no number above 0" in capsys.readouterr().err
+    assert "'0' is not a number > 0" in capsys.readouterr().err

@@ -74,9 +74,9 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     assert bodies[0]["model"] == NAME
 
     long = line(n=128, max_tokens=200, ignore_eos=True)
-    asked = asyncio.create_task(link.fetch_row(2, 7, long))
+    pending = asyncio.create_task(link.fetch_row(2, 7, long))
     await until(lambda: link.stats.running > 0)
-    asked.cancel()
+    pending.cancel()
     await until(lambda: not (link.stats.running or link.stats.waiting or link.stats.kv_cache_usage))
     assert link.stats.output_tokens < 128 * 200
 
@@ -99,7 +99,7 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
 async def test_an_engine_that_cannot_be_had_says_why(
     make_link: MakeLink, options: EngineOptions, words: str
 ) -> None:
-    """In the words that a person at the command line would read."""
+    """The error is the one that the command line prints."""
     link = make_link(options)
     with pytest.raises(EngineFailed, match=words) as caught:
         await link.start()
@@ -109,7 +109,7 @@ async def test_an_engine_that_cannot_be_had_says_why(
 async def test_a_model_without_its_weights_is_refused_in_the_same_words(
     make_link: MakeLink, tmp_path: Path
 ) -> None:
-    """As a worker hears it: no line is answered by random numbers."""
+    """The worker gets the same error, so no line is answered by random weights."""
     model = Path(shutil.copytree(MODEL_PATH, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -119,7 +119,7 @@ async def test_a_model_without_its_weights_is_refused_in_the_same_words(
 
 
 async def test_weights_are_loaded_from_where_they_were_fetched_to(make_link: MakeLink) -> None:
-    """By the address that the command names; what the start took is told with what it runs."""
+    """The folder is found by the address in the command; the engine reports its load times."""
     folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     options = EngineOptions(model="s3://b/m", served_model_names=("m",), kv_cache_memory=2**23)
     starting = asyncio.create_task(make_link(options, folders).start())
@@ -130,8 +130,10 @@ async def test_weights_are_loaded_from_where_they_were_fetched_to(make_link: Mak
     assert info.load_seconds["load"] >= info.load_seconds["weights"] > 0
 
 
-async def test_a_missing_gpu_is_told_before_the_weights_are_here(make_link: MakeLink) -> None:
-    """A machine without one would else fetch them for an hour first."""
+async def test_a_missing_gpu_is_reported_before_the_weights_are_downloaded(
+    make_link: MakeLink,
+) -> None:
+    """Otherwise a machine without one would download for an hour first."""
     never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
     options = EngineOptions(model="s3://b/m", device="cuda")
     with pytest.raises(EngineFailed, match="finds no CUDA device"):

@@ -26,7 +26,7 @@ NAMES = [f"r{number}" for number in range(60)]
 def serving(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, engines: int
 ) -> Iterator[ServedReplicas]:
-    """Serve with so many engines of a machine."""
+    """Serve with a number of engines on a machine."""
     install(monkeypatch, machine)
     served = ServedReplicas([[str(number)] for number in range(engines)])
     try:
@@ -53,8 +53,8 @@ async def test_each_killer_gets_an_error_and_every_other_request_its_reply(
     killers = frozenset(random.sample(NAMES, random.randint(0, 4)))
     machine = Machine(random.choice((2, 8, 64)), killers=killers, random=random)
     with serving(monkeypatch, machine, random.randint(1, 4)) as served:
-        asked = [ask(served, name, is_online=random.random() < 0.5) for name in NAMES]
-        replies = dict(zip(NAMES, await asyncio.gather(*asked), strict=True))
+        requests = [ask(served, name, is_online=random.random() < 0.5) for name in NAMES]
+        replies = dict(zip(NAMES, await asyncio.gather(*requests), strict=True))
     failed = {name for name, reply in replies.items() if reply.status_code != 200}
     assert failed == killers
     assert {replies[name].body["error"]["code"] for name in failed} <= {"engine_died"}
@@ -65,11 +65,11 @@ async def test_each_killer_gets_an_error_and_every_other_request_its_reply(
 async def test_a_harmless_request_next_to_two_killers_has_its_reply(
     monkeypatch: pytest.MonkeyPatch, *, is_online: bool
 ) -> None:
-    """Whether people or a batch wait for it."""
+    """Online and batch requests behave the same."""
     machine = Machine(slots=3, killers=frozenset({"r0", "r2"}))
     with serving(monkeypatch, machine, 1) as served:
-        asked = (ask(served, name, is_online=is_online) for name in NAMES[:3])
-        statuses = [reply.status_code for reply in await asyncio.gather(*asked)]
+        requests = (ask(served, name, is_online=is_online) for name in NAMES[:3])
+        statuses = [reply.status_code for reply in await asyncio.gather(*requests)]
     assert statuses == [500, 200, 500]
 
 
@@ -96,8 +96,8 @@ async def test_an_interactive_request_waits_for_no_line(monkeypatch: pytest.Monk
         await asyncio.gather(*lines, request, return_exceptions=True)
 
 
-async def test_a_server_without_engines_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose engine ended, and none comes back, has the error of all others."""
+async def test_a_server_without_engines_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose engine has ended for good gets the same error as all others."""
     machine = Machine(killers=frozenset({"r0"}))
 
     def lose(life: Life, _name: str) -> None:

@@ -60,14 +60,14 @@ async def chunks_of(reply: Reply | StreamedReply) -> list[dict[str, Any]]:
     return [chunk async for chunk in reply.chunks]
 
 
-def asked_of(path: Path) -> list[str]:
+def requests_of(path: Path) -> list[str]:
     """Return the requests that an engine began, by its log."""
     notes = [note.split("\t") for note in path.read_text().splitlines()]
     return [name for name, event, _ in notes if event == "started"]
 
 
 def test_requests_and_replies_cross_processes_whole() -> None:
-    """With files, which are bytes, and whatever a reply says beside its body."""
+    """They may contain files (bytes), and fields in addition to the body."""
     request = ExchangeRequest(
         "/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1"
     )
@@ -116,7 +116,7 @@ async def test_a_request_that_is_left_is_dropped() -> None:
 
 
 async def test_a_stream_that_is_left_before_its_first_chunk_is_dropped() -> None:
-    """As a client does that leaves while the headers are sent."""
+    """A client may disconnect while the headers are sent."""
     with replicas((), ()) as served:
         reply = await ask(served, stream=1, wait=10 * PATIENCE_SECONDS)
         assert isinstance(reply, StreamedReply)
@@ -138,14 +138,14 @@ async def test_a_prompt_of_many_parts_holds_no_loop() -> None:
 
 
 async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> None:
-    """Those of which nothing was streamed yet; the engine is started again."""
+    """Requests without streamed output run again, and the engine is restarted."""
     with replicas((), ()) as served:
-        beside = [asyncio.create_task(ask(served, wait=0.5, say=n)) for n in range(8)]
+        others = [asyncio.create_task(ask(served, wait=0.5, say=n)) for n in range(8)]
         await until(lambda: served.stats().running == 8)
         reply = await ask(served, die_once=str(tmp_path / "died"))
         assert isinstance(reply, Reply)
         assert reply.status_code == 200
-        for number, one in enumerate(beside):
+        for number, one in enumerate(others):
             other = await one
             assert isinstance(other, Reply)
             assert other.body["echo"]["say"] == number
@@ -153,17 +153,17 @@ async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> 
 
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path) -> None:
-    """What has been sent cannot be sent again; a later request is answered."""
+    """A partly sent stream cannot be repeated; a later request is answered."""
     with replicas((), ()) as served:
         reply = await ask(served, stream=2, die_once=str(tmp_path / "died"))
         *chunks, last = await chunks_of(reply)
         assert chunks == [{"number": 0}, {"number": 1}]
-        assert last["error"]["message"] == "The engine cannot go on."
+        assert last["error"]["message"] == "The engine has stopped."
         assert isinstance(await ask(served), Reply)
 
 
 async def test_a_request_that_ends_engines_is_given_up() -> None:
-    """With an error of its own, as the engines go on."""
+    """It gets its own error, and the engines go on."""
     with replicas((), ()) as served:
         reply = await ask(served, die=True)
         assert isinstance(reply, Reply)
@@ -172,7 +172,7 @@ async def test_a_request_that_ends_engines_is_given_up() -> None:
 
 
 async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> None:
-    """Those that were with it run again without it."""
+    """Lines that ran at the same time run again without it."""
     with replicas((), ()) as served:
         bodies: list[dict[str, Any]] = [{"die": 1, "wait": 0.1}, *[{"wait": 0.5}] * 12]
         lines = (served.respond("/v1/x", body, "req_1", 7) for body in bodies)
@@ -182,7 +182,7 @@ async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> No
 
 
 async def test_requests_that_end_engines_do_not_end_the_server() -> None:
-    """Not one that its client sends again and again: engines that were started again are well."""
+    """A client may even repeat such a request: restarted engines count as healthy."""
     with replicas(("--endpoint", "/v1/completions"), ("--endpoint", "/v1/completions")) as served:
         for _ in range(4):
             reply = await ask(served, die=True)
@@ -197,13 +197,15 @@ async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path
         replicas(
             ("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))
         ) as served,
-        pytest.raises(EngineError, match="no engine is left: it ended at a known line"),
+        pytest.raises(
+            EngineError, match="no engine is left: it exited while running the canary line"
+        ),
     ):
         await ask(served, die_once=str(tmp_path / "died"))
 
 
-async def test_requests_that_a_close_cuts_are_no_killers() -> None:
-    """They have the error of a dead engine, and no engine is started again for them."""
+async def test_requests_interrupted_by_a_close_are_not_blamed() -> None:
+    """They get the error of a stopped engine, and no engine is restarted for them."""
     with replicas((), ()) as served:
         waiting = asyncio.create_task(ask(served, wait=10 * PATIENCE_SECONDS))
         await until(lambda: served.stats().running == 1)
@@ -214,16 +216,16 @@ async def test_requests_that_a_close_cuts_are_no_killers() -> None:
 
 
 async def test_engines_that_keep_ending_end_the_server() -> None:
-    """As the only engine of a server does: `stats` is what is watched."""
+    """`stats`, which the server watches, raises as it does for a single engine."""
     with replicas((), ()) as served:
-        with pytest.raises(EngineError, match="engines keep ending"):
+        with pytest.raises(EngineError, match="engines keep exiting"):
             await ask(served, fail="the device is gone", machine=True)
-        with pytest.raises(EngineError, match="engines keep ending"):
+        with pytest.raises(EngineError, match="engines keep exiting"):
             served.stats()
 
 
-def test_an_engine_that_cannot_load_is_told() -> None:
-    """With its words, and without a process that stays."""
+def test_an_engine_that_cannot_load_is_reported() -> None:
+    """The error quotes the engine, and no process is left."""
     with (
         pytest.raises(EngineError, match="no weights here"),
         replicas((), ("--refuse", "no weights here")),
@@ -232,20 +234,20 @@ def test_an_engine_that_cannot_load_is_told() -> None:
 
 
 async def test_requests_that_begin_alike_go_to_one_engine(tmp_path: Path) -> None:
-    """As long as it has little more to do than the other."""
+    """They do while it has only a little more work than the other engine."""
     logs = [tmp_path / name for name in "ab"]
     with replicas(*(("--log", str(log), "--slots", "8") for log in logs)) as served:
         prompts = [f"{number}" * 600 for number in range(6)]
         for round_ in range(3):
             for prompt in prompts:
                 await ask(served, prompt=f"{prompt} {round_}", custom_id=prompt[0])
-        first, second = map(asked_of, logs)
+        first, second = map(requests_of, logs)
         assert not set(first) & set(second)
         assert len(first + second) == 18
         await asyncio.gather(
             *(ask(served, prompt="alike", custom_id="alike", wait=0.1) for _ in range(16))
         )
-        assert all("alike" in asked_of(log) for log in logs)
+        assert all("alike" in requests_of(log) for log in logs)
 
 
 def test_prompts_that_begin_alike_have_one_number() -> None:

@@ -24,17 +24,17 @@ print(status, *sorted({"torch", "transformers"} & sys.modules.keys()))
 
 def loaded_by_a_run(model: Path, output: Path, cache: str) -> list[str]:
     """Run the example file through a model and return the libraries that were imported."""
-    asked = ["--model", str(model), "--any-model", "--dtype", "float32", "--device", "cpu"]
-    said = subprocess.run(
-        [sys.executable, "-c", RUN, "run", "-i", str(EXAMPLE), "-o", str(output), *asked],
+    flags = ["--model", str(model), "--any-model", "--dtype", "float32", "--device", "cpu"]
+    process = subprocess.run(
+        [sys.executable, "-c", RUN, "run", "-i", str(EXAMPLE), "-o", str(output), *flags],
         cwd=ROOT,
         env=os.environ | {"TIDEMILL_CACHE": cache},
         check=True,
         capture_output=True,
         text=True,
     )
-    status, *libraries = said.stdout.split()
-    assert status == "0", said.stderr
+    status, *libraries = process.stdout.split()
+    assert status == "0", process.stderr
     return libraries
 
 
@@ -54,7 +54,7 @@ def test_a_warm_start_imports_no_transformers_and_gives_the_same_rows(tmp_path: 
 
 @pytest.mark.long  # tests of the disk cache have folders that are none
 def test_where_nothing_can_be_remembered_a_run_is_as_it_was(tmp_path: Path) -> None:
-    """A file in the folder's place: nothing is written and nothing is said."""
+    """If the folder's path is a file, nothing is written and nothing is printed."""
     (tmp_path / "file").write_text("mine")
     libraries = loaded_by_a_run(MODEL_PATH, tmp_path / "out.jsonl", str(tmp_path / "file"))
     assert libraries == ["torch", "transformers"]

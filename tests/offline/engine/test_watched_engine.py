@@ -47,7 +47,7 @@ class Engine:
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        """Answer with a stream where the body asks for one."""
+        """Answer with a stream if the body requests one."""
         if "stream" not in body:
             return await self.respond(url, body, request_id, created)
         chunks = self._chunks()
@@ -147,8 +147,8 @@ async def test_a_layer_is_progress_and_an_idle_engine_needs_none() -> None:
         assert (await ask(watched)).status_code == 200
 
 
-async def test_a_loop_that_something_else_blocks_is_no_hang_of_the_engine() -> None:
-    """As a write of rows does, when nobody reads the pipe."""
+async def test_a_blocked_event_loop_is_not_a_hang_of_the_engine() -> None:
+    """Writing rows to a full pipe blocks it, for example."""
     engine = Engine()
     with closing(WatchedEngine(engine, SOON, None)) as watched:
         call = ask(watched, say="hi")
@@ -159,7 +159,7 @@ async def test_a_loop_that_something_else_blocks_is_no_hang_of_the_engine() -> N
 
 
 async def test_a_caller_that_leaves_is_cancelled_as_ever() -> None:
-    """Nothing but a stall becomes EngineStalled."""
+    """Only a stall becomes EngineStalled."""
     with closing(WatchedEngine(Engine(), Watch(), None)) as watched:
         call = ask(watched)
         await asyncio.sleep(0)
@@ -169,20 +169,20 @@ async def test_a_caller_that_leaves_is_cancelled_as_ever() -> None:
 
 
 async def test_a_stream_that_hangs_ends_with_an_error_chunk() -> None:
-    """What was sent before stays; the request is dropped from the engine."""
+    """Earlier chunks remain valid; the request is dropped from the engine."""
     engine = Engine()
     with closing(WatchedEngine(engine, SOON, None)) as watched:
         reply = await watched.answer("/v1/x", {"stream": True}, "r", 0)
         assert isinstance(reply, StreamedReply)
         chunks = [chunk async for chunk in reply.chunks]
         assert chunks[0] == {"number": 1}
-        assert chunks[1]["error"]["message"] == "The engine cannot go on."
+        assert chunks[1]["error"]["message"] == "The engine has stopped."
         assert len(chunks) == 2
         await asyncio.wait_for(engine.is_left.wait(), WAIT_SECONDS)
 
 
-async def test_a_stream_is_whole_and_its_slow_reader_is_no_hang() -> None:
-    """Only the time in which the engine is waited for counts."""
+async def test_a_slow_reader_of_a_complete_stream_is_not_a_hang() -> None:
+    """Only the time spent waiting for the engine counts."""
     engine = Engine()
     engine.go.set()
     with closing(WatchedEngine(engine, SOON, None)) as watched:
@@ -226,7 +226,7 @@ def test_a_load_that_hangs_is_given_up(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_download_may_take_longer_than_a_load() -> None:
-    """It has timeouts of its own."""
+    """Downloads have separate timeouts."""
     clock = LoadClock("m", Watch(start_seconds=1), None)
     poll = partial(clock.note_poll, 0.6)
     with downloading():

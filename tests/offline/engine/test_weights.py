@@ -53,7 +53,7 @@ KERNELS = cache_folders()[0].parent
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts `tidemill` with few variables and a home of its own."""
+    """Return a function that starts `tidemill` with few environment variables and its own home."""
     started = []
 
     def begin(*arguments: object, code: str = "", **environment: str) -> Any:
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def location(ministack: Emulator) -> Location:
-    """Return where the demo model lies in a bucket."""
+    """Return the location of the demo model in a bucket."""
     s3 = ministack.client("s3")
     location = Location(f"weights-{uuid4().hex[:10]}", "models/demo/")
     s3.create_bucket(Bucket=location.bucket)
@@ -92,7 +92,7 @@ def location(ministack: Emulator) -> Location:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return how a process has ended and what it said to people."""
+    """Return the exit status and stderr of a process."""
     _, err = process.communicate(timeout=120)
     return process.returncode, err
 
@@ -108,12 +108,12 @@ def wait_for(is_done: Callable[[], bool]) -> None:
 def test_a_run_takes_its_model_from_s3(
     ministack: Emulator, location: Location, start: Start, tmp_path: Path
 ) -> None:
-    """Fetches it into the home folder, says so, and answers under the name that it was given."""
+    """The run downloads it into the home folder, prints a note, and uses the served model name."""
     files = ("-i", "examples/demo.jsonl", "-o", tmp_path / "out")
     model = ("--model", str(location).rstrip("/"), "--served-model-name", demo.NAME)
     status, err = ended(start("run", *files, *model, **ministack.environment))
     assert status == 0, err
-    assert "tidemill: fetching the weights: " in err
+    assert "tidemill: downloading the weights: " in err
     assert {row["response"]["status_code"] for row in rows(tmp_path / "out")} == {200}
     [folder] = (tmp_path / "home/.cache/tidemill/weights").iterdir()
     revision = Aws(ministack.client).run(find_weights(location)).revision
@@ -139,7 +139,7 @@ class CannotBeHad(NamedTuple):
 def test_weights_that_cannot_be_had_end_it_with_a_sentence(
     ministack: Emulator, start: Start, tmp_path: Path, case: CannotBeHad, command: Sequence[str]
 ) -> None:
-    """Before anything was written; no traceback."""
+    """It is printed without a traceback, before anything is written."""
     out = [tmp_path / "out"] if command[-1] == "-o" else []
     process = start(*command, *out, "--model", case.model, **ministack.environment)
     status, err = ended(process)
@@ -158,10 +158,10 @@ def test_a_missing_library_is_named_with_what_installs_it(start: Start, tmp_path
     assert err.endswith(f" -e '{ROOT}[engine,cloud]'\n")
 
 
-def test_a_machine_without_credentials_is_told_so(start: Start) -> None:
-    """In the client's words."""
-    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
-    status, err = ended(start(*WORKER_FLAGS, "--model", "s3://b/m", **nobody))
+def test_missing_credentials_are_reported(start: Start) -> None:
+    """The error is the AWS client's."""
+    no_credentials = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
+    status, err = ended(start(*WORKER_FLAGS, "--model", "s3://b/m", **no_credentials))
     words = "s3://b/m/ cannot be read: s3 head_bucket: Unable to locate credentials"
     assert (status, err) == (1, f"tidemill: {words}\n")
 
@@ -176,7 +176,7 @@ def test_a_worker_that_is_stopped_while_it_fetches_ends_well(
     process = start(
         *(*WORKER_FLAGS, "--model", "s3://b/m", "--health-file", health_file),
         *("--weights-cache", tmp_path / "cache"),
-        TIDEMILL_CACHE="off",  # else it asks for parity results, too
+        TIDEMILL_CACHE="off",  # otherwise it also requests parity results
         **environment_for(server.url),
     )
     wait_for(lambda: len(server.received) == 3 and health_file.exists())
@@ -227,7 +227,7 @@ def test_weights_of_another_region_are_reached_by_both_kinds_of_addresses(
 
 @pytest.mark.parametrize("model", ["folder", "org/name", "/abs/folder"])
 def test_a_model_that_is_not_in_s3_stays_what_it_is(model: str) -> None:
-    """Nothing is fetched, nobody is told."""
+    """Nothing is downloaded, and no progress is reported."""
 
     def watch(_: DownloadProgress) -> None:
         raise AssertionError
@@ -237,21 +237,21 @@ def test_a_model_that_is_not_in_s3_stays_what_it_is(model: str) -> None:
 
 
 def test_an_address_without_a_bucket_is_refused() -> None:
-    """Before AWS is asked."""
+    """It is refused before any AWS call."""
     with pytest.raises(Refused, match="is not a weights URL"), local_model("s3://", None, print):
         pass
 
 
-def test_progress_is_told_at_once_and_then_seldom(capsys: pytest.CaptureFixture[str]) -> None:
-    """In words for people."""
-    told: list[DownloadProgress] = []
-    watch = throttled(told.append)
+def test_progress_is_reported_at_once_and_then_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+    """The text is readable."""
+    reports: list[DownloadProgress] = []
+    watch = throttled(reports.append)
     watch(DownloadProgress(1, 2))
     watch(DownloadProgress(2, 2))
-    assert told == [DownloadProgress(1, 2)]
+    assert reports == [DownloadProgress(1, 2)]
     log_progress(DownloadProgress(1_500_000_000, 16_060_000_000))
     log_progress(DownloadProgress(is_waiting=True))
     assert capsys.readouterr().err.splitlines() == [
-        "tidemill: fetching the weights: 1.5 GB of 16.1 GB",
-        "tidemill: another process fetches the weights; waiting for it",
+        "tidemill: downloading the weights: 1.5 GB of 16.1 GB",
+        "tidemill: waiting for another process that is downloading the weights",
     ]

@@ -58,7 +58,7 @@ def test_only_missing_lines_are_run(run: Any, source: Path, whole: bytes, tmp_pa
     out = tmp_path / "out"
     out.write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
     run("-i", source, "-o", out, "--resume", "--on-invalid-line", "skip")
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 def test_without_an_output_a_resume_is_a_run(
@@ -139,7 +139,7 @@ def test_an_output_of_another_input_is_refused_and_untouched(
         lines[2], lines[3] = lines[3], lines[2]
     run.engine = None
     words = refused(run, "-i", write_input(*lines), "-o", out)
-    assert words.startswith(f"row 3 of {out} (custom_id '2') is not of line 3 of the input")
+    assert words.startswith(f"row 3 of {out} (custom_id '2') does not match line 3 of the input")
     assert out.read_bytes() == before
     assert run.engine is None
 
@@ -149,12 +149,14 @@ def test_more_rows_than_lines_are_refused(run: Any, write_input: Write, tmp_path
     out = tmp_path / "out"
     run("-i", write_input(*(line(str(n)) for n in range(5))), "-o", out)
     words = refused(run, "-i", write_input(*(line(str(n)) for n in range(3))), "-o", out)
-    assert words.startswith(f"row 4 of {out} (custom_id '3') is not of any line of the input")
+    assert words.startswith(f"row 4 of {out} (custom_id '3') does not match any line of the input")
 
 
 @pytest.mark.parametrize("content", ["hello\n", "{}\n", "\n", "[1]\n"])
-def test_what_is_no_output_is_refused(run: Any, source: Path, tmp_path: Path, content: str) -> None:
-    """A file of something else is not overwritten by a resume."""
+def test_a_file_that_is_not_an_output_is_refused(
+    run: Any, source: Path, tmp_path: Path, content: str
+) -> None:
+    """A resume does not overwrite a file with other content."""
     out = tmp_path / "out"
     out.write_text(content)
     words = refused(run, "-i", source, "-o", out, "--on-invalid-line", "skip")
@@ -165,7 +167,7 @@ def test_what_is_no_output_is_refused(run: Any, source: Path, tmp_path: Path, co
 def test_rows_in_the_middle_are_not_thrown_away_for_one_that_is_missing(
     tmp_path: Path,
 ) -> None:
-    """What one write holds may be run again; more than that means that a file is missing."""
+    """The rows of one write may be run again; more missing rows mean that a file is missing."""
     raw = [RawLine(number, b"x") for number in range(1, ROWS_PER_WRITE + 5)]
     rows = [print_not_run(line.digest, None, code="c", message="m") for line in raw]
     out, errors = tmp_path / "out", tmp_path / "errors"
@@ -178,7 +180,7 @@ def test_rows_in_the_middle_are_not_thrown_away_for_one_that_is_missing(
 
 
 def test_a_retry_takes_a_corrected_line_in_the_place_of_a_failed_row(tmp_path: Path) -> None:
-    """In one file or two; a corrected line never takes the place of a good row."""
+    """The rows may be in one file or two; a corrected line never replaces a good row."""
     raw = [RawLine(number, b"%d" % number) for number in range(1, 5)]
     good = (
         b'{"id":"%s","custom_id":"x","response":{"status_code":200,"request_id":"r","body":{}}}\n'
@@ -205,8 +207,8 @@ def test_a_retry_takes_a_corrected_line_in_the_place_of_a_failed_row(tmp_path: P
 def test_an_output_with_errors_elsewhere_is_not_resumed_without_them(
     run: Any, source: Path, tmp_path: Path
 ) -> None:
-    """The command must be the same but for --resume."""
+    """The command must be the same except for --resume."""
     out = tmp_path / "out"
     flags = ["-i", source, "-o", out, "--on-invalid-line", "skip"]
     run(*flags, "-e", tmp_path / "errors")
-    assert "or with other files" in refused(run, *flags)
+    assert "the output has another input, recipe or files" in refused(run, *flags)

@@ -44,7 +44,7 @@ def test_a_local_output_grows_while_the_job_runs(
 def test_an_old_output_is_there_until_the_model_has_loaded(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Then it is written anew, shorter or not."""
+    """Then it is rewritten from scratch, also if it becomes shorter."""
     out = tmp_path / "out"
     out.write_text("old rows\n" * 1_000)
     seen = []
@@ -61,7 +61,7 @@ def test_an_old_output_is_there_until_the_model_has_loaded(
 
 
 def test_a_symlink_for_an_output_stays_one(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """What it points to gets the rows, made when it is not there yet."""
+    """Its target gets the rows and is created if it does not exist."""
     (tmp_path / "link").symlink_to("target")
     assert run("-i", write_input(line("a")), "-o", tmp_path / "link") == 0
     assert (tmp_path / "link").is_symlink()
@@ -91,7 +91,7 @@ def test_a_second_run_on_one_output_is_refused(
 
 
 def test_a_file_that_a_finished_run_removed_is_not_locked(tmp_path: Path) -> None:
-    """Of many that come and go at once, one at a time holds the file that is at the path."""
+    """Many threads open and remove the file; one at a time holds the lock of the current file."""
     path = tmp_path / "out"
     held: list[bool] = []
     lock = threading.Lock()
@@ -119,18 +119,18 @@ def test_a_file_that_a_finished_run_removed_is_not_locked(tmp_path: Path) -> Non
 def test_a_full_disk_ends_the_run_with_a_way_to_go_on(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """What had room is kept; with room again --resume gives the file of an unbroken run."""
+    """The written rows are kept; with free space, --resume completes the file as one run would."""
     source = write_input(*(line(str(n), say="x" * 1_000) for n in range(50)))
     out = tmp_path / "out"
     process = spawn("-i", source, "-o", out, options=["--file-bytes", "20000"])
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert f"the disk of {out} is full (File too large). Make room" in err
+    assert f"the disk of {out} is full (File too large). Free some space" in err
     assert "--resume" in err
     assert "Traceback" not in err
     assert out.stat().st_size == 20_000
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert 30 < run.engine.asked < 40
+    assert 30 < run.engine.num_requests < 40
     assert run("-i", source, "-o", tmp_path / "whole") == 0
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -158,7 +158,7 @@ def test_rows_of_a_folder_that_vanishes_are_saved(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     [saved] = tmp_dir.iterdir()
-    assert f"{out} was removed while the job ran. Its rows are now in {saved}" in err
+    assert f"{out} was removed during the run. Its rows are now in {saved}" in err
     assert "Traceback" not in err
     assert ids(rows(saved)) == ["a", "b", "c"]
 
@@ -169,9 +169,9 @@ def test_an_output_that_is_moved_away_ends_the_run(tmp_path: Path) -> None:
     file.start(0)
     file.write(b"row\n")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
-    with pytest.raises(OutputLost, match=r"moved away.*--resume"):
+    with pytest.raises(OutputLost, match=r"was moved during the run.*--resume"):
         file.write(b"row\n")
-    with pytest.raises(OutputLost, match="moved away"):
+    with pytest.raises(OutputLost, match="was moved during the run"):
         file.finish()
     file.close()
     assert (tmp_path / "elsewhere").read_bytes() == b"row\nrow\n"
@@ -197,7 +197,7 @@ def test_a_reader_that_goes_away_ends_the_run(spawn: Spawn, write_input: Write) 
     process.stdout.close()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "the reader of standard output went away" in err
+    assert "standard output was closed by its reader" in err
     assert "Traceback" not in err
 
 
@@ -257,7 +257,7 @@ def test_rows_that_cannot_be_uploaded_are_kept(
     assert "<Error>Request has expired: …</Error>" in words
     assert "0123456789abcdef" not in words
     [kept] = tmp_dir.glob("*.jsonl")
-    assert f"The rows are kept in {kept}" in words
+    assert f"The rows are in {kept}" in words
     assert ids(rows(kept)) == ["a"]
     assert len(server.received) == (5 if status == 500 else 1)
 

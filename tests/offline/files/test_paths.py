@@ -62,22 +62,27 @@ def test_one_new_file_cannot_be_output_and_error_file(
 def test_an_output_must_be_a_file_that_can_be_made(
     run: Any, source: Path, tmp_path: Path, flag: str
 ) -> None:
-    """A directory, a missing folder, a file for a folder, a folder that lets nobody write."""
+    """A directory, a missing folder, a file as a folder and a read-only folder are refused."""
     other = ["-o", tmp_path / "out"] if flag == "-e" else []
     assert "is a directory" in refusal(run, "-i", source, *other, flag, tmp_path)
     missing = tmp_path / "no" / "out.jsonl"
     assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, missing)
     below = source / "out.jsonl"
     assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, below)
-    # Nobody makes files there, root included.
-    assert "may not be written" in refusal(run, "-i", source, *other, flag, "/proc/self/out.jsonl")
+    # No user can create files there, not even root.
+    assert "cannot be written: check the permissions" in refusal(
+        run, "-i", source, *other, flag, "/proc/self/out.jsonl"
+    )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("rows.csv", "the rows of rows.csv are JSONL, and its name says otherwise: use rows.jsonl"),
+        (
+            "rows.csv",
+            "the output rows.csv would contain JSONL rows, but has another suffix: use rows.jsonl",
+        ),
         ("rows.xlsx", "use rows.jsonl"),
         ("rows.jsonl.gz", "outputs are not compressed: use rows.jsonl"),
     ],
@@ -94,8 +99,8 @@ def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:
     """Missing, a directory, a symlink to nothing."""
     out = tmp_path / "out"
     assert "does not exist" in refusal(run, "-i", tmp_path / "none", "-o", out)
-    assert "is a folder: name one file in it" in refusal(run, "-i", tmp_path, "-o", out)
-    assert "is a folder: name one file in it" in refusal(run, tmp_path)
+    assert "is a folder: choose one file in it" in refusal(run, "-i", tmp_path, "-o", out)
+    assert "is a folder: choose one file in it" in refusal(run, tmp_path)
     (tmp_path / "dangling").symlink_to("nowhere")
     assert "does not exist" in refusal(run, "-i", tmp_path / "dangling", "-o", out)
     assert not out.exists()
@@ -105,19 +110,19 @@ def test_schemes_other_than_http_and_s3_are_refused(run: Any, source: Path, tmp_
     """The sentence says what is possible."""
     assert "r2:// is not supported" in refusal(run, "-i", "r2://b/k", "-o", tmp_path / "out")
     assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
-    assert "names no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
-    assert "cannot be read" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
+    assert "has no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
+    assert "a URL is not valid" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["s3://", "s3://b", "s3://b/", "s3:///k", "s3://b/folder/"])
 def test_an_s3_url_that_names_no_object_is_refused(run: Any, source: Path, name: str) -> None:
-    """As input and as output."""
+    """It is refused as input and as output."""
     for names in (("-i", name, "-o", "-"), ("-i", source, "-o", name)):
-        assert refusal(run, *names) == f"{name} names no object: write s3://bucket/key"
+        assert refusal(run, *names) == f"{name} is not an S3 object: use s3://bucket/key"
 
 
 def test_an_object_is_not_run_into_itself(run: Any) -> None:
-    """However its scheme is written."""
+    """The case of the scheme does not matter."""
     words = refusal(run, "-i", "s3://b/k", "-o", "S3://b/k")
     assert words == "the input and the output are the same object: s3://b/k"
 
@@ -125,15 +130,15 @@ def test_an_object_is_not_run_into_itself(run: Any) -> None:
 def test_an_object_is_neither_resumed_nor_part_of_a_file(run: Any, source: Path) -> None:
     """Its rows come at the end."""
     words = refusal(run, "-i", source, "-o", "s3://b/k", "--resume")
-    assert words == "--resume needs an output that is an ordinary file"
+    assert words == "--resume requires an output that is a regular file"
     words = refusal(run, "-i", source, "-o", "s3://b/k", "--shard", "1/2")
-    assert words.endswith("s3://b/k is a url: name a path with -o")
+    assert words.endswith("s3://b/k is a URL: pass a path with -o")
 
 
-def test_a_standard_stream_that_is_closed_is_told(
+def test_a_closed_standard_stream_is_reported(
     run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by `<&-` and `>&-`: nothing is read from it, and no row goes nowhere."""
+    """A shell closes one by `<&-` or `>&-`: nothing is read, and no row is lost."""
     monkeypatch.setattr("sys.stdin", None)
     assert "standard input is closed" in refusal(run, "-i", "-", "-o", tmp_path / "out")
     monkeypatch.setattr("sys.stdout", None)
@@ -150,7 +155,7 @@ def test_an_error_file_must_be_a_path(run: Any, source: Path, tmp_path: Path, na
 def test_only_an_ordinary_file_can_be_resumed(run: Any, source: Path) -> None:
     """A stream, a URL and a device cannot."""
     for name in ("-", "http://127.0.0.1/out", "/dev/null"):
-        assert "--resume needs" in refusal(run, "-i", source, "-o", name, "--resume")
+        assert "--resume requires" in refusal(run, "-i", source, "-o", name, "--resume")
 
 
 def test_a_folder_for_temporary_files_must_be_there(run: Any, source: Path, tmp_path: Path) -> None:
@@ -160,7 +165,7 @@ def test_a_folder_for_temporary_files_must_be_there(run: Any, source: Path, tmp_
 
 
 def test_a_refusal_is_one_line_and_status_2(spawn: Callable[..., Any], source: Path) -> None:
-    """As a process, before anything else is said."""
+    """The process prints nothing else."""
     process: subprocess.Popen[str] = spawn("-i", source, "-o", source)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
@@ -182,7 +187,7 @@ def test_names_are_shown_without_secrets(name: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "beside"),
+    ("name", "neighbour"),
     [
         ("x.jsonl", "x.output.jsonl"),
         ("a/x.jsonl.gz", "a/x.output.jsonl"),
@@ -193,32 +198,32 @@ def test_names_are_shown_without_secrets(name: str, shown: str) -> None:
         ("https://host/", "batch.output.jsonl"),
     ],
 )
-def test_rows_lie_beside_the_file_unless_told(name: str, beside: str) -> None:
-    """Those of a URL in the working folder, without what its query holds."""
-    assert name_files(None, None, [name]) == (name, beside)
-    assert name_files(name, None, []) == (name, beside)
+def test_the_output_is_next_to_the_file_by_default(name: str, neighbour: str) -> None:
+    """The output of a URL is in the working folder; its name omits the query."""
+    assert name_files(None, None, [name]) == (name, neighbour)
+    assert name_files(name, None, []) == (name, neighbour)
     assert name_files(None, "out", [name]) == (name, "out")
 
 
 def test_rows_of_standard_input_go_to_standard_output() -> None:
-    """As of any filter."""
+    """The command works as a filter."""
     assert name_files(None, None, ["-"]) == ("-", "-")
 
 
-def test_a_pipe_has_no_rows_beside_it(tmp_path: Path) -> None:
-    """Where they would lie nobody could guess."""
+def test_a_pipe_needs_a_named_output(tmp_path: Path) -> None:
+    """No default place would be obvious."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Refused, match="is no ordinary file: name an output with -o"):
+    with pytest.raises(Refused, match="is not a regular file: "):
         name_files(None, None, [str(tmp_path / "pipe")])
 
 
 def test_a_file_alone_runs_and_is_resumed(run: Any, write_input: Write) -> None:
-    """Its rows are beside it, and never written over unasked."""
+    """The rows are next to it and are never overwritten by default."""
     source = write_input(line("a"))
     assert run(source) == 0
     out = source.with_name("in.output.jsonl")
     before = out.read_bytes()
-    with pytest.raises(Refused, match="holds rows already: --resume keeps them"):
+    with pytest.raises(Refused, match="already contains rows: pass --resume to keep them"):
         run(source)
     assert run(source, "--resume") == 0
     assert out.read_bytes() == before

@@ -50,7 +50,7 @@ class Scene:
         return int(self.run(*self.flags, "--resume", *more))
 
     def is_whole(self) -> bool:
-        """Say whether the files are those of a run without a failure, and nothing else is there."""
+        """Return whether the only files are those of a run without failures."""
         left = [path.name for path in self.out.parent.iterdir()]
         return self.out.read_bytes() == self.whole and sorted(left) == ["in.jsonl", "out"]
 
@@ -64,12 +64,12 @@ def scene(request: pytest.FixtureRequest, run: Any, write_input: Write, tmp_path
 def test_failed_rows_run_again_in_their_places(scene: Scene) -> None:
     """Only they are run, and the files become those of a run without a failure."""
     assert scene.retry("--retry-failed") == 0
-    assert scene.run.engine.asked == len(FAILING)
+    assert scene.run.engine.num_requests == len(FAILING)
     assert scene.is_whole()
 
 
 def test_a_resume_alone_keeps_failed_rows(scene: Scene) -> None:
-    """Nothing is run again unless it is asked for."""
+    """Failed rows are run again only on request."""
     assert scene.retry() == 0
     assert scene.run.engine is None
     assert [path.read_bytes() for path in scene.paths] == scene.old
@@ -104,15 +104,17 @@ def test_what_fails_again_stays_a_failed_row(scene: Scene) -> None:
 def test_a_retry_that_is_cut_off_loses_no_row(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The old files are as they were; a resume goes on with the retry, whether told to or not."""
+    """The old files are unchanged; a resume continues the retry, with or without the flag."""
     scene.run.dies_at = "5"
-    with pytest.raises(EngineFailed, match=f"Until all is done {scene.out} stays as it was; the"):
+    with pytest.raises(
+        EngineFailed, match=f"{scene.out} stays unchanged until the retry is complete"
+    ):
         scene.retry("--retry-failed")
     scene.run.dies_at = None
     assert [path.read_bytes() for path in scene.paths] == scene.old
     capsys.readouterr()
     assert scene.retry() == 0
-    assert "a retry of failed rows was cut off: it goes on" in capsys.readouterr().err
+    assert "continuing an interrupted retry of failed rows" in capsys.readouterr().err
     assert scene.is_whole()
 
 
@@ -157,10 +159,8 @@ def test_a_kill_between_the_two_files_is_settled(
     assert scene.is_whole()
 
 
-def test_a_retry_that_somebody_threw_away_takes_no_rows_with_it(
-    run: Any, write_input: Write, tmp_path: Path
-) -> None:
-    """New rows of one file alone say nothing."""
+def test_a_deleted_retry_deletes_no_rows(run: Any, write_input: Write, tmp_path: Path) -> None:
+    """New rows of only one of the two files are ignored."""
     scene = Scene(run, write_input, tmp_path, has_errors=True)
     scene.errors.with_name("errors.retry").write_bytes(b"")
     assert scene.retry() == 0
@@ -177,7 +177,7 @@ def test_starting_over_forgets_a_retry(scene: Scene) -> None:
 
 
 def test_a_retry_keeps_link_and_mode(scene: Scene, tmp_path: Path) -> None:
-    """Who may read the old rows may read the new ones, by whatever name."""
+    """The new rows have the old permissions, and a symlink remains one."""
     target = tmp_path / "in a folder" / "target"
     target.parent.mkdir()
     scene.out.rename(target)
@@ -191,8 +191,8 @@ def test_a_retry_keeps_link_and_mode(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_a_retry_needs_rows_to_retry(scene: Scene) -> None:
-    """By itself the flag means nothing."""
-    with pytest.raises(Refused, match=r"--retry-failed runs failed rows .* give --resume too"):
+    """The flag alone is refused."""
+    with pytest.raises(Refused, match="--retry-failed requires --resume"):
         scene.run(*scene.flags, "--retry-failed")
 
 
@@ -214,23 +214,23 @@ def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
     assert out.read_bytes() == before
     run.fails_at = set()
     assert run(*flags) == 0
-    assert run.engine.asked < 40
+    assert run.engine.num_requests < 40
     assert out.read_bytes() == whole.read_bytes()
 
 
 def test_a_retry_that_is_stopped_keeps_rows_that_wait_for_their_order(scene: Scene) -> None:
-    """What was answered behind the line that it stopped at is not run again."""
+    """Answered lines after the line at which it stopped are not run again."""
     scene.run.dies_at = "2"
-    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+    with pytest.raises(EngineFailed, match="2 finished rows waiting"):
         scene.retry("--retry-failed")
     scene.run.dies_at = None
     assert scene.retry() == 0
-    assert scene.run.engine.asked == 1
+    assert scene.run.engine.num_requests == 1
     assert scene.is_whole()
 
 
 def test_what_a_stopped_run_has_spooled_is_part_of_its_retry(scene: Scene) -> None:
-    """Good rows are not run again, failed ones are, wherever they lay."""
+    """Good rows are not run again, failed ones are, in whichever file they are."""
     for path in scene.paths:
         path.unlink()
     scene.run.fails_at, scene.run.dies_at = {"5", "7"}, "3"
@@ -238,14 +238,14 @@ def test_what_a_stopped_run_has_spooled_is_part_of_its_retry(scene: Scene) -> No
         scene.run(*scene.flags)
     scene.run.fails_at, scene.run.dies_at = set(), None
     assert scene.retry("--retry-failed") == 0
-    assert scene.run.engine.asked == 3  # 3 itself, 5 and 7
+    assert scene.run.engine.num_requests == 3  # 3 itself, 5 and 7
     assert scene.is_whole()
 
 
 def test_a_row_that_was_spooled_and_then_written_counts_once(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What lies in the spool file of the run, and in the files of a retry that was cut off."""
+    """The row is in the spool file of the run and in the files of an interrupted retry."""
     source = write_input(*(line(str(n), name=str(n)) for n in range(20)))
     flags = ["-i", source, "-o", tmp_path / "out"]
     run.fails_at, run.dies_at = {"3", "15"}, "10"
@@ -259,5 +259,5 @@ def test_a_row_that_was_spooled_and_then_written_counts_once(
     capsys.readouterr()
     assert run(*flags, "--resume") == 0
     assert "resuming: 19 rows kept" in capsys.readouterr().err
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert len(rows(tmp_path / "out")) == 20

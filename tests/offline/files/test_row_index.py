@@ -30,7 +30,7 @@ def test_rows_of_one_id_are_found_in_their_order() -> None:
     assert index.pop(row("500")) is None
 
 
-def test_an_id_that_is_repeated_a_hundred_thousand_times_is_no_slower() -> None:
+def test_an_id_that_is_repeated_a_hundred_thousand_times_is_as_fast() -> None:
     """It has one slot, and its rows are a chain."""
     index = RowIndex()
     for number in range(100_000):
@@ -41,7 +41,7 @@ def test_an_id_that_is_repeated_a_hundred_thousand_times_is_no_slower() -> None:
 
 
 def test_rows_without_a_custom_id_go_by_their_own() -> None:
-    """Which is the same for the same line in any run."""
+    """They are found by their own ID, which is the same for the same line in every run."""
     index = RowIndex()
     index.add(row(None, "batch_req_1"), RowPlace(1, 0, 5))
     assert index.pop(row("batch_req_1")) is None

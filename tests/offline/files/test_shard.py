@@ -16,7 +16,7 @@ from tidemill.offline.files.input_file import InputFile
 from tidemill.offline.files.shard import Shard, find_shard_lines, parse_shard
 from tidemill.offline.files.source import Source
 
-# Of a length of their own, so that few are cut, torn, blank or too long in one way only.
+# Their lengths differ, so that few are cut, torn, blank or too long in one way only.
 pieces = st.sampled_from([b"\n", b" ", b"\r", b"a", b"{}", b"\xef\xbb\xbf", b"0123456789" * 3])
 
 
@@ -38,7 +38,7 @@ def test_shards_have_together_the_lines_of_the_file(
 
 
 def test_a_shard_reads_no_further_than_its_end() -> None:
-    """And what is before it is counted in blocks."""
+    """Earlier lines are counted in blocks."""
     lines = [b"%d\n" % number for number in range(1_000_000, 1_400_000)]
     file = io.BytesIO(b"".join(lines))
     found = find_shard_lines(file, len(lines) * 8, Shard(2, 4))
@@ -49,18 +49,18 @@ def test_a_shard_reads_no_further_than_its_end() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a/b", "is no shard: write 3/8 for the third of eight"),
-        ("/", "is no shard: write 3/8"),
-        ("3", "is no shard: write 3/8"),
-        ("-1/4", "is no shard: write 3/8"),
-        ("1/0", "is no shard: a file has at least one"),
-        ("0/4", "is no shard: they are 1/4 to 4/4"),
-        ("5/4", "is no shard: they are 1/4 to 4/4"),
-        ("2/1", "is no shard: it is 1/1"),
+        ("a/b", "is not a valid shard: use 3/8 for the third of eight"),
+        ("/", "is not a valid shard: use 3/8"),
+        ("3", "is not a valid shard: use 3/8"),
+        ("-1/4", "is not a valid shard: use 3/8"),
+        ("1/0", "is not a valid shard: the number of shards must be at least 1"),
+        ("0/4", "is not a valid shard: use 1/4 to 4/4"),
+        ("5/4", "is not a valid shard: use 1/4 to 4/4"),
+        ("2/1", "is not a valid shard: use 1/1"),
     ],
 )
 def test_a_shard_that_is_none_is_refused(text: str, words: str) -> None:
-    """As an unset variable of Slurm gives."""
+    """An unset Slurm variable gives such a value."""
     with pytest.raises(argparse.ArgumentTypeError, match=words):
         parse_shard(text)
     assert parse_shard("3/8") == Shard(3, 8)

@@ -59,7 +59,7 @@ def test_a_download_is_tried_again_on_faults_that_may_pass(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A 503, a timeout, a body cut short: the fourth try begins anew and is whole."""
+    """After a 503, a timeout and a truncated body, the fourth try starts over and is complete."""
     monkeypatch.setattr(http_transfer, "_TIMEOUT_SECONDS", 0.2)
     whole = (line("a") + "\n").encode()
     server.will(
@@ -72,17 +72,17 @@ def test_a_download_is_tried_again_on_faults_that_may_pass(
     assert len(rows(tmp_path / "out")) == 1
     assert len(server.received) == 4
     err = capsys.readouterr().err
-    assert "HTTP 503 Service Unavailable: try later; trying again" in err
-    assert "did not answer in time; trying again" in err
+    assert "HTTP 503 Service Unavailable: try later; retrying in" in err
+    assert "the server timed out" in err
     assert "0123456789abcdef" not in err
 
 
 def test_a_download_that_never_works_ends_after_five_tries(
     run: Any, server: Any, tmp_path: Path
 ) -> None:
-    """The last fault is told; the output is not made."""
+    """The error contains the last failure; the output is not created."""
     server.will(Answer(500, b"broken"))
-    with pytest.raises(TransferFailed, match=r"failed 5 times; last: HTTP 500 .*broken"):
+    with pytest.raises(TransferFailed, match=r"failed 5 times; last error: HTTP 500 .*broken"):
         run("-i", f"{server.url}/in", "-o", tmp_path / "out")
     assert len(server.received) == 5
     assert not (tmp_path / "out").exists()
@@ -103,20 +103,20 @@ def test_a_download_is_not_tried_again_on_4xx(
     assert failed.value.exit_status == 1
 
 
-def test_a_server_that_is_not_there_is_told_without_secrets(
+def test_an_unreachable_server_is_reported_without_secrets(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A refused connection is tried again, then ends the run."""
+    """A refused connection is retried, then ends the run."""
     with pytest.raises(TransferFailed, match="ConnectError") as failed:
         run("-i", f"http://user:password@127.0.0.1:9/in?{SECRET}", "-o", tmp_path / "out")
-    said = str(failed.value) + capsys.readouterr().err
-    assert "http://127.0.0.1:9/in" in said
+    stderr = str(failed.value) + capsys.readouterr().err
+    assert "http://127.0.0.1:9/in" in stderr
     for secret in ("password", "0123456789abcdef", "two", "user"):
-        assert secret not in said
+        assert secret not in stderr
 
 
-def test_a_full_disk_for_the_copy_is_told(spawn: Callable[..., Any], tmp_path: Path) -> None:
-    """The sentence names the folder and the flag for another."""
+def test_a_full_disk_for_the_copy_is_reported(spawn: Callable[..., Any], tmp_path: Path) -> None:
+    """The error names the folder and the flag that changes it."""
     flags = ["--output-tmp-dir", tmp_path]
     limited = ["--file-bytes", "100000"]
     process = spawn(
@@ -124,6 +124,6 @@ def test_a_full_disk_for_the_copy_is_told(spawn: Callable[..., Any], tmp_path: P
     )
     _, err = process.communicate(line("a", say="x" * 3_000_000), timeout=120)
     assert process.returncode == 1
-    words = f"copying standard input to {tmp_path} failed: File too large; --output-tmp-dir names"
+    words = f"copying standard input to {tmp_path} failed: File too large. Pass --output-tmp-dir"
     assert words in err
     assert "Traceback" not in err

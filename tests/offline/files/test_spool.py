@@ -1,4 +1,4 @@
-"""Rows that wait for their order: kept beside the output, and found again by their lines."""
+"""Rows that wait for earlier ones: stored next to the output and found again by their lines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def save(path: Path, given: list[RawLine], *places: int) -> None:
 
 
 def test_rows_are_found_by_their_lines(path: Path) -> None:
-    """Not those that are in the output by then, nor what is torn or of a line that has changed."""
+    """Rows already in the output, torn rows and rows of changed lines are not found."""
     given = lines("a", "b", "c", "d")
     save(path, given, 0, 1, 2, 3)
     path.write_bytes(path.read_bytes()[:-1])
@@ -73,8 +73,8 @@ def test_rows_are_found_by_their_lines(path: Path) -> None:
     assert found(path, lines("a", "b", "C", "d"), 1) == {1: row_of(given[1])}
 
 
-def test_what_else_stands_in_the_file_is_passed_over(path: Path) -> None:
-    """Whatever that is."""
+def test_other_content_of_the_file_is_ignored(path: Path) -> None:
+    """It may be any bytes."""
     [line] = lines("a")
     noise = b"\n\xff\nx\ty\n1\t{}\n1\tno row\n" + b"9" * 5000 + b"\t" + row_of(line)
     path.write_bytes(noise + b"1\t" + row_of(line))
@@ -89,7 +89,7 @@ def test_a_second_stop_keeps_the_rows_of_the_first(path: Path) -> None:
     with loaded(path, given) as again:
         again.pop(1)
         add(again, given, 3)
-        assert "2 finished rows that wait" in again.words()
+        assert "2 finished rows waiting" in again.words()
         again.flush()
     failed = row_of(given[3], 500)
     path.write_bytes(path.read_bytes() + b"%d\t" % given[3].number + failed)
@@ -134,21 +134,21 @@ def test_a_folder_that_takes_no_file_is_reported_once(
         assert [spool.pop(place).data for place in range(2)] == [row_of(line) for line in given]
         assert spool.words() == ""
         assert not spool.is_durable
-    assert capsys.readouterr().err.count("cannot be made") == 1
+    assert capsys.readouterr().err.count("cannot be created") == 1
 
 
 def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     """Its rows are finished: they are not thrown away unasked."""
     path.mkdir()
-    with pytest.raises(BadInput, match="holds finished rows and cannot be read"):
+    with pytest.raises(BadInput, match="contains finished rows, but cannot be read"):
         Spool(path, 0).load([], 0)
 
 
-def test_a_file_that_somebody_cuts_ends_the_run(path: Path) -> None:
-    """Nothing but whole rows goes into an output."""
+def test_a_truncated_file_ends_the_run(path: Path) -> None:
+    """Only complete rows are written to an output."""
     given = lines("a", "b")
     save(path, given, 0, 1)
     with loaded(path, given) as spool:
         path.write_bytes(path.read_bytes()[:-5])
-        with pytest.raises(OutputLost, match="was changed while the job ran"):
+        with pytest.raises(OutputLost, match="changed during the run"):
             spool.pop(1)

@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 def words(rng: random.Random, num_tokens: int) -> str:
-    """Return a text of so many tokens that is like no other."""
+    """Return a unique text of a number of tokens."""
     return "".join(rng.choices("abcdefgh", k=BYTES_A_TOKEN * num_tokens))
 
 
@@ -73,7 +73,7 @@ def forecasts(
     remembered: CostModel | None = None,
 ) -> list[tuple[float, float | None]]:
     """Run a file through steps of a known cost; return seconds, and what was forecast then."""
-    told: list[tuple[float, float | None]] = []
+    estimates: list[tuple[float, float | None]] = []
     with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
         plan = Plan(index, lambda _: False, is_ordered=is_ordered)
         forecast = Forecast(plan, NUM_SEQUENCES, remembered)
@@ -91,7 +91,7 @@ def forecasts(
                 prefilled += own
                 running[place] = 0
             if not running:
-                return [*told, (seconds, 0.0)]
+                return [*estimates, (seconds, 0.0)]
             attended = sum(
                 len(requests[place].prompt) // BYTES_A_TOKEN + decoded
                 for place, decoded in running.items()
@@ -113,7 +113,7 @@ def forecasts(
             done = done._replace(num_waiting=plan.num_waiting, num_running=len(running))
             if seconds - forecast.num_seconds >= 1:
                 forecast.update(seconds, done)
-                told.append((seconds, forecast.seconds_left()))
+                estimates.append((seconds, forecast.seconds_left()))
 
 
 @pytest.mark.parametrize("is_ordered", [True, False], ids=["plan", "no plan"])
@@ -127,7 +127,7 @@ def test_the_end_is_forecast(
 
 @pytest.mark.parametrize("step_seconds", [0.03, 0.2])
 def test_costs_that_are_not_as_usual_are_known_from_runs_before(step_seconds: float) -> None:
-    """Before a file comes to the lines that tell them."""
+    """They are used before the file reaches the lines that reveal them."""
     costs = COSTS._replace(steps=step_seconds)
     remembered = CostModel()
     for work in (Work(100, 2_000, 1_000, 90_000), Work(5, 9_000, 100, 50_000)):
@@ -136,10 +136,10 @@ def test_costs_that_are_not_as_usual_are_known_from_runs_before(step_seconds: fl
     check(forecasts(requests, is_ordered=True, costs=costs, remembered=remembered))
 
 
-def check(told: list[tuple[float, float | None]]) -> None:
-    """Hold what was told to the bounds."""
-    whole = told[-1][0]
-    for seconds, left in told:
+def check(estimates: list[tuple[float, float | None]]) -> None:
+    """Compare the forecasts with the bounds."""
+    whole = estimates[-1][0]
+    for seconds, left in estimates:
         if seconds >= 0.1 * whole:
             assert left is not None
             bound = 0.1 if seconds >= 0.5 * whole else 0.2
@@ -165,7 +165,7 @@ def test_embeddings_are_forecast_by_what_they_read() -> None:
 def test_steps_are_those_of_lines_that_start_when_others_end(
     make: Callable[[random.Random], list[Request]], num_sequences: int
 ) -> None:
-    """Within a fifth of what a queue of so many servers takes, in the order of the file."""
+    """They are within 20% of a queue with that many servers, in file order."""
     requests = make(random.Random(2))
     ends = [0] * num_sequences
     for request in requests:
@@ -174,12 +174,12 @@ def test_steps_are_those_of_lines_that_start_when_others_end(
         plan = Plan(index, lambda _: False, is_ordered=False)
         assert plan.expected_steps(num_sequences) == pytest.approx(max(ends), rel=0.2)
         for _ in zip(range(50), plan, strict=False):
-            pass  # whoever has started counts as before
+            pass  # lines that have started count as before
         assert plan.expected_steps(num_sequences) == pytest.approx(max(ends), rel=0.2)
 
 
 def test_prompts_that_are_computed_again_are_forecast_by_the_lines_that_wait() -> None:
-    """A little more than lines have of their own is none; once all have begun none is left."""
+    """A small excess over the lines' own tokens is ignored; once all have begun, none is left."""
     with index_of([chat("a" * 500 + str(number)) for number in range(40)]) as index:
         plan = Plan(index, lambda _: False)
         forecast = Forecast(plan, NUM_SEQUENCES)

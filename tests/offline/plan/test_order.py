@@ -71,16 +71,16 @@ def test_lines_of_a_document_run_together_the_longest_answers_first() -> None:
     """Documents by the longest answer among them, the questions of each likewise."""
     documents = [f"{number} " + "x" * 600 for number in range(3)]
     lengths = {(0, 0): 8, (0, 1): 16, (1, 0): 8, (1, 1): 512, (2, 0): 64, (2, 1): 128}
-    asked = [*lengths]
-    random.Random(3).shuffle(asked)
-    bodies = [chat(f"{documents[d]}\n{q}", lengths[d, q]) for d, q in asked]
-    assert [asked[place] for place in places_of(bodies)] == [
+    expected = [*lengths]
+    random.Random(3).shuffle(expected)
+    bodies = [chat(f"{documents[d]}\n{q}", lengths[d, q]) for d, q in expected]
+    assert [expected[place] for place in places_of(bodies)] == [
         (1, 1), (1, 0), (2, 1), (2, 0), (0, 1), (0, 0)
     ]  # fmt: skip
 
 
 def test_what_shares_nothing_stays_in_the_order_of_the_file() -> None:
-    """So rows are written as they finish; lines that are no requests among them."""
+    """Rows are then written as they finish; some lines are not requests."""
     bodies: list[dict[str, Any] | None] = [chat(f"{n * 7919 % 101} is this") for n in range(300)]
     assert places_of(bodies) == [*range(300)]
     assert sorted(places_of([None, *bodies, None])) == [*range(302)]

@@ -23,7 +23,7 @@ def chat(text: str | None, **message: Any) -> dict[str, Any]:
 
 
 def call(number: str) -> dict[str, Any]:
-    """Return a tool call with an id of its own."""
+    """Return a tool call with a given ID."""
     return {"id": number, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -76,7 +76,7 @@ def test_what_says_nothing_about_the_answer_is_not_compared(
 def test_texts_differ_from_a_character_on(
     a: dict[str, Any], b: dict[str, Any], position: int
 ) -> None:
-    """Which is counted from 0."""
+    """The position is 0-based."""
     found = difference_between(answer_of(a), answer_of(b))
     assert isinstance(found, TextDifference)
     assert found[:2] == (0, position)

@@ -47,8 +47,11 @@ def request(custom_id: str, text: str) -> str:
 @contextmanager
 def serving(rows: Path, requests: Path | None = None, page_rows: int = 3) -> Iterator[PageServer]:
     """Serve the page of a file."""
-    asked = None if requests is None else str(requests)
-    with open_pages(str(rows), asked, page_rows, None) as pages, PageServer(pages) as server:
+    request_lines = None if requests is None else str(requests)
+    with (
+        open_pages(str(rows), request_lines, page_rows, None) as pages,
+        PageServer(pages) as server,
+    ):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -60,15 +63,15 @@ def serving(rows: Path, requests: Path | None = None, page_rows: int = 3) -> Ite
 
 @pytest.fixture(name="serve")
 def fixture_serve(tmp_path: Path) -> Serve:
-    """Return a function that serves lines, and requests beside them, to a client."""
+    """Return a function that serves rows and their requests to a client."""
 
     @contextmanager
     def serve(*lines: str, requests: tuple[str, ...] | None = None) -> Iterator[httpx.Client]:
-        rows, asked = tmp_path / "rows.jsonl", tmp_path / "x.jsonl"
+        rows, request_lines = tmp_path / "rows.jsonl", tmp_path / "x.jsonl"
         rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        asked.write_text("\n".join(requests or ()) + "\n", encoding="utf-8")
+        request_lines.write_text("\n".join(requests or ()) + "\n", encoding="utf-8")
         with (
-            serving(rows, None if requests is None else asked) as server,
+            serving(rows, None if requests is None else request_lines) as server,
             httpx.Client(base_url=server.url, trust_env=False) as client,
         ):
             yield client
@@ -104,7 +107,7 @@ def test_rows_come_in_pages(serve: Serve) -> None:
 
 
 def test_rows_are_found(serve: Serve) -> None:
-    """By kind, by words in any case, by custom id; a line that is no row is one that failed."""
+    """Rows are filtered by kind, words or custom ID; an invalid line counts as failed."""
     rows = (
         row("a", "Lisbon"),
         failed("b", "BUSY"),
@@ -124,11 +127,11 @@ def test_rows_are_found(serve: Serve) -> None:
         assert numbers(events(client, text="nowhere", id="a")) == [None]
 
 
-def test_a_request_stands_beside_its_row(serve: Serve) -> None:
-    """That on the same line at once, others when the file is indexed, the first of an id."""
+def test_a_request_is_shown_next_to_its_row(serve: Serve) -> None:
+    """A request on the same line is shown at once, others (the first of an ID) after indexing."""
     rows = (row("a", "1"), row("b", "2"), row("c", "3"))
-    asked = (request("a", "A?"), "no json", request("b", "B?"), request("b", "other"))
-    with serve(*rows, requests=asked) as client:
+    request_lines = (request("a", "A?"), "no json", request("b", "B?"), request("b", "other"))
+    with serve(*rows, requests=request_lines) as client:
         found = events(client)
         assert [event["row"]["request"] for event in found[:3]] == ["user: A?", None, None]
         assert found[3:] == [
@@ -140,7 +143,7 @@ def test_a_request_stands_beside_its_row(serve: Serve) -> None:
 
 
 def test_hostile_rows_are_texts(serve: Serve) -> None:
-    """They end neither a page nor the server; what nobody would see is an escape."""
+    """They break neither a page nor the server; invisible characters are escaped."""
     deep = '{"response": ' + "[" * 100_000
     digits = row("d", "x").replace('"choices"', '"usage": {"output_tokens": ' + "9" * 5000)
     bad = ("[1]", deep, digits.replace('[{"message"', '1}, "choices": [{"message"', 1), '{"a": 1}')
@@ -151,15 +154,15 @@ def test_hostile_rows_are_texts(serve: Serve) -> None:
         assert long["text"].endswith("(49,000 more characters)")
         assert client.get("row", params={"from": 2}).json()["text"] == "y" * 50_000
         others += [event["row"] for event in events(client, from_=4)[:3]]
-        assert [each["words"] for each in others] == ["no row"] * 4
+        assert [each["words"] for each in others] == ["not a row"] * 4
         assert all(each["is_failed"] for each in others)
         full = [client.get("row", params={"from": number}).json() for number in range(1, 8)]
         assert [each["number"] for each in full[:6]] == [1, 2, 3, 4, 5, 6]
-        assert full[6] == {"error": "there is no row 7"}
+        assert full[6] == {"error": "row 7 not found"}
 
 
 def test_only_the_address_with_its_token_is_answered(serve: Serve) -> None:
-    """By a name of this machine; with a policy that lets no script in but the page's own."""
+    """The host must be this machine, and the policy allows only the page's script."""
     with serve(row("a", "secret")) as client:
         page = client.get("")
         assert page.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -182,7 +185,7 @@ def test_only_the_address_with_its_token_is_answered(serve: Serve) -> None:
 
 
 def test_a_search_ends_when_its_reader_goes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much there is left to read."""
+    """It ends at once, even if most rows are unread."""
     monkeypatch.setattr(search, "_PROGRESS_SECONDS", 0)
     read: list[str] = []
     ended = threading.Event()
@@ -211,8 +214,8 @@ def test_a_search_ends_when_its_reader_goes(serve: Serve, monkeypatch: pytest.Mo
     assert len(read) < 10_000
 
 
-def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
-    """As the terminal says it."""
+def test_a_changed_file_is_reported(serve: Serve, tmp_path: Path) -> None:
+    """The message is the same as in the terminal."""
     with serve(row("a", "x")) as client:
         (tmp_path / "rows.jsonl").write_text("other", encoding="utf-8")
         assert "has changed" in events(client)[0]["error"]
@@ -220,7 +223,7 @@ def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
-    """What stands before its results, by row group from any row on; also of text."""
+    """Input columns are read by row group, from any row, also in text formats."""
     usage = [{"total_tokens": 3}, None, {"total_tokens": 3}, {"total_tokens": 3}]
     columns = {
         "id": [1, 2, 3, 4],
@@ -246,7 +249,7 @@ def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
         assert numbers(events(client, id="2")) == [2, None]
         assert numbers(events(client, text="three")) == [3, None]
         assert json.loads(client.get("row", params={"from": 4}).json()["json"])["label"] == "z"
-        assert "no row" in client.get("row", params={"from": 5}).json()["error"]
+        assert "not found" in client.get("row", params={"from": 5}).json()["error"]
         assert client.get("about").json()["rows"] == 4
     with serving(csv) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
         found = events(client, from_=2)
@@ -268,19 +271,19 @@ def fixture_chromium() -> Iterator[Browser]:
 
 
 def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> None:
-    """Turns pages, filters, jumps to an id and opens a row; texts of rows do nothing."""
+    """A browser turns pages, filters, jumps to an ID and opens a row; texts are never executed."""
     rows = [row(f"q{n}", f"answer {n}") for n in range(5)]
     rows += [row(HOSTILE, HOSTILE, HOSTILE), failed("bad", HOSTILE)]
-    asked = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
+    request_lines = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
     complaints: list[str] = []
-    with serve(*rows, requests=asked) as client, chromium.new_context() as context:
+    with serve(*rows, requests=request_lines) as client, chromium.new_context() as context:
         context.set_default_timeout(120_000)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.on(
             "console",
-            lambda said: complaints.append(said.text) if said.type == "error" else None,
+            lambda entry: complaints.append(entry.text) if entry.type == "error" else None,
         )
         page.goto(str(client.base_url))
         articles = page.get_by_role("article")
@@ -294,11 +297,11 @@ def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> No
         expect(articles).to_have_count(1)
         page.go_back()
         expect(articles).to_have_count(3)
-        page.get_by_label("With the words").fill("ANSWER 3")
+        page.get_by_label("Containing").fill("ANSWER 3")
         page.get_by_role("button", name="Show").click()
         expect(articles).to_have_count(1)  # until then those before are there
         expect(articles.locator(".answer")).to_have_text("answer 3")
-        page.get_by_label("With the words").fill("")
+        page.get_by_label("Containing").fill("")
         page.get_by_label("custom_id").fill("q2")
         page.keyboard.press("Enter")
         expect(articles.locator(".answer")).to_have_text("answer 2")

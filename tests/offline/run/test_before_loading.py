@@ -1,4 +1,4 @@
-"""What cannot run is told before a model is loaded, with what to do about it."""
+"""Input that cannot run is reported before a model is loaded, with a way to fix it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the rows go."""
+    """Return the path of the output."""
     return tmp_path / "out.jsonl"
 
 
@@ -39,11 +39,11 @@ def refused(run: Any, *arguments: object) -> str:
 def test_a_file_for_another_model_is_refused_with_both_ways_to_run_it(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """The first file of a new user asks for a model of OpenAI's."""
+    """The first file of a new user typically names a model of OpenAI."""
     source = write_input(*(line(str(n), model="gpt-4o-mini") for n in range(20)))
     assert refused(run, "-i", source, "-o", out) == (
-        "20 of 20 lines ask for gpt-4o-mini, served is m; `--served-model-name gpt-4o-mini` or "
-        "`--any-model` runs them. Nothing was run"
+        "20 of 20 lines request gpt-4o-mini, but the served model is m; to run them, pass "
+        "`--served-model-name gpt-4o-mini` or `--any-model`. Nothing was run"
     )
     assert not out.exists()
     for flags in (["--any-model"], ["--served-model-name", "gpt-4o-mini"]):
@@ -59,32 +59,32 @@ def test_several_models_are_named_with_how_many_ask_for_each(
     models = ["gpt-4o", "gpt-4o", "a b"]
     source = write_input(*(line(str(n), model=model) for n, model in enumerate(models)))
     assert refused(run, "-i", source, "-o", out, "--served-model-name", "x", "y") == (
-        "3 of 3 lines ask for gpt-4o (2), a b (1), served are x, y; `--served-model-name gpt-4o "
-        "'a b'` or `--any-model` runs them. Nothing was run"
+        "3 of 3 lines request gpt-4o (2), a b (1), but the served models are x, y; to run them, "
+        "pass `--served-model-name gpt-4o 'a b'` or `--any-model`. Nothing was run"
     )
 
 
 def test_where_some_lines_ask_for_another_model_the_others_run(
     run: Any, write_input: Write, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said before the model loads, when it still can be mended."""
+    """The warning is printed before the model is loaded, when it can still be fixed."""
     assert run("-i", write_input(line("a", model="m"), line("b", model="gpt")), "-o", out) == 0
-    said = capsys.readouterr().err
-    assert said.startswith(
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(
         "tidemill: warning: 1 of 2 lines will get an error row:\n"
         "  1 × The model `gpt` does not exist. Served: m. (line 2)\n"
-        "`--served-model-name m gpt` or `--any-model` runs those that ask for other models\n"
+        "to run requests for other models, pass `--served-model-name m gpt` or `--any-model`\n"
         "tidemill: loading m\n"
     )
 
 
-def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
+def test_a_file_that_uses_only_unsupported_features_is_refused(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """Errors of one kind are one sentence, in the engine's own words."""
+    """Errors of one kind are one sentence, the engine's error."""
     bodies = [*[{"suffix": "end"}] * 3, {"max_tokens": "8"}, {"stream": True}]
     words = refused(run, "-i", write_input(*(line("a", **body) for body in bodies)), "-o", out)
-    with pytest.raises(Exception, match="`max_tokens`") as told:
+    with pytest.raises(Exception, match="`max_tokens`") as failure:
         check_request(CHAT, json.loads(line("a", max_tokens="8"))["body"], ["m"])
     first, *reasons = words.splitlines()
     assert first.startswith("none of the 5 lines of ")
@@ -92,13 +92,13 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     assert reasons[0].startswith("  3 × `suffix` is not supported: remove it or send null or ")
     assert reasons[0].endswith(" (first: line 1)")
     assert reasons[1:] == [
-        f"  1 × {told.value} (line 4)",
+        f"  1 × {failure.value} (line 4)",
         "  1 × Request must not be sent in stream mode (line 5)",
     ]
 
 
 def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write, out: Path) -> None:
-    """What is offered instead is what runs."""
+    """The suggestions are URLs that are supported."""
     source = write_input(
         '{"custom_id":"a","url":"/v1/embedding","body":{"input":"x"}}',
         '{"custom_id":"b","url":"/v1/responses","body":{"input":"x"}}',
@@ -122,10 +122,10 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     ],
     ids=["CSV", "TSV", "text", "UTF-16", "zip", "torn gzip", "JSON"],
 )
-def test_what_is_no_file_of_requests_is_told_what_it_is(
+def test_a_file_of_another_kind_is_identified(
     run: Any, tmp_path: Path, out: Path, content: bytes, words: str
 ) -> None:
-    """A sentence with what to do instead of a list of all its lines."""
+    """The error is one sentence with advice, not a list of all lines."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(content)
     assert refused(run, "-i", source, "-o", out).startswith(f"{source} cannot be run. {words}")
@@ -134,10 +134,10 @@ def test_what_is_no_file_of_requests_is_told_what_it_is(
 def test_a_line_that_lacks_its_parts_is_shown_a_whole_one(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """And the example is one that runs."""
+    """The example in the error is valid."""
     words = refused(run, "-i", write_input(line("a"), '{"prompt":"Hi"}'), "-o", out)
     assert "  line 2: `custom_id` is required and must be a string\n" in words
-    assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in words
+    assert f"Example of a valid line:\n{EXAMPLE_LINE}\n" in words
     assert run("-i", write_input(EXAMPLE_LINE), "-o", out) == 0
 
 
@@ -156,14 +156,14 @@ def test_compressed_files_and_arrays_run_as_their_lines_would(
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     out.write_bytes(whole[: whole.index(b"\n") + 5])
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert out.read_bytes() == whole
 
 
 def test_with_nothing_but_malformed_lines_nothing_is_loaded(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """Also where they may have error rows: there would be no other."""
+    """Error rows do not help, as there would be no others."""
     source = write_input("[1]", '{"custom_id":"a"}')
     words = refused(run, "-i", source, "-o", out, "--on-invalid-line", "skip")
     assert "can run; nothing was run:\n  1 × " in words
@@ -193,15 +193,18 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (write_more, r"has changed \(from [\d,]+ to [\d,]+ bytes\) while it was run; the rows are"),
-        (write_in_place, "has changed while it was run; the rows are of what it held before"),
-        (replace, "was replaced while it was run; the rows are of the file that it was before"),
+        (
+            write_more,
+            r"has changed \(from [\d,]+ to [\d,]+ bytes\) during the run; the rows belong",
+        ),
+        (write_in_place, "has changed during the run; the rows belong to its earlier content"),
+        (replace, "was replaced during the run; the rows belong to the earlier file"),
     ],
 )
 def test_an_input_that_changes_when_it_was_read_ends_with_1(
     run: Any, write_input: Write, out: Path, change: Callable[[Path], None], words: str
 ) -> None:
-    """The rows are there, and right for what was read; nobody takes them for the new file's."""
+    """The rows are correct for the old content, and the error says that the file has changed."""
     source = write_input(line("a"), line("b", wait=0.01))
     load = run._load
 
@@ -209,10 +212,10 @@ def test_an_input_that_changes_when_it_was_read_ends_with_1(
         engine = load(*arguments, **given)
         respond = engine.respond
 
-        async def answer(*asked: Any) -> Any:
-            if engine.asked == 1:
+        async def answer(*args: Any) -> Any:
+            if engine.num_requests == 1:
                 change(source)
-            return await respond(*asked)
+            return await respond(*args)
 
         engine.respond = answer
         return engine
@@ -237,16 +240,16 @@ def test_an_input_that_changes_while_it_is_read_ends_the_run(
         return load(*arguments, **given)
 
     run._load = change_and_load
-    words = r"has changed .*while it was read: run it when nothing writes to it\. The finished rows"
+    words = r"has changed .*while it was read: run it again when no process is writing to it\."
     with pytest.raises(InputChanged, match=words):
         run("-i", source, "-o", out)
-    assert run.engine.asked == 0
+    assert run.engine.num_requests == 0
     run._load = load
     assert run("-i", source, "-o", out, "--resume") == 0
 
 
-def test_an_input_that_goes_away_is_no_change(run: Any, write_input: Write, out: Path) -> None:
-    """What is open can be read to its end."""
+def test_a_deleted_input_is_not_a_change(run: Any, write_input: Write, out: Path) -> None:
+    """An open file can be read to its end."""
     source = write_input(line("a"))
     load = run._load
 
@@ -278,7 +281,7 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
 def test_unknown_parameters_are_counted_before_the_model_loads(
     run: Any, write_input: Write, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They have no effect, so the lines run; a strict run refuses the file, and says it as well."""
+    """They have no effect, so the lines run; a strict run refuses the file for the same reason."""
     source = write_input(line("a", temprature=0), line("b"), line("c", temprature=0))
     sentence = (
         "  `temprature` in 2 lines (first: line 1) is not a parameter of /v1/chat/completions; "

@@ -58,13 +58,13 @@ def test_a_device_that_fails_for_good_ends_the_run_and_fails_no_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The status says so, what is written is good, and a resume runs the lines without a row."""
+    """The exit status shows it, written rows are good, and a resume runs the remaining lines."""
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
         break_from(patched, 8)
         assert main(given(source, out)) == 4
     words = capsys.readouterr().err
-    assert "the engine cannot go on: the engine stopped: a step of one token fails as well" in words
+    assert "the engine has stopped: the engine stopped: a step of one token fails as well" in words
     assert "illegal memory access" in words
     assert "--resume" in words
     written = rows(out)

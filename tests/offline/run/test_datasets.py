@@ -60,31 +60,34 @@ def test_a_dataset_gives_the_table_of_its_rows(run: Any, hub: Path) -> None:
     again = datasets.load_dataset("parquet", data_files=str(out), split="train")
     assert again.column_names == found.column_names
     assert run(NAME, "--recipe", "r.toml", "--resume") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 def test_a_split_and_a_part_of_it(shell: Shell) -> None:
-    """Of several splits one is named; the refusal names them."""
+    """One of several splits must be selected; the error lists them."""
     write_split("test", TABLE.slice(1))
-    said = shell.type("check", NAME, *PROMPT)
-    assert (said.status, "several splits (train, test): name one by --split" in said.err) == (
+    result = shell.type("check", NAME, *PROMPT)
+    assert (
+        result.status,
+        "several splits (train, test): select one with --split" in result.err,
+    ) == (
         1,
         True,
     )
     for split, ids in (("test", ["b", "c"]), ("train[:1]+test[1:]", ["a", "c"])):
-        said = shell.type("check", NAME, *PROMPT, "--split", split)
-        shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+        result = shell.type("check", NAME, *PROMPT, "--split", split)
+        shown = [json.loads(text.partition(":\n")[2]) for text in result.out.split("\nrow ")[1:]]
         assert [one["custom_id"] for one in shown] == ids
-    said = shell.type("check", f"{NAME}/data/test-*", *PROMPT, "--json")
-    assert json.loads(said.out)["lines"] == 2
+    result = shell.type("check", f"{NAME}/data/test-*", *PROMPT, "--json")
+    assert json.loads(result.out)["lines"] == 2
 
 
 def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
-    """`submit --wait` writes its table, too."""
-    said = shell.type("estimate", NAME, *PROMPT, "--json")
-    assert json.loads(said.out)["num_lines"] == 3
-    said = shell.type("submit", NAME, *PROMPT, "--wait")
-    assert said.status == 0, said.err
+    """`submit --wait` also writes its table."""
+    result = shell.type("estimate", NAME, *PROMPT, "--json")
+    assert json.loads(result.out)["num_lines"] == 3
+    result = shell.type("submit", NAME, *PROMPT, "--wait")
+    assert result.status == 0, result.err
     assert pq.read_table("reviews.output.parquet").select(TABLE.column_names).equals(TABLE)
 
 
@@ -94,14 +97,14 @@ def test_estimate_and_submit_take_a_dataset(shell: Shell) -> None:
         ("org/reviews", ["--split", "nope"], r"Unknown split \"nope\""),
         ("org/reviews", ["--subset", "nope"], "'nope' not found"),
         ("org/none", [], "Couldn't reach 'org/none' on the Hub"),
-        ("org/two", [], r"several subsets \(a, b\): name one by --subset"),
+        ("org/two", [], r"several subsets \(a, b\): select one with --subset"),
         ("org/torn", [], "cannot be read: "),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence(
     run: Any, name: str, flags: list[str], words: str
 ) -> None:
-    """Nothing is run."""
+    """The error is one sentence, and no line is run."""
     write_split("a", name="two")
     write_split("b", name="two")
     Path("org/two/README.md").write_text(
@@ -117,7 +120,7 @@ def test_what_cannot_be_read_is_a_sentence(
 
 
 def test_a_dataset_that_has_changed_is_noticed_on_resume(run: Any) -> None:
-    """As a file of other lines is; what was run of it stays."""
+    """It is refused like a file with other lines; its existing results are kept."""
     write_split("train", TABLE.set_column(1, "text", pa.array(["x", None, "z"])))
     recipe = write_recipe()
     assert run(NAME, "--recipe", recipe, "--on-invalid-line", "skip") == 0
@@ -146,7 +149,7 @@ def test_types_of_the_library_are_what_they_are_stored_as(run: Any, hub: Path) -
 
 
 def test_a_program_gives_a_dataset() -> None:
-    """Its rows in their order, selected ones too; splits are told apart."""
+    """Rows keep their order, also after a selection; a dict of splits is refused."""
     dataset = datasets.load_dataset("org/reviews", split="train")
     assert _arrow_table(dataset).to_pylist() == TABLE.to_pylist()
     assert _arrow_table(dataset.select([2, 0])).column("id").to_pylist() == ["c", "a"]

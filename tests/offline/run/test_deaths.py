@@ -1,4 +1,4 @@
-"""Deaths of engines in a data-parallel run: who is suspected, and what it costs the others."""
+"""Engine crashes in a data-parallel run: which lines are suspected, and the cost for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines_of(names: Sequence[str]) -> list[PlacedLine]:
 
 
 class Run:
-    """Run of lines on a machine with so many engines."""
+    """Run of lines on a machine with a number of engines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, machine: Machine, engines: int) -> None:
         install(monkeypatch, machine)
@@ -116,23 +116,23 @@ async def test_a_chance_death_costs_no_time_in_which_lines_run_one_by_one(
 
 
 async def test_other_lines_run_while_suspects_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial takes one engine; no other line is in its company."""
+    """A trial takes one engine and runs without other lines."""
     names, machine = NAMES[:60], Machine(slots=2, killers=frozenset({"c1"}), turns=5)
-    suspects, num_beside = set[str](), 0
+    suspects, num_other_lines = set[str](), 0
 
     def note(life: Life, name: str) -> None:
-        nonlocal num_beside
+        nonlocal num_other_lines
         suspects.update(*(one.lost for one in machine.lives))
         is_trial = any(one.running and one.running <= suspects for one in machine.lives)
         if name in suspects:
             assert life.running <= suspects
         else:
-            num_beside += is_trial
+            num_other_lines += is_trial
 
     machine.on_start = note
     rows = await Run(monkeypatch, machine, engines=2).rows(names)
     assert (failed_of(rows), ids_of(rows)) == (["c1"], names)
-    assert num_beside > 4
+    assert num_other_lines > 4
 
 
 async def test_a_harmless_line_next_to_two_killers_has_its_row(
@@ -192,7 +192,9 @@ async def test_no_row_is_written_where_the_last_engine_is_broken(
     """The run ends instead, and can be resumed."""
     machine = Machine()
     kill_at(machine, "c0", fault=machine.ill)
-    with pytest.raises(EngineError, match="no engine is left: it ended at a known line"):
+    with pytest.raises(
+        EngineError, match="no engine is left: it exited while running the canary line"
+    ):
         await Run(monkeypatch, machine, engines=1).rows(["c0"])
 
 
@@ -206,7 +208,7 @@ async def test_a_file_of_killers_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
 async def test_an_engine_that_dies_without_lines_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next line goes to it, or to another engine, and is no suspect."""
+    """The next line goes to it or to another engine and is not a suspect."""
     machine = Machine()
     run = Run(monkeypatch, machine, engines=1)
     async with run.replicas.started():

@@ -21,7 +21,7 @@ BRIEF = {"role": "system", "content": "Be brief."}
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the rows go."""
+    """Return the path of the output."""
     return tmp_path / "out.jsonl"
 
 
@@ -30,8 +30,8 @@ def request(custom_id: str, url: str, **body: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-def asked(run: Any) -> list[dict[str, Any]]:
-    """Record the bodies that the engine of a run is asked for."""
+def bodies_of(run: Any) -> list[dict[str, Any]]:
+    """Record the request bodies that the engine of a run receives."""
     bodies: list[dict[str, Any]] = []
     load = run._load
 
@@ -68,7 +68,7 @@ def asked(run: Any) -> list[dict[str, Any]]:
 def test_a_default_holds_where_a_line_says_nothing(
     url: str, body: dict[str, Any], applied: dict[str, Any]
 ) -> None:
-    """And where its url has such a parameter; the line's own body stays as it was."""
+    """It applies only to URLs with that parameter and does not change the line's body."""
     before = json.dumps(body)
     assert ALL.apply(url, body) == applied
     assert json.dumps(body) == before
@@ -81,9 +81,9 @@ def test_instructions_of_a_line_win(role: str) -> None:
     assert Defaults(system_prompt="x").apply(CHAT, {"messages": messages})["messages"] == messages
 
 
-def test_the_engine_is_asked_with_the_defaults(run: Any, write_input: Write, out: Path) -> None:
-    """The row is that of the line as it stands in the file."""
-    bodies = asked(run)
+def test_the_engine_receives_the_defaults(run: Any, write_input: Write, out: Path) -> None:
+    """The row refers to the line as it is in the file."""
+    bodies = bodies_of(run)
     source = write_input(line("a"), line("b", temperature=1.5))
     assert run(source, "-o", out, *FLAGS) == 0
     assert [body["temperature"] for body in bodies] == [0.5, 1.5]
@@ -100,7 +100,7 @@ def test_resumed_and_retried_lines_have_the_defaults(
     assert run(source, "-o", out, *FLAGS) == 0
     whole = out.read_bytes()
     out.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
-    bodies = asked(run)
+    bodies = bodies_of(run)
     assert run(source, "-o", out, *FLAGS, "--resume") == 0
     assert [body["max_tokens"] for body in bodies] == [9]
     assert out.read_bytes() == whole
@@ -117,13 +117,15 @@ def test_lines_that_a_default_is_not_for_are_left_alone_with_a_warning(
     source = write_input(line("a"), request("b", "/v1/completions", prompt="x"))
     assert run(source, "-o", out, "--system-prompt", "x") == 0
     assert (
-        "warning: --system-prompt has no effect on 1 of 2 lines, whose url has no such parameter\n"
+        "warning: --system-prompt has no effect on 1 of 2 lines, whose URL has no such parameter\n"
     ) in capsys.readouterr().err
 
 
 def test_a_default_for_no_line_is_refused(run: Any, write_input: Write, out: Path) -> None:
-    """Nobody wonders afterwards why it did nothing."""
+    """Otherwise it would silently have no effect."""
     source = write_input(*(request(str(n), "/v1/embeddings", input="x") for n in range(3)))
-    with pytest.raises(BadInput, match=r"no line of .* has a url that --temperature is for"):
+    with pytest.raises(
+        BadInput, match=r"--temperature has no effect on any line of .*, whose URLs have"
+    ):
         run(source, "-o", out, "--temperature", "0")
     assert not out.exists()

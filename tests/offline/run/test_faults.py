@@ -239,7 +239,7 @@ def count_of(folder: Path) -> int:
 
 
 class FaultyRuns:
-    """Runs of a chain with faults, each in a folder of its own."""
+    """Runs of a chain with faults, each in a separate folder."""
 
     def __init__(self, chain: Chain, folder: Path) -> None:
         self._chain = chain

@@ -69,7 +69,7 @@ class Turns:
 
 
 async def cancelled() -> None:
-    """Be cancelled by nobody who waits for it."""
+    """Raise CancelledError although no task cancels this one."""
     future = asyncio.get_running_loop().create_future()
     future.cancel()
     await future
@@ -128,7 +128,7 @@ def feed(
 def test_rows_come_out_in_order_and_no_bound_is_broken(
     turns: list[int], max_inflight: int, max_held_bytes: int
 ) -> None:
-    """However long each request takes and however narrow the window is."""
+    """Any durations and any window size are possible."""
     bodies = [{"turns": count} for count in turns]
     ids, engine, is_done = feed(bodies, limits=InFlightLimits(max_inflight, max_held_bytes))
     assert is_done
@@ -138,7 +138,7 @@ def test_rows_come_out_in_order_and_no_bound_is_broken(
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=50), st.integers(0, 60))
 def test_a_stop_leaves_the_first_rows_and_nothing_running(turns: list[int], after: int) -> None:
-    """What is written is a prefix; every request that was running has been cancelled."""
+    """The written rows are a prefix; every running request has been cancelled."""
     bodies = [{"turns": count} for count in turns]
     ids, engine, is_done = feed(bodies, limits=InFlightLimits(4), stop_after=after)
     assert ids == [str(number) for number in range(1, len(ids) + 1)]
@@ -192,7 +192,7 @@ def test_a_line_wider_than_the_window_runs_alone() -> None:
 
 
 def test_a_request_that_the_engine_cancels_is_a_failed_row() -> None:
-    """It is no stop of ours: the others go on."""
+    """It does not stop the run: the others go on."""
     ids, _, is_done = feed([{"cancel": True}, {}], limits=InFlightLimits(4))
     assert (ids, is_done) == (["1", "2"], True)
 

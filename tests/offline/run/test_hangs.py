@@ -33,7 +33,7 @@ Spawn = Callable[..., Any]
 SOON = ("--stall-seconds", "0.5")
 NUM_LINES = 40
 ROOT = Path(__file__).parents[3]
-WORDS = "the engine cannot go on: no step has finished for"
+WORDS = "the engine has stopped: no step has finished for"
 
 
 @pytest.fixture
@@ -98,7 +98,10 @@ def test_a_step_that_hangs_ends_the_run_with_4(
     sentence, stacks = capfd.readouterr().err.split(STACKS)
     assert f"{WORDS} 2 s, with " in sentence
     assert "in the engine (--stall-seconds). The finished rows are in" in sentence
-    assert "--resume keeps them and runs the rest" in sentence.splitlines()[-1]
+    assert (
+        "to keep them and run the rest, run the same command with --resume"
+        in sentence.splitlines()[-1]
+    )
     assert "in hanging" in stacks
     written = rows(out)
     assert len(written) + spool_path(out).read_bytes().count(b"\n") < NUM_LINES
@@ -123,9 +126,9 @@ def test_rows_that_were_finished_before_a_hang_are_kept(
     assert caught.value.details.startswith(STACKS)
     run.hangs_after = NUM_LINES
     assert run(*given, "-o", tmp_path / f"out{suffix}", "--resume") == 0
-    num_resumed = run.engine.asked
+    num_resumed = run.engine.num_requests
     assert run(*given, "-o", tmp_path / f"whole{suffix}") == 0
-    assert num_resumed == run.engine.asked - 7
+    assert num_resumed == run.engine.num_requests - 7
     shard = ".1-of-2" if kind == "shard" else ""
     broken, whole = (tmp_path / f"{name}{suffix}{shard}" for name in ("out", "whole"))
     assert broken.read_bytes() == whole.read_bytes()
@@ -141,8 +144,8 @@ def test_a_run_whose_event_loop_hangs_is_ended(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 4
     sentence, stacks = err.split(STACKS)
-    assert "the engine cannot go on: its event loop has been blocked for 1 s" in sentence
-    assert "--resume keeps them" in sentence
+    assert "the engine has stopped: its event loop has been blocked for 1 s" in sentence
+    assert "to keep them and run the rest" in sentence
     assert "in respond" in stacks
     assert [row["custom_id"] for row in rows(out)] == ["a"]
 
@@ -162,8 +165,8 @@ def test_a_call_that_stops_all_of_python_is_ended(
         os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
-    assert "the engine cannot go on: native code has held Python's interpreter lock for" in err
-    assert f"The finished rows are in {out}; the same command with --resume" in err
+    assert "the engine has stopped: native code has held Python's interpreter lock for" in err
+    assert f"The finished rows are in {out}; to keep them and run the rest, run the same" in err
     assert "in respond" in err.partition("--resume")[2]
     assert [row["custom_id"] for row in rows(out)] == ["a"]
 
@@ -196,7 +199,7 @@ def test_an_engine_that_does_not_close_keeps_no_run_from_its_end(
     assert run("-i", write_input(line("a"), line("b")), "-o", out) == 0
     assert [row["custom_id"] for row in rows(out)] == ["a", "b"]
     [sentence, stacks] = messages
-    assert sentence == "the engine has not closed after 0.1 s: it is not waited for"
+    assert sentence == "the engine has not closed after 0.1 s: exiting without it"
     assert stacks.startswith(STACKS)
 
 
@@ -221,7 +224,5 @@ def test_an_engine_of_several_that_hangs_is_started_again(
     assert len(written) == len(bodies)
     assert [n for n, row in enumerate(written) if row["error"] is not None] == [5]
     err = capfd.readouterr().err
-    assert re.search(
-        r"engine [12] has ended \(stalled: .* in the engine\): it is started again", err
-    )
+    assert re.search(r"engine [12] exited \(stalled: .* in the engine\): restarting it", err)
     assert "most recent call first" in err

@@ -80,12 +80,14 @@ def test_lines_without_a_thread_to_parse_them_in_end_the_run(
         refusing.setattr(threading.Thread, "start", refuse)
         status, words = outcome(run, "-i", source, "-o", out)
     assert status == 6
-    assert words.startswith("the run cannot go on (RuntimeError: can't start new thread, at ")
-    assert "the same command with --resume keeps them and runs the rest" in words
+    assert words.startswith(
+        "the run failed unexpectedly (RuntimeError: can't start new thread, at "
+    )
+    assert "to keep them and run the rest, run the same command with --resume" in words
     kept = [*ids(out), *spooled(out)]
     assert len(kept) == len({*kept}) >= 19
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 60 - len(kept)
+    assert run.engine.num_requests == 60 - len(kept)
     assert ids(out) == [str(number) for number in range(60)]
 
 
@@ -116,15 +118,15 @@ def test_a_failing_call_keeps_all_finished_rows(  # noqa: PLR0917 - fixtures and
         return
     assert status == 6
     assert "MemoryError" in words
-    assert f"The finished rows are in {out}; the same command with --resume" in words
+    assert f"The finished rows are in {out}; to keep them and run the rest, run" in words
     kept, run.engine = {*ids(out), *spooled(out)}, None
     assert run("-i", source, "-o", out, "--resume") == 0
     assert ids(out) == [str(number) for number in range(20)]
-    assert (0 if run.engine is None else run.engine.asked) == 20 - len(kept)
+    assert (0 if run.engine is None else run.engine.num_requests) == 20 - len(kept)
     assert not Path(f"{out}.spool").exists()
 
 
-def test_a_row_that_the_output_lacks_is_no_success(
+def test_a_row_that_the_output_lacks_is_not_a_success(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer counts its rows itself, whatever the feed reports."""
@@ -140,9 +142,9 @@ def test_a_row_that_the_output_lacks_is_no_success(
         status, words = outcome(run, "-i", source, "-o", out)
     assert status == 6
     assert words.startswith("the output has 2 of 5 rows. The finished rows are in")
-    assert "2 finished rows that wait for rows before them are kept" in words
+    assert "2 finished rows waiting for earlier rows are in" in words
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert ids(out) == list("01234")
 
 
@@ -171,7 +173,7 @@ def test_the_traceback_is_printed_on_request(
     assert exit_status_of(lambda: run("-i", source, "-o", tmp_path / "out", "--force")) == 6
     printed = capsys.readouterr().err
     assert "Traceback (most recent call last)" in printed
-    assert printed.splitlines()[-1].startswith("tidemill: the run cannot go on (MemoryError")
+    assert printed.splitlines()[-1].startswith("tidemill: the run failed unexpectedly (MemoryError")
 
 
 def test_an_upload_without_all_rows_is_not_sent(

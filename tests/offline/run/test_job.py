@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the rows go."""
+    """Return the path of the output."""
     return tmp_path / "out.jsonl"
 
 
@@ -66,7 +66,7 @@ def test_failed_lines_have_rows_among_the_others(run: Any, write_input: Write, o
         ([{}, {}], ["--fail-on-error"], 0),
     ],
 )
-def test_the_exit_status_tells_when_no_row_is_ok(  # noqa: PLR0917 - fixtures and cases
+def test_the_exit_status_shows_when_no_row_is_ok(  # noqa: PLR0917 - fixtures and cases
     run: Any,
     write_input: Write,
     out: Path,
@@ -93,29 +93,31 @@ def test_the_exit_status_counts_the_rows_that_were_kept(
 
 
 def test_an_output_with_rows_is_not_written_over(run: Any, write_input: Write, out: Path) -> None:
-    """Both ways to go on are named; --force starts over."""
+    """The error names both ways to continue; --force starts over."""
     source = write_input(line("a"), line("b"))
     assert run("-i", source, "-o", out) == 0
     before, run.engine = out.read_bytes(), None
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out)
     assert str(refused.value) == (
-        f"{out} holds rows already: --resume keeps them and runs what is missing, "
-        "--force starts over"
+        f"{out} already contains rows: pass --resume to keep them and run the rest, or "
+        "--force to start over"
     )
     assert refused.value.exit_status == 2
     assert (out.read_bytes(), run.engine) == (before, None)
     assert run("-i", source, "-o", out, "--force") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert out.read_bytes() == before
 
 
 def test_an_output_that_is_something_else_is_not_written_over(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """Nobody is told to resume it."""
+    """The error does not advise --resume."""
     out.write_text("precious\n")
-    with pytest.raises(Refused, match="something else than rows: name another file, or --force"):
+    with pytest.raises(
+        Refused, match="does not contain rows: choose another file, or pass --force"
+    ):
         run("-i", write_input(line("a")), "-o", out)
     assert out.read_text() == "precious\n"
 
@@ -127,9 +129,9 @@ def test_an_error_file_with_rows_is_not_written_over(
     errors = tmp_path / "errors"
     source = write_input(line("a", status=400))
     run("-i", source, "-o", out, "-e", errors)
-    with pytest.raises(Refused, match="errors holds rows already: --force starts over"):
+    with pytest.raises(Refused, match="errors already contains rows: pass --force to start over"):
         run("-i", source, "-o", "-", "-e", errors)
-    with pytest.raises(Refused, match="errors holds rows already: --resume keeps them"):
+    with pytest.raises(Refused, match="errors already contains rows: pass --resume to keep them"):
         run("-i", source, "-o", tmp_path / "other", "-e", errors)
 
 
@@ -160,7 +162,7 @@ def test_error_rows_go_to_their_own_file_when_there_is_one(
 def test_an_error_file_without_rows_does_not_exist(
     run: Any, write_input: Write, out: Path, tmp_path: Path, old: str | None
 ) -> None:
-    """An old one is removed too, so that nobody reads the errors of another run."""
+    """An old one is also removed, so that it is not mistaken for this run's."""
     errors = tmp_path / "errors.jsonl"
     if old is not None:
         errors.write_text(old)
@@ -179,9 +181,7 @@ def test_an_old_error_file_is_replaced(
     assert statuses(rows(errors)) == [("a", 400)]
 
 
-def test_the_dialect_of_vllm_is_printed_when_asked_for(
-    run: Any, write_input: Write, out: Path
-) -> None:
+def test_the_dialect_of_vllm_is_printed_on_request(run: Any, write_input: Write, out: Path) -> None:
     """An error object for one failure, the plain message for another, the same for successes."""
     source = write_input(line("a", status=404), line("b", status=400, bare=True), line("c"))
     assert run("-i", source, "-o", out, "--dialect", "vllm") == 0
@@ -224,10 +224,8 @@ def test_the_same_file_gives_the_same_bytes(
     ]
 
 
-def test_lines_of_one_content_have_ids_of_their_own(
-    run: Any, write_input: Write, out: Path
-) -> None:
-    """Duplicates are run, told apart by order and id, and warned of."""
+def test_identical_lines_have_different_ids(run: Any, write_input: Write, out: Path) -> None:
+    """Duplicates run with a warning; their order and IDs distinguish them."""
     assert run("-i", write_input(line("a"), line("a")), "-o", out) == 0
     first, second = rows(out)
     assert first["id"] != second["id"]
@@ -304,7 +302,7 @@ def test_malformed_lines_can_have_an_error_row_instead(
 def test_a_line_above_the_limit_is_named_with_its_length(
     run: Any, write_input: Write, out: Path
 ) -> None:
-    """The limit can be set; the lines around it are run when asked for."""
+    """The limit is configurable; on request the other lines run."""
     source = write_input(line("a"), line("b", say="x" * 5_000), line("c"))
     with pytest.raises(BadInput, match=r"line 2: too long: 5,\d\d\d bytes, and the limit is 4,096"):
         run("-i", source, "-o", out, "--max-line-bytes", "4K")
@@ -338,7 +336,7 @@ def test_an_engine_that_dies_ends_the_run_and_can_be_resumed(
     assert run.engine.is_closed
 
 
-def test_the_engine_gets_what_was_asked_for(
+def test_the_engine_gets_the_options(
     run: Any, write_input: Write, out: Path, tmp_path: Path
 ) -> None:
     """Flags become its configuration, names and template."""
@@ -369,11 +367,11 @@ def test_the_engine_gets_what_was_asked_for(
     assert not run.configs[-1].deduplication
 
 
-def test_without_a_model_the_demo_model_runs_and_says_so(
+def test_without_a_model_the_demo_model_runs_with_a_note(
     write_input: Write, out: Path, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is served under its own name."""
-    demo_model.cache_clear()  # a process says so once
+    demo_model.cache_clear()  # a process prints the note once
     run_job(RunOptions(str(write_input(line("a"))), str(out)), load=run._load)
     assert run.configs[0].model == str(MODEL_PATH)
     assert run.loaded_with["served_names"] == (NAME,)
@@ -398,8 +396,8 @@ def test_settings_that_cannot_work_are_refused_before_the_input_is_read(
     assert not out.exists()
 
 
-def test_no_more_requests_run_than_asked_for(run: Any, write_input: Write, out: Path) -> None:
-    """--max-inflight bounds them; all are answered all the same."""
+def test_the_number_of_running_requests_is_limited(run: Any, write_input: Write, out: Path) -> None:
+    """--max-inflight limits them, and all are answered."""
     source = write_input(*(line(str(n), wait=0.001) for n in range(50)))
     assert run("-i", source, "-o", out, "--max-inflight", "3") == 0
     assert len(rows(out)) == 50
@@ -407,7 +405,7 @@ def test_no_more_requests_run_than_asked_for(run: Any, write_input: Write, out: 
 
 
 def test_the_window_follows_the_engine(run: Any, write_input: Write, out: Path) -> None:
-    """Without --max-inflight it is four times the sequences of a step, as the engine tells them."""
+    """Without --max-inflight it is four times the engine's sequences per step."""
     source = write_input(*(line(str(n), wait=0.02) for n in range(50)))
     assert run("-i", source, "-o", out) == 0
     assert run.engine.most_running == 4 * run.engine.info().max_num_seqs == 16

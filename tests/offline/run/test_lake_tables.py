@@ -38,14 +38,14 @@ def write_delta(table: pa.Table = TABLE, **how: Any) -> str:
     return "reviews"
 
 
-def ids(said: Any) -> list[str]:
+def ids(result: Any) -> list[str]:
     """Return the ids of the requests that `check` shows."""
-    shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+    shown = [json.loads(text.partition(":\n")[2]) for text in result.out.split("\nrow ")[1:]]
     return [one["custom_id"] for one in shown]
 
 
 def test_a_delta_table_gives_the_table_of_its_rows(run: Any) -> None:
-    """With the columns of partitions, and those that came later, in a file beside the folder."""
+    """It has partition columns and columns added later, in a file next to the folder."""
     source = write_delta()
     later = pa.table({"id": ["d"], "text": ["x"], "day": ["x y"], "stars": [5]})
     write_delta(later, mode="append", schema_mode="merge")
@@ -57,7 +57,7 @@ def test_a_delta_table_gives_the_table_of_its_rows(run: Any) -> None:
 
 
 def test_rows_that_are_appended_come_last(shell: Shell) -> None:
-    """Those before them keep their places, and deleted ones are gone."""
+    """Earlier rows keep their places, and deleted ones are gone."""
     deltalake = pytest.importorskip("deltalake")
     write_delta(TABLE.slice(1))
     write_delta(TABLE.slice(0, 1), mode="append")
@@ -65,13 +65,13 @@ def test_rows_that_are_appended_come_last(shell: Shell) -> None:
         assert ids(shell.type("check", "reviews", *PROMPT)) == ["b", "c", "a"]
     deltalake.DeltaTable("reviews").delete("id = 'b'")
     assert sorted(ids(shell.type("check", "reviews", *PROMPT))) == ["a", "c"]
-    said = shell.type("submit", "reviews", *PROMPT, "--wait")
-    assert (said.status, "reading version 2 of reviews" in said.err) == (0, True), said.err
+    result = shell.type("submit", "reviews", *PROMPT, "--wait")
+    assert (result.status, "reading version 2 of reviews" in result.err) == (0, True), result.err
     assert pq.read_table("reviews.output.parquet").num_rows == 2
 
 
 def test_a_delta_table_that_has_changed_is_noticed_on_resume(run: Any) -> None:
-    """As a file of other lines is; a failed row, which may have been corrected, is not compared."""
+    """It is refused like a file with other lines; failed rows may have been corrected."""
     source = write_delta(TABLE.set_column(1, "text", pa.array(["x", None, "z"])))
     flags = ["--recipe", write_recipe(), "--on-invalid-line", "skip"]
     assert run(source, *flags) == 0
@@ -87,12 +87,12 @@ def test_a_damaged_delta_table_is_a_sentence(run: Any) -> None:
     with pytest.raises(BadInput, match=r"reviews cannot be run\. The Delta table is damaged"):
         run(source, *PROMPT)
     next(Path("reviews/_delta_log").glob("*.json")).write_text("{")
-    with pytest.raises(BadInput, match="reviews cannot be read as a table of Delta"):
+    with pytest.raises(BadInput, match="reviews cannot be read as a Delta table"):
         run(source, *PROMPT)
 
 
 def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) -> None:
-    """Of its newest snapshot, without those that were deleted."""
+    """They are from its newest snapshot, without deleted rows."""
     pytest.importorskip("pyiceberg")
     pytest.importorskip("sqlalchemy")
     from pyiceberg.catalog.sql import SqlCatalog
@@ -117,19 +117,19 @@ def test_an_iceberg_table_gives_the_table_of_its_rows(run: Any, shell: Shell) ->
 @pytest.mark.parametrize(
     ("file", "module", "words"),
     [
-        ("t/_delta_log/0.json", "deltalake", "a table of Delta needs deltalake"),
-        ("t/metadata/v1.metadata.json", "pyiceberg", "a table of Iceberg needs pyiceberg"),
+        ("t/_delta_log/0.json", "deltalake", "reading Delta tables needs deltalake"),
+        ("t/metadata/v1.metadata.json", "pyiceberg", "reading Iceberg tables needs pyiceberg"),
     ],
 )
-def test_a_missing_extra_is_told(
+def test_a_missing_extra_of_lake_tables_is_reported(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, file: str, module: str, words: str
 ) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     Path(file).parent.mkdir(parents=True)
     Path(file).write_text("{}")
     monkeypatch.setitem(sys.modules, module, None)
-    said = shell.type("check", "t", *PROMPT)
-    assert (said.status, words in said.err) == (1, True), said.err
+    result = shell.type("check", "t", *PROMPT)
+    assert (result.status, words in result.err) == (1, True), result.err
 
 
 def test_the_newest_metadata_is_read() -> None:

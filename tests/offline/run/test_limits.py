@@ -20,7 +20,7 @@ Write = Callable[..., Path]
 def test_lines_that_have_not_run_say_so_and_can_be_run(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
-    """In their places among the finished rows; a retry gives the file of an unlimited run."""
+    """Their rows are in order; a retry gives the file of an unlimited run."""
     slow = {1, 4}
     source = write_input(
         *(line(str(n), wait=60 if n in slow else 0) for n in range(6)), "no request"
@@ -37,7 +37,7 @@ def test_lines_that_have_not_run_say_so_and_can_be_run(
     assert names == ["in.jsonl", "out", "out.settings"]  # for the retry
     run.speed = 1_000
     assert run(*flags, "-o", out, "--resume", "--retry-failed") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert run(*flags, "-o", whole) == 0
     assert out.read_bytes() == whole.read_bytes()
 
@@ -45,12 +45,12 @@ def test_lines_that_have_not_run_say_so_and_can_be_run(
 def test_a_limit_that_is_not_reached_changes_nothing(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Nor does one keep a run from ending."""
+    """It does not delay the end of a run either."""
     source = write_input(line("a"), line("b"))
     assert run("-i", source, "-o", tmp_path / "out", "--max-seconds", "3600") == 0
 
 
 def test_a_cost_needs_a_price(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """Before anything is read."""
-    with pytest.raises(Refused, match="--max-cost needs --price-per-hour"):
+    """The error comes before anything is read."""
+    with pytest.raises(Refused, match="--max-cost requires --price-per-hour"):
         run("-i", write_input(line("a")), "-o", tmp_path / "out", "--max-cost", "1")

@@ -21,7 +21,7 @@ LAG = "tidemill_loop_lag_seconds_count"
 
 
 def scrape(url: str) -> dict[str, float]:
-    """Return each sample at the address, but for buckets of a histogram."""
+    """Return each sample at the address, except histogram buckets."""
     with urllib.request.urlopen(url, timeout=60) as response:  # noqa: S310 - our own loopback
         text = response.read().decode()
     samples = (row.rsplit(" ", 1) for row in text.splitlines() if not row.startswith("#"))
@@ -29,22 +29,22 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in samples if not name.startswith(parts)}
 
 
-def said(process: Any, pattern: str) -> str:
-    """Return what the pattern's group matches in what the process says."""
+def wait_for_log(process: Any, pattern: str) -> str:
+    """Return the match of the pattern's group in the stderr of a process."""
     for words in process.stderr:
         if match := re.search(pattern, words):
             return match[1]
-    raise AssertionError(f"it never said {pattern}")
+    raise AssertionError(f"it never printed {pattern}")
 
 
 def test_metrics_are_served_while_the_job_runs(
     spawn: Callable[..., Any], write_input: Write, tmp_path: Path
 ) -> None:
-    """Rows by outcome, tokens and the engine's state, under clear names, at a port that is told."""
+    """Rows by outcome, tokens and the engine's state are served at the printed port."""
     source = write_input(line("a"), line("b", status=400), line("c"), line("d", wait=60))
     process = spawn("-i", source, "-o", tmp_path / "out", "--enable-metrics", "--port", "0")
-    url = said(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
-    said(process, "(model loaded)")
+    url = wait_for_log(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
+    wait_for_log(process, "(model loaded)")
     deadline = time.monotonic() + 120
     while (found := scrape(url))['tidemill_rows_total{outcome="ok"}'] < 2 or not found.get(LAG):
         assert time.monotonic() < deadline
@@ -71,13 +71,13 @@ def test_metrics_are_served_while_the_job_runs(
 def test_metrics_are_there_before_the_model_is(
     spawn: Callable[..., Any], write_input: Write, tmp_path: Path
 ) -> None:
-    """While it loads there are rows to be told of, and no engine."""
+    """During loading there are metrics of rows, but none of an engine."""
     flags = ["--enable-metrics", "--port", "0"]
     source = write_input(line("a"))
     slow = ["--load-seconds", "60"]
     process = spawn("-i", source, "-o", tmp_path / "out", *flags, options=slow)
-    url = said(process, r"metrics are at (\S+)")
-    said(process, "(loading m)")
+    url = wait_for_log(process, r"metrics are at (\S+)")
+    wait_for_log(process, "(loading m)")
     assert scrape(url) == {
         'tidemill_rows_total{outcome="ok"}': 0,
         'tidemill_rows_total{outcome="failed"}': 0,

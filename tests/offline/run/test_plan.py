@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_under_another_plan(
         assert process.wait() in {-signal.SIGKILL, 0}
     run.engine, num_durable = None, len(durable_ids(out))
     assert run(*flags, "-o", out, "--resume") == 0
-    assert run.engine is None or run.engine.asked <= 60 - num_durable
+    assert run.engine is None or run.engine.num_requests <= 60 - num_durable
     assert out.read_bytes() == whole.read_bytes()
     assert not spool_path(out).exists()
 

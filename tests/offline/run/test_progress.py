@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and at its end."""
+"""Progress lines during a run, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
     )
 
 
-def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None:
-    """Kept rows are neither a rate nor what is left."""
+def test_a_line_shows_rows_rates_and_the_remaining_time(tally: Tally) -> None:
+    """Kept rows count neither for the rate nor for the remaining time."""
     rates = Rates(40.0, 5_120.0)
     left = estimate_left(tally, rates, rates, None)
     assert progress_line(tally, rates, left) == (
@@ -57,10 +57,10 @@ def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None
 async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before the first row, and once the time has passed, nothing is told."""
+    """Before the first row, and after the estimate has elapsed, no time is shown."""
     served, tally, now = ScriptedEngine(), Tally(num_rows=100), 0.0
     tally.started -= 100
-    told: list[float | None] = []
+    expected: list[float | None] = []
     ended = asyncio.Event()
     rows = iter([0, 0, 40, 0, 0, 0, 0, 0, 1])
 
@@ -69,7 +69,7 @@ async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
 
         def show(self, tally: Tally, _: Rates, left: float | None = None) -> None:
             nonlocal now
-            told.append(None if left is None else round(left, 1))
+            expected.append(None if left is None else round(left, 1))
             now += 2.0
             if (num_rows := next(rows, None)) is None:
                 ended.set()
@@ -88,7 +88,7 @@ async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
         await ended.wait()
         reporting.cancel()
     # 40 of 100 rows in 6 seconds; the next row comes 12 seconds later, when the forecast is less.
-    assert told == [None, None, None, 9.0, 7.0, 5.0, 3.0, 1.0, None, 60.0]
+    assert expected == [None, None, None, 9.0, 7.0, 5.0, 3.0, 1.0, None, 60.0]
 
 
 def test_a_forecast_is_bounded_by_the_recent_rate_of_rows() -> None:
@@ -101,14 +101,14 @@ def test_a_forecast_is_bounded_by_the_recent_rate_of_rows() -> None:
 
 
 def test_no_time_is_left_to_tell_before_the_first_row() -> None:
-    """Nothing is divided by nothing."""
+    """Zero is not divided by zero."""
     assert estimate_left(Tally(num_rows=3), Rates(), Rates(), None) is None
     line = progress_line(Tally(num_rows=3), Rates(0.0, 0.0))
     assert line == "0 of 3 rows, 0.0 rows/s, 0 tokens/s"
 
 
-def test_no_time_is_told_that_nobody_can_know(tally: Tally) -> None:
-    """At the beginning, until there are enough rows or seconds."""
+def test_an_unknown_time_is_not_shown(tally: Tally) -> None:
+    """At the beginning it is unknown, until there are enough rows or seconds."""
     tally.num_rows, rates = 10**6, Rates(40.0, 1.0)
     assert estimate_left(tally, rates, rates, None) is None
     tally.started = 90.0
@@ -119,7 +119,7 @@ def test_no_time_is_told_that_nobody_can_know(tally: Tally) -> None:
 async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not only when their rows are written: a first long answer is no standstill."""
+    """They do not wait for written rows, so a long first answer does not look like a hang."""
     served, tally, seen = ScriptedEngine(), Tally(num_rows=100), asyncio.Event()
     tokens = iter([40, *[100] * 1_000])
     monkeypatch.setattr(served, "stats", lambda: EngineStats(output_tokens=next(tokens)))
@@ -144,15 +144,15 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
     assert shown[:2] == [Rates(0.0, 40.0), Rates(1.0, 100.0)]
 
 
-def test_a_summary_of_embeddings_tells_what_was_read(tally: Tally) -> None:
-    """Nothing is generated, so nothing is told of it."""
+def test_a_summary_of_embeddings_shows_prompt_tokens(tally: Tally) -> None:
+    """Nothing is generated, so completion tokens are omitted."""
     tally.kept, tally.usage = 0, Usage(prompt_tokens=80_000)
-    told = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
-    assert summary(tally) == told
+    expected = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
+    assert summary(tally) == expected
 
 
-def test_a_summary_of_recordings_tells_how_much_was_heard(tally: Tally) -> None:
-    """By the second, beside the tokens that were written."""
+def test_a_summary_of_recordings_shows_seconds_of_audio(tally: Tally) -> None:
+    """They are shown in addition to the completion tokens."""
     tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, 600.0)
     assert summary(tally) == (
         "400 rows in 10.0 s: 397 ok, 3 failed; 600.0 s of audio, 1,600 tokens in (0 cached), "
@@ -160,17 +160,17 @@ def test_a_summary_of_recordings_tells_how_much_was_heard(tally: Tally) -> None:
     )
 
 
-def test_a_summary_tells_how_much_was_thinking(tally: Tally) -> None:
-    """Beside the tokens that it is a part of."""
+def test_a_summary_shows_reasoning_tokens(tally: Tally) -> None:
+    """They follow the completion tokens, which include them."""
     tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, reasoning_tokens=1_500)
     assert "1,600 tokens in (0 cached), 2,000 out (1,500 reasoning), 200 tokens/s" in summary(tally)
 
 
-def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:
-    """Rows kept from before are counted apart."""
+def test_a_summary_shows_rows_tokens_and_time(tally: Tally) -> None:
+    """Kept rows are counted separately."""
     assert summary(tally) == (
         "400 rows in 10.0 s: 397 ok, 3 failed; 8,000 tokens in (1,024 cached), 2,000 out, "
-        "200 tokens/s; with 100 rows kept from before: 487 ok, 13 failed"
+        "200 tokens/s; with 100 rows kept from earlier: 487 ok, 13 failed"
     )
 
 
@@ -185,11 +185,11 @@ def test_lines_come_now_and_then_where_there_is_no_terminal(
     monkeypatch.setattr(progress.LineReporter, "seconds", 0.02)
     source = write_input(line("a"), line("b", wait=0.2, status=400))
     assert run("-i", source, "-o", tmp_path / "out") == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "tidemill: 1 of 2 rows, " in said.err
-    lines = said.err.splitlines()
-    loading = lines.index("tidemill: loading m")  # behind what is said of the script's words
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "tidemill: 1 of 2 rows, " in output.err
+    lines = output.err.splitlines()
+    loading = lines.index("tidemill: loading m")  # after the notes on the script
     assert lines[loading + 1].startswith("tidemill: model loaded in ")
     assert ": 1 ok, 1 failed; 10 tokens in (4 cached), 3 out, " in lines[-2]
     assert lines[-1] == f"  1 × No {CHAT}. (line 2)"
@@ -245,10 +245,10 @@ def on_terminal(
     return shown.decode()
 
 
-def test_nothing_to_run_is_said(
+def test_nothing_to_run_is_reported(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty input, and an output that is complete already."""
+    """The input is empty, or the output is already complete."""
     out = tmp_path / "out"
     run("-i", write_input(), "-o", out)
     assert capsys.readouterr().err == "tidemill: the input has no lines: nothing to run\n"

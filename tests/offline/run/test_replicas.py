@@ -63,7 +63,7 @@ def ids_of(path: Path) -> list[str]:
 
 
 def test_rows_are_those_of_one_engine() -> None:
-    """Of good lines, failed ones, and what is none."""
+    """The lines are good, failing or invalid."""
     lines = placed({}, {"status": 400}, {"raise": "x"}, {})
     lines.append(PlacedLine(4, RawLine(5, b"no json")))
     one, several = answered(lines, []), answered(lines, [], [], [])
@@ -76,7 +76,7 @@ def test_rows_are_those_of_one_engine() -> None:
 
 
 def test_lines_that_begin_alike_go_to_one_engine(tmp_path: Path) -> None:
-    """As long as it has little more to do than the others."""
+    """They do while it has only a little more work than the others."""
     logs = [tmp_path / name for name in "ab"]
     engines = [("--log", str(log), "--slots", "8", "--service-seconds", "0.05") for log in logs]
     answered(placed(*[{}] * 8), *engines, home=lambda place: place // 4)
@@ -112,13 +112,13 @@ def test_lines_that_end_engines_cost_no_other_line() -> None:
 
 
 def test_engines_that_keep_ending_end_the_run() -> None:
-    """A broken machine is no line's fault."""
-    with pytest.raises(EngineError, match="engines keep ending"):
+    """No line is blamed for a broken machine."""
+    with pytest.raises(EngineError, match="engines keep exiting"):
         answered(placed({"fail": "the device is gone", "machine": True}), [], [])
 
 
 def test_an_engine_that_cannot_load_ends_the_run() -> None:
-    """With its words."""
+    """The error is the engine's."""
     with pytest.raises(EngineError, match="no weights here"):
         answered(placed({}), [], ["--refuse", "no weights here"])
 
@@ -151,10 +151,10 @@ def test_a_size_that_the_machine_has_no_room_for_is_refused(
     assert replicas_of("0,1", data_parallel_size=2) == 2
     assert replicas_of("", data_parallel_size="auto") == 1
     assert replicas_of("0", data_parallel_size=1) == 1
-    with pytest.raises(Refused, match="needs 4 GPUs, and there are 3"):
+    with pytest.raises(Refused, match="needs 4 GPUs, but this machine has 3"):
         replicas_of("0,1,2", data_parallel_size=2, tensor_parallel_size=2)
-    with pytest.raises(Refused, match="needs as many cores"):
+    with pytest.raises(Refused, match="cores, but this machine has"):
         replicas_of("0", data_parallel_size=10_000, device="cpu")
-    with pytest.raises(Refused, match="--reuse exclude"):
+    with pytest.raises(Refused, match="cannot be combined with --reuse"):
         replicas_of("0,1", data_parallel_size=2, reuse=Path("x"))
     assert visible_gpus(RunOptions("in", "out", device="cpu")) == ()

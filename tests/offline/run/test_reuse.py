@@ -38,12 +38,12 @@ class Twice:
         self.num_runs = 0
 
     def __call__(self, *lines: str, flags: tuple[object, ...] = ()) -> tuple[Path, int]:
-        """Run a file of these lines; return its rows, and how many lines the engine was asked."""
+        """Run a file of these lines; return its rows and the number of requests to the engine."""
         self.num_runs += 1
         out, self._run.engine = self.folder.parent / f"out-{self.num_runs}.jsonl", None
         model = ("--model", MODEL_PATH, "--any-model", "--reuse", self.where)
         self._run("-i", self._write(*lines), "-o", out, *model, *flags)
-        return out, 0 if self._run.engine is None else self._run.engine.asked
+        return out, 0 if self._run.engine is None else self._run.engine.num_requests
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_a_second_run_computes_nothing_and_loads_no_model(twice: Twice, capsys: 
     assert [row["response"]["body"]["text"] for row in rows(second)] == [
         f"to c{number}" for number in range(30)
     ]
-    assert "30 rows of 30 reused" in (said := capsys.readouterr().err)
-    assert "every line has its row by reuse (30): nothing to run" in said
+    assert "30 rows of 30 reused" in (stderr := capsys.readouterr().err)
+    assert "every line has its row by reuse (30): nothing to run" in stderr
 
 
 def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> None:
@@ -77,8 +77,8 @@ def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> N
     twice(*(greedy(f"c{number}") for number in range(6)))
     capsys.readouterr()
     edited = ["new", "c3", "c0", "other", "c5"]
-    out, num_asked = twice(*map(greedy, edited))
-    assert num_asked == 2
+    out, num_requests = twice(*map(greedy, edited))
+    assert num_requests == 2
     assert "with 3 rows reused: 5 ok, 0 failed" in capsys.readouterr().err
     for name, row in zip(edited, rows(out), strict=True):
         assert row["custom_id"] == name
@@ -90,15 +90,15 @@ def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> N
 def test_rows_are_those_of_a_run_without_reuse(
     twice: Twice, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Whatever the mixture of lines: byte for byte."""
+    """Any mixture of lines gives the same bytes."""
     lines = [
         greedy("a"), "{", line("b"), greedy("c", status=400), greedy("a"), line("d", seed=3),
         greedy("e", logprobs="x"),
     ]  # fmt: skip
     flags = ("--on-invalid-line", "skip")
     twice(*lines, flags=flags)
-    out, num_asked = twice(*lines, flags=flags)
-    assert num_asked == 2  # sampled, and failed
+    out, num_requests = twice(*lines, flags=flags)
+    assert num_requests == 2  # sampled, and failed
     plain = tmp_path / "plain.jsonl"
     model = ("--model", MODEL_PATH, "--any-model")
     run("-i", write_input(*lines), "-o", plain, *model, *flags)
@@ -121,16 +121,16 @@ def test_defaults_are_a_part_of_the_request(twice: Twice) -> None:
     assert twice(bare)[1] == 1
 
 
-def test_all_is_reused_where_that_is_asked_for(twice: Twice) -> None:
-    """What was sampled, too."""
-    for num_asked in (1, 0):
-        assert twice(line("a"), flags=("--reuse-sampled",))[1] == num_asked
+def test_everything_is_reused_on_request(twice: Twice) -> None:
+    """Sampled results are included."""
+    for num_requests in (1, 0):
+        assert twice(line("a"), flags=("--reuse-sampled",))[1] == num_requests
 
 
 def test_a_resume_takes_its_own_rows_first(
     twice: Twice, run: Any, write_input: Write, tmp_path: Path, capsys: Any
 ) -> None:
-    """A line is counted once, whoever has its row."""
+    """A line is counted once, wherever its row comes from."""
     lines = [greedy(f"c{number}") for number in range(5)]
     first, _ = twice(*lines[:4])
     out = tmp_path / "resumed.jsonl"
@@ -138,15 +138,15 @@ def test_a_resume_takes_its_own_rows_first(
     capsys.readouterr()
     model = ("--model", MODEL_PATH, "--any-model", "--reuse", twice.folder)
     assert run("-i", write_input(*lines), "-o", out, "--resume", *model) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(out)] == [f"c{number}" for number in range(5)]
-    assert "2 rows kept from before and 2 rows reused" in capsys.readouterr().err
+    assert "2 rows kept from earlier and 2 rows reused" in capsys.readouterr().err
 
 
 def test_runs_share_the_results_of_a_bucket(
     ministack: Emulator, twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """As those of a folder; a bucket that is not there is told, and costs no line."""
+    """A bucket works like a folder; a missing bucket is reported and costs no line."""
     for name, value in ministack.environment.items():
         monkeypatch.setenv(name, value)
     twice.where = f"s3://{ministack.create().bucket}/kept"
@@ -162,24 +162,24 @@ def test_runs_share_the_results_of_a_bucket(
     assert bodies[0] == bodies[1]
     twice.where = "s3://no-such-bucket-of-ours/kept"
     capsys.readouterr()
-    out, num_asked = twice(*lines)
-    assert (len(rows(out)), num_asked) == (30, 30)
-    assert "the run goes on without reuse" in capsys.readouterr().err
+    out, num_requests = twice(*lines)
+    assert (len(rows(out)), num_requests) == (30, 30)
+    assert "the run continues without reuse" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -> None:
-    """The run goes on without it, and says so."""
+    """The run goes on without it and prints a note."""
     twice.folder.mkdir()
     (twice.folder / FILE_NAME).write_bytes(b"something else" * 1_000)
-    out, num_asked = twice(greedy("a"))
-    assert (len(rows(out)), num_asked) == (1, 1)
-    assert "cannot use the result cache: file is not a database" in capsys.readouterr().err
+    out, num_requests = twice(greedy("a"))
+    assert (len(rows(out)), num_requests) == (1, 1)
+    assert "the result cache cannot be used: file is not a database" in capsys.readouterr().err
 
 
 def test_a_cache_that_fails_amid_a_run_is_left_alone(
     twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """As on a full disk: every line has its row."""
+    """A full disk is an example: every line still gets its row."""
     from tidemill.batch.result_cache import ResultCache
     from tidemill.batch.result_key import CacheError
 
@@ -187,15 +187,15 @@ def test_a_cache_that_fails_amid_a_run_is_left_alone(
         raise CacheError("cannot use the result cache: database or disk is full")
 
     monkeypatch.setattr(ResultCache, "add", fail)
-    out, num_asked = twice(*(greedy(f"c{number}") for number in range(5)))
-    assert (len(rows(out)), num_asked) == (5, 5)
-    assert capsys.readouterr().err.count("disk is full: the run goes on without reuse") == 1
+    out, num_requests = twice(*(greedy(f"c{number}") for number in range(5)))
+    assert (len(rows(out)), num_requests) == (5, 5)
+    assert capsys.readouterr().err.count("disk is full: the run continues without reuse") == 1
 
 
 def test_rows_that_no_disk_takes_are_computed(
     twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Those that were put down before, too."""
+    """Rows that were stored before are also computed again."""
     lines = [greedy(f"c{number}") for number in range(5)]
     first, _ = twice(*lines)
     add, num_added = ReusedRows.add, 0
@@ -208,10 +208,10 @@ def test_rows_that_no_disk_takes_are_computed(
         add(rows, row)
 
     monkeypatch.setattr(ReusedRows, "add", add_two)
-    second, num_asked = twice(*lines)
-    assert num_asked == 5
+    second, num_requests = twice(*lines)
+    assert num_requests == 5
     assert [row["custom_id"] for row in rows(second)] == [row["custom_id"] for row in rows(first)]
-    assert "(No space left on device): the run goes on without reuse" in capsys.readouterr().err
+    assert "(No space left on device): the run continues without reuse" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_here_reuses_nothing(
@@ -240,7 +240,7 @@ def test_flags_of_reuse_need_it(
     run: Any, write_input: Write, tmp_path: Path, flag: tuple[str, ...]
 ) -> None:
     """They would do nothing."""
-    with pytest.raises(Refused, match="need --reuse"):
+    with pytest.raises(Refused, match="require --reuse"):
         run("-i", write_input(greedy("a")), "-o", tmp_path / "out", *flag)
 
 
@@ -292,13 +292,13 @@ def test_any_edit_of_any_file_has_the_rows_of_a_run_without_reuse(
 
 
 class Echo:
-    """A responder that says what it was asked, and counts."""
+    """A responder that repeats its request and counts requests."""
 
-    num_asked = 0
+    num_requests = 0
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer."""
-        self.num_asked += 1
+        self.num_requests += 1
         status = body.get("status", 200)
         return Reply(
             status, {"id": request_id, "created": created, "text": [url, body["messages"]]}
@@ -317,7 +317,7 @@ async def test_a_server_reuses_what_lines_of_files_were_answered(tmp_path: Path)
 
     first = await ask(1, messages=["é"], temperature=0)
     second = await ask(2, messages=["é"], temperature=0)
-    assert (first.is_reused, second.is_reused, echo.num_asked) == (False, True, 1)
+    assert (first.is_reused, second.is_reused, echo.num_requests) == (False, True, 1)
     assert second.body == first.body | {"id": f"req_{2:024}", "created": 2}
     assert second.usage == Usage()
     for body in ({"temperature": 1}, {"temperature": 0, "status": 400}):
@@ -335,11 +335,11 @@ async def test_a_server_reuses_what_is_not_written_yet(tmp_path: Path) -> None:
         for created in (1, 2):
             body = {"messages": ["a"], "temperature": 0}
             reply = await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
-    assert (reply.is_reused, echo.num_asked) == (True, 1)
+    assert (reply.is_reused, echo.num_requests) == (True, 1)
 
 
 async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> None:
-    """Told once, whatever fails."""
+    """The failure is reported once, whatever its cause."""
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
     options = SimpleNamespace(reuse=tmp_path, reuse_max_size=None)
     with daily_results(options, "m", lambda _created: b"one") as open_at:
@@ -347,8 +347,8 @@ async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> 
         for created in range(3):
             body = {"messages": ["a"], "temperature": 0}
             await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
-    assert echo.num_asked == 3
-    assert capsys.readouterr().err.count("the server goes on without reuse") == 1
+    assert echo.num_requests == 3
+    assert capsys.readouterr().err.count("the server continues without reuse") == 1
 
 
 @pytest.mark.parametrize("model", [None, MODEL])
@@ -369,5 +369,5 @@ async def test_a_second_batch_of_a_server_reuses_every_row(
             rows = [await local.rows(batch["output_file_id"]) for batch in batches]
     assert len(engine.requests) == 4
     assert [batch["tidemill"]["reused_rows"] for batch in batches] == [0, 4]
-    said = [[row["response"]["body"]["say"] for row in each] for each in rows]
-    assert said == [["s0", "a", "a", "a"]] * 2
+    texts = [[row["response"]["body"]["say"] for row in each] for each in rows]
+    assert texts == [["s0", "a", "a", "a"]] * 2

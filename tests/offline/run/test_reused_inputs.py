@@ -52,7 +52,7 @@ class Runs:
         out, self.runner.engine = self.folder / f"out-{self.num_runs}.{suffix}", None
         given = ("--model", self.model, "--reuse", self.folder / "kept", *flags)
         assert self.runner("-i", source, "-o", out, *given) == 0
-        num_answered = 0 if self.runner.engine is None else self.runner.engine.asked
+        num_answered = 0 if self.runner.engine is None else self.runner.engine.num_requests
         written = out if out.exists() else next(self.folder.glob(f"{out.name}.*-of-*[0-9]"))
         return written.read_bytes(), num_answered
 
@@ -140,7 +140,7 @@ class SamplingEngine(ScriptedEngine):
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer with the draw and the number of choices."""
         del url
-        self.asked += 1
+        self.num_requests += 1
         drawn_by = str(body.get("seed") or request_id)
         text = blake2b(drawn_by.encode(), digest_size=8).hexdigest()
         reply = {"id": request_id, "created": created, "text": text, "n": body.get("n")}
@@ -205,10 +205,8 @@ def test_equal_lines_with_a_seed_share_their_sample(sampling: Runs, tmp_path: Pa
     assert texts_of(second)[6] != texts_of(first)[0]
 
 
-def test_sampled_lines_are_computed_again_unless_they_are_asked_for(
-    sampling: Runs, tmp_path: Path
-) -> None:
-    """Without `--reuse-sampled` they are neither looked up nor kept."""
+def test_sampled_lines_are_computed_again_by_default(sampling: Runs, tmp_path: Path) -> None:
+    """Without `--reuse-sampled` they are neither looked up nor stored."""
     source = tmp_path / "in.jsonl"
     source.write_text(request_lines(CHAT, SAMPLED, SAMPLED))
     assert sampling(source)[1] == 2
@@ -261,11 +259,11 @@ def test_a_damaged_folder_costs_its_results(
     second, num_second = runs(source)
     assert (texts_of(second), first) == ([body["say"] for body in bodies], second)
     assert num_second > 0
-    said = capsys.readouterr().err
-    assert re.search(words, said)
-    command = said.split("`tidemill ")[1].split("`")[0]
+    stderr = capsys.readouterr().err
+    assert re.search(words, stderr)
+    command = stderr.split("`tidemill ")[1].split("`")[0]
     assert main(command.split()) == 0
-    assert "was damaged and has been deleted" in capsys.readouterr().err
+    assert "was damaged and was deleted" in capsys.readouterr().err
     assert [runs(source)[1] for _ in range(2)] == [60, 0]
 
 
@@ -288,10 +286,10 @@ def test_real_samples_and_tables_are_reused(
         for out in outs:
             capsys.readouterr()
             assert main(["run", *given, "-o", str(out), *kept]) == 0
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         shown = "line has its row" if suffix == "jsonl" else "row has its result"
-        assert f"every {shown} by reuse ({num_rows}): nothing to run" in said
-        assert "loading" not in said
+        assert f"every {shown} by reuse ({num_rows}): nothing to run" in stderr
+        assert "loading" not in stderr
         assert outs[0].read_bytes() == outs[1].read_bytes()
     samples = [row["response"]["body"]["choices"][0] for row in rows(tmp_path / "0.jsonl")[:6]]
     assert len({sample["message"]["content"] for sample in samples}) > 1
@@ -312,5 +310,5 @@ def test_several_engines_reuse_nothing(runs: Runs, tmp_path: Path) -> None:
     """Both flags are named, and what to do."""
     source = tmp_path / "in.jsonl"
     source.write_text(request_lines(CHAT, GREEDY))
-    with pytest.raises(Refused, match="--data-parallel-size and --reuse"):
+    with pytest.raises(Refused, match="--data-parallel-size cannot be combined with --reuse"):
         runs(source, "--data-parallel-size", 2)

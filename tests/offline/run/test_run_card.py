@@ -1,4 +1,4 @@
-"""The card that a run leaves beside its output."""
+"""The run card next to an output."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_card_says_what_a_run_did(
     assert "- 1 × No /v1/chat/completions." in shown
 
 
-def test_a_resumed_run_tells_kept_rows_apart(
+def test_a_resumed_run_counts_kept_rows_separately(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its tokens are of the rows that it ran itself, and it is the only file next to the output."""
+    """Its token counts exclude kept rows, and the card is the only file next to the output."""
     source, out = write_input(line("a"), line("b", status=404)), tmp_path / "rows.jsonl"
     assert run("-i", source, "-o", out) == 0
     assert run("-i", source, "-o", out, "--resume", "--retry-failed") == 0
@@ -73,7 +73,7 @@ def test_a_resumed_run_tells_kept_rows_apart(
 
 
 def test_standard_output_has_no_card(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """Nor has a run that asks for none."""
+    """Neither has a run with --no-card."""
     source = write_input(line("a"))
     assert run("-i", source, "-o", "-") == 0
     assert run("-i", source, "-o", tmp_path / "rows.jsonl", "--no-card") == 0
@@ -99,5 +99,5 @@ def test_a_card_that_cannot_be_written_is_a_note(
     ],
 )
 def test_a_card_has_the_name_of_its_output(output: str, card: str) -> None:
-    """Without the suffix of a format."""
+    """The name omits the suffix of a format."""
     assert str(card_path(Path(output))) == card

@@ -40,10 +40,10 @@ def test_a_run_has_a_span_and_requests_below_it(
     assert not any(b"secret" in body for body in collector.bodies)
 
 
-def test_messages_are_sent_where_that_is_asked_for(
+def test_messages_are_sent_on_request(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By OpenTelemetry's own variable."""
+    """OpenTelemetry's own variable enables them."""
     with collecting() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
         monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
@@ -52,10 +52,10 @@ def test_messages_are_sent_where_that_is_asked_for(
     assert "my secret" in request["gen_ai.input.messages"]
 
 
-def test_a_run_that_fails_says_so(
+def test_a_failed_run_is_marked(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the name of its error."""
+    """The span contains the name of the error."""
     from tidemill.offline.console.errors import EngineLost
 
     with collecting() as collector:

@@ -41,7 +41,7 @@ def at_store(store: StrictStore, monkeypatch: pytest.MonkeyPatch) -> StrictStore
 
 
 def without_time(data: bytes) -> list[Any]:
-    """Return rows without what tells when their input was written."""
+    """Return rows without the time stamps of their input."""
     found = [json.loads(row) for row in data.splitlines()]
     for row in found:
         row["response"]["body"].pop("created", None)
@@ -71,9 +71,9 @@ def test_a_second_run_of_an_object_gives_the_same_bytes(
 
 
 def test_an_object_is_written_over_only_by_force(at_store: StrictStore, run: Runner) -> None:
-    """As a file is: the run ends before a model is loaded."""
+    """The run ends before a model is loaded, as with a file."""
     source, target = at_store.put("in.jsonl", LINES), at_store.put("rows.jsonl", b"mine")
-    with pytest.raises(Refused, match=f"{target} is there already"):
+    with pytest.raises(Refused, match=f"{target} already exists"):
         run("-i", source, "-o", target)
     assert run.engine is None
     assert at_store.get("rows.jsonl") == b"mine"
@@ -118,7 +118,7 @@ def test_weights_of_a_store_have_no_region(at_store: StrictStore, tmp_path: Path
 
 
 def test_an_empty_object_has_no_lines(at_store: StrictStore, run: Runner, tmp_path: Path) -> None:
-    """It is no error, as an empty file is none."""
+    """Like an empty file, it is not an error."""
     assert run("-i", at_store.put("in.jsonl", b""), "-o", tmp_path / "rows.jsonl") == 0
 
 
@@ -133,7 +133,7 @@ def test_an_object_that_is_written_meanwhile_is_not_run(
         download(*arguments)
 
     monkeypatch.setattr(s3_transfer, "download", write_first)
-    with pytest.raises(InputChanged, match="it was written to meanwhile"):
+    with pytest.raises(InputChanged, match="the object changed in the meantime"):
         run("-i", source, "-o", tmp_path / "rows.jsonl")
 
 
@@ -143,7 +143,7 @@ def test_rows_that_cannot_be_written_are_kept(
     tmp_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a file that the message names."""
+    """The message names their file."""
     source, upload = at_store.put("in.jsonl", LINES), s3_transfer.upload_object
 
     def lock_out(place: S3Object, file: Any) -> None:
@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_written_are_kept(
 
     monkeypatch.setattr(s3_transfer, "upload_object", lock_out)
     target = f"s3://{at_store.bucket}/rows"
-    with pytest.raises(TransferFailed, match="The rows are kept in") as caught:
+    with pytest.raises(TransferFailed, match="The rows are in") as caught:
         run("-i", source, "-o", target, "--output-tmp-dir", tmp_dir)
     assert f"writing {target} failed: s3 put_object: " in str(caught.value)
     [kept] = tmp_dir.glob("*.jsonl")
@@ -170,10 +170,10 @@ def test_rows_that_cannot_be_written_are_kept(
             "Invalid endpoint: minio:9000 (write http(s)://host",
         ),
         ({"AWS_ENDPOINT_URL_S3": "http://localhost:1"}, "localhost:1: it does not respond"),
-        ({"TIDEMILL_STORE_PROFILE": "nobody"}, "profile (nobody) could not be found"),
+        ({"TIDEMILL_STORE_PROFILE": "unknown"}, "profile (unknown) could not be found"),
     ],
 )
-def test_a_store_that_is_set_up_wrongly_is_told_before_a_model_is_loaded(
+def test_a_misconfigured_store_is_reported_before_a_model_is_loaded(
     at_store: StrictStore,
     run: Runner,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,8 +192,8 @@ def test_a_store_that_is_set_up_wrongly_is_told_before_a_model_is_loaded(
     assert run.engine is None
 
 
-def test_a_bucket_that_is_not_there_is_told(at_store: StrictStore, run: Runner) -> None:
-    """Of the input as of the output."""
+def test_a_missing_bucket_is_reported(at_store: StrictStore, run: Runner) -> None:
+    """The bucket may be the input's or the output's."""
     source, other = at_store.put("in.jsonl", LINES), "s3://no-such-bucket-here/rows"
     for names in (("-i", source, "-o", other), ("-i", other, "-o", source)):
         with pytest.raises(CliError, match="it has no such bucket"):
@@ -202,10 +202,10 @@ def test_a_bucket_that_is_not_there_is_told(at_store: StrictStore, run: Runner) 
         run("-i", f"{source}x", "-o", f"s3://{at_store.bucket}/rows")
 
 
-def test_the_style_of_addresses_is_told_where_it_may_be_wrong(
+def test_the_addressing_style_is_reported_if_it_may_be_wrong(
     at_store: StrictStore, run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A profile may ask for buckets in the host's name."""
+    """A profile may configure virtual-hosted addresses."""
     source = at_store.put("in.jsonl", LINES)
     (tmp_path / "config").write_text("[default]\ns3 =\n  addressing_style = virtual\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -219,7 +219,7 @@ def test_the_style_of_addresses_is_told_where_it_may_be_wrong(
 def test_an_object_needs_an_extra(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
 ) -> None:
-    """Which is named."""
+    """The error names it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_bytes(LINES)
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -227,14 +227,14 @@ def test_an_object_needs_an_extra(
         run("-i", names[0], "-o", names[1])
 
 
-def test_a_web_page_is_no_store(
+def test_a_web_page_is_not_a_store(
     at_store: StrictStore, run: Runner, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A console's port answers everything, too."""
+    """The port of a console also answers every request."""
     server.will(Answer(body=b"<html><body><p>Sign in</body></html>"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
-    with pytest.raises(TransferFailed, match="belongs to another server, such as a console"):
+    with pytest.raises(TransferFailed, match="is not S3; it may be a console or another port"):
         run("-i", "s3://b/k", "-o", f"s3://{at_store.bucket}/rows")
     with (
         pytest.raises(CliError, match="belongs to another server, such as a console"),

@@ -48,7 +48,7 @@ def run(run: Any, request: pytest.FixtureRequest) -> Any:
 def stop(run: Any, source: Path, out: Path, *flags: object, after: int = 3) -> None:
     """Leave the first rows of a run whose engine has died."""
     run.dies_at = str(after)
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run("-i", source, "-o", out, "--max-inflight", 1, "--no-plan", *flags)
     run.dies_at, run.engine = None, None
     assert len(rows(out)) == after
@@ -101,16 +101,16 @@ def test_other_settings_are_refused_before_the_model_loads(
     before = out.read_bytes()
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out, "--resume", *flags)
-    said = str(refused.value)
-    assert said.startswith(f"{out} was made with other settings than this command has:\n{words}")
-    assert "--allow-other-settings keeps the rows" in said
+    message = str(refused.value)
+    assert message.startswith(f"the rows of {out} have other settings than this command:\n{words}")
+    assert "pass --allow-other-settings" in message
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == NUM_LINES - 3
+    assert run.engine.num_requests == NUM_LINES - 3
 
 
 def test_settings_of_speed_may_change(run: Any, source: Path, out: Path, tmp_path: Path) -> None:
-    """A run goes on with other limits of memory and parallelism, and leaves no file of its own."""
+    """A run continues with other limits of memory and parallelism and leaves no extra file."""
     stop(run, source, out)
     assert out.with_name("rows.jsonl.settings").exists()
     speed = ["--max-num-seqs", 2, "--max-num-batched-tokens", 64, "--no-plan", "--max-inflight", 2]
@@ -127,10 +127,10 @@ def test_a_first_value_that_is_not_the_default_is_shown(run: Any, source: Path, 
     stop(run, source, out, "--system-prompt", f"{prompt}French.", "--max-tokens", 5)
     with pytest.raises(Refused) as refused:
         run("-i", source, "-o", out, "--resume", "--system-prompt", f"{prompt}German.")
-    said = str(refused.value)
-    assert "  --max-tokens: 5 before, not set now\n" in said
-    assert 'word, always in French." before, …' in said
-    assert 'word, always in German." now' in said
+    message = str(refused.value)
+    assert "  --max-tokens: 5 before, not set now\n" in message
+    assert 'word, always in French." before, …' in message
+    assert 'word, always in German." now' in message
 
 
 def test_other_settings_can_be_allowed(run: Any, source: Path, out: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_card_in_the_folder_of_the_model_changes_no_model(
     assert run(*given) == 0
     run.fails_at = set()
     assert run(*given, "--resume", "--retry-failed") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
 
 
 def test_a_model_of_the_hub_is_known_by_its_revision(
@@ -208,7 +208,7 @@ def test_a_model_of_the_hub_is_known_by_its_revision(
     publish("r2", "d2")
     with pytest.raises(Refused, match=r"--model: m \(files r1\) before, m \(files r2\) now"):
         run("-i", source, "-o", out, "--resume")
-    assert run.engine.asked == 0
+    assert run.engine.num_requests == 0
     publish("r3", "d1")  # another description of the same weights
     assert run("-i", source, "-o", out, "--resume") == 0
 
@@ -223,7 +223,7 @@ def test_a_model_that_is_only_known_once_loaded_is_compared_then(
     before = out.read_bytes()
     with pytest.raises(Refused, match=r"--model: m \(files d0\) before, m \(files d1\) now"):
         run("-i", source, "-o", out, "--resume")
-    assert (run.engine.asked, out.read_bytes()) == (0, before)
+    assert (run.engine.num_requests, out.read_bytes()) == (0, before)
 
 
 def test_failed_rows_are_retried_with_the_same_settings(
@@ -240,10 +240,13 @@ def test_failed_rows_are_retried_with_the_same_settings(
     retry = [*given, "--resume", "--retry-failed", "--max-tokens"]
     with pytest.raises(Refused, match="--max-tokens: 5 before, 9 now") as refused:
         run(*retry, 9)
-    assert "--retry-truncated runs truncated and failed rows again" in str(refused.value)
+    assert (
+        "To rerun truncated and failed rows with the higher limit, pass --retry-truncated"
+        in str(refused.value)
+    )
     assert (run.engine, out.read_bytes()) == (None, before)
     assert run(*retry, 5) == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert not out.with_name("rows.jsonl.settings").exists()
 
 
@@ -267,7 +270,7 @@ def test_truncated_rows_are_retried_with_a_higher_limit(
     assert "--seed: not set before, 7 now" in str(refused.value)
     assert run.engine is None
     assert run(*given, 9, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 4
+    assert run.engine.num_requests == 4
     assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c", "d", "e", "f"]
     if run.has_card:
         uses = card_of(out)["made_with"]
@@ -285,13 +288,13 @@ def test_an_interrupted_retry_of_truncated_rows_is_continued(
     given = ["-i", source, "-o", out, "--max-tokens"]
     assert run(*given, 5) == 0
     run.dies_at = "c"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, 9, "--resume", "--retry-truncated", "--max-inflight", 1, "--no-plan")
     run.dies_at = None
     with pytest.raises(Refused, match="--max-tokens: 9 before, 5 now"):
         run(*given, 5, "--resume")
     assert run(*given, 9, "--resume") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert len(rows(out)) == 4
 
 
@@ -305,15 +308,15 @@ def test_a_retry_without_its_settings_puts_each_row_in_its_place(
     run.fails_at = {"a"}
     assert run(*given) == 0
     run.fails_at, run.dies_at = set(), "a"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, "--resume", "--retry-truncated")
     run.dies_at = None
     assert out.with_name("rows.jsonl.retry.spool").read_bytes().count(b"\n") == 1
     out.with_name("rows.jsonl.settings").unlink()
-    with pytest.raises(Refused, match="finish it with --resume alone"):
+    with pytest.raises(Refused, match="finish it with only --resume"):
         run(*given, "--resume", "--retry-truncated")
     assert run(*given, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c", "d", "e"]
 
 
@@ -321,24 +324,24 @@ def test_a_retry_without_its_settings_puts_each_row_in_its_place(
 def test_truncated_rows_in_the_spool_are_run_again(
     run: Any, write_input: Write, out: Path, first: dict[str, Any]
 ) -> None:
-    """Rows that wait for an earlier one are no exception, whether or not earlier ones failed."""
+    """Rows that wait for an earlier one are included, whether or not earlier ones failed."""
     slow = line("a", wait=0.5, name="a")
     source = write_input(line("f", **first), slow, truncated("b"), line("c"), truncated("d"))
     given = ["-i", source, "-o", out, "--no-plan", "--max-tokens"]
     run.dies_at = "a"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, 5)
     run.dies_at = None
     assert out.with_name("rows.jsonl.spool").read_bytes().count(b"\n") == 3
     assert run(*given, 9, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 3 + len(first)
+    assert run.engine.num_requests == 3 + len(first)
     assert [row["custom_id"] for row in rows(out)] == ["f", "a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("flag", ["--retry-truncated", "--allow-other-settings"])
 def test_flags_about_kept_rows_need_a_resume(run: Any, source: Path, out: Path, flag: str) -> None:
     """The error has the flag that is missing."""
-    with pytest.raises(Refused, match=f"{flag} .* give --resume too"):
+    with pytest.raises(Refused, match=f"{flag} requires --resume"):
         run("-i", source, "-o", out, flag)
 
 
@@ -381,7 +384,7 @@ def test_starting_over_forgets_earlier_settings(run: Any, source: Path, out: Pat
 def test_a_run_without_a_card_is_not_of_the_settings_of_an_older_card(
     run: Any, source: Path, out: Path
 ) -> None:
-    """Its own remain next to it, as the card beside it is of other rows."""
+    """Its own settings remain next to it, as the card belongs to other rows."""
     if not run.has_card:
         return
     assert run("-i", source, "-o", out, "--seed", 1) == 0
@@ -392,10 +395,10 @@ def test_a_run_without_a_card_is_not_of_the_settings_of_an_older_card(
     assert card_of(out)["made_with"][0]["settings"]["--seed"] == 2
 
 
-def test_outputs_that_differ_in_their_suffix_have_cards_of_their_own(
+def test_outputs_that_differ_in_their_suffix_have_separate_cards(
     run: Any, source: Path, out: Path
 ) -> None:
-    """The second one's has the whole name, so that both are compared with their own settings."""
+    """The second card has the full name, so that both are compared with their own settings."""
     if not run.has_card:
         return
     other = out.with_suffix(".ndjson")
@@ -418,7 +421,7 @@ def test_truncated_rows_are_retried_without_a_limit(
     with pytest.raises(Refused, match="--seed: not set before, 7 now"):
         run(*given, "--seed", 7, "--resume", "--retry-truncated")
     assert run(*given, "--resume", "--retry-truncated") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
 
 
 def test_a_card_remains_where_a_resume_runs_nothing(run: Any, source: Path, out: Path) -> None:
@@ -469,12 +472,12 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
     changed = ["--prompt", "Label: {{ text }}", "--resume"]
     with pytest.raises(Refused) as refused:
         run(source, *changed)
-    said = str(refused.value)
-    assert said.startswith(f"{out} was made with other settings than this command has:\n")
-    assert '  --prompt: "{{ text }}" before, "Label: {{ text }}" now\n' in said
-    assert "line" not in said
-    assert "--allow-other-settings" not in said
-    with pytest.raises(BadInput, match=r"were made with another recipe \(--prompt\), so they can"):
+    message = str(refused.value)
+    assert message.startswith(f"the rows of {out} have other settings than this command:\n")
+    assert '  --prompt: "{{ text }}" before, "Label: {{ text }}" now\n' in message
+    assert "line" not in message
+    assert "--allow-other-settings" not in message
+    with pytest.raises(BadInput, match=r"have another recipe \(--prompt\), so they cannot"):
         run(source, *changed, "--allow-other-settings")
     write_recipe(tmp_path, "params.stop = 'x'")
     with pytest.raises(Refused, match=r"`params\.stop` of the recipe: not set before, x now"):
@@ -482,7 +485,7 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
     assert run.engine is None
     write_recipe(tmp_path)
     assert run(source, "--prompt", "{{ text }}", "--keep", "text", "--resume") == 0
-    assert run.engine.asked == NUM_LINES - 2
+    assert run.engine.num_requests == NUM_LINES - 2
     assert out.exists()
     assert not rows_file.with_name(f"{rows_file.name}.settings").exists()
 
@@ -503,7 +506,7 @@ def test_a_complete_table_of_other_settings_is_refused(
         assert "is complete" not in capsys.readouterr().err
         with pytest.raises(Refused, match="--max-tokens: not set before, 7 now"):
             run(source, "--resume", "--max-tokens", 7)
-    with pytest.raises(Refused, match="was made of are removed, as none had failed"):
+    with pytest.raises(Refused, match="were removed because none had failed"):
         run(source, "--resume", "--retry-truncated")
 
 
@@ -526,7 +529,7 @@ def test_failed_rows_of_a_table_are_retried_with_the_same_settings(
 def test_several_engines_have_the_settings_of_one(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their number is no setting of the rows: one engine goes on where two have stopped."""
+    """Their number is not a setting of the rows: one engine continues the run of two."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(f"{line(str(number))}\n" for number in range(4)))
     flags = ["run", str(source), "-o", str(out), "--temperature", "0", "--max-tokens"]
@@ -549,8 +552,8 @@ def test_several_engines_have_the_settings_of_one(
 def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Join shards; return the exit status and the messages."""
     capsys.readouterr()
-    status, _, said = typed(capsys, "join", *map(str, arguments))
-    return status, said
+    status, _, stderr = typed(capsys, "join", *map(str, arguments))
+    return status, stderr
 
 
 def test_shards_of_different_settings_are_not_joined(
@@ -561,10 +564,12 @@ def test_shards_of_different_settings_are_not_joined(
     assert run(*given, "1/2", "--temperature", 0) == 0
     assert run(*given, "2/2", "--temperature", 1) == 0
     for flags in ([], ["-i", source]):
-        status, said = join(capsys, out, *flags)
+        status, stderr = join(capsys, out, *flags)
         assert status == 2
-        assert "cannot be joined, as its shards were run with different settings:\n" in said
-        assert "  --temperature: 0.0 in rows.jsonl.1-of-2, 1.0 in rows.jsonl.2-of-2\n" in said, said
+        assert "cannot be joined, because its shards were run with different settings:\n" in stderr
+        assert "  --temperature: 0.0 in rows.jsonl.1-of-2, 1.0 in rows.jsonl.2-of-2\n" in stderr, (
+            stderr
+        )
         assert not out.exists()
     assert join(capsys, out, "--allow-other-settings")[0] == 0
     made_with = json.loads(out.with_name("rows.jsonl.settings").read_text())["made_with"]
@@ -584,7 +589,7 @@ def test_a_shard_is_resumed_with_its_settings(
     assert run(*given, "1/2", "--seed", 1) == 0
     part = out.with_name("rows.jsonl.2-of-2")
     run.dies_at = "4"
-    with pytest.raises(Exception, match="the engine cannot go on"):
+    with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, "2/2", "--seed", 1, "--max-inflight", 1, "--no-plan")
     run.dies_at = None
     with pytest.raises(Refused, match="--seed: 1 before, not set now"):
@@ -647,9 +652,9 @@ def test_a_shard_of_an_older_version_is_joined_with_a_note(
     found = json.loads(mark.read_text())
     del found["made_with"]
     mark.write_text(json.dumps(found))
-    status, said = join(capsys, out)
+    status, stderr = join(capsys, out)
     assert status == 0
-    assert "note: the settings of 1 shard are unknown, so they were not compared\n" in said
+    assert "note: the settings of 1 shard are unknown, so they were not compared\n" in stderr
 
 
 def test_a_resume_with_reuse_compares_settings_too(

@@ -66,10 +66,10 @@ def test_joined_shards_are_the_bytes_of_one_run(  # noqa: PLR0917 - fixtures and
 
 
 @pytest.mark.parametrize("form", ["gzip", "array", "pipe"])
-def test_inputs_that_are_no_plain_file_are_shared(
+def test_inputs_that_are_not_plain_files_are_sharded(
     run: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run cuts a plain copy; a join reads the input in any form, too."""
+    """Each run shards a plain copy; a join also reads the input in any form."""
     lines = [line(f"c{number}") for number in range(5)]
     data = "".join(f"{each}\n" for each in lines).encode()
     forms = {"gzip": gzip.compress(data), "array": f"[{', '.join(lines)}]".encode(), "pipe": data}
@@ -87,7 +87,7 @@ def test_inputs_that_are_no_plain_file_are_shared(
 def test_a_shard_parses_its_own_lines_alone(
     run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is before and behind it is not read as JSON."""
+    """Lines before and after it are not parsed."""
     parsed = []
     parse_line = input_check.parse_line
     monkeypatch.setattr(
@@ -101,11 +101,11 @@ def test_a_shard_parses_its_own_lines_alone(
 def test_messages_name_the_shard(
     shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its lines at the start, its rows at the end, and what is wrong with it."""
+    """They contain its lines at the start, its rows at the end, and its errors."""
     shards(numbers=[1])
-    said = capsys.readouterr().err
-    assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in said
-    assert "tidemill: shard 1 of 3: 4 rows in " in said
+    stderr = capsys.readouterr().err
+    assert f"shard 1 of 3: lines 1 to 5 of {tmp_path / 'in.jsonl'}\n" in stderr
+    assert "tidemill: shard 1 of 3: 4 rows in " in stderr
     with pytest.raises(BadInput, match=r"in.jsonl \(shard 1 of 3\) has 1 malformed line"):
         shards("--force", "--on-invalid-line", "fail", numbers=[1])
     shards("--resume", numbers=[1])
@@ -113,17 +113,17 @@ def test_messages_name_the_shard(
 
 
 def test_a_shard_is_resumed_and_no_other(run: Any, shards: Any, tmp_path: Path) -> None:
-    """What is missing is run; rows of another count, or of another file, are refused."""
+    """Missing lines are run; rows of another shard count or another file are refused."""
     shards()
     last = tmp_path / "rows.3-of-3"
     whole, mark = last.read_bytes(), (tmp_path / "rows.3-of-3.done").read_bytes()
     last.write_bytes(whole[:-1])
     run.engine = None
     shards("--resume", numbers=[3])
-    assert (run.engine.asked, last.read_bytes()) == (1, whole)
+    assert (run.engine.num_requests, last.read_bytes()) == (1, whole)
     assert (tmp_path / "rows.3-of-3.done").read_bytes() == mark
     last.rename(tmp_path / "rows.4-of-5")
-    with pytest.raises(BadInput, match="was made from another input"):
+    with pytest.raises(BadInput, match="the output has another input"):
         shards("--resume", numbers=[4], count=5)
 
 
@@ -145,33 +145,33 @@ def test_failed_rows_of_a_shard_are_run_again_in_their_places(
 def test_a_shard_none_of_whose_lines_can_run_has_their_error_rows(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """As in a run of the whole file; if no line of the file can run it is refused."""
+    """A run of the whole file does the same; it is refused if no line of the file can run."""
     other = line("b", model="other", status=404)
     source, out = write_input(line("a"), line("a"), other), tmp_path / "rows"
     assert run("-i", source, "-o", out, "--shard", "2/2") == 3
     assert [row["custom_id"] for row in rows(tmp_path / "rows.2-of-2")] == ["b"]
     source = write_input(other, other)
-    with pytest.raises(BadInput, match=r"1 of 1 line ask for other, served is m"):
+    with pytest.raises(BadInput, match=r"1 of 1 line request other, but the served model is m"):
         run("-i", source, "-o", out, "--shard", "1/2")
 
 
 def test_where_the_rows_of_a_shard_go(run: Any, write_input: Write, tmp_path: Path) -> None:
-    """Beside the output; a stream stays one, a url and the input itself are refused."""
+    """They are next to the output; stdout remains stdout; a URL and the input are refused."""
     source = write_input(line("a"))
     assert run(source, "--shard", "1/1") == 0
     assert len(rows(tmp_path / "in.output.jsonl.1-of-1")) == 1
     assert run(source, "-o", "-", "--shard", "1/1") == 0
-    with pytest.raises(Refused, match="is a url: name a path with -o"):
+    with pytest.raises(Refused, match="is a URL: pass a path with -o"):
         run(source, "-o", "http://127.0.0.1:1/rows", "--shard", "1/1")
     with pytest.raises(Refused, match="the input and the output are the same file"):
         run(source, "-o", source, "--shard", "1/1")
 
 
 def join(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Join shards; return the exit status and what was said."""
+    """Join shards; return the exit status and stderr."""
     capsys.readouterr()
-    status, _, said = typed(capsys, "join", *map(str, arguments))
-    return status, said
+    status, _, stderr = typed(capsys, "join", *map(str, arguments))
+    return status, stderr
 
 
 def test_unfinished_shards_are_named(
@@ -181,7 +181,7 @@ def test_unfinished_shards_are_named(
     out = tmp_path / "rows"
     assert join(capsys, out) == (
         2,
-        f"tidemill: there is no {out}.1-of-2, nor any other shard of it\n",
+        f"tidemill: no shards of {out} found, such as {out}.1-of-2\n",
     )
     shards(numbers=[1, 3])
     assert join(capsys, out)[1].endswith(f"cannot be joined yet:\n  {out}.2-of-3 is missing\n")
@@ -191,15 +191,18 @@ def test_unfinished_shards_are_named(
     (tmp_path / "rows.2-of-3.done").unlink()
     third = tmp_path / "rows.3-of-3"
     third.write_bytes(third.read_bytes() * 2)
-    status, said = join(capsys, out)
+    status, stderr = join(capsys, out)
     assert status == 2
-    assert "1-of-3 is not finished: run its shard with --resume" in said
-    assert "2-of-3 has no rows.2-of-3.done, so its run has not finished" in said
-    assert "when its run ended" in said
+    assert "1-of-3 is not finished: run its shard with --resume" in stderr
+    assert "2-of-3 has no rows.2-of-3.done, so its run has not finished" in stderr
+    assert "when its run ended" in stderr
     assert not out.exists()
     shards("--force")
     out.touch()
-    assert join(capsys, out) == (2, f"tidemill: {out} is there already: --force replaces it\n")
+    assert join(capsys, out) == (
+        2,
+        f"tidemill: {out} already exists: pass --force to overwrite it\n",
+    )
     assert join(capsys, out, "--force")[0] == 0
     assert not spool.exists()
 
@@ -207,21 +210,21 @@ def test_unfinished_shards_are_named(
 def test_rows_are_compared_with_the_input(
     shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With -i no mark is asked for, and a row that is missing or too many is named."""
+    """With -i no mark is required, and a missing or surplus row is named."""
     shards()
     out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
     good = second.read_bytes()
     first_row = good.index(b"\n") + 1
     for bad, words in (
-        (good[:-first_row], "has no row where it should be in"),
+        (good[:-first_row], "has no row at its place in"),
         (good[first_row:], "line 6 of"),
-        (good + good[:first_row], "is not of a line of shard 2 of 3"),
-        (good + b"{", "is torn"),
+        (good + good[:first_row], "does not match a line of shard 2 of 3"),
+        (good + b"{", "is incomplete"),
         (b"", "run shard 2 of 3 with --resume"),
     ):
         second.write_bytes(bad)
-        status, said = join(capsys, out, "-i", source)
-        assert (status, words in said) == (1, True), said
+        status, stderr = join(capsys, out, "-i", source)
+        assert (status, words in stderr) == (1, True), stderr
     second.write_bytes(good)
     for mark in tmp_path.glob("*.done"):
         mark.unlink()
@@ -229,7 +232,7 @@ def test_rows_are_compared_with_the_input(
         0,
         (
             "tidemill: note: the settings of 3 shards are unknown, so they were not compared\n"
-            f"tidemill: 8 rows, 3 of them failed, of 3 shards are in {out}\n"
+            f"tidemill: joined 8 rows (3 failed) of 3 shards in {out}\n"
         ),
     )
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -245,7 +248,7 @@ def test_a_shard_whose_bytes_changed_is_not_joined(
     out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
     good = second.read_bytes()
     second.write_bytes(good.replace(b"custom_id", b"custom-id", 1))
-    assert "2-of-3 was changed after its run ended, or copied with errors" in join(capsys, out)[1]
+    assert "2-of-3 changed after its run ended, or was damaged by copying" in join(capsys, out)[1]
     assert not out.exists()
     second.write_bytes(good)
     mark = tmp_path / "rows.2-of-3.done"
@@ -256,24 +259,27 @@ def test_a_shard_whose_bytes_changed_is_not_joined(
 def test_shards_of_different_runs_are_not_joined(
     shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of another count they need -n; of an input that was changed meanwhile they do not fit."""
+    """Different counts require -n; shards of a changed input do not match."""
     out = tmp_path / "rows"
     shards()
     shards(numbers=[1], count=2)
-    assert "has shards of several runs, by the number of all (2, 3)" in join(capsys, out)[1]
+    assert (
+        "has shards of several runs, with different numbers of shards (2, 3)"
+        in join(capsys, out)[1]
+    )
     assert join(capsys, out, "-n", 3)[0] == 0
     out.unlink()
     source.write_bytes(source.read_bytes().replace(b'"c0"', b'"d0"'))
     shards("--force", numbers=[1])
-    assert "1-of-3 and " in (said := join(capsys, out, "-n", 3)[1])
-    assert "are of different inputs" in said
+    assert "1-of-3 and " in (stderr := join(capsys, out, "-n", 3)[1])
+    assert "have different inputs" in stderr
     assert not out.exists()
 
 
 def test_a_shard_that_is_being_written_is_not_joined(
     spawn: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a kill leave one that looks finished."""
+    """A killed run does not leave a shard that looks finished either."""
     source, out = tmp_path / "in.jsonl", tmp_path / "rows"
     source.write_text(f"{line('a')}\n{line('b', wait=60)}\n")
     process = spawn("-i", source, "-o", out, "--shard", "1/1")
@@ -291,11 +297,11 @@ def test_a_shard_that_is_being_written_is_not_joined(
 def test_a_run_that_starts_over_removes_the_mark_first(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where it ends amid the lines there is none; a refused run leaves all as it was."""
+    """An interrupted run has no mark; a refused run changes nothing."""
     source, out = write_input(line("a"), line("b", name="b")), tmp_path / "rows"
     given = ["-i", source, "-o", out, "--shard", "1/1"]
     run(*given)
-    with pytest.raises(Refused, match="holds rows already"):
+    with pytest.raises(Refused, match="already contains rows"):
         run(*given)
     assert join(capsys, out)[0] == 0
     run.dies_at = "b"
@@ -310,10 +316,10 @@ def test_an_error_file_is_joined_where_there_was_one(
     """A join that leaves it out, or names one that no run had, is refused."""
     out, errors = tmp_path / "rows", tmp_path / "errors"
     shards("-e", errors)
-    assert "had an error file: name it with -e" in join(capsys, out)[1]
+    assert "an error file: pass it with -e" in join(capsys, out)[1]
     assert json.loads((tmp_path / "rows.1-of-3.done").read_text())["error_bytes"] > 0
     shards("--force")
-    assert "had no error file: leave -e away" in join(capsys, out, "-e", errors)[1]
+    assert "no error file: remove -e" in join(capsys, out, "-e", errors)[1]
 
 
 def test_a_failed_join_leaves_no_output(

@@ -19,19 +19,19 @@ STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
-    """Return once the process has said these words."""
+    """Return once the process has printed these words."""
     assert process.stderr is not None
-    for said in process.stderr:
-        if words in said:
+    for printed in process.stderr:
+        if words in printed:
             return
-    raise AssertionError(f"it never said {words!r}")
+    raise AssertionError(f"it never printed {words!r}")
 
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path, stop: tuple[int, int]
 ) -> None:
-    """What is in order is there, what comes next is said, and it gives the whole file."""
+    """Rows in order are written, the next command is printed, and it completes the file."""
     number, status = stop
     waits = [0, 0, 0, 60, 0, 0]
     source = write_input(*(line(str(n), wait=wait) for n, wait in enumerate(waits)))
@@ -41,14 +41,14 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == status
-    assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
-    assert "--resume keeps them" in err
-    assert f"2 finished rows that wait for rows before them are kept in {out}.spool" in err
+    assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; to keep" in err
+    assert "to keep them and run the rest" in err
+    assert f"2 finished rows waiting for earlier rows are in {out}.spool" in err
     assert "Traceback" not in err
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     run.speed = 1_000
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert run("-i", source, "-o", tmp_path / "whole") == 0
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out", "whole"]
@@ -72,7 +72,7 @@ def test_a_signal_while_the_model_loads_leaves_the_output_alone(
 
 
 def test_a_signal_while_the_input_comes_in_ends_the_run(spawn: Spawn, tmp_path: Path) -> None:
-    """Standard input that never ends is no reason to hang."""
+    """The command does not hang on standard input that never ends."""
     process = spawn("-i", "-", "-o", tmp_path / "out", stdin=subprocess.PIPE)
     wait_for_words(process, "reading standard input")
     process.send_signal(signal.SIGINT)
@@ -139,7 +139,7 @@ def test_a_killed_run_is_completed_to_the_bytes_of_an_unbroken_one(
         assert process.wait() == -signal.SIGKILL
     assert files[0].read_bytes() != whole[0].read_bytes()
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked < 100
+    assert run.engine.num_requests < 100
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in whole]
 
 
@@ -173,7 +173,7 @@ def test_rows_behind_a_slow_line_outlive_a_kill(
     assert (tmp_path / out).read_bytes() == b""
     run.speed = 1_000
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
     whole = [tmp_path / "whole", tmp_path / "whole-errors"]
     assert run("-i", source, "-o", whole[0], "-e", whole[1]) == 0
     assert [(tmp_path / name).read_bytes() for name in (out, "errors")] == [
@@ -185,30 +185,32 @@ def test_rows_behind_a_slow_line_outlive_a_kill(
 def test_rows_that_are_spooled_are_not_written_over(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """A run that would start over is refused, unless it is told to."""
+    """A run that would start over is refused without --force."""
     source, out = write_input(line("a", wait=60), line("b")), tmp_path / "out"
     process = spawn("-i", source, "-o", out, options=["--flush-seconds", "0.02"])
     wait_for_rows(tmp_path / "out.spool", 1)
     process.kill()
     process.wait()
     run.speed = 1_000
-    with pytest.raises(Refused, match=r"out\.spool holds finished rows .* --resume keeps them"):
+    with pytest.raises(
+        Refused, match=r"out\.spool contains finished rows .* pass --resume to keep them"
+    ):
         run("-i", source, "-o", out)
     assert run("-i", source, "-o", out, "--force") == 0
-    assert run.engine.asked == 2
+    assert run.engine.num_requests == 2
     assert not (tmp_path / "out.spool").exists()
 
 
 def test_an_engine_that_dies_leaves_what_it_has_answered(
     run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """Also rows behind the line that it died at."""
+    """Rows after the line at which it crashed are included."""
     source = write_input(line("a"), line("b", name="b", wait=0.2), line("c"), line("d"))
     flags = ["-i", source, "-o", tmp_path / "out"]
     run.dies_at = "b"
-    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+    with pytest.raises(EngineFailed, match="2 finished rows waiting"):
         run(*flags)
     run.dies_at = None
     assert run(*flags, "--resume") == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert [row["custom_id"] for row in rows(tmp_path / "out")] == ["a", "b", "c", "d"]

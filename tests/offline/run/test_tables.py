@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ SUFFIXES = ("parquet", "csv", "tsv", "arrow", "jsonl")
 
 
 def test_a_table_gives_the_same_rows_in_every_format(tmp_path: Path) -> None:
-    """Those of a file of requests, with a real model."""
+    """They equal those of a request file, with a real model."""
     requests = [
         {"custom_id": each["id"], "url": "/v1/chat/completions"}
         | {"body": {"messages": [{"role": "user", "content": each["text"]}]}}
@@ -87,7 +88,7 @@ def test_a_table_gives_the_same_rows_in_every_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_same_table_comes_out(run: Any, tmp_path: Path, suffix: str) -> None:
-    """By the recipe beside it, with its columns and types; nothing else is left."""
+    """The recipe next to it is used; columns and types are kept; no other file is left."""
     source = write_table(tmp_path / f"table.{suffix}")
     recipe = write_recipe(tmp_path)
     assert run(source) == 0
@@ -107,7 +108,7 @@ def test_the_same_table_comes_out(run: Any, tmp_path: Path, suffix: str) -> None
 
 
 def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
-    """And the name of the output before both, unless a flag says the format."""
+    """The output's name goes before both, unless a flag sets the format."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path, "keep = ['id']", "output = 'arrow'")
     assert run(source, "--keep", "stars") == 0
@@ -156,7 +157,7 @@ def test_a_row_that_fails_says_why_and_can_run_again(
     assert (good["output_text"], good["error"]) == ("hi", None)
     assert (bad["id"], bad["output_text"]) == ("b", None)
     assert bad["error"].startswith("Row 2: column `text` is null")
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(Refused, match="already exists"):
         run(source, "--on-invalid-line", "skip")
     flags = ["--on-invalid-line", "skip", "--resume", "--retry-failed"]
     assert run(source, *flags) == 0
@@ -182,13 +183,13 @@ def test_failed_rows_are_retried_by_the_name_of_the_table(
         assert words[:5] == ["run", "-i", str(source), "-o", str(out)]
         assert "--force" not in words
     assert run(*words[1:]) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     changed = ("--prompt", "Hi {{ text or '' }}")
     other = expand_rows(["retry", str(out), "--prompt", "Hello {{ text or '' }}"])
-    with pytest.raises(BadInput, match=r"made with another recipe \(--prompt\)"):
+    with pytest.raises(BadInput, match=r"have another recipe \(--prompt\)"):
         run(*other[1:])
     assert run(*expand_rows(["retry", str(out), *changed])[1:]) == 0
-    assert run.engine.asked == 1
+    assert run.engine.num_requests == 1
     assert out.read_text().count("hi") == 3
     assert not Path(f"{out}.rows.jsonl").exists()
     assert run(*expand_rows(["retry", str(out)])[1:]) == 0
@@ -203,23 +204,27 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
     assert run(source, "--on-invalid-line", "skip") == 0
     out = tmp_path / "table.output.csv"
     Path(f"{out}.rows.jsonl").unlink()
-    with pytest.raises(Refused, match=r"1 row of .*table\.output\.csv failed, and the file of its"):
+    with pytest.raises(
+        Refused, match=r"1 row of .*table\.output\.csv failed, but the file of its rows"
+    ):
         run(*expand_rows(["retry", str(out)])[1:])
     assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
     out.rename(f"{out}.rows.jsonl")
-    with pytest.raises(Refused, match="was stopped: its command with --resume finishes the table"):
+    with pytest.raises(
+        Refused, match="was stopped: finish the table with the same command and --resume"
+    ):
         expand_rows(["retry", str(out)])
 
 
 def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
-    """With --resume that is said; with --force it is made anew."""
+    """With --resume a note is printed; with --force the table is written again."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path)
     assert run(source) == 0
     assert run(source, "--resume") == 0
     assert "is complete: nothing to run" in capsys.readouterr().err
     assert run(source, "--force") == 0
-    assert run.engine.asked == 3
+    assert run.engine.num_requests == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -239,7 +244,7 @@ def test_a_run_that_is_killed_goes_on(
     assert not out.exists()
     run.speed = 1_000
     assert run(source, "-o", out, "--resume") == 0
-    assert run.engine.asked <= 32
+    assert run.engine.num_requests <= 32
     assert run(source, "-o", tmp_path / "whole.parquet") == 0
     assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
 
@@ -258,7 +263,7 @@ def test_shards_of_a_table_are_joined(run: Any, tmp_path: Path) -> None:
 
 
 def test_empty_tables_have_results_of_no_row(run: Any, tmp_path: Path) -> None:
-    """And no model is loaded."""
+    """No model is loaded for them."""
     source = write_table(tmp_path / "table.parquet", TABLE.slice(0, 0))
     write_recipe(tmp_path)
     assert run(source) == 0
@@ -266,10 +271,10 @@ def test_empty_tables_have_results_of_no_row(run: Any, tmp_path: Path) -> None:
     assert run.engine is None
 
 
-def test_a_table_that_changes_meanwhile_is_no_output(
+def test_a_table_that_changes_during_the_run_is_not_written(
     spawn: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """What was kept of it would not be of the rows that were run."""
+    """Its kept columns would not match the rows that were run."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path, "params.wait = 1")
     process = spawn("-i", source, "-o", tmp_path / "out.parquet")
@@ -286,17 +291,17 @@ def test_a_table_that_changes_meanwhile_is_no_output(
 @pytest.mark.parametrize(
     ("flags", "lines", "words"),
     [
-        (["--id", "id"], None, "--id is for tables, and there is no recipe"),
+        (["--id", "id"], None, "--id requires a recipe: pass --prompt"),
         (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
-        (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "a table has no error file"),
+        (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "-e is not supported for tables"),
         ([], ["colour = 1"], "`colour` is not a recipe key"),
-        (["-o", "-"], [], "a table is written to a file: name one with -o"),
+        (["-o", "-"], [], "a table requires an output file: pass -o"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(
     run: Any, tmp_path: Path, flags: list[str], lines: list[str] | None, words: str
 ) -> None:
-    """Before anything is read."""
+    """The error comes before anything is read."""
     source = write_table(tmp_path / "table.parquet")
     if lines is not None:
         write_recipe(tmp_path, *lines)
@@ -312,11 +317,13 @@ def test_a_recipe_that_cannot_work_is_refused(
         ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
         ("t.csv", b"body\nx\n", "names `text`, which is not a column of the table"),
         ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
-        ("folder", b"", "the folder {} has no table"),
+        ("folder", b"", "the folder {} contains no table"),
     ],
 )
-def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, words: str) -> None:
-    """In a sentence, and nothing is run."""
+def test_a_bad_table_is_reported(
+    run: Any, tmp_path: Path, name: str, data: bytes, words: str
+) -> None:
+    """The error is one sentence, and nothing is run."""
     source = tmp_path / name
     if source.suffix:
         source.write_bytes(data)
@@ -329,10 +336,10 @@ def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, w
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_table_of_which_no_column_is_asked_has_all_its_rows(
+def test_a_table_without_a_column_in_the_prompt_has_all_its_rows(
     run: Any, tmp_path: Path, suffix: str
 ) -> None:
-    """Whether or not any is kept."""
+    """Columns may be kept or not."""
     source = write_table(tmp_path / f"table.{suffix}")
     write_recipe(tmp_path)
     out = tmp_path / "out.parquet"
@@ -342,19 +349,19 @@ def test_a_table_of_which_no_column_is_asked_has_all_its_rows(
 
 
 def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
-    """With their rows."""
+    """The error names their rows."""
     source = write_table(tmp_path / "table.parquet")
     write_recipe(tmp_path)
     table = pa.table({"text": ["x", "y", "x"]})
     source = write_table(tmp_path / "table.csv", table)
-    with pytest.raises(BadInput, match=r"1 row of .* repeat an id: 3 \(as row 1\)"):
+    with pytest.raises(BadInput, match=r"1 row of .* repeat an ID: 3 \(as row 1\)"):
         run(source, "--id", "text")
 
 
 def test_tables_in_a_folder_have_the_same_columns(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What differs is said; hidden files are none of it."""
+    """The error names the difference; hidden files are ignored."""
     folder = tmp_path / "folder"
     folder.mkdir()
     write_table(folder / "a.parquet")
@@ -373,7 +380,7 @@ def test_tables_in_a_folder_have_the_same_columns(
     ("prompt", "words"),
     [
         ("x {stars} {other}", "write {{ stars }} instead of {stars} (columns: id, text, stars)"),
-        ('{"a": "b"}', "a column is read by {{ id }} (columns: id, text, stars)"),
+        ('{"a": "b"}', "insert a column with {{ id }} (columns: id, text, stars)"),
         ("x {{ stars }}", ""),
         ('{{ row["stars"] }}', ""),
     ],
@@ -384,17 +391,66 @@ def test_a_prompt_that_reads_no_column_is_a_warning(
     """A column in single braces is text; the column of ids is not one of the prompt."""
     source = write_table(tmp_path / "table.csv")
     assert main(["check", str(source), "--prompt", prompt, "--id", "id"]) == 0
-    said = capsys.readouterr().err
-    assert ("the same request" in said) is bool(words)
-    assert words in said
+    stderr = capsys.readouterr().err
+    assert ("the same request" in stderr) is bool(words)
+    assert words in stderr
 
 
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
-    """As do files of other kinds that hold no requests."""
+    """The error explains how to add one, as for other files without requests."""
     for suffix in ("parquet", "csv", "arrow"):
-        source = write_table(tmp_path / f"t.{suffix}")
-        with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE"):
+        source = write_table(tmp_path / f"table.{suffix}")
+        with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE") as refused:
             run(source, "-o", tmp_path / "out")
+        assert "recipe next to it (NAME.recipe.toml)" in str(refused.value)
+        assert "bucket" not in str(refused.value)
+        assert run(source, "-o", tmp_path / f"{suffix}.parquet", "--prompt", "{{ text }}") == 0
+    write_recipe(tmp_path)
+    assert run(source) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "status"),
+    [
+        ("{{ row['Review text'] }}", "row 2: column `Review text` is null: ", 1),
+        ("{Review text}", "{{ row[", 0),
+        ("Label this.", "insert a column with {{ row[", 0),
+    ],
+)
+def test_advice_for_a_column_whose_name_has_a_space_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, words: str, status: int
+) -> None:
+    """The expression in the message is valid Jinja, and the message does not come back."""
+    table = pa.table({"Review text": ["good", None if status else "bad"]})
+    source = str(write_table(tmp_path / "table.parquet", table))
+    assert main(["check", source, "--prompt", prompt]) == status
+    stderr = capsys.readouterr().err
+    assert words in stderr
+    [advice] = set(re.findall(r"\{\{ .*? \}\}", stderr))
+    assert main(["check", source, "--prompt", advice]) == 0
+    assert "Review text" not in capsys.readouterr().err
+
+
+def test_a_workbook_is_saved_as_csv(run: Any, tmp_path: Path) -> None:
+    """The error does not suggest a JSONL file inside it, although it is a zip archive."""
+    source = tmp_path / "reviews.xlsx"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    for flags in ([], ["--prompt", "{{ text }}"]):
+        with pytest.raises(BadInput, match="Excel workbook: save it as CSV UTF-8") as refused:
+            run(source, *flags)
+        assert "JSONL file" not in str(refused.value)
+    assert run(write_table(tmp_path / "reviews.csv"), "--prompt", "{{ text }}") == 0
+
+
+def test_a_folder_without_write_access_is_named(run: Any, tmp_path: Path) -> None:
+    """The error is not that another run is writing; /proc is read-only, even for root."""
+    source = write_table(tmp_path / "table.csv")
+    for out in ("/proc/out.csv", "/proc/out.parquet"):
+        with pytest.raises(Refused, match="/proc does not allow new files"):
+            run(source, "-o", out, "--prompt", "{{ text }}")
+    assert run(source, "-o", tmp_path / "out.csv", "--prompt", "{{ text }}") == 0
 
 
 def test_a_column_that_the_output_cannot_hold_is_refused_at_once(run: Any, tmp_path: Path) -> None:
@@ -445,7 +501,7 @@ def test_a_blank_line_of_a_one_column_csv_has_its_row(run: Any, tmp_path: Path) 
 def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small Parquet may have billions of rows: its footer says so before the disk is full."""
+    """A small Parquet file may have billions of rows, which its footer shows."""
     from tidemill.offline.files import table_requests
 
     num_rows = 300_000
@@ -456,5 +512,5 @@ def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     monkeypatch.setattr(table_requests.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(table_requests, "log", lambda _: written.append(1))
     write_recipe(tmp_path)
-    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: --output-tmp"):
+    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: pass --out"):
         run(source)

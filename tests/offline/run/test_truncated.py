@@ -61,10 +61,10 @@ def test_a_summary_and_a_card_count_truncated_answers(
 ) -> None:
     """A choice of several is enough; a text that looks like the field does not count."""
     assert run("-i", write_input(*LINES), "-o", tmp_path / "rows.jsonl") == 0
-    said = capsys.readouterr().err
-    assert "6 rows in" in said
-    assert "5 ok, 1 failed" in said
-    assert "  2 answers were cut off at the token limit (finish reason `length`)" in said
+    stderr = capsys.readouterr().err
+    assert "6 rows in" in stderr
+    assert "5 ok, 1 failed" in stderr
+    assert "  2 answers reached the token limit (finish reason `length`)" in stderr
     assert truncated_of(tmp_path) == 2
     shown = as_markdown(card_of(tmp_path))
     assert "| rows | 6 rows: 5 ok (2 truncated), 1 failed |" in shown
@@ -102,8 +102,8 @@ def test_a_resumed_run_counts_the_rows_of_all_runs(
     assert truncated_of(tmp_path) == 2
     capsys.readouterr()
     run("-i", source, "-o", out, "--resume", *flags)
-    said = capsys.readouterr().err
-    assert "nothing to run\n  2 answers were cut off" in said
+    stderr = capsys.readouterr().err
+    assert "nothing to run\n  2 answers reached the token limit" in stderr
     assert truncated_of(tmp_path) == 2
 
 
@@ -125,7 +125,7 @@ def test_shards_count_their_own_rows(
     source = write_input(*LINES[:2], *LINES[:2])
     for shard in ("1/2", "2/2"):
         run("-i", source, "-o", tmp_path / "rows.jsonl", "--shard", shard)
-        assert "1 answer was cut off at the token limit" in capsys.readouterr().err
+        assert "1 answer reached the token limit" in capsys.readouterr().err
 
 
 def test_metrics_count_truncated_rows_of_the_output() -> None:

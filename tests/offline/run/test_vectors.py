@@ -62,23 +62,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the rows of one file of good and bad lines, in turns."""
     folder = tmp_path_factory.mktemp("vectors")
     bad = [(url, body) for url, body, _, _ in BAD]
-    told = [line for pair in zip(GOOD, bad, strict=False) for line in pair] + bad[len(GOOD) :]
+    mixed = [line for pair in zip(GOOD, bad, strict=False) for line in pair] + bad[len(GOOD) :]
     lines = [
         json.dumps({"custom_id": str(i), "method": "POST", "url": url, "body": body})
-        for i, (url, body) in enumerate(told)
+        for i, (url, body) in enumerate(mixed)
     ]
     (folder / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
     files = ["-i", f"{folder}/in.jsonl", "-o", f"{folder}/out.jsonl"]
     model = ["--model", str(minilm()), "--served-model-name", "minilm", "--dtype", "float32"]
     assert main(["run", *files, *model, "--device", "cpu"]) == 0
     read = rows(Path(folder) / "out.jsonl")
-    assert [row["custom_id"] for row in read] == [str(i) for i in range(len(told))]
+    assert [row["custom_id"] for row in read] == [str(i) for i in range(len(mixed))]
     return [*read[: 2 * len(GOOD) : 2], *read[1 : 2 * len(GOOD) : 2], *read[2 * len(GOOD) :]]
 
 
 @pytest.mark.parametrize("number", range(len(BAD)), ids=[case[3] for case in BAD])
 def test_what_is_wrong_is_its_own_rows_400(written: list[dict[str, Any]], number: int) -> None:
-    """With the field and a sentence; all others go on."""
+    """The error has the field and a sentence; all other rows go on."""
     _, _, param, words = BAD[number]
     response = written[len(GOOD) + number]["response"]
     error = response["body"]["error"]

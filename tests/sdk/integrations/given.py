@@ -1,4 +1,4 @@
-"""What tests of integrations ask, and what `tidemill run` answers to it."""
+"""Questions for the tests of integrations, and the answers of `tidemill run`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def program_of(page: str) -> str:
 
 
 def printed_by(program: str, folder: Path) -> str:
-    """Return what a program prints in a process of its own, in an empty folder."""
+    """Return the output of a program in a separate process and an empty folder."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
         cwd=folder,
@@ -116,7 +116,7 @@ def wait_for(find: Callable[[], _Found | None]) -> _Found:
 
 
 def nearly(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row with vectors is equal to but for rounding."""
+    """Return the row with approximate vectors, for comparison."""
     vectors = row["embedding"]
     some = vectors and [pytest.approx(vector, abs=1e-6) for vector in vectors]
     found = {**row, "embedding": some}

@@ -60,7 +60,7 @@ def answers_of(table: pa.Table, rows: int = 10_000, **recipe: Any) -> tuple[pa.T
 
 
 def test_rows_are_the_same_in_whichever_batches_they_come() -> None:
-    """Their lines and numbers are by the ids; each is answered once, beside its columns."""
+    """Lines and seeds depend on the IDs; each row is answered once, next to its columns."""
     whole, engine = answers_of(NAMES, prompt="{{ name }}", id="id")
     parts, other = answers_of(NAMES, rows=3, prompt="{{ name }}", id="id")
     assert whole.equals(parts)
@@ -70,7 +70,7 @@ def test_rows_are_the_same_in_whichever_batches_they_come() -> None:
 
 
 def test_whole_numbers_as_ids_are_the_numbers_of_lines() -> None:
-    """So that rows numbered from 1 have the seeds of `tidemill run`; others have their bytes."""
+    """Rows numbered from 1 have the seeds of `tidemill run`; other IDs use their bytes."""
     table = pa.table({"n": [3, 0, -1, 2**70 // 2**8, None]})
     found, engine = answers_of(table, prompt="Hi", id="n")
     assert [number for number, _ in engine.sent] == [3, 0, 0, 2**62, 0]
@@ -86,7 +86,7 @@ def test_rows_without_ids_are_numbered_on_and_on() -> None:
 
 
 def test_an_event_loop_has_the_answers_alone() -> None:
-    """As one struct a row, of the columns that a recipe needs."""
+    """Each row is one struct, from the columns that the recipe uses."""
     answers = BatchAnswers({"prompt": "{{ name }}", "id": "id"}, NAMES.schema)
     assert answers.columns == ("name", "id")
     batch = NAMES.slice(0, 2).to_batches()[0]
@@ -127,7 +127,7 @@ def test_an_event_loop_has_the_answers_alone() -> None:
 def test_the_columns_of_answers_are_known_beforehand(
     recipe: dict[str, Any], names: list[str]
 ) -> None:
-    """Whatever a row will say."""
+    """They do not depend on the rows."""
     schema = NAMES.schema.append(pa.field("names", pa.list_(pa.string())))
     fields = BatchAnswers(recipe, schema).fields
     assert [field.name for field in fields] == [name.partition(":")[0] for name in names]
@@ -141,13 +141,15 @@ def test_the_columns_of_answers_are_known_beforehand(
         ({"prompt": "{{ nam }}"}, "did you mean `name`"),
         ({"prompt": "x", "id": "key"}, "names `key`, which is not a column"),
         ({"prompt": "x", "keep": ["nothing"]}, "names `nothing`, which is not a column"),
-        ({"promt": "x"}, "`promt` is neither a key of a recipe nor an option of an engine"),
+        ({"promt": "x"}, "`promt` is neither a recipe key nor an engine option"),
         ({}, "it has no template"),
         ({"prompt": "x", "max_num_seqs": "many"}, "--max-num-seqs"),
     ],
 )
-def test_what_cannot_work_is_said_before_a_model_loads(given: dict[str, Any], words: str) -> None:
-    """In a sentence each."""
+def test_invalid_options_are_reported_before_a_model_loads(
+    given: dict[str, Any], words: str
+) -> None:
+    """Each error is one sentence."""
     with pytest.raises(TidemillError, match=words):
         BatchAnswers(split_options(given)[1], NAMES.schema)
 
@@ -171,7 +173,7 @@ def test_sampled_requests_without_ids_are_refused(recipe: dict[str, Any], is_ref
     keys = split_options({"prompt": "{{ name }}", **recipe})[1]
     if is_refused:
         with pytest.raises(
-            TidemillError, match=r'such as id="review_id", or set params=\{'
+            TidemillError, match=r'such as "review_id", or set params=\{'
         ) as refused:
             BatchAnswers(keys, NAMES.schema)
         advice = str(refused.value)
@@ -192,7 +194,7 @@ def test_requests_that_are_not_sampled_need_no_ids(url: str) -> None:
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """As a template could mean either."""
+    """A template could mean either of them."""
     twice = pa.schema([("a", pa.string()), ("a", pa.int64())])
     with pytest.raises(TidemillError, match="more than one column named `a`"):
         BatchAnswers({"prompt": "x"}, twice)
@@ -215,7 +217,7 @@ def test_types_without_a_value_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["daft", "spark"])
 def test_a_package_that_is_missing_is_named(name: str) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     package = {"daft": "daft", "spark": "pyspark"}[name]
     program = f"import sys; sys.modules[{package!r}] = None; import tidemill.{name}"
     done = subprocess.run(

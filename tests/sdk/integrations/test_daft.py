@@ -84,19 +84,19 @@ def test_prompt_is_answered_by_the_provider() -> None:
     assert [sorted(row) for row in found["typed"] if row is not None] == [["sum"]]
 
 
-def test_a_prompt_that_fails_is_as_daft_is_told() -> None:
+def test_a_failed_prompt_follows_on_error() -> None:
     """It fails the query with its reason, or is null."""
     provider, frame = ours.Provider(), daft.from_pydict({"q": ["Hi"]})
     given = {"provider": provider, "max_tokens": -1, "max_retries": 0}
     with pytest.raises(Exception, match="`max_tokens`"):
         frame.select(functions.prompt(frame["q"], **given)).collect()
-    asked = functions.prompt(frame["q"], on_error="ignore", **given)
-    found = frame.select(asked.alias("a"))
+    answer = functions.prompt(frame["q"], on_error="ignore", **given)
+    found = frame.select(answer.alias("a"))
     assert found.to_pydict() == {"a": [None]}
 
 
 def test_texts_are_embedded_by_the_provider() -> None:
-    """As an engine of ours does; the length of vectors is known when the query is planned."""
+    """The engine gives the same vectors; their length is known when the query is planned."""
     provider, texts = ours.Provider(), ["ebb", None, "flow", *map(str, range(100))]
     frame = daft.from_pydict({"id": list(range(103)), "text": texts})
     embedded = frame.with_column(
@@ -133,7 +133,7 @@ def test_a_dead_engine_is_followed_by_another() -> None:
 
 
 def test_engines_end_with_their_frames() -> None:
-    """As a notebook goes on without them."""
+    """A notebook can then go on without them."""
     answered = ours.answer(daft.from_arrow(QUESTIONS), seed=5, **TYPED).collect()
     assert len(answered) == 150
     del answered
@@ -150,20 +150,22 @@ def test_engines_end_with_their_frames() -> None:
         ({"prompt": "Hi"}, "sampled requests need an ID per row"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_call(options: dict[str, Any], words: str) -> None:
-    """Nothing runs."""
+def test_invalid_options_are_reported_at_the_call_on_daft(
+    options: dict[str, Any], words: str
+) -> None:
+    """The query does not run."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(daft.from_arrow(QUESTIONS), **options)
-    with pytest.raises(TidemillError, match="a DataFrame of Daft; this is a Table"):
+    with pytest.raises(TidemillError, match="a Daft DataFrame; got a Table"):
         ours.answer(QUESTIONS, prompt="Hi")
 
 
 def test_an_option_that_is_none_is_refused_by_the_provider() -> None:
-    """When it is made."""
+    """The constructor raises the error."""
     with pytest.raises(TidemillError, match="did you mean `max_num_seqs`"):
         ours.Provider(max_num_seq=8)
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
-    """And prints the answers."""
+    """It prints the answers."""
     assert "Tokyo" in printed_by(program_of("daft.md"), tmp_path)

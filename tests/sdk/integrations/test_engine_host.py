@@ -47,7 +47,7 @@ class Process:
         return Sent(future, len(data))
 
     def wait(self, count: int) -> None:
-        """Return once so many lines have come."""
+        """Return once `count` lines have arrived."""
         for _ in range(count):
             assert self.arrived.acquire(timeout=WAIT_SECONDS)
 
@@ -73,7 +73,7 @@ def host(process: Any, address: str) -> Iterator[EngineHost]:
 
 
 def test_connections_share_an_engine(host: EngineHost, process: Process, address: str) -> None:
-    """Each has the rows of its own lines, and their verdicts; the host is needed by both."""
+    """Each gets the rows and verdicts of its lines; both keep the host alive."""
     one, other = HostedEngine(address, {}, {}), HostedEngine(address, {}, {})
     assert (one.max_inflight(), other.max_inflight(), host.is_needed) == (12, 12, True)
     sent = [one.send_line(1, b"a"), other.send_line(2**63 - 1, b"b")]
@@ -87,7 +87,7 @@ def test_connections_share_an_engine(host: EngineHost, process: Process, address
 def test_a_dead_engine_ends_all_connections(
     host: EngineHost, process: Process, address: str
 ) -> None:
-    """With its last words, those that wait for nothing too; nobody can ask them any more."""
+    """All get its last output, including idle ones; none can be used again."""
     one, idle = HostedEngine(address, {}, {}), HostedEngine(address, {}, {})
     sent = [one.send_line(number, b"a") for number in range(2)]
     process.wait(2)
@@ -119,7 +119,7 @@ def test_an_engine_that_hangs_ends_its_host(address: str) -> None:
 def test_lines_of_a_process_that_ends_are_cancelled(
     host: EngineHost, process: Process, address: str
 ) -> None:
-    """And a host without a connection has nothing to wait for."""
+    """A host without connections has nothing to wait for."""
     one = HostedEngine(address, {}, {})
     one.send_line(1, b"a")
     process.wait(1)
@@ -137,17 +137,15 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_socket_lies_in_a_folder_of_its_user(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that others may enter is refused; where a path is too long for a socket, it is /tmp."""
+def test_a_socket_is_in_a_private_folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that others may enter is refused; /tmp is used if the path is too long."""
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
     address = Path(socket_address(1, {"model": None}))
     assert address.parent.parent == short_path
     assert address == Path(socket_address(1, {"model": None}))
     assert address != Path(socket_address(2, {"model": None}))
     address.parent.chmod(0o755)
-    with pytest.raises(PermissionError, match="a folder of this user alone"):
+    with pytest.raises(PermissionError, match="a folder with mode 700 owned by this user"):
         socket_address(1)
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path / ("x" * 90)))
     assert len(socket_address(1)) < 100

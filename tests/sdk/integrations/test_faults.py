@@ -74,7 +74,7 @@ def answer_table(address: str) -> int:
 
 
 def _is_beyond_guards(call: Call) -> bool:
-    """Say whether a call is the first of a thread or a callback, or leaves a lock locked.
+    """Return whether a call is the first of a thread or callback, or leaves a lock locked.
 
     In a host a thread that fails there, or a connection that is accepted and not served, ends with
     the host's process, which this test does not have.
@@ -124,14 +124,14 @@ def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     lines = BatchAnswers._lines
     monkeypatch.setattr(BatchAnswers, "_lines", lambda *given: [*lines(*given)][:-1])
     process: Any = Process()
-    with pytest.raises(Exception, match="the engine has answered fewer rows than there are"):
+    with pytest.raises(Exception, match="the engine returned fewer rows than the table has"):
         list(answers.answered(process, TABLE.to_batches()))
 
 
 def test_a_reader_that_fails_ends_all_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that wait for an answer get the reason, whatever the exception is."""
+    """Every waiting caller gets the reason, whatever the exception is."""
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
     address, process = socket_address("a key"), Process()
     monkeypatch.setattr(HostedEngine, "_resolve", lambda *_: 1 / 0)

@@ -106,7 +106,7 @@ def test_vectors_equal_those_of_run(questions: Any, tmp_path: Path) -> None:
 
 
 def test_a_dead_engine_fails_tasks_that_are_tried_again(questions: Any, sockets: Path) -> None:
-    """By a new engine; every row is there once."""
+    """A new engine answers them, and every row exists once."""
     before = addresses(sockets)
     params = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
     answered = ours.answer(questions, prompt="Hi {{ id }}", id="id", params=params, max_num_seqs=8)
@@ -140,22 +140,22 @@ def test_an_engine_that_cannot_start_is_named(questions: Any) -> None:
         ({"prompt": "Hi", "modell": "x"}, "did you mean `model`"),
         ({"prompt": "Hi", "max_num_seqs": 0}, "--max-num-seqs"),
         ({"prompt": "Hi"}, "sampled requests need an ID per row"),
-        (VECTORS | {"vectors": "float16"}, "Spark has no"),
+        (VECTORS | {"vectors": "float16"}, "Spark does not support"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_call(
+def test_invalid_options_are_reported_at_the_call(
     questions: Any, options: dict[str, Any], words: str
 ) -> None:
     """No task runs."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(questions, **options)
-    with pytest.raises(TidemillError, match="a DataFrame of Spark; this is a Table"):
+    with pytest.raises(TidemillError, match="a Spark DataFrame; got a Table"):
         ours.answer(QUESTIONS, prompt="Hi")
     renamed = questions.withColumnRenamed("question", "Text")
-    with pytest.raises(TidemillError, match="rename `Text`, or leave it out"):
+    with pytest.raises(TidemillError, match="rename `Text`, or remove it"):
         ours.answer(renamed, prompt="Hi", id="id")
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
-    """And leaves no engine behind."""
+    """It leaves no engine behind."""
     assert "Tokyo" in printed_by(program_of("spark.md"), tmp_path)

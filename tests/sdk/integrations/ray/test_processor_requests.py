@@ -20,7 +20,7 @@ def line_of(row: dict[str, Any], task: str = "generate", *, has_chats: bool = Tr
 
 
 def test_a_chat_has_the_defaults_of_vllm() -> None:
-    """Whatever the model's files say; nulls of Arrow's structs are none of its parameters."""
+    """The model's files do not change them; nulls of Arrow's structs are ignored."""
     found = line_of(
         {"messages": CHAT, "sampling_params": {"max_tokens": 5, "top_p": None, "detokenize": False}}
     )
@@ -39,7 +39,7 @@ def test_a_chat_has_the_defaults_of_vllm() -> None:
 
 
 def test_a_chat_that_ends_with_the_assistant_goes_on_there() -> None:
-    """As Ray has it."""
+    """Ray does the same."""
     body = line_of({"messages": PREFILL, "sampling_params": {}})["body"]
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
@@ -53,7 +53,7 @@ def test_a_chat_that_ends_with_the_assistant_goes_on_there() -> None:
     ],
 )
 def test_without_the_chat_template_a_row_has_a_prompt(row: dict[str, Any], prompt: Any) -> None:
-    """Or its token ids, also as an array."""
+    """The prompt may be token IDs, also as an array."""
     found = line_of({**row, "sampling_params": {}, "model": "adapter"}, has_chats=False)
     assert found["url"] == "/v1/completions"
     assert (found["body"]["prompt"], found["body"]["model"]) == (prompt, "adapter")
@@ -78,21 +78,21 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
 @pytest.mark.parametrize(
     ("row", "task", "words"),
     [
-        ({"messages": CHAT}, "generate", "there are no `sampling_params`"),
-        ({"sampling_params": {}}, "generate", "there are no `messages`"),
+        ({"messages": CHAT}, "generate", "`sampling_params` is required"),
+        ({"sampling_params": {}}, "generate", "`messages` is required"),
         (
             {"messages": CHAT, "sampling_params": {"logprobs": 2}},
             "generate",
-            "`sampling_params.logprobs` is not supported: tidemill.ray.answer",
+            "`sampling_params.logprobs` is not supported: use tidemill.ray.answer",
         ),
-        ({"messages": CHAT, "sampling_params": {"n": 2}}, "generate", "a row has one text"),
+        ({"messages": CHAT, "sampling_params": {"n": 2}}, "generate", "a row has only one text"),
         ({"messages": CHAT, "sampling_params": {"warp": 2}}, "generate", "sampling_params.warp"),
         ({"messages": CHAT, "sampling_params": "hot"}, "generate", "must be a dict, not str"),
         ({"multimodal_data": {"image": 1}}, "generate", "send images as `image_url`"),
         (
             {"messages": [{"role": "user", "content": object()}], "sampling_params": {}},
             "generate",
-            "the request cannot be JSON: ",
+            "the request cannot be serialized to JSON: ",
         ),
         ({"prompt": "Hi"}, "classify", "`task_type` 'classify' scores pairs of texts"),
         (
@@ -105,7 +105,7 @@ def test_texts_become_vectors_and_pairs_scores() -> None:
 def test_what_is_not_supported_is_refused_by_name(
     row: dict[str, Any], task: str, words: str
 ) -> None:
-    """In the row's own error: the others go on."""
+    """The error is in the row, and the others go on."""
     found = line_of(row, task, has_chats=task == "generate")
     (error,) = (value for name, value in found.items() if name != "custom_id")
     assert words in error["message"]
