@@ -387,7 +387,7 @@ check: $(INSTALLED_DEV)
 	@$(if $(filter test test-all test-orders,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested \
 	    $(if $(filter test-newest,$(MAKECMDGOALS)),$(INSTALLED_NEWEST)) & tested=$$!; \
 	  trap 'kill $$tested 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM;) \
-	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && \
+	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.english && \
 	  wait $$tested
 
 format: $(INSTALLED_DEV)

@@ -95,8 +95,8 @@ async def test_answers_are_those_of_the_engine() -> None:
         *chunks, last = await chunks_of(await ask(served, stream=3))
         assert chunks == [{"number": number} for number in range(3)]
         assert last["echo"] == {"stream": 3}
-        with pytest.raises(RuntimeError, match="ValueError: as told"):
-            await ask(served, **{"raise": "as told"})
+        with pytest.raises(RuntimeError, match="ValueError: as requested"):
+            await ask(served, **{"raise": "as requested"})
         await until(lambda: served.stats().steps >= 3)
 
 

@@ -114,7 +114,7 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
     ("given", "words"),
     [
         ({"prompt": "{{ txt }}"}, "names `txt`, which is not a column of the table: did you mean"),
-        ({"prompt": "{{ text"}, "is no Jinja"),
+        ({"prompt": "{{ text"}, "is not valid Jinja"),
         (
             {"promt": "{{ text }}"},
             "`promt` is neither a recipe key nor an engine option",
