@@ -68,9 +68,9 @@ class ImageInputs:
         self, image_support: ImageSupport, body: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
         request = read_body(ChatCompletionRequest, body)
-        images = dict(self._image_urls(request, image_support))
+        image_urls = dict(self._image_urls(request, image_support))
         # A URL in another field of the body is not fetched.
-        urls = {url: place for place, url in fetched_urls(body).items() if place in images}
+        urls = {url: place for place, url in fetched_urls(body).items() if place in image_urls}
         if not urls:
             yield body
             return
