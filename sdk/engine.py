@@ -39,7 +39,7 @@ from tidemill.protocol.validation import short_repr
 
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
-from .in_flight import InFlight, Sent, answers_to
+from .in_flight import MAX_WAIT_SECONDS, InFlight, Sent, answers_to
 from .progress import Progress, progress_of
 from .public import public
 
@@ -260,7 +260,9 @@ class Answers:
                     reading = asyncio.create_task(_next(remaining))
                 waiting = asyncio.create_task(answered.wait())
                 parts = {waiting} if reading is None else {waiting, reading}
-                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    parts, timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
                 waiting.cancel()
                 answered.clear()
                 if reading is not None and reading.done():

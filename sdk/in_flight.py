@@ -13,6 +13,9 @@ from .errors import RequestFailed
 
 MAX_INFLIGHT_BYTES: Final = 64 * 2**20
 
+MAX_WAIT_SECONDS: Final = 1.0
+"""Time after which a waiting caller looks for answers whose notification failed."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -37,7 +40,8 @@ class InFlight(Generic[_Answer]):
         self._next = 0
         self._num_bytes = 0
         self._sent: dict[int, Sent[_Answer]] = {}
-        self._answered: deque[int] = deque()
+        self._place_of: dict[Future[_Answer], int] = {}
+        self._answered: deque[Future[_Answer]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._sent)
@@ -52,12 +56,16 @@ class InFlight(Generic[_Answer]):
         place = next(self._places)
         self._sent[place] = sent
         self._num_bytes += sent.num_bytes
-        sent.future.add_done_callback(lambda _: self._note(place))
+        if not self._in_order:
+            self._place_of[sent.future] = place
+            sent.future.add_done_callback(self._answered.append)
+        # A future ignores an exception here, such as one for lack of memory: see MAX_WAIT_SECONDS.
+        sent.future.add_done_callback(self._wake)
 
     def take(self) -> Iterator[tuple[int, _Answer | RequestFailed]]:
         """Remove and yield the available answers with their positions; raises EngineDied."""
         while self._answered and not self._in_order:
-            place = self._answered.popleft()
+            place = self._place_of.pop(self._answered.popleft())
             yield place, self._pop(place)
         while self._in_order and self._next in self._sent and self._sent[self._next].future.done():
             self._next += 1
@@ -68,9 +76,7 @@ class InFlight(Generic[_Answer]):
         for sent in self._sent.values():
             sent.future.cancel()
 
-    def _note(self, place: int) -> None:
-        if not self._in_order:
-            self._answered.append(place)
+    def _wake(self, _: Future[_Answer]) -> None:
         self._notify()
 
     def _pop(self, place: int) -> _Answer | RequestFailed:
@@ -91,11 +97,11 @@ def answers_to(
             running.add(request)
             yield from running.take()
             while running.is_full:
-                answered.wait()
+                answered.wait(MAX_WAIT_SECONDS)
                 answered.clear()
                 yield from running.take()
         while running:
-            answered.wait()
+            answered.wait(MAX_WAIT_SECONDS)
             answered.clear()
             yield from running.take()
     finally:
