@@ -1,7 +1,7 @@
 """Template names: the columns that a template reads, including those with a name of Jinja's.
 
 A column takes precedence over Jinja's own name. If it cannot, the template is refused, and the
-message shows how to write the column, as `row['true']`.
+message shows how to write the column, as `row["true"]`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _nodes_below(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _reserved(name: str, where: str, columns: Collection[str], reason: str) -> RecipeError:
-    advice = f"write {{{{ {ROW}['{name}'] }}}} for the column"
+    advice = f'write {{{{ {ROW}["{name}"] }}}} for the column'
     if ROW in columns:
         advice = "rename the column"
     return RecipeError(f"{where} has `{name}`, which {reason} and also a column: {advice}")

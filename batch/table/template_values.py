@@ -35,9 +35,9 @@ _PRINTED: Final = (str, int, float, Decimal)
 _READ_METHODS: Final = frozenset({"get", "items", "keys", "values"})
 _KINDS: Final = {list: "a list", tuple: "a list", dict: "a struct", type(None): "null"}
 _WAYS: Final = {
-    "a list": " | join(', ') }} converts it to text",
+    "a list": ' | join(", ") }} converts it to text',
     "a struct": " | tojson }} converts it to text",
-    "null": " or '' }} in the template allows nulls",
+    "null": ' or "" }} in the template allows nulls',
 }
 _PLAIN: Final = frozenset({str, int, bool, Decimal})
 """Types that are never null and contain no other values."""
@@ -307,7 +307,7 @@ def spelling_of(column: str) -> str:
 def _quoted(key: str | int) -> str:
     if isinstance(key, int):
         return str(key)
-    return "'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _printed(value: Any) -> Any:

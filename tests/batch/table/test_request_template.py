@@ -65,7 +65,7 @@ def test_cells_are_rendered_in_templates(template: str, cell: Any, expected: Any
         (
             "a {{ text }}",
             ["x"],
-            "column `text` is a list: {{ text | join(', ') }} converts it to text",
+            'column `text` is a list: {{ text | join(", ") }} converts it to text',
         ),
         ("a {{ text | first }}", [["x"]], "is a list"),
         (
@@ -195,10 +195,10 @@ def test_methods_that_read_can_be_called() -> None:
         ("{{ l[:1] }}!", "prints a list"),
         ("{{ text.upper }}!", "`upper` is a method: use upper() to call it"),
         ("{{ row }}!", "{{ row | tojson }} prints it"),
-        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} converts it to text"),
+        ("{{ l | upper }}", 'column `l` is a list: {{ l | join(", ") }} converts it to text'),
         ("{{ l ~ '' }}", "column `l` is a list"),
-        ("{{ s.l | string }}", "column `s` is a list at `s.l`: {{ s.l | join(', ') }}"),
-        ("{{ s.n | upper }}", "column `s` is null at `s.n`: {{ s.n or '' }}"),
+        ("{{ s.l | string }}", 'column `s` is a list at `s.l`: {{ s.l | join(", ") }}'),
+        ("{{ s.n | upper }}", 'column `s` is null at `s.n`: {{ s.n or "" }}'),
         ("{{ s.l | join(', ') }}", "column `s` is null at `s.l[1]`"),
         ("{{ s.typo }}!", "`s` has no `typo`"),
         ("{{ s.nn }}!", "`s` has no `nn`: did you mean `n`?"),
@@ -253,7 +253,7 @@ def test_a_jinja_name_is_the_column_or_refused(template: str, name: str) -> None
         found = of_row(template % name, **{name: "cell"})
     except RecipeError as exc:
         spelled = str(exc).partition("{{ ")[2].partition(" }}")[0]
-        assert spelled == f"row['{name}']"
+        assert spelled == f'row["{name}"]'
         found = of_row(template % spelled, **{name: "cell"})
     assert found.lower().removeprefix("a ") == "cell"
 
