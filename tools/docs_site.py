@@ -88,9 +88,6 @@ def stage(folder: Path) -> None:
         copy = source / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    if (changelog := source / "CHANGELOG.md").exists():  # names pages as they were called then
-        text = re.sub(r"\[([^\]]*)\]\(docs/[^)]*\)", r"\1", changelog.read_text(encoding="utf-8"))
-        changelog.write_text(text, encoding="utf-8")
     slugify = "      slugify: !!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}\n"
     settings = _SETTINGS | {"docs_dir": "source", "site_dir": "site", "nav": navigation()}
     extensions = settings.pop("markdown_extensions")

@@ -99,7 +99,7 @@ def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
         ([], "no model: pass a folder"),
         (["/no/such/folder"], "folder not found"),
         (["s3://bucket/model"], "is in S3"),
-        ([MODEL, "--tool-call-parser", "x"], "is none of"),
+        ([MODEL, "--tool-call-parser", "x"], "unknown parser 'x'"),
         ([MODEL, "--jsn"], "did you mean --json?"),
     ],
 )

@@ -124,7 +124,7 @@ def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
     assert (result.status, result.out) == (1, "")
     assert "100 × `url` is required and must be a string: lines 2–101\n" in result.err
     assert f"Example of a valid line:\n{EXAMPLE_LINE}\n" in result.err
-    assert "There are 5 more errors." in result.err
+    assert "5 more errors are not listed." in result.err
     assert shell.api.files == {}
 
 

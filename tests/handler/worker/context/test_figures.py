@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,13 +104,17 @@ async def test_each_claim_reports_how_long_its_message_waited(rig: Rig, counted:
     assert all(1 < line.figures["QueueWaitSeconds"] < 60 for line in waits)
 
 
-async def test_a_shard_that_is_taken_over_counts_once(rig: Rig, counted: Counted) -> None:
+async def test_a_shard_that_is_taken_over_counts_once(
+    rig: Rig, counted: Counted, tmp_path: Path
+) -> None:
     """Rows that the first worker has reported are not reported by the second."""
-    work = rig.batch(GOOD, BAD, GOOD, {"wait": 1.0})
+    gate = tmp_path / "gate"
+    work = rig.batch(GOOD, BAD, GOOD, {"gate": str(gate)})
     async with rig.worker() as first:
         await until(lambda: len(work.index()) == 3 and first.engine.inside)
     before = counted()
     assert row_sums(before) == (2, 1, 20, 8, 6)
+    gate.touch()
     async with rig.worker():
         await until(lambda: work.is_done)
     assert row_sums(counted()) == (1, 0, 10, 4, 3)
