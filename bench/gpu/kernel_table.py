@@ -55,8 +55,8 @@ Registers (at most 255) and spilled bytes are per thread, shared memory is in by
 Spilled bytes are in slow memory and should be 0. Slashes separate
 {architectures}; a dash means that another tile is chosen.
 
-`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` generates this page with
-Triton {version}, without a GPU. [Benchmarks](benchmarks.md) have the speed of these kernels.
+`python -m bench.gpu.kernel_table --write bench/gpu/kernels.md` generates this page with
+Triton {version}, without a GPU. [Benchmarks](../../docs/explanation/benchmarks.md) have the speed of these kernels.
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

@@ -14,7 +14,8 @@ import pytest
 from tidemill.cli.main import parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "explanation").glob("*.md"))
+# tools/docs_report.py finds this pattern, too.
+PAGES = sorted(ROOT.glob("docs/explanation/*.md"))
 FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:make|python -m|tidemill|\.venv/bin/python -m) [^`]+)`")
 # Each program parses its own arguments and ends before it does anything.
@@ -61,6 +62,19 @@ def commands(start: str) -> list[list[str]]:
         for line in lines
         if line.startswith(f"{start} ")
     )
+
+
+def test_every_line_of_a_block_is_a_checked_command() -> None:
+    """A block is a program that the tests below parse, a file, or tests that exist."""
+    blocks = [it for page in PAGES for it in FENCED.findall(page.read_text(encoding="utf-8"))]
+    for line in (line for block in blocks for line in block.splitlines()):
+        words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
+        if words[:3] == ["python", "-m", "pytest"]:
+            assert (ROOT / words[3]).exists(), line
+        elif words[:2] == ["python", "-m"]:
+            assert words[2].startswith("bench."), line
+        else:
+            assert words[0] in {"make", "tidemill"} or (ROOT / words[0]).exists(), line
 
 
 def test_make_knows_every_target() -> None:
