@@ -56,7 +56,8 @@ Spilled bytes are in slow memory and should be 0. Slashes separate
 {architectures}; a dash means that another tile is chosen.
 
 `python -m bench.gpu.kernel_table --write bench/gpu/kernels.md` generates this page with
-Triton {version}, without a GPU. [Benchmarks](../../docs/explanation/benchmarks.md) have the speed of these kernels.
+Triton {version}, without a GPU. The speed of these kernels is in
+[benchmarks](../../docs/explanation/benchmarks.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.main import parse
+from tools.docs_report import blocks
 
 ROOT = Path(__file__).parents[2]
 # tools/docs_report.py finds this pattern, too.
 PAGES = sorted(ROOT.glob("docs/explanation/*.md"))
-FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:make|python -m|tidemill|\.venv/bin/python -m) [^`]+)`")
 # Each program parses its own arguments and ends before it does anything.
 PARSE = """
@@ -46,6 +46,11 @@ for command in json.load(sys.stdin):
 """
 
 
+def shell_lines(page: Path) -> list[str]:
+    """Return the lines of a page's blocks without a language."""
+    return [line for it in blocks(page) if not it.language for line in it.text.splitlines()]
+
+
 def commands(start: str) -> list[list[str]]:
     """Return the commands of the pages that begin with a word, without it."""
     lines = {
@@ -54,7 +59,7 @@ def commands(start: str) -> list[list[str]]:
         for text in [page.read_text(encoding="utf-8")]
         for line in [
             *INLINE.findall(text),
-            *(line for block in FENCED.findall(text) for line in block.splitlines()),
+            *shell_lines(page),
         ]
     }
     return sorted(
@@ -66,8 +71,7 @@ def commands(start: str) -> list[list[str]]:
 
 def test_every_line_of_a_block_is_a_checked_command() -> None:
     """A block is a program that the tests below parse, a file, or tests that exist."""
-    blocks = [it for page in PAGES for it in FENCED.findall(page.read_text(encoding="utf-8"))]
-    for line in (line for block in blocks for line in block.splitlines()):
+    for line in (line for page in PAGES for line in shell_lines(page)):
         words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
         if words[:3] == ["python", "-m", "pytest"]:
             assert (ROOT / words[3]).exists(), line
