@@ -154,7 +154,7 @@ def _parts(
     if also:
         links.append(f"[common flags](#common-flags) {', '.join(also)}")
     if links:
-        yield f"See also: {'; '.join(links)}.\n"
+        yield f"Also: {'; '.join(links)}.\n"
 
 
 def _link(title: str) -> str:
