@@ -23,10 +23,10 @@ PAGE: Final = Path(__file__).parents[1] / "docs/reference/commands.md"
 _INTRODUCTION: Final = """\
 # Commands and flags
 
-`make docs-reference` generates this page from the parsers, so it lists every command and flag.
-`tidemill COMMAND --help` prints the same text. Flags that several commands have are listed once, in
-[common flags](#common-flags) and [shared flags](#shared-flags). [Exit statuses](exit-statuses.md)
-and [environment variables](environment.md) have their own pages.
+`make docs-reference` generates this page from the parsers: it has the text of
+`tidemill COMMAND --help`. Flags of several commands are listed once, in
+[common flags](#common-flags) and [shared flags](#shared-flags). See also
+[exit statuses](exit-statuses.md) and [environment variables](environment.md).
 
 Flag names match vLLM's where vLLM has the same flag. A vLLM flag that changes nothing here is
 accepted with a warning, a flag that would change rows is rejected, and an unknown flag's error
