@@ -140,9 +140,8 @@ def _own_rows() -> Iterable[str]:
     seeing.add("ministral3")  # the text of newer models of `mistral3`
     for kind in sorted(FAMILIES):
         sees = kind in seeing or kind.removesuffix("_text") in seeing
-        adapters = "yes" if FAMILIES[kind].takes_adapters else "no"
-        images = "yes" if sees else "no"
-        yield f"| `{kind}` | `{FAMILIES[kind].class_name}` | {adapters} | {images} |"
+        adapters, images = (" yes " if it else " " for it in (FAMILIES[kind].takes_adapters, sees))
+        yield f"| `{kind}` | `{FAMILIES[kind].class_name}` |{adapters}|{images}|"
 
 
 def _left_out_rows() -> Iterable[str]:

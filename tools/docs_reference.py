@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,17 +23,17 @@ PAGE: Final = Path(__file__).parents[1] / "docs/reference/commands.md"
 _INTRODUCTION: Final = """\
 # Commands and flags
 
-`make docs-reference` generates this page from the parsers, so it lists every command and flag.
-`tidemill COMMAND --help` prints the same text. Flags that several commands have are listed once, in
-[common flags](#common-flags) and [shared flags](#shared-flags). [Exit statuses](exit-statuses.md)
-and [environment variables](environment.md) have their own pages.
+`make docs-reference` generates this page from the parsers: it has the text of
+`tidemill COMMAND --help`. Flags of several commands are listed once, in
+[common flags](#common-flags) and [shared flags](#shared-flags). See also
+[exit statuses](exit-statuses.md) and [environment variables](environment.md).
 
 Flag names match vLLM's where vLLM has the same flag. A vLLM flag that changes nothing here is
 accepted with a warning, a flag that would change rows is rejected, and an unknown flag's error
 suggests the nearest known one.
 """
 _UNNAMED: Final = frozenset({"positional arguments", "options", "actions"})
-_COMMON: Final = 3
+_COMMON: Final = 2
 """Number of commands from which on a row is among the common flags."""
 
 
@@ -72,16 +72,31 @@ def page() -> str:
         if row.names.startswith("`-")
     )
     common = [row for row, count in rows.items() if count >= _COMMON]
+    companions = _companions(commands, shared)
     lines = [_INTRODUCTION]
     for command in commands:
         lines.append(f"{'###' if ' ' in command.name else '##'} {command.name}\n")
         if command.description:
             lines.append(f"{command.description}\n")
-        lines += _parts(command, shared, {*common})
+        lines += _parts(command, shared, companions, {*common})
     lines.append(f"## Common flags\n\n{_list(common)}")
     lines.append("## Shared flags\n")
-    lines += [f"### {title}\n\n{_list(group.rows)}" for group, title in shared.items()]
+    for group, title in shared.items():
+        links = [_link(shared[it]) for it, first in companions.items() if first == group]
+        note = f"Commands with these flags also have {' and '.join(links)}.\n\n" if links else ""
+        lines.append(f"### {title}\n\n{note}{_list(group.rows)}")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _companions(commands: Iterable[Command], shared: Iterable[Group]) -> dict[Group, Group]:
+    """Return the shared groups that have the same commands as an earlier one, with that one."""
+    firsts: dict[tuple[str, ...], Group] = {}
+    companions = {}
+    for group in shared:
+        users = tuple(it.name for it in commands if group in it.groups)
+        if firsts.setdefault(users, group) != group:
+            companions[group] = firsts[users]
+    return companions
 
 
 def _shared(commands: Iterable[Command]) -> dict[Group, str]:
@@ -105,15 +120,29 @@ def _shared(commands: Iterable[Command]) -> dict[Group, str]:
     }
 
 
-def _parts(command: Command, shared: Mapping[Group, str], common: set[Row]) -> Iterator[str]:
+def _parts(
+    command: Command,
+    shared: Mapping[Group, str],
+    companions: Container[Group],
+    common: set[Row],
+) -> Iterator[str]:
     """Yield the arguments that only this command has, then links to the rest."""
     unnamed: list[Row] = []
     named, also = [], []
+    linked = [each for each in command.groups if each in shared and each not in companions]
     for group in command.groups:
         if group in shared:
             continue
-        own = [row for row in group.rows if row not in common]
-        also += [row.names.split(" ")[0].rstrip("`,") + "`" for row in group.rows if row in common]
+        whole = next((it for it in shared if {*it.rows} <= {*group.rows}), None)
+        if whole is not None:
+            linked.append(whole)
+        elsewhere = {*(whole.rows if whole else ())}
+        own = [row for row in group.rows if row not in common | elsewhere]
+        also += [
+            row.names.split(" ")[0].rstrip("`,") + "`"
+            for row in group.rows
+            if row in common and row not in elsewhere
+        ]
         if group.title in _UNNAMED:
             unnamed += own
         elif own:
@@ -121,12 +150,15 @@ def _parts(command: Command, shared: Mapping[Group, str], common: set[Row]) -> I
     if unnamed:
         yield _list(unnamed)
     yield from named
-    titles = [shared[each] for each in command.groups if each in shared]
-    links = [f"[{title}](#{_anchor(title)})" for title in titles]
+    links = [_link(shared[each]) for each in linked]
     if also:
         links.append(f"[common flags](#common-flags) {', '.join(also)}")
     if links:
-        yield f"See also: {'; '.join(links)}.\n"
+        yield f"Also: {'; '.join(links)}.\n"
+
+
+def _link(title: str) -> str:
+    return f"[{title}](#{_anchor(title)})"
 
 
 def _commands(parser: argparse.ArgumentParser, name: str, text: str = "") -> Iterator[Command]:

@@ -55,8 +55,9 @@ Registers (at most 255) and spilled bytes are per thread, shared memory is in by
 Spilled bytes are in slow memory and should be 0. Slashes separate
 {architectures}; a dash means that another tile is chosen.
 
-`python -m bench.gpu.kernel_table --write docs/explanation/kernels.md` generates this page with
-Triton {version}, without a GPU. [Benchmarks](benchmarks.md) have the speed of these kernels.
+`python -m bench.gpu.kernel_table --write bench/gpu/kernels.md` generates this page with
+Triton {version}, without a GPU. The speed of these kernels is in
+[benchmarks](../../docs/explanation/benchmarks.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|

@@ -73,7 +73,7 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="store downloads and standard input here in the meantime (default: the system's)",
+        help="store temporary files here (default: the system's)",
     )
     add_batch_flags(parser)
     add_file_flags(

@@ -57,7 +57,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--strict-parameters", action="store_true", help="reject unknown parameters")
     add("--json", action="store_true", help="print one JSON object")
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="store temporary files here (default: the system's)",
+    )
     add_recipe_flags(parser)
     add_dataset_flags(parser)
     parser.set_defaults(command=command)

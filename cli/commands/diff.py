@@ -63,7 +63,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="store downloaded and decompressed rows here in the meantime (default: the system's)",
+        help="store temporary files here (default: the system's)",
     )
     parser.set_defaults(command=command)
 

@@ -69,7 +69,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="set this machine's price")
     add_shard_flag(parser, "estimate shard I of N of the file, such as 3/8")
     add("--json", action="store_true", help="print one JSON object")
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="store temporary files here (default: the system's)",
+    )
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)

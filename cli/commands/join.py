@@ -64,7 +64,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="join shards that were run with different settings (default: reject them)",
     )
-    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="store temporary files here")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="store temporary files here (default: the system's)",
+    )
     parser.set_defaults(command=command)
 
 

@@ -67,7 +67,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="store the batch's files here in the meantime (default: the system's)",
+        help="store temporary files here (default: the system's)",
     )
     add_batch_flags(parser)
     add_file_flags(parser, ("ID.retry.output.jsonl", "ID.retry.errors.jsonl"))

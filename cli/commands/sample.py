@@ -65,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="store downloads and standard input here in the meantime (default: the system's)",
+        help="store temporary files here (default: the system's)",
     )
     parser.set_defaults(command=command)
 

@@ -214,7 +214,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="limit the size of an upload (default: 16G)",
     )
-    add_data_parallel_flag(group, "requests")
+    add_data_parallel_flag(group)
     add_reuse_flags(group)
     add_reuse_size_flag(group)
 

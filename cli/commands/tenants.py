@@ -38,7 +38,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     setting = actions.add_parser(
-        "set", is_destructive=True, help="change the given settings", allow_abbrev=False
+        "set",
+        is_destructive=True,
+        help="change the given settings",
+        description="Change the given settings. A limit is a number, 0 for no limit, or "
+        f"`{_NONE_SET}` for the deployment's limit.",
+        allow_abbrev=False,
     )
     webhook = setting.add_mutually_exclusive_group()
     webhook.add_argument("--webhook-url", metavar="URL", help="call this URL when a batch ends")
@@ -53,7 +58,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             f"--{name.replace('_', '-')}",
             type=_limit,
             metavar="N",
-            help=f'{words}; 0: no limit, "{_NONE_SET}": the deployment\'s limit',
+            help=words,
         )
     setting.set_defaults(command=command_set)
     showing = actions.add_parser("show", help="print the settings", allow_abbrev=False)

@@ -130,7 +130,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for group, add_flags in zip(groups, (_add_resources, _add_work, _add_times), strict=True):
         add_flags(group)
     settings = [action.dest for group in groups for action in group._group_actions]  # noqa: SLF001
-    add_data_parallel_flag(parser.add_argument_group("engines"), "the lines of all shards")
+    add_data_parallel_flag(parser.add_argument_group("engines"))
     add_engine_flags(parser)
     parser.set_defaults(command=command, settings=settings)
 

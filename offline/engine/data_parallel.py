@@ -17,14 +17,14 @@ DataParallelSize: TypeAlias = int | Literal["auto"] | None
 _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 
 
-def add_data_parallel_flag(group: argparse._ActionsContainer, work: str) -> None:
-    """Add `--data-parallel-size`; `work` names the work that the engines share."""
+def add_data_parallel_flag(group: argparse._ActionsContainer) -> None:
+    """Add `--data-parallel-size`."""
     group.add_argument(
         "--data-parallel-size",
         "-dp",
         type=data_parallel_size,
         metavar="N",
-        help=f"share the {work} among N engine processes, each with its own GPUs "
+        help="share the work among N engine processes, each with its own GPUs "
         "(--tensor-parallel-size) or cores; auto: as many as the GPUs allow (default: 1)",
     )
 

@@ -99,7 +99,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "--output-tmp-dir",
         type=Path,
         metavar="FOLDER",
-        help="store downloads and rows to upload here in the meantime (default: the system's)",
+        help="store temporary files here (default: the system's)",
     )
     add_shard_flag(
         group,
@@ -144,7 +144,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         help="start lines in file order and do not deduplicate them (default: order by common "
         "prefix, longest outputs first)",
     )
-    add_data_parallel_flag(group, "lines")
+    add_data_parallel_flag(group)
     add_reuse_flags(group)
     add_reuse_size_flag(group)
     add(

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.main import parse
+from tools.docs_report import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "explanation").glob("*.md"))
-FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# tools/docs_report.py finds this pattern, too.
+PAGES = sorted(ROOT.glob("docs/explanation/*.md"))
 INLINE = re.compile(r"`((?:make|python -m|tidemill|\.venv/bin/python -m) [^`]+)`")
 # Each program parses its own arguments and ends before it does anything.
 PARSE = """
@@ -45,6 +46,11 @@ for command in json.load(sys.stdin):
 """
 
 
+def shell_lines(page: Path) -> list[str]:
+    """Return the lines of a page's blocks without a language."""
+    return [line for it in blocks(page) if not it.language for line in it.text.splitlines()]
+
+
 def commands(start: str) -> list[list[str]]:
     """Return the commands of the pages that begin with a word, without it."""
     lines = {
@@ -53,7 +59,7 @@ def commands(start: str) -> list[list[str]]:
         for text in [page.read_text(encoding="utf-8")]
         for line in [
             *INLINE.findall(text),
-            *(line for block in FENCED.findall(text) for line in block.splitlines()),
+            *shell_lines(page),
         ]
     }
     return sorted(
@@ -61,6 +67,18 @@ def commands(start: str) -> list[list[str]]:
         for line in lines
         if line.startswith(f"{start} ")
     )
+
+
+def test_every_line_of_a_block_is_a_checked_command() -> None:
+    """A block is a program that the tests below parse, a file, or tests that exist."""
+    for line in (line for page in PAGES for line in shell_lines(page)):
+        words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
+        if words[:3] == ["python", "-m", "pytest"]:
+            assert (ROOT / words[3]).exists(), line
+        elif words[:2] == ["python", "-m"]:
+            assert words[2].startswith("bench."), line
+        else:
+            assert words[0] in {"make", "tidemill"} or (ROOT / words[0]).exists(), line
 
 
 def test_make_knows_every_target() -> None:

@@ -63,7 +63,7 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
 def test_hot_kernels_spill_nothing_and_are_reported_correctly(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
-    """docs/explanation/kernels.md contains the kernels, constants and choices of hot models.
+    """bench/gpu/kernels.md contains the kernels, constants and choices of hot models.
 
     Triton keeps what it compiled by a digest of all that it compiled it from and with: a kernel is
     compiled when something of that has changed.
@@ -73,7 +73,7 @@ def test_hot_kernels_spill_nothing_and_are_reported_correctly(
         "-m",
         "bench.gpu.kernel_table",
         "--check",
-        "docs/explanation/kernels.md",
+        "bench/gpu/kernels.md",
         "--architectures",
         arch,
     )
