@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from hashlib import md5
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +15,6 @@ from openai.types import Upload as TheirUpload
 from openai.types.uploads import UploadPart as TheirPart
 
 from tests.handler.api.rig import answer_to, request_of
-from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
 from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 from tidemill.batch.upload_object import (
@@ -33,7 +28,6 @@ from tidemill.handler.api.routers import upload_complete
 
 MIB = 2**20
 SMALL = 4 * MIB
-MISSING = [name for name in ("curl", "jq") if shutil.which(name) is None]
 
 
 def data_of(num_bytes: int) -> bytes:
@@ -348,25 +342,3 @@ def test_a_file_of_an_upload_expires_when_its_client_has_requested(client: OpenA
     assert done.file is not None
     assert done.file.expires_at == done.file.created_at + 3600
     assert done.file.filename == "x.jsonl"
-
-
-@pytest.mark.skipif(bool(MISSING), reason=f"there is no {' and no '.join(MISSING)} here")
-def test_the_documents_upload_by_curl_works(token: str, cloud: Cloud, tmp_path: Path) -> None:
-    """The example works unchanged, with a file of three parts."""
-    page = (Path(__file__).parents[4] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    script = page.partition("With `curl` and `jq`:")[2].partition("```sh\n")[2].partition("```")[0]
-    data = data_of(17 * MIB)
-    (tmp_path / "requests.jsonl").write_bytes(data)
-    with listening() as url:
-        environment = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": token}
-        done = subprocess.run(
-            ["bash", "-eu", "-c", script],
-            cwd=tmp_path,
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    file = cloud.run(cloud.deployment.files.get_file(json.loads(done.stdout)))
-    assert file is not None
-    assert cloud.run(cloud.deployment.bucket.get(file.key)) == data
