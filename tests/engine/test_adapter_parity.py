@@ -58,17 +58,17 @@ def test_greedy_tokens_are_those_of_merged_weights(
         steps_ahead=steps_ahead,
         admission=admission,
     )
-    work = make_core(model, KVCacheSize(21, model.max_model_len), config)
+    core = make_core(model, KVCacheSize(21, model.max_model_len), config)
     work = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [
-        work.add(SequenceRequest(prompt, NEW_TOKENS, sampling, adapter=number))
+        core.add(SequenceRequest(prompt, NEW_TOKENS, sampling, adapter=number))
         for prompt, number in work
     ]
-    while work.step() is not None:
+    while core.step() is not None:
         pass
-    assert work.stats().preemptions > 0
-    assert work.stats().cached_tokens > 0
+    assert core.stats().preemptions > 0
+    assert core.stats().cached_tokens > 0
     for (prompt, number), sequence in zip(work, sequences, strict=True):
         got = sequence.result()
         ids, logprobs = judge(networks[number], prompt, got.token_ids)

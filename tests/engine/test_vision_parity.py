@@ -169,9 +169,9 @@ def test_a_tower_failure_fails_only_its_request(ready: Ready, failure: Exception
 
     broken = replace(model, vision_encoder=model.vision_encoder._replace(tower=Failing()))
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
-    work = make_core(broken, KVCacheSize(100, model.max_model_len), config)
-    sequences = [work.add(request) for request in work]
-    while work.step() is not None:
+    core = make_core(broken, KVCacheSize(100, model.max_model_len), config)
+    sequences = [core.add(request) for request in work]
+    while core.step() is not None:
         pass
     for request, sequence in zip(work, sequences, strict=True):
         if any(np.array_equal(one.pixels, worst) for one in request.images):

@@ -68,7 +68,7 @@ def test_errors_of_one_kind_are_shown_once() -> None:
     failures.insert(5, Failure("odd", "server_error", "The engine failed.", 500))
     often, once = group_errors(failures)
     assert (often.count, often.first.place) == (30, "row-1")
-    assert often.message == "`top_k` must be -1 or more; got -1, and the like"
+    assert often.message == "`top_k` must be -1 or more; got -1, and similar ones"
     assert often.places.endswith("row-10 and 20 more")
     assert (once.count, once.message, once.places) == (1, "The engine failed.", "odd")
     same = [Failure("7", "x", "`url` is missing."), Failure("9", "x", "`url` is missing.")]
