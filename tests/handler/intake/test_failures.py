@@ -30,7 +30,7 @@ def test_a_file_that_fails_three_runs_fails_with_the_reason(
         assert mini.batch(batch.id).status is Status.VALIDATING
     batch = mini.ingest(batch)
     assert (batch.status, batch.num_errors) == (Status.FAILED, 1)
-    assert "in 3 runs: ZeroDivisionError: integer division" in batch.errors[0].message
+    assert "in 3 attempts: ZeroDivisionError: integer division" in batch.errors[0].message
 
 
 def test_an_outage_of_aws_fails_no_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +103,4 @@ def test_a_unit_that_fails_three_times_fails_its_batch(
     run_unit(cloud.aws, cloud.deployment, unit, plenty)
     failed = cloud.batch(batch.id)
     assert failed.status is Status.FAILED
-    assert "in 3 runs: ZeroDivisionError" in failed.errors[0].message
+    assert "in 3 attempts: ZeroDivisionError" in failed.errors[0].message

@@ -16,7 +16,7 @@ def test_messages_that_differ_in_values_are_of_one_kind() -> None:
     kinds.add("The model `a2` does not exist.", 6)
     assert kinds.count == 6
     assert kinds.sentences() == [
-        "  3 × `top_k` must be an integer; got 'a', and the like (first: line 2)",
+        "  3 × `top_k` must be an integer; got 'a', and similar ones (first: line 2)",
         "  1 × `stop` is odd. (line 1)",
         "  1 × The model `a1` does not exist. (line 5)",
         "  1 × The model `a2` does not exist. (line 6)",

@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -
     (twice.folder / FILE_NAME).write_bytes(b"something else" * 1_000)
     out, num_requests = twice(greedy("a"))
     assert (len(rows(out)), num_requests) == (1, 1)
-    assert "the result cache cannot be used: file is not a database" in capsys.readouterr().err
+    assert "cannot use the result cache: file is not a database" in capsys.readouterr().err
 
 
 def test_a_cache_that_fails_amid_a_run_is_left_alone(
