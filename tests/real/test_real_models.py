@@ -22,7 +22,7 @@ from transformers import (
 
 from tests.engine.model.encoders.small_encoders import TEXTS, cosines, loaded, requests, values
 from tests.engine.speech_models import run, work_of
-from tests.engine.test_demo_speech import theirs
+from tests.engine.test_demo_speech import reference_tokens
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import ENGLISH_ONLY, inspect_model
 from tidemill.engine.load import load_served
@@ -191,4 +191,4 @@ def test_tiny_en_writes_what_transformers_writes(whisper_tiny_en: Path) -> None:
     batch = [SpeechRequest(samples, wants_segments=True) for samples in clips]
     for samples, found in zip(clips, run(work_of(whisper_tiny_en), *batch), strict=True):
         got = [list(segment.token_ids) for segment in found.result().segments]
-        assert got == theirs((model.eval(), processor), samples)
+        assert got == reference_tokens((model.eval(), processor), samples)
