@@ -80,8 +80,8 @@ def test_every_parser_has_its_row(flag: str, parsers: Mapping[str, object]) -> N
     page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     table = page.partition(f"| `{flag}` |")[2].partition("\n\n")[0]
     named = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
-    assert sorted(set(named) - {"openai_gptoss"}) == sorted(parsers)
-    assert len(named) == len(set(named))
+    assert [name for name in parsers if named.count(name) != 1] == []
+    assert set(named) - {"openai_gptoss"} <= parsers.keys()
 
 
 @pytest.mark.parametrize(
