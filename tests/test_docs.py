@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from tidemill.batch.batch_object import TidemillObject
 from tidemill.batch.batch_request import BatchRequest
 from tidemill.cli.main import make_parser
+from tidemill.engine.parsers.registry import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tidemill.handler.fleet.kubernetes.config import JobConfig
 from tidemill.handler.fleet.kubernetes.plans import Plan
 from tidemill.protocol import unsupported
@@ -67,6 +69,19 @@ def test_every_parameter_of_a_request_is_documented(request_type: type[BaseModel
     fields = list(request_type.model_fields)
     assert "temperature" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "parsers"),
+    [("--tool-call-parser", TOOL_CALL_PARSERS), ("--reasoning-parser", REASONING_PARSERS)],
+)
+def test_every_parser_has_its_row(flag: str, parsers: Mapping[str, object]) -> None:
+    """docs/reference/parameters.md names each parser once, next to its format."""
+    page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
+    table = page.partition(f"| `{flag}` |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert [name for name in parsers if named.count(name) != 1] == []
+    assert set(named) - {"openai_gptoss"} <= parsers.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Final, Literal, get_args
 
-from tidemill.protocol.requests import PROMPT_FIELDS
+from tidemill.protocol.requests import PROMPT_FIELDS, request_types
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -235,7 +235,13 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"prompt": prompt}
     if route is EMBEDDINGS:
         return {"input": prompt}
-    raise RecipeError(f"{route.name} has no `prompt`: use its own fields, such as `query`")
+    names = request_types(route)[0].model_fields
+    own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)
+    if own is None:
+        raise RecipeError(
+            f"{route.name} does not support tables: send its requests in a JSONL file"
+        )
+    raise RecipeError(f"{route.name} has no `prompt`: use its own fields, such as `{own}`")
 
 
 def _text(keys: Mapping[str, Any], name: str) -> str | None:

@@ -96,7 +96,7 @@ ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
 
 
 class ResultColumns:
-    """Columns of a recipe's results; raises RecipeError for conflicting names.
+    """Columns of a recipe's results; raises RecipeError for conflicting names or a URL without any.
 
     `schema` has the columns `kept` first.
     """
@@ -161,6 +161,10 @@ class ResultColumns:
             fields = [pa.field("results", _RANKED)]
         elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
             fields = [pa.field("text", pa.string())]
+        else:
+            raise RecipeError(
+                f"{recipe.route.name} does not support tables: send its requests in a JSONL file"
+            )
         return [*fields, pa.field("usage", USAGE), pa.field("error", pa.string())]
 
     def _columns(

@@ -235,7 +235,7 @@ class CudaGraphs:
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
     def run(self, step: Step, ids: DeviceTokens) -> Tensor:
-        """the logits→Run a packed step → the logits→ the logits `[N, V]` of its rows.
+        """Run a packed step → the logits `[N, V]` of its rows.
 
         `ids` are the same in all calls.
         """

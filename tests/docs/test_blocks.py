@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import yaml
 from infra.config.read import DEFAULT_PATH, make_config
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.cli.main import main, parse
-from tidemill.engine.model.config.hf_config import parse_hf_config
+from tidemill.engine.model.config.hf_config import UnsupportedConfig, parse_hf_config
 from tidemill.engine.model.families import dense, registry
 from tidemill.engine.parsers import tagged_calls
 from tools.docs_report import ROOT, Block, blocks, pages
@@ -155,7 +156,7 @@ def test_the_blocks_of_the_faq_run(
 def test_the_family_of_the_contributors_page_reads_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The example maps Helium's config to the decoder."""
+    """The example maps Helium's config to the decoder, and missing fields to its defaults."""
     [family, _] = [it.text for it in PAGES["CONTRIBUTING.md"] if it.language == "python"]
     names = vars(dense) | {"DENSE": {}}
     exec(family, names)  # noqa: S102 - the page's own code
@@ -163,6 +164,13 @@ def test_the_family_of_the_contributors_page_reads_its_config(
     fields = json.loads(json.dumps(transformers.HeliumConfig().to_dict(), default=str))
     architecture = registry.architecture_of(parse_hf_config("helium", fields))
     assert (architecture.class_name, len(architecture.blocks)) == ("HeliumForCausalLM", 24)
+    num_read = 0
+    for name in fields.keys() - {"model_type"}:
+        less = {other: value for other, value in fields.items() if other != name}
+        with suppress(UnsupportedConfig):  # a required field
+            assert registry.architecture_of(parse_hf_config("helium", less)) == architecture, name
+            num_read += 1
+    assert num_read > len(fields) / 2
 
 
 def test_the_parser_of_the_contributors_page_reads_a_call() -> None:

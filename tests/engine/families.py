@@ -45,8 +45,7 @@ DELTANET: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "full_attention_interval": 2,
 }
-#  what differs from COMMON→Config class → fields that differ from COMMON→ what differs from COMMON.
-# Windows are short so that 60 tokens slide.
+# Config class → fields that differ from COMMON. Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {},
     "Qwen2Config": {},
@@ -226,8 +225,7 @@ ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConf
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
 
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
-#  config class, and what differs→Variants of the families' models: name → config class and
-# differing fields→ config class, and what differs.
+# Variants of the families' models: name → config class and fields that differ from COMMON.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama, llama3 rope": (
         "LlamaConfig",

@@ -271,7 +271,7 @@ class Scene:
         ids = self.tokenizer.encode(answer, add_special_tokens=False)
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
         endpoints = text_endpoints(self.model, seed=7)
-        self.chats, self.completions, self.scoring = endpoints
+        self.chats, self.completions, self.scoring, *_ = endpoints
         self.served = Dispatcher(
             endpoints, self.generator, INFO, model_names=model_names, adapters=adapters
         )

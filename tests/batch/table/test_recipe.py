@@ -50,7 +50,18 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
         ({"promt": "x"}, "`promt` is not a recipe key: did you mean `prompt`?"),
         ({"temperature": 0, "prompt": "x"}, "put parameters of the request into `params`"),
         ({"prompt": "x", "url": "/v1/images"}, "`url` is '/v1/images': it must be one of /v1/"),
-        ({"prompt": "x", "url": "/v1/rerank"}, "/v1/rerank has no `prompt`"),
+        (
+            {"prompt": "x", "url": "/v1/rerank"},
+            "has no `prompt`: use its own fields, such as `query`",
+        ),
+        (
+            {"prompt": "x", "url": "/v1/score"},
+            "has no `prompt`: use its own fields, such as `text_1`",
+        ),
+        (
+            {"prompt": "x", "url": "/v1/audio/transcriptions"},
+            "/v1/audio/transcriptions does not support tables: send its requests in a JSONL file",
+        ),
         ({"prompt": "x", "messages": []}, "`prompt` and `messages` cannot be used together"),
         ({"input": "x", "system": "y", "url": "/v1/embeddings"}, "`system` needs a `prompt`"),
         ({"input": "x", "params": {"input": "y"}}, "`input` is both in `params` and outside of it"),

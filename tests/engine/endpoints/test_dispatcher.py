@@ -65,12 +65,13 @@ async def test_a_known_url_that_the_model_cannot_serve_has_its_own_error(
     url: str, needs: str
 ) -> None:
     """The message names the URL, the kind of model that serves it, and this model's endpoints."""
+    supported = [endpoint.route.name for endpoint in text_endpoints(text_model(), seed=0)]
     reply = await reply_to(url, {"input": "x"})
     assert reply.status_code == 400
     assert not reply.bare_message
     assert reply.body["error"]["message"] == (
         f"Model does not support endpoint: {url}. It requires {needs}; this model supports "
-        "/v1/chat/completions, /v1/completions, /v1/generative_scoring."
+        f"{', '.join(supported)}."
     )
 
 

@@ -1,6 +1,6 @@
-"""A URL is one file: a new endpoint, served in addition to the existing ones.
+"""The engine's part of a new endpoint: a class with a route and two functions.
 
-`docs/explanation/engine.md` links here: a new endpoint needs nothing else.
+`CONTRIBUTING.md` links here and lists the other places that name every endpoint.
 """
 
 from __future__ import annotations

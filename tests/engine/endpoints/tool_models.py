@@ -147,7 +147,7 @@ class ToolScene(Scene):
         super().__init__(answer, model=tool_model(template))
         source = None if self.model.chat_template is None else self.model.chat_template.source_text
         endpoints = text_endpoints(self.model, seed=7, parsers=select_parsers(source, **parsers))
-        self.chats, self.completions, self.scoring = endpoints
+        self.chats, self.completions, self.scoring, *_ = endpoints
         self.served = Dispatcher(endpoints, self.generator, INFO, model_names=("tiny",))
 
     def choice(self, *, tools: Any = None, **fields: Any) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Configs of published models, by their names, and how many billions of weights they have.
 
+A new family goes into `published_families`, or into `published_states` if it has other state than
+keys and values of every token.
+
 Fields are those of the public config.json that say how a model computes, and those that others'
 tools have left in them. Weights count those that are stored for text: one for a tied head, none for
 a tower or for layers that predict more than one token.

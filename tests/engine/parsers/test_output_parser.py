@@ -560,12 +560,14 @@ def test_a_format_may_be_configured() -> None:
     )
     assert select_parsers(template, reasoning="openai_gptoss").has_channels
     assert select_parsers(template, reasoning="gpt-oss").has_channels
+    names = ", ".join([*sorted(TOOL_CALL_PARSERS), "none"])
     with pytest.raises(
-        EngineError, match=r"--tool-call-parser: unknown parser 'x': use one of cohere_command3"
+        EngineError, match=f"--tool-call-parser: unknown parser 'x': use one of {names}"
     ):
         select_parsers(template, tool_calls="x")
+    names = ", ".join([*sorted(REASONING_PARSERS), "none"])
     with pytest.raises(
-        EngineError, match=r"--reasoning-parser: unknown parser 'x': use one of cohere_command3"
+        EngineError, match=f"--reasoning-parser: unknown parser 'x': use one of {names}"
     ):
         select_parsers(template, reasoning="x")
 

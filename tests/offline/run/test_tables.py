@@ -19,6 +19,8 @@ from tests.offline.given import rows, wait_for_rows
 from tidemill.cli.commands.retry import expand_rows
 from tidemill.cli.main import main
 from tidemill.offline.console.errors import BadInput, Refused
+from tidemill.protocol import routes
+from tidemill.protocol.routes import Route
 
 REPLY = '{choices = [{message = {content = "hi"}, finish_reason = "stop"}]}'
 NAMES = ["id", "text", "stars"]
@@ -308,6 +310,24 @@ def test_a_recipe_that_cannot_work_is_refused(
     with pytest.raises(Refused) as caught:
         run(source, *flags)
     assert words in str(caught.value)
+
+
+def test_a_url_without_result_columns_is_refused_before_the_model_loads(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new endpoint has none; otherwise the answers would be dropped."""
+    new = Route("/v1/wordcount", "a text model", exact=frozenset({"/v1/wordcount"}))
+    monkeypatch.setattr(routes, "ROUTES", (*routes.ROUTES, new))
+    source = write_table(tmp_path / "table.csv")
+    recipe = tmp_path / "words.toml"
+    recipe.write_text("url = '/v1/wordcount'\ninput = '{{ text }}'\n")
+    with pytest.raises(BadInput) as caught:
+        run(source, "--recipe", recipe)
+    assert str(caught.value) == (
+        f"{source} cannot be run with its recipe: /v1/wordcount does not support tables: send its "
+        "requests in a JSONL file"
+    )
+    assert run.engine is None
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_server_without_a_usable_default_folder_still_serves(tmp_path: Path) -
         process.terminate()
         assert process.wait() == 0
     assert "cannot create the data folder" in output
-    assert "until the end" in output
+    assert "until the server stops" in output
 
 
 def iter_until(lines: Iterable[str], word: str) -> Iterator[str]:
