@@ -275,8 +275,10 @@ diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	$(ZONES) && $(CONCURRENCY) && $(CDK) diff $(CONTEXT)
 
+# REVIEW=1 uses a placeholder if the configuration has no image, for templates that nobody deploys.
+REVIEW ?=
 template: $(INSTALLED_LOCAL)
-	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates
+	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates $(if $(REVIEW),--review)
 
 # CDK_DOCKER names another builder than Docker, such as finch or podman; only Docker's buildx compresses
 # with zstd, which decompresses in a fraction of gzip's time. Prints the value for `image`.

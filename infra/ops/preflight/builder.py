@@ -35,4 +35,4 @@ def check_builder(environment: Mapping[str, str]) -> None:
     if result.returncode:
         last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
         cause = f"`{command} info` failed: {' '.join(last_line)}"
-        raise NotReady(cause if "is it running" in cause.lower() else f"{cause} Is it running?")
+        raise NotReady(cause if cause.endswith("running?") else f"{cause} Is it running?")

@@ -141,6 +141,12 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
             {"deployment": {"environment": {"TIDEMILL_TABLE": ""}}},
             "deployment.environment has no TIDEMILL_TABLE",
         ),
+        # What a stack gives that starts its workers itself.
+        (
+            "launcher",
+            {"deployment": {"environment": None}},
+            'WorkerEnvironment, which exists only with compute = "none"',
+        ),
         (
             "launcher",
             {"deployment": {"environment": {"TIDEMILL_WORK_QUEUES": "https://queue"}}},
@@ -149,7 +155,11 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
         (
             "launcher",
             {"models": {"bge": {"name": "bge"}}},
-            "models.bge.name is bge, which has no queue in TIDEMILL_WORK_QUEUES (BAAI/bge-m3, ",
+            (
+                "models.bge.name is bge, which has no queue in TIDEMILL_WORK_QUEUES (BAAI/bge-m3, "
+                "meta-llama/Llama-3.1-8B-Instruct): add it to `models` of the deployment's "
+                "configuration and deploy, or set workers.enabled: false"
+            ),
         ),
         (
             "launcher",
