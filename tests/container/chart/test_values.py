@@ -141,7 +141,7 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
             {"deployment": {"environment": {"TIDEMILL_TABLE": ""}}},
             "deployment.environment has no TIDEMILL_TABLE",
         ),
-        # What a stack gives that starts its workers itself.
+        # `--set-json deployment.environment=`, from a stack that starts its workers itself.
         (
             "launcher",
             {"deployment": {"environment": None}},
@@ -224,10 +224,10 @@ def test_workers_need_a_region_and_servers_get_none_unless_there_is_one() -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["deployment.environment", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
+    "path", ["deployment.region", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
 )
 def test_a_default_that_null_takes_away_is_missed_by_its_name(path: str) -> None:
-    """`--set-json deployment.environment=` does so with the output of a failed command."""
+    """`--set-json deployment.region=` does so with the output of a failed command."""
     name = path.rpartition(".")[2]
     assert f"missing property '{name}'" in refusal("demo", nested(path, None))
 
