@@ -275,7 +275,7 @@ diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	$(ZONES) && $(CONCURRENCY) && $(CDK) diff $(CONTEXT)
 
-# REVIEW=1 uses a placeholder if the configuration has no image, for templates that nobody deploys.
+# REVIEW=1 uses a placeholder if the configuration has no image, for templates to review, not to deploy.
 REVIEW ?=
 template: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates $(if $(REVIEW),--review)

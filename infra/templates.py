@@ -31,7 +31,7 @@ _NO_IMAGE = (
     "templates need an image that is already in ECR: set `image` (`make image` creates one). To "
     "review templates that you do not deploy, use a placeholder: make template REVIEW=1"
 )
-# Valid, but nobody's: tasks with it cannot start.
+# A valid name of no image: tasks with it cannot start.
 PLACEHOLDER: Final = "000000000000.dkr.ecr.us-east-1.amazonaws.com/tidemill:placeholder"
 
 

@@ -36,7 +36,7 @@ from tidemill.offline.engine.options import (
     stall_limit,
 )
 from tidemill.offline.engine.weights import local_model, s3_addresses, throttled
-from tidemill.offline.engine.worker_parser import add_worker_flags
+from tidemill.offline.engine.worker_parser import add_worker_flags, setting_errors
 from tidemill.offline.extras import not_installed, require_extras
 
 FOLDER: Final = Path("/opt/ml/output")
@@ -175,16 +175,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
             given["queue"] = queues[0]
         return settings, read_config(environment, given)
     except ValidationError as exc:
-        raise Refused("\n".join(_complaints(exc.errors()))) from exc
-
-
-def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each invalid setting, with its flag and variable."""
-    complaints = []
-    for error in errors:
-        name = ".".join(str(part) for part in error["loc"])
-        complaints.append(f"--{name.replace('_', '-')} or TIDEMILL_{name.upper()}: {error['msg']}")
-    return complaints
+        raise Refused("\n".join(setting_errors(exc.errors()))) from exc
 
 
 def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..arguments.argument_types import positive_int, size_in_bytes
 from ..arguments.parser import Parser
 from ..arguments.unknown_flags import parse_known
+from ..console.errors import Refused
 from .data_parallel import add_data_parallel_flag
 from .options import add_engine_flags
 
@@ -28,8 +30,26 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> list[str]:
 def check_worker_flags(flags: Sequence[str]) -> None:
     """Raise Refused for flags that `tidemill worker` would refuse."""
     parser = Parser(prog="tidemill worker", add_help=False, allow_abbrev=False)
-    add_worker_flags(parser)
-    parse_known(parser, flags)
+    settings = add_worker_flags(parser)
+    parsed = vars(parse_known(parser, flags))
+    given = {name: parsed[name] for name in settings if parsed[name] is not None}
+    from pydantic import ValidationError
+
+    from tidemill.handler.worker.context.config import read_config
+
+    try:
+        read_config({}, {"queue": "the model's", **given})
+    except ValidationError as exc:
+        raise Refused("; ".join(setting_errors(exc.errors()))) from exc
+
+
+def setting_errors(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each invalid setting, with its flag and variable."""
+    complaints = []
+    for error in errors:
+        name = ".".join(str(part) for part in error["loc"])
+        complaints.append(f"--{name.replace('_', '-')} or TIDEMILL_{name.upper()}: {error['msg']}")
+    return complaints
 
 
 def _add_resources(group: argparse._ArgumentGroup) -> None:

@@ -460,6 +460,13 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     (
+        {"args": ["--lease-seconds", "x"]},
+        (
+            "models[2].args is invalid: --lease-seconds or TIDEMILL_LEASE_SECONDS: Input should "
+            "be a valid number, unable to parse string as a number."
+        ),
+    ),
+    (
         {"args": ["--max-model-len 8192"]},
         (
             'models[2].args has "--max-model-len 8192" as one string: write flag and value as '

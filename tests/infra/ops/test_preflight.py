@@ -163,7 +163,7 @@ def test_a_builder_that_is_not_started_is_reported(tmp_path: Path) -> None:
     assert str(refused.value) == "`docker info` failed: Cannot connect to it. Is it running?"
 
 
-def test_a_builder_that_asks_whether_it_runs_is_not_repeated(tmp_path: Path) -> None:
+def test_the_hint_of_a_builder_is_not_repeated(tmp_path: Path) -> None:
     """Docker's own error ends with the question."""
     environment = script(
         tmp_path, "docker", "echo 'No connection. Is the daemon running?' >&2; exit 1"
