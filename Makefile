@@ -242,10 +242,10 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is the configuration file, NAME the deployment's
-# name in it.
+# An AWS account: see docs/guides/deploy-to-aws.md. CONFIG is the configuration file, which contains the
+# deployment's name; `make smoke` tests the deployment NAME if it is set.
 CONFIG ?= infra/config.toml
-NAME ?= tidemill
+NAME ?=
 CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 
 # Reports missing prerequisites before the slow steps.
@@ -264,19 +264,24 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.linked_roles
 
 # Prompts before broadening IAM permissions; YES=1 skips the prompt, for unattended deployments.
+# STACKS="Compute Api" deploys these stacks only, to remove a model (docs/guides/operate.md).
 YES ?=
+STACKS ?=
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
-	$(ZONES) && $(CONCURRENCY) && $(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
+	$(ZONES) && $(CONCURRENCY) && $(CDK) deploy $(if $(STACKS),$(STACKS) --exclusively,--all) $(CONTEXT) --require-approval $(if $(YES),never,broadening)
 
 diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	$(ZONES) && $(CONCURRENCY) && $(CDK) diff $(CONTEXT)
 
+# REVIEW=1 uses a placeholder if the configuration has no image, for templates to review, not to deploy.
+REVIEW ?=
 template: $(INSTALLED_LOCAL)
-	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates
+	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates $(if $(REVIEW),--review)
 
-# Needs a buildx builder; zstd decompresses in a fraction of gzip's time. Prints the value for `image`.
+# CDK_DOCKER names another builder than Docker, such as finch or podman; only Docker's buildx compresses
+# with zstd, which decompresses in a fraction of gzip's time. Prints the value for `image`.
 # A known vulnerability of a Python package stops it before the push, unless AUDIT=no or
 # AUDIT_FLAGS="--ignore-vuln ID" is set. ECR scans the Debian packages.
 IMAGE ?=
@@ -289,19 +294,33 @@ $(INSTALLED_AUDIT): | $(INSTALLED_VENV)
 	@$(call pip_install,$(AUDIT_VENV)/bin/python,pip-audit==2.10.1)
 	@touch $@
 
+BUILDER := $(or $(CDK_DOCKER),docker)
+BUILD := $(BUILDER) $(if $(filter docker,$(BUILDER)),buildx )build --platform linux/amd64 --file container/Dockerfile
+CHECK_BUILDER = command -v $(BUILDER) >/dev/null || { echo "'$(BUILDER)' was not found: install it, or name \
+  another builder, for example CDK_DOCKER=finch." | tr -s ' ' >&2; exit 1; }; \
+  $(BUILD) --help >/dev/null 2>&1 || { echo "'$(BUILDER)' does not support \
+  '$(if $(filter docker,$(BUILDER)),buildx )build --platform': install \
+  $(if $(filter docker,$(BUILDER)),Docker's plugin buildx,a newer version of it)\
+  , or name another builder, for example CDK_DOCKER=finch." | sed 's/  */ /g; s/ ,/,/' >&2; exit 1; }
+
 image: $(if $(IMAGE),$(if $(filter no,$(AUDIT)),,$(INSTALLED_AUDIT)))
 	@test -n "$(IMAGE)" || { \
 	  echo "IMAGE is required: make image IMAGE=111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1" >&2; exit 1; }
 	@mkdir -p $(OUT)
-	docker buildx build --platform linux/amd64 --file container/Dockerfile \
-	  --target sbom --output type=local,dest=$(OUT)/sbom .
+	@$(CHECK_BUILDER)
+	$(BUILD) --target sbom --output type=local,dest=$(OUT)/sbom .
 	$(if $(filter no,$(AUDIT)),@echo "Not audited: $(OUT)/sbom/sbom.json",$(AUDIT_VENV)/bin/pip-audit \
 	  --requirement $(OUT)/sbom/requirements.txt --no-deps --disable-pip $(AUDIT_FLAGS))
-	docker buildx build --platform linux/amd64 --file container/Dockerfile \
-	  --metadata-file $(OUT)/image.json --output \
+ifeq ($(BUILDER),docker)
+	$(BUILD) --metadata-file $(OUT)/image.json --output \
 	  type=image,name=$(IMAGE),push=true,oci-mediatypes=true,compression=zstd,force-compression=true .
 	@$(PYTHON) -c "import json; made = json.load(open('$(OUT)/image.json')); \
 	  print('image = \"' + '$(IMAGE)'.partition(':')[0] + '@' + made['containerimage.digest'] + '\"')"
+else
+	$(BUILD) --tag $(IMAGE) .
+	$(BUILDER) push $(IMAGE)
+	@echo 'image = "$(IMAGE)"'
+endif
 
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
@@ -313,7 +332,7 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
-	$(BIN)/python -m infra.ops.smoke --deployment $(NAME) $(if $(RECORD),--record $(RECORD))
+	$(BIN)/python -m infra.ops.smoke $(if $(NAME),--deployment $(NAME),--config $(CONFIG)) $(if $(RECORD),--record $(RECORD))
 
 # Tests of time limits run first, without other tests in parallel; the rest run in more processes than
 # cores, because most tests wait for other processes (docs/explanation/testing.md).

@@ -27,7 +27,21 @@ from infra.pip_target import ROOT
 
 OUTPUT: Final = ROOT / "out" / "templates"
 _ASSETS: Final = "assets"
-_NO_IMAGE = "templates need an image that is already in ECR: set `image` (`make image` creates one)"
+_NO_IMAGE = (
+    "templates need an image that is already in ECR: set `image` (`make image` creates one). To "
+    "review templates that you do not deploy, use a placeholder: make template REVIEW=1"
+)
+# A valid name of no image: tasks with it cannot start.
+PLACEHOLDER: Final = "000000000000.dkr.ecr.us-east-1.amazonaws.com/tidemill:placeholder"
+
+
+def check_image(config: Config, where: str, *, is_review: bool = False) -> Config:
+    """Return the configuration with an image; raises ConfigRefused if it would be built."""
+    if not config.starts_workers or config.image:
+        return config
+    if not is_review:
+        raise ConfigRefused(f"{where}: {_NO_IMAGE}.")
+    return config.model_copy(update={"image": PLACEHOLDER})
 
 
 def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
@@ -36,8 +50,7 @@ def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
     Existing content of the folder is deleted. Raises ConfigRefused if the deployment builds its
     image.
     """
-    if config.starts_workers and not config.image:
-        raise ConfigRefused(_NO_IMAGE)
+    check_image(config, "templates")
     with TemporaryDirectory() as outdir:
         app = _app(outdir)
         add_stacks(app, config, bundle, ROOT)
@@ -90,14 +103,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.templates", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument(
+        "--review", action="store_true", help="use a placeholder if the configuration has no image"
+    )
     parsed = parser.parse_args(arguments)
     try:
-        config = read_config(parsed.config)
+        config = check_image(
+            read_config(parsed.config), str(parsed.config), is_review=parsed.review
+        )
         bundle = make_bundle("arm64", has_oidc=config.oidc is not None)
         written = write_templates(config, bundle, parsed.output)
     except ConfigRefused as exc:
-        sys.stderr.write(f"{parsed.config}: {exc}\n" if exc.args[0] == _NO_IMAGE else f"{exc}\n")
+        sys.stderr.write(f"{exc}\n")
         return 1
+    if config.image == PLACEHOLDER:
+        sys.stderr.write(
+            f"The image is a placeholder ({PLACEHOLDER}): review these templates, but do not "
+            "deploy them.\n"
+        )
     sys.stdout.writelines(f"{path}\n" for path in written)
     return 0
 

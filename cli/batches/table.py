@@ -94,7 +94,7 @@ def _dropped_name(name: str) -> str:
 def print_table(batches: Sequence[NamedBatch]) -> None:
     """Print the table of batches on standard output."""
     if not batches:
-        log("there are no batches: create one with `tidemill submit FILE`")
+        log("there are no batches (of this key's tenant): create one with `tidemill submit FILE`")
         return
     print_output(
         "\n".join(columns([_HEADS, *(_cells(batch, file) for batch, file in batches)], _COLOURS))

@@ -14,13 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.offline.arguments.argument_types import positive_int, size_in_bytes
 from tidemill.offline.console.errors import CliError, Refused, Stopped
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.engine.adapters import lora_modules
 from tidemill.offline.engine.data_parallel import (
     DataParallelSize,
-    add_data_parallel_flag,
     num_replicas,
     replica_commands,
 )
@@ -33,12 +31,12 @@ from tidemill.offline.engine.engine import (
 )
 from tidemill.offline.engine.options import (
     EngineOptions,
-    add_engine_flags,
     engine_command,
     engine_fields,
     stall_limit,
 )
 from tidemill.offline.engine.weights import local_model, s3_addresses, throttled
+from tidemill.offline.engine.worker_parser import add_worker_flags, setting_errors
 from tidemill.offline.extras import not_installed, require_extras
 
 FOLDER: Final = Path("/opt/ml/output")
@@ -102,7 +100,6 @@ Each flag of the first three groups can be set with an environment variable: --l
 TIDEMILL_LEASE_SECONDS. Flags take precedence. On SIGTERM, the worker returns unfinished work and
 exits with 0.
 """
-_IDLE_SECONDS = "300"
 _WEIGHTS_REGION = "TIDEMILL_WEIGHTS_REGION"
 _ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
 
@@ -126,124 +123,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    groups = [parser.add_argument_group(name) for name in ("resources", "work", "times")]
-    for group, add_flags in zip(groups, (_add_resources, _add_work, _add_times), strict=True):
-        add_flags(group)
-    settings = [action.dest for group in groups for action in group._group_actions]  # noqa: SLF001
-    add_data_parallel_flag(parser.add_argument_group("engines"))
-    add_engine_flags(parser)
+    settings = add_worker_flags(parser)
     parser.set_defaults(command=command, settings=settings)
-
-
-def _add_resources(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--queue", metavar="URL", help="take shards from this queue (default: the served model's)")
-    add("--control-queue", metavar="URL", help="send batch events to this queue")
-    add("--table", metavar="NAME", help="use this DynamoDB table")
-    add("--bucket", metavar="NAME", help="use this bucket")
-    add(
-        "--weights-region",
-        metavar="REGION",
-        help="allow s3:// weights in this other region (default: reject other regions)",
-    )
-
-
-def _add_work(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--max-inflight",
-        type=positive_int,
-        metavar="N",
-        help="limit concurrent requests in the engine (default: 4 times --max-num-seqs)",
-    )
-    add(
-        "--max-held-bytes",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="limit the memory for requests and rows in transit (default: 64M)",
-    )
-    add(
-        "--max-shards",
-        type=positive_int,
-        metavar="N",
-        help="own up to N shards at a time, to order their lines by prefix (default: 32)",
-    )
-    add(
-        "--flush-bytes",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="write finished rows after this many bytes (default: 8M)",
-    )
-    add(
-        "--max-attempts",
-        type=positive_int,
-        metavar="N",
-        help="abandon a shard after N claims without a new row (default: 5)",
-    )
-    add(
-        "--reuse",
-        action="store_const",
-        const="1",
-        help="reuse results of a tenant's earlier batches, and store new ones (default: no)",
-    )
-    add(
-        "--reuse-sampled",
-        action="store_const",
-        const="1",
-        help="with --reuse: also reuse sampled results, each for an identical line in the same "
-        "position (default: only results with temperature 0 or a seed)",
-    )
-    add(
-        "--reuse-max-size",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="limit the results stored per tenant (default: 16G)",
-    )
-    add(
-        "--health-file",
-        metavar="PATH",
-        help="touch this file every few seconds, for python -m tidemill.cli.health (default: none)",
-    )
-
-
-def _add_times(group: argparse._ArgumentGroup) -> None:
-    for flag, words in (
-        (
-            "--flush-seconds",
-            "write finished rows after this time (default: 2 to 8, depending on the batch size)",
-        ),
-        (
-            "--lease-seconds",
-            "let a shard's lease expire if not renewed for this long (default: 30)",
-        ),
-        (
-            "--visibility-seconds",
-            "redeliver a message if not renewed for this long (default: 60)",
-        ),
-        ("--wait-seconds", "wait this long for messages in an empty queue (default: 10)"),
-        ("--start-seconds", "limit the time for loading an engine (default: 1800)"),
-        ("--grace-seconds", "on SIGTERM, let requests run for this long (default: 20)"),
-    ):
-        group.add_argument(flag, metavar="SECONDS", help=words)
-    group.add_argument(
-        "--exit-when-idle",
-        dest="exit_when_idle_seconds",
-        nargs="?",
-        const=_IDLE_SECONDS,
-        metavar="SECONDS",
-        help="exit after this long without work (default: never; without a number: "
-        f"{_IDLE_SECONDS})",
-    )
-    group.add_argument(
-        "--min-workers",
-        metavar="N",
-        help="keep at least N idle workers of the model (default: 0)",
-    )
-    group.add_argument(
-        "--min-workers-hours",
-        metavar="HOURS",
-        help="keep them only during these UTC hours, e.g. 'Mon-Fri 07:00-18:00' (default: always)",
-    )
 
 
 def options_from(arguments: argparse.Namespace) -> WorkerOptions:
@@ -294,16 +175,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
             given["queue"] = queues[0]
         return settings, read_config(environment, given)
     except ValidationError as exc:
-        raise Refused("\n".join(_complaints(exc.errors()))) from exc
-
-
-def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each invalid setting, with its flag and variable."""
-    complaints = []
-    for error in errors:
-        name = ".".join(str(part) for part in error["loc"])
-        complaints.append(f"--{name.replace('_', '-')} or TIDEMILL_{name.upper()}: {error['msg']}")
-    return complaints
+        raise Refused("\n".join(setting_errors(exc.errors()))) from exc
 
 
 def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> list[str]:

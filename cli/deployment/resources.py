@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill.offline.console.errors import CliError, KeyRefused, Refused, Unreachable
+from tidemill.offline.console.errors import CliError, KeyRefused, Refused
 from tidemill.offline.extras import not_installed, require_extras
 
 if TYPE_CHECKING:
@@ -95,6 +95,12 @@ def _environment_variable(part: Resource) -> str:
     return f"TIDEMILL_{part.upper()}"
 
 
+def _error_code(exc: BaseException | None) -> str:
+    """Return AWS's code of an error, or an empty string."""
+    response: Mapping[str, Any] = getattr(exc, "response", {})
+    return str(response.get("Error", {}).get("Code", ""))
+
+
 def _resource_of_stack(stack: str, part: Resource) -> str:
     from .aws import aws_call, make_client
 
@@ -102,13 +108,16 @@ def _resource_of_stack(stack: str, part: Resource) -> str:
     try:
         with aws_call(f"reading the stack {stack}"):
             found = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
-    except Unreachable:
-        raise
     except CliError as exc:
-        kind = KeyRefused if isinstance(exc, KeyRefused) else Refused
-        raise kind(
-            f"{exc}\npass --{part} with the {part}'s name, or --deployment with another deployment"
-        ) from exc
+        code = _error_code(exc.__cause__)
+        if code == "ValidationError":
+            raise Refused(
+                f"{exc}\npass --deployment with the deployment's name, or --{part} with the "
+                f"{part}'s name, or check the region and the account"
+            ) from exc
+        if code == "AccessDenied":
+            raise KeyRefused(f"{exc}\npass --{part} with the {part}'s name") from exc
+        raise
     outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
     key = _OUTPUTS[part]
     if key not in outputs:

@@ -14,8 +14,8 @@ _LEAST_RUNS: Final = 2
 _RESERVE: Final = 0.2
 
 
-def runs_of_queues(limit: int) -> Mapping[str, int]:
-    """Return the concurrency of each queue that fits into the account's limit; 0: unknown.
+def runs_of_queues(limit: int | None) -> Mapping[str, int]:
+    """Return the concurrency of each queue that fits into the account's limit; None: unknown.
 
     Above the limit Lambda throttles: a message then counts as received, and comes again only after
     the visibility timeout of a quarter of an hour.

@@ -89,8 +89,8 @@ class Config(Table):
     alarm_messages: Literal["text", "chat"] = "text"
     kms_key: KmsKey = ""
     tracing: bool = False
-    # The account's limit for functions without reserved concurrency; 0: `make deploy` looks it up.
-    lambda_concurrency: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    # The account's limit for functions without reserved concurrency; `make deploy` looks it up.
+    lambda_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     permissions_boundary: Boundary = ""
     role_path: RolePath = "/"
     # Set on every resource; machines and jobs that start later get theirs from infra/compute.
@@ -134,7 +134,11 @@ class Config(Table):
     @classmethod
     def _read_reuse(cls, reuse: Any) -> Any:
         """Accept `reuse = true` for its defaults."""
-        return {True: {}, False: None}[reuse] if isinstance(reuse, bool) else reuse
+        if isinstance(reuse, bool):
+            return {} if reuse else None
+        if reuse is not None and not isinstance(reuse, dict):
+            raise ValueError("must be true, false or a table")
+        return reuse
 
     @field_check("models")
     @classmethod

@@ -12,6 +12,8 @@ from infra.config.table import Table
 from infra.gpus import GPUS
 from tidemill.batch.batch_request import MAX_WINDOW_SECONDS
 from tidemill.batch.weekly_hours import WeeklyHours
+from tidemill.offline.console.errors import Refused
+from tidemill.offline.engine.worker_parser import check_worker_flags
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 _PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
@@ -85,6 +87,22 @@ class Model(Table):
         except ValueError as exc:
             raise ValueError(f'is "{hours}": {exc}') from exc
         return hours
+
+    @field_check("args")
+    @classmethod
+    def _check_args(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        """Parse the flags as the worker will; otherwise only a machine with a GPU would."""
+        for arg in args:
+            flag, _, value = arg.partition(" ")
+            if flag.startswith("--") and value and "=" not in flag:
+                raise ValueError(
+                    f'has "{arg}" as one string: write flag and value as two, "{flag}", "{value}"'
+                )
+        try:
+            check_worker_flags(args)
+        except Refused as exc:
+            raise ValueError(f"is invalid: {exc}") from exc
+        return args
 
     @model_check(mode="after")
     def _check_workers(self) -> Self:

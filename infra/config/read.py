@@ -100,6 +100,7 @@ _MESSAGES = {
 # The expected form of a string, by its place in the file.
 _PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
+    "currency": "a currency's code, such as USD",
     "domain.certificate": "an ACM certificate: arn:aws:acm:eu-west-1:111122223333:certificate/…",
     "domain.name": "a name, such as llm.example.com",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
@@ -117,7 +118,7 @@ _PATTERN_HINTS = {
     "models.weights": "s3://bucket/prefix",
     "models.weights_key": "a KMS key: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",
-    "name": "a short name of lower-case letters, digits and dashes between them",
+    "name": "a name of at most 24 lower-case letters, digits and dashes between them",
     "network.security_group_ids": "a security group: sg-0123456789abcdef0",
     "network.subnet_ids": "a subnet: subnet-0123456789abcdef0",
     "network.vpc_id": "a VPC: vpc-0123456789abcdef0",
@@ -125,6 +126,11 @@ _PATTERN_HINTS = {
     "permissions_boundary": "a policy's ARN: arn:aws:iam::111122223333:policy/boundary",
     "vpc_endpoint_ids": "a VPC endpoint, such as vpce-0123456789abcdef0",
     "role_path": "a path of roles between slashes: /platform/",
+}
+# An example of each table in a list, which may be written as a string by mistake.
+_TABLE_HINTS = {
+    "producers": '{ arn = "arn:aws:iam::111122223333:role/producer" }',
+    "models.adapters": '{ name = "sql", weights = "s3://bucket/prefix" }',
 }
 
 
@@ -148,7 +154,10 @@ def _path(loc: Iterable[int | str]) -> str:
 
 def _message(error: Mapping[str, Any]) -> str:
     given = error["input"]
+    place = ".".join(part for part in error["loc"] if isinstance(part, str))
     match error["type"], error.get("ctx", {}):
+        case "model_type", _ if place in _TABLE_HINTS:
+            return f"must be a table: {_TABLE_HINTS[place]}"
         case kind, _ if kind in _MESSAGES:
             return _MESSAGES[kind]
         case "value_error", context:
@@ -156,7 +165,6 @@ def _message(error: Mapping[str, Any]) -> str:
         case "literal_error", context:
             return f"is {given!r}; it can be {context['expected']}"
         case "string_pattern_mismatch", _:
-            place = ".".join(part for part in error["loc"] if isinstance(part, str))
             return f"is {json.dumps(given)}, which does not look like {_PATTERN_HINTS[place]}"
         case "greater_than_equal", context:
             return f"is {given}; it must be {context['ge']:g} or more"

@@ -347,6 +347,7 @@ class DataStack(Stack):
             ("WorkQueueUrls", self.settings()["TIDEMILL_WORK_QUEUES"]),
             ("FleetsPath", self.config.fleets_path),
             ("DeadLetterQueueUrl", self.queues.dead_letters.queue_url),
+            ("UndeliverableQueueUrl", self.queues.undeliverable.queue_url),
             ("EventBusName", self.bus.event_bus_name),
             ("AlarmTopicArn", self.topic.topic_arn),
         ):

@@ -77,7 +77,9 @@ class Api:
         try:
             response = retry(lambda: self._http.request(method, path), delays, httpx.HTTPError)
         except httpx.HTTPError as exc:
-            raise ApiFailed(f"{method} {path}: {exc}") from exc
+            raise ApiFailed(
+                f"the API at {self._http.base_url.host} cannot be reached ({method} {path}): {exc}"
+            ) from exc
         if response.is_error:
             raise ApiFailed(f"{method} {path}: {response.status_code} {response.text[:500]}")
         found: dict[str, Any] = response.json()

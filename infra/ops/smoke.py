@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from infra.config import DEFAULT_PATH, ConfigRefused, read_config
 from infra.ops.client import Api, ApiFailed
 from infra.ops.drops import Drops
 from infra.ops.outputs import NotDeployed, Outputs, read_outputs
@@ -316,7 +317,10 @@ def _recording(folder: Path | None, name: str) -> AbstractContextManager[Record 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected checks; return 0 if all succeed."""
     parser = argparse.ArgumentParser(prog="python -m infra.ops.smoke", description=__doc__)
-    parser.add_argument("--deployment", default="tidemill", help="use this deployment (tidemill)")
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
+    parser.add_argument(
+        "--deployment", help="use this deployment (default: the one of the configuration)"
+    )
     parser.add_argument("--model", help="use this model (default: the first one)")
     parser.add_argument(
         "--seconds", type=float, default=2700, help="timeout of a batch with a cold start (2700)"
@@ -324,7 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, help="write AWS's responses there, as fixtures")
     parsed = parser.parse_args(arguments)
     try:
-        with _recording(parsed.record, parsed.deployment) as record:
+        name = parsed.deployment or read_config(parsed.config).name
+        with _recording(parsed.record, name) as record:
 
             def notify(sentence: str) -> None:
                 sys.stdout.write(f"ok: {sentence}\n")
@@ -333,13 +338,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     record.note(sentence)
 
             smoke(
-                parsed.deployment,
+                name,
                 seconds=parsed.seconds,
                 model=parsed.model,
                 notify=notify,
                 record=record,
             )
-    except (SmokeFailed, ApiFailed, NotDeployed) as exc:
+    except (ConfigRefused, SmokeFailed, ApiFailed, NotDeployed) as exc:
         sys.stderr.write(f"failed: {exc}\n")
         return 1
     except (AwsError, BotoCoreError, ClientError) as exc:

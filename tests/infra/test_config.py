@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from infra.config import (
     with_name,
     with_zones,
 )
+from infra.config.read import _PATTERN_HINTS
 from tests.infra.compute.kinds import EXISTING
 
 ROOT = DEFAULT_PATH.parents[1]
@@ -34,7 +36,7 @@ ALONE = '[oidc] requires an API with auth = "keys"'
 CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 A_PATH = "a path of roles between slashes: /platform/"
 A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
-A_NAME = "a short name of lower-case letters, digits and dashes between them"
+A_NAME = "a name of at most 24 lower-case letters, digits and dashes between them"
 
 # A table of the file with one error in it, and the message for it.
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -84,6 +86,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"producers": [{"arn": "arn:aws:iam::444455556666:root", "tenant": "search"}]},
         "producers names the tenant search, but tenants have folders only with drop_tenants.",
     ),
+    (
+        {"producers": ["arn:aws:iam::444455556666:root"]},
+        'producers[1] must be a table: { arn = "arn:aws:iam::111122223333:role/producer" }.',
+    ),
+    *(
+        (
+            {"currency": currency},
+            (
+                f'currency is "{currency}", which does not look like a currency\'s code, '
+                "such as USD."
+            ),
+        )
+        for currency in ("dollars", "")
+    ),
+    ({"lambda_concurrency": 0}, "lambda_concurrency is 0; it must be 1 or more."),
     ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),
     ({"windows": "24h"}, "windows must be a table."),
     ({"windows": {"longest": "24h"}}, "windows.longest is not a known key."),
@@ -99,6 +116,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"retention": {"output_days": 1.5}}, "retention.output_days must be a whole number."),
     ({"retention": {"work_days": 15}}, "retention.work_days is 15; it must be 16 or more."),
+    ({"reuse": "yes"}, "reuse must be true, false or a table."),
     ({"reuse": {"days": 0}}, "reuse.days is 0; it must be 1 or more."),
     ({"retention": {"log_days": 31}}, f"retention.log_days is 31; it can be {LOG_DAYS}."),
     ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
@@ -409,7 +427,13 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         {"aliases": ["gpt*"]},
         'models[2].aliases[1] is "gpt*", which does not look like a model\'s name, or * for any.',
     ),
-    ({"adapters": ["sql"]}, "models[2].adapters[1] must be a table."),
+    (
+        {"adapters": ["sql"]},
+        (
+            "models[2].adapters[1] must be a table: "
+            '{ name = "sql", weights = "s3://bucket/prefix" }.'
+        ),
+    ),
     ({"adapters": [{"name": "sql"}]}, "models[2].adapters[1].weights is required."),
     (
         {"adapters": [{"name": "*", "weights": "s3://tuned/sql"}]},
@@ -421,6 +445,34 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"args": "--quiet"}, "models[2].args must be a list in square brackets."),
     ({"args": [1]}, "models[2].args[1] must be a string in quotes."),
+    (
+        {"args": ["--nonsense"]},
+        (
+            "models[2].args is invalid: `tidemill worker` has no --nonsense: "
+            "see `tidemill worker --help`."
+        ),
+    ),
+    (
+        {"args": ["--max-model-len", "abc"]},
+        (
+            "models[2].args is invalid: --max-model-len: 'abc' is not a whole number ≥ 1: "
+            "see `tidemill worker --help`."
+        ),
+    ),
+    (
+        {"args": ["--lease-seconds", "x"]},
+        (
+            "models[2].args is invalid: --lease-seconds or TIDEMILL_LEASE_SECONDS: Input should "
+            "be a valid number, unable to parse string as a number."
+        ),
+    ),
+    (
+        {"args": ["--max-model-len 8192"]},
+        (
+            'models[2].args has "--max-model-len 8192" as one string: write flag and value as '
+            'two, "--max-model-len", "8192".'
+        ),
+    ),
 ]
 
 
@@ -476,6 +528,34 @@ def test_models_must_be_given() -> None:
     """A deployment without models is none."""
     with pytest.raises(ConfigRefused, match=r"^mill\.toml: models is required\.$"):
         make_config({}, "mill.toml")
+
+
+def places_with_patterns(schema: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
+    """Yield the place of each string with a pattern in a part of the configuration's schema."""
+    if "$ref" in part:
+        part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+    if "pattern" in part:
+        yield ""
+    for each in (*part.get("anyOf", ()), *filter(None, [part.get("items")])):
+        yield from places_with_patterns(schema, each)
+    for key, value in part.get("properties", {}).items():
+        for place in places_with_patterns(schema, value):
+            yield f"{key}.{place}".rstrip(".")
+
+
+def test_every_pattern_has_a_hint() -> None:
+    """A value of the wrong form is reported with the expected form."""
+    schema = Config.model_json_schema()
+    found = set(places_with_patterns(schema, schema))
+    assert found >= {"name", "models.adapters.name", "domain.name", "network.zones"}
+    assert found == set(_PATTERN_HINTS)
+
+
+def test_valid_flags_of_a_worker_are_accepted() -> None:
+    """They include flags of the engine, in both forms."""
+    args = ["--max-model-len", "8192", "--kv-cache-dtype=fp8", "--hf-overrides", '{"a": 1}']
+    config = make_config({"models": [MODEL | {"args": args}]}, "mill.toml")
+    assert list(config.models[0].args) == args
 
 
 def test_every_mistake_is_reported_at_once() -> None:

@@ -501,5 +501,6 @@ def test_the_stack_says_its_names(deployment: Deployment) -> None:
         "FleetsPath": "/tidemill/tidemill/fleets",
         "WorkQueueUrls": '{"tidemill-demo":"DoorbellsWorktidemilldemo"}',
         "DeadLetterQueueUrl": "DoorbellsDeadLetters",
+        "UndeliverableQueueUrl": "DoorbellsUndeliverable",
         "EventBusName": "EventsBus",
     }

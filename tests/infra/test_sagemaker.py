@@ -244,7 +244,7 @@ def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
         ),
         ({"args": ["--chat-template", "x" * 257]}, "exceeds the 256 characters"),
         ({"args": ["--max-num-seqs=8"] * 101}, "a SageMaker job is limited to 100"),
-        ({"args": ["--cuda-graph-sizes=" + "8," * 40] * 40}, "AWS allows 4,096"),
+        ({"args": ["--chat-template=" + "x" * 80] * 40}, "AWS allows 4,096"),
     ],
 )
 def test_settings_that_no_job_can_hold_are_refused(

@@ -18,7 +18,7 @@ from cfnlint import api as cfn_lint
 from infra import bundle, templates
 from infra.bundle import Bundle
 from infra.config import ConfigRefused, make_config
-from infra.templates import write_templates
+from infra.templates import PLACEHOLDER, write_templates
 
 ROOT = Path(__file__).parents[2]
 MODULE = ROOT / "infra" / "terraform"
@@ -122,8 +122,8 @@ def test_an_image_that_is_to_be_built_is_refused(
 def test_the_command_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is the configuration's own, with its path."""
-    monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: None)
+    """The error is the configuration's own, with its path, before anything is bundled."""
+    monkeypatch.delattr(templates, "make_bundle")
     path = tmp_path / "config.toml"
     for text, words in (
         ("name = 1\n", "name must be"),
@@ -134,6 +134,25 @@ def test_the_command_says_what_is_wrong(
         stderr = capsys.readouterr().err
         assert stderr.startswith(f"{path}: ")
         assert words in stderr
+
+
+def test_a_review_needs_no_image(
+    stub_bundle: Callable[[], Bundle],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The templates name a placeholder, which the command states."""
+    monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: stub_bundle())
+    path = tmp_path / "config.toml"
+    path.write_text('[[models]]\nname="m"\ngpu="l4"')
+    output = tmp_path / "out"
+    assert templates.main(["--config", str(path), "--output", str(output), "--review"]) == 0
+    assert f"The image is a placeholder ({PLACEHOLDER})" in capsys.readouterr().err
+    name, tag = PLACEHOLDER.rpartition("/")[2].split(":")
+    written = (output / "compute.template.json").read_text(encoding="utf-8")
+    assert name in written
+    assert f":{tag}" in written
 
 
 @pytest.mark.long

@@ -60,6 +60,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if and .Values.models (not .Values.image.repository) -}}
 {{- fail "image.repository is empty: set the image built from container/Dockerfile" -}}
 {{- end -}}
+{{- if not (hasKey .Values.deployment "environment") -}}
+{{- fail "deployment.environment is empty: set it to the Data stack's output WorkerEnvironment, which exists only with compute = \"none\"" -}}
+{{- end -}}
 {{- range $name := list "TIDEMILL_WORK_QUEUES" "TIDEMILL_MODEL_ALIASES" -}}
 {{- with get $.Values.deployment.environment $name -}}
 {{- if hasKey (fromJson .) "Error" -}}
@@ -80,14 +83,14 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if $model.workers.enabled -}}
 {{- range list "TIDEMILL_TABLE" "TIDEMILL_BUCKET" "TIDEMILL_CONTROL_QUEUE" "TIDEMILL_WORK_QUEUES" -}}
 {{- if not (get $.Values.deployment.environment .) -}}
-{{- fail (printf "deployment.environment has no %s, which workers of models.%s require: set it to the Data stack's output WorkerEnvironment" . $key) -}}
+{{- fail (printf "deployment.environment has no %s, which workers of models.%s require: set it to the Data stack's output WorkerEnvironment, which exists only with compute = \"none\"" . $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (include "tidemill.region" $) -}}
 {{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s require a region" $key) -}}
 {{- end -}}
 {{- if not (hasKey $queues $model.name) -}}
-{{- fail (printf "models.%s.name is %s, which has no queue in TIDEMILL_WORK_QUEUES (%s); without workers, set workers.enabled: false" $key $model.name (keys $queues | sortAlpha | join ", ")) -}}
+{{- fail (printf "models.%s.name is %s, which has no queue in TIDEMILL_WORK_QUEUES (%s): add it to `models` of the deployment's configuration and deploy, or set workers.enabled: false for a model without workers" $key $model.name (keys $queues | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (int $model.workers.min) (int $model.workers.max) -}}

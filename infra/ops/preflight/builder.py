@@ -34,4 +34,5 @@ def check_builder(environment: Mapping[str, str]) -> None:
         raise NotReady(f"`{command} info` does not respond: {exc}. Is it running?") from exc
     if result.returncode:
         last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
-        raise NotReady(f"`{command} info` failed: {' '.join(last_line)} Is it running?")
+        cause = f"`{command} info` failed: {' '.join(last_line)}"
+        raise NotReady(cause if cause.endswith("running?") else f"{cause} Is it running?")

@@ -157,6 +157,7 @@ def test_missing_resources_are_reported_in_one_sentence(
     found, out, err = typed(capsys, *arguments)
     assert (found, out) == (status, "")
     assert words in err
+    assert ("pass --deployment with the deployment's name" in err) is ("stack" in words)
     assert "Traceback" not in err
 
 
@@ -188,6 +189,7 @@ def test_missing_credentials_are_reported(
     assert status in {1, 8}
     assert out == ""
     assert "credentials" in err
+    assert "--deployment" not in err
 
 
 def test_the_region_of_the_docs_is_enough(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from tests.container.chart.rendering import CHART, EXAMPLES, ROOT, helm_template, tool
+from tests.docs.blocks import blocks_of
 
 PAGE = (ROOT / "docs/integrations/kubernetes.md").read_text(encoding="utf-8")
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -75,6 +77,32 @@ def test_the_values_that_the_page_shows_are_taken() -> None:
     [values] = [block for block in blocks("yaml") if "models:" in block]
     status, words = helm_template("launcher", yaml.safe_load(values))
     assert status == 0, words
+
+
+def test_the_file_of_the_guide_is_installed_by_its_command(tmp_path: Path) -> None:
+    """It needs no other values than the outputs of the guide's stack."""
+    page = ROOT / "docs/guides/kubernetes.md"
+    [values] = [block for block in blocks_of(page) if block.title == "models.yaml"]
+    (tmp_path / values.title).write_text(values.text, encoding="utf-8")
+    environment = json.loads((EXAMPLES / "environment.json").read_bytes())
+    environment["TIDEMILL_WORK_QUEUES"] = json.dumps({"Qwen/Qwen3-8B": "https://queue"})
+    (tmp_path / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+    (tmp_path / "container").symlink_to(ROOT / "container")
+    [command] = [
+        line
+        for block in blocks_of(page)
+        for line in block.text.splitlines()
+        if f"--values {values.title}" in line
+    ]
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --dry-run=client"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tool('helm')}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_value_is_explained_and_every_explained_one_exists() -> None:

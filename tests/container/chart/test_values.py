@@ -141,6 +141,12 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
             {"deployment": {"environment": {"TIDEMILL_TABLE": ""}}},
             "deployment.environment has no TIDEMILL_TABLE",
         ),
+        # `--set-json deployment.environment=`, from a stack that starts its workers itself.
+        (
+            "launcher",
+            {"deployment": {"environment": None}},
+            'WorkerEnvironment, which exists only with compute = "none"',
+        ),
         (
             "launcher",
             {"deployment": {"environment": {"TIDEMILL_WORK_QUEUES": "https://queue"}}},
@@ -149,7 +155,11 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
         (
             "launcher",
             {"models": {"bge": {"name": "bge"}}},
-            "models.bge.name is bge, which has no queue in TIDEMILL_WORK_QUEUES (BAAI/bge-m3, ",
+            (
+                "models.bge.name is bge, which has no queue in TIDEMILL_WORK_QUEUES (BAAI/bge-m3, "
+                "meta-llama/Llama-3.1-8B-Instruct): add it to `models` of the deployment's "
+                "configuration and deploy, or set workers.enabled: false"
+            ),
         ),
         (
             "launcher",
@@ -214,10 +224,10 @@ def test_workers_need_a_region_and_servers_get_none_unless_there_is_one() -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["deployment.environment", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
+    "path", ["deployment.region", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
 )
 def test_a_default_that_null_takes_away_is_missed_by_its_name(path: str) -> None:
-    """`--set-json deployment.environment=` does so with the output of a failed command."""
+    """`--set-json deployment.region=` does so with the output of a failed command."""
     name = path.rpartition(".")[2]
     assert f"missing property '{name}'" in refusal("demo", nested(path, None))
 

@@ -163,6 +163,16 @@ def test_a_builder_that_is_not_started_is_reported(tmp_path: Path) -> None:
     assert str(refused.value) == "`docker info` failed: Cannot connect to it. Is it running?"
 
 
+def test_the_hint_of_a_builder_is_not_repeated(tmp_path: Path) -> None:
+    """Docker's own error ends with the question."""
+    environment = script(
+        tmp_path, "docker", "echo 'No connection. Is the daemon running?' >&2; exit 1"
+    )
+    with pytest.raises(NotReady) as refused:
+        check_builder(environment)
+    assert str(refused.value).count("running?") == 1
+
+
 def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
     """`CDK_DOCKER` names another than Docker; only `info` is run, which changes nothing."""
     environment = script(tmp_path, "finch", '[ "$*" = info ]')
