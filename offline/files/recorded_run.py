@@ -74,6 +74,13 @@ class RecordedRun:
         return _input_next_to(self.output)
 
 
+def recorded_id(output: str) -> str | None:
+    """Return the column of custom IDs of a result table, from its run card; None if unknown."""
+    recipe = (_card_of(Path(output)) or {}).get("recipe")
+    found = recipe.get("id") if isinstance(recipe, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
 def _card_of(output: Path) -> Mapping[str, Any] | None:
     """Return the card of an output; None without a readable one."""
     try:

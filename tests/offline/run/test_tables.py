@@ -464,6 +464,8 @@ def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
             run(source, "-o", tmp_path / "out")
         assert "recipe next to it (NAME.recipe.toml)" in str(refused.value)
         assert "bucket" not in str(refused.value)
+        assert "valid line" not in str(refused.value)
+        assert ("--prompt '{{ text }}'" in str(refused.value)) is (suffix == "csv")
         assert run(source, "-o", tmp_path / f"{suffix}.parquet", "--prompt", "{{ text }}") == 0
     write_recipe(tmp_path)
     assert run(source) == 0
