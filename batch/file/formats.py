@@ -30,6 +30,7 @@ _GZIP_WINDOW = 31  # zlib's code for a gzip header and the largest window
 _PACKED_BYTES = 2**14
 _UNPACKED_BYTES = 2**18
 _READ_BYTES = 2**20
+_MAX_NAME_CHARS = 100
 # Requests that share a long prompt expand to a hundred times their size; gzip's maximum is a
 # thousand. An excess up to a silent recording in base64 is allowed above the ratio.
 _MAX_RATIO = 400
@@ -230,6 +231,8 @@ def _column_of(text: bytes, delimiter: str) -> str | None:
     except (csv.Error, ValueError):  # not a header and a row
         return None
     name = max(zip(names, cells, strict=False), key=lambda pair: len(pair[1]))[0]
+    if not name.isprintable() or '"' in name or not 0 < len(name) <= _MAX_NAME_CHARS:
+        return None
     return name if name.isidentifier() else f'row["{name}"]'
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
@@ -23,8 +23,9 @@ _RENAMED: Final = ("self", "super")
 """Names that Jinja defines in each template that uses them."""
 _OF_MACROS: Final = frozenset({"caller", "kwargs", "varargs"})
 _LOOP: Final = "loop"
-_PRINTED: Final = re.compile(r"\{\{[-+]?\s*([^{}|\"']+?)\s*(?:\bor\b|\||[-+]?\}\})")
-"""The name in `{{ name }}`, also if a filter or an `or` follows it."""
+_PRINTED: Final = re.compile(r"\{\{([^{}|\"']*)")
+"""The text after `{{`, up to a filter or a quote."""
+_MAX_HINTS: Final = 20
 _BEFORE_NAMES: Final = (".", "|", "is", "is not")
 """Tokens before a name that is not a value: before attributes, filters and tests."""
 
@@ -59,8 +60,9 @@ def column_hint(name: str, columns: Sequence[str]) -> str:
 
 def syntax_hint(environment: Environment, source: str, columns: Sequence[str]) -> str:
     """Return how to write a column whose name Jinja cannot parse."""
-    for text in _PRINTED.findall(source):
-        if not text.isidentifier() and (hint := column_hint(text, columns)):
+    for found in islice(_PRINTED.finditer(source), _MAX_HINTS):
+        text = found[1].strip("-+ \t\n").partition(" or ")[0].rstrip(" -+")
+        if text and not text.isidentifier() and (hint := column_hint(text, columns)):
             return hint
     try:
         tokens = [(kind, text) for _, kind, text in environment.lex(source)]
