@@ -7,12 +7,14 @@ for any file: chunks of bytes go in, and chunks of bytes come out.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal, Protocol
 
 from .json_array import elements_as_lines
@@ -28,6 +30,7 @@ _GZIP_WINDOW = 31  # zlib's code for a gzip header and the largest window
 _PACKED_BYTES = 2**14
 _UNPACKED_BYTES = 2**18
 _READ_BYTES = 2**20
+_MAX_NAME_CHARS = 100
 # Requests that share a long prompt expand to a hundred times their size; gzip's maximum is a
 # thousand. An excess up to a silent recording in base64 is allowed above the ratio.
 _MAX_RATIO = 400
@@ -215,7 +218,22 @@ def _suspicion(text: bytes) -> str | None:
     kind = next((kind for mark, kind in kinds.items() if mark in first_line), "plain text")
     if kind == "plain text":
         return f"This looks like {kind}: write one JSON object per line."
-    return _TABLE.format(kind).replace("The file is", "This looks like")
+    words = _TABLE.format(kind).replace("The file is", "This looks like")
+    column = _column_of(text, "\t" if kinds[b"\t"] == kind else ",")
+    return words if column is None else f"{words} Example: --prompt '{{{{ {column} }}}}'"
+
+
+def _column_of(text: bytes, delimiter: str) -> str | None:
+    """Return the column with the longest cell in the first row, as written in a template."""
+    lines = io.StringIO(text.decode("utf-8-sig", "replace"), newline="")
+    try:
+        names, cells = islice(csv.reader(lines, delimiter=delimiter), 2)
+    except (csv.Error, ValueError):  # not a header and a row
+        return None
+    name = max(zip(names, cells, strict=False), key=lambda pair: len(pair[1]))[0]
+    if not name.isprintable() or '"' in name or not 0 < len(name) <= _MAX_NAME_CHARS:
+        return None
+    return name if name.isidentifier() else f'row["{name}"]'
 
 
 def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -42,6 +42,7 @@ MAX_DEPTH: Final = 64
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100
+_LINE_NUMBER: Final = re.compile(r"at line (\d+)")
 _MARK: Final = re.compile(r'"""|\'\'\'|["\'#.=,\[\]{}\n]')
 _ENDS: Final = {
     '"""': re.compile(r'(?:\\.|[^\\])*?"""(?:"{0,2})', re.DOTALL),
@@ -69,6 +70,8 @@ class Recipe:
     keep: tuple[str, ...] | None = None
     output: TableFormat | None = None
     vectors: VectorType = "float32"
+    flags: frozenset[str] | None = None
+    """Keys that come from flags of a command, the others from a file; None without a command."""
 
     @property
     def route(self) -> Route:
@@ -129,7 +132,16 @@ def load_recipe(text: str) -> dict[str, Any]:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as exc:
-            raise RecipeError(f"it is not valid TOML: {exc}") from exc
+            raise RecipeError(f"it is not valid TOML: {exc}{_quotes_hint(exc, text)}") from exc
+
+
+def _quotes_hint(exc: tomllib.TOMLDecodeError, text: str) -> str:
+    """Return how to quote a template, if the error is in a line with one."""
+    line = _LINE_NUMBER.search(str(exc))
+    lines = text.split("\n")
+    if line is None or "{{" not in lines[int(line[1]) - 1]:
+        return ""
+    return ": inside a template, use single quotes, as in \"{{ row['Review text'] }}\""
 
 
 def print_recipe(keys: Mapping[str, Any]) -> str:

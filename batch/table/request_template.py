@@ -21,6 +21,7 @@ from .recipe import Recipe, suggestion
 from .template_names import (
     cells_of_row,
     check_constants,
+    column_hint,
     names_in,
     rename_own,
     syntax_hint,
@@ -36,6 +37,7 @@ from .template_values import (
     row_variable,
     text_of,
     variable,
+    with_single_quotes,
 )
 
 _MAX_NAMED = 20
@@ -53,15 +55,26 @@ class RequestTemplate:
     """
 
     def __init__(self, recipe: Recipe, columns: Sequence[str]) -> None:
+        self._is_in_file = recipe.flags is not None and "prompt" not in recipe.flags
+        try:
+            self._compile_recipe(recipe, columns)
+        except RecipeError as exc:
+            raise RecipeError(self._advice(str(exc))) from exc
+
+    def _compile_recipe(self, recipe: Recipe, columns: Sequence[str]) -> None:
         self._url = recipe.url
         self._id = recipe.id
         self._params = recipe.body_params
         self._used: set[str] = set()
         self._all = dict.fromkeys(columns)
         self._sandbox = TextSandbox()
-        for name in (recipe.id, *(recipe.keep or ())):
-            if name is not None:
-                self._check_column(name, "the recipe")
+        self._flags = recipe.flags or frozenset()
+        for key, names in (("id", (recipe.id,)), ("keep", recipe.keep or ())):
+            for name in names:
+                if name is not None:
+                    self._check_column(name, f"--{key}" if key in self._flags else "the recipe")
+        messages = recipe.fields.get("messages")
+        self._num_messages = len(messages) if isinstance(messages, list) else 0
         self._fields = [(name, self._compile(value, name)) for name, value in recipe.fields.items()]
         self.has_prompt_column = bool(self._used)
         if recipe.id is not None:
@@ -83,7 +96,11 @@ class RequestTemplate:
                 line = {"custom_id": custom_id, "url": self._url, "body": body | self._params}
                 yield _print_line(line)
             except (CellError, *RAISED_BY_INPUT) as exc:
-                yield _error_line(custom_id, exc)
+                yield _error_line(custom_id, exc, self._advice)
+
+    def _advice(self, message: str) -> str:
+        """Return a message with advice in the quotes that the template needs."""
+        return with_single_quotes(message) if self._is_in_file else message
 
     def _custom_id(self, row: Mapping[str, Any], number: int) -> str:
         if self._id is None:
@@ -96,11 +113,13 @@ class RequestTemplate:
         what = "empty" if value == "" else kind_of(value)
         raise CellError(f"the ID column `{self._id}` is {what}", self._id)
 
-    def _check_column(self, name: str, where: str) -> None:
+    def _check_column(
+        self, name: str, where: str, suggest: Callable[[str, Sequence[str]], str] = suggestion
+    ) -> None:
         if name not in self._all:
             known = [*self._all]
             named = ", ".join(each[:_MAX_NAME_CHARS] for each in known[:_MAX_NAMED])
-            hint = suggestion(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
+            hint = suggest(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
             shown = name[:_MAX_NAME_CHARS]
             raise RecipeError(f"{where} names `{shown}`, which is not a column of the table{hint}")
 
@@ -117,16 +136,25 @@ class RequestTemplate:
         return lambda _: value
 
     def _compile_text(self, source: str, path: str) -> _Render:
-        where = f"the template of `{path}`"
+        where = self._place(path)
         try:
             with in_words(lambda reason: RecipeError(f"{where} cannot be compiled: {reason}")):
                 return self._compile_template(source, where)
         except TemplateSyntaxError as exc:
-            hint = syntax_hint(self._sandbox, source, self._all)
+            hint = syntax_hint(self._sandbox, source, [*self._all])
             message = f"{where} is not valid Jinja: line {exc.lineno}: {exc.message}{hint}"
             raise RecipeError(message) from exc
         except TemplateError as exc:
             raise RecipeError(f"{where} cannot be compiled: {exc.message}") from exc
+
+    def _place(self, path: str) -> str:
+        """Return the flag of a template, or its place in the recipe."""
+        if "system" in self._flags and path == "messages[0].content":
+            return "--system"
+        prompt = f"messages[{self._num_messages - 1}].content"
+        if "prompt" in self._flags and path in {"prompt", "input", prompt}:
+            return "--prompt"
+        return f"the template of `{path}`"
 
     def _compile_template(self, source: str, where: str) -> _Render:
         tree = self._sandbox.parse(source)
@@ -187,7 +215,7 @@ class RequestTemplate:
             self._used.add(name)
             return True
         if name not in self._sandbox.globals:
-            self._check_column(name, where)
+            self._check_column(name, where, column_hint)
         return False
 
     def _columns_in_row(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
@@ -237,10 +265,10 @@ def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
     return CellError(f"{where} cannot be rendered: {reason}", None)
 
 
-def _error_line(custom_id: str | None, exc: Exception) -> bytes:
+def _error_line(custom_id: str | None, exc: Exception, advice: Callable[[str], str]) -> bytes:
     column, message = None, "a cell contains text that is not valid Unicode"
     if isinstance(exc, CellError):
-        column, message = exc.column, exc.message
+        column, message = exc.column, advice(exc.message)
     elif not isinstance(exc, PydanticSerializationError):
         message = f"the row cannot be converted to a request: {reason_of(exc)}"
     return _print_line({"custom_id": custom_id, ROW_ERROR: {"message": message, "column": column}})

@@ -6,14 +6,16 @@ message shows how to write the column, as `row["true"]`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.meta import TrackingCodeGenerator
 
 from .errors import RecipeError
+from .recipe import suggestion
 from .template_values import ROW, spelling_of
 
 _CONSTANTS: Final = frozenset({"true", "false", "none", "True", "False", "None"})
@@ -21,6 +23,9 @@ _RENAMED: Final = ("self", "super")
 """Names that Jinja defines in each template that uses them."""
 _OF_MACROS: Final = frozenset({"caller", "kwargs", "varargs"})
 _LOOP: Final = "loop"
+_PRINTED: Final = re.compile(r"\{\{([^{}|\"']*)")
+"""The text after `{{`, up to a filter or a quote."""
+_MAX_HINTS: Final = 20
 _BEFORE_NAMES: Final = (".", "|", "is", "is not")
 """Tokens before a name that is not a value: before attributes, filters and tests."""
 
@@ -44,8 +49,21 @@ def check_constants(
         before = f"{before} {text}" if (before, text) == ("is", "not") else text
 
 
-def syntax_hint(environment: Environment, source: str, columns: Collection[str]) -> str:
-    """Return how to write a column `not`, which Jinja cannot parse as a name."""
+def column_hint(name: str, columns: Sequence[str]) -> str:
+    """Return how to write the column with a name like this one; empty without one."""
+    hint = suggestion(name, columns)
+    found = hint.removeprefix(": did you mean `").removesuffix("`?")
+    if not hint or spelling_of(found) == found or ROW in columns:
+        return hint
+    return f": write {{{{ {spelling_of(found)} }}}}"
+
+
+def syntax_hint(environment: Environment, source: str, columns: Sequence[str]) -> str:
+    """Return how to write a column whose name Jinja cannot parse."""
+    for found in islice(_PRINTED.finditer(source), _MAX_HINTS):
+        text = found[1].strip("-+ \t\n").partition(" or ")[0].rstrip(" -+")
+        if text and not text.isidentifier() and (hint := column_hint(text, columns)):
+            return hint
     try:
         tokens = [(kind, text) for _, kind, text in environment.lex(source)]
     except TemplateSyntaxError:

@@ -6,6 +6,7 @@ in its own format, fails the row with the place of the cell.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from math import isnan
@@ -39,6 +40,7 @@ _WAYS: Final = {
     "a struct": " | tojson }} converts it to text",
     "null": ' or "" }} in the template allows nulls',
 }
+_ADVICE: Final = re.compile(r"\{\{[^'\\{}`]*\}\}|`row\[[^'\\{}`]*`")
 _PLAIN: Final = frozenset({str, int, bool, Decimal})
 """Types that are never null and contain no other values."""
 
@@ -302,6 +304,14 @@ def spelling_of(column: str) -> str:
     """Return a column's name as written in templates."""
     is_name = column.isidentifier() and column not in RESERVED
     return column if is_name else f"{ROW}[{_quoted(column)}]"
+
+
+def with_single_quotes(message: str) -> str:
+    """Return a message whose advice on templates has single quotes, for a recipe file.
+
+    Templates are in double quotes there. Names with a quote or a backslash stay as they are.
+    """
+    return _ADVICE.sub(lambda found: found[0].replace('"', "'"), message)
 
 
 def _quoted(key: str | int) -> str:

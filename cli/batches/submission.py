@@ -39,10 +39,12 @@ def dry_run(
     *,
     as_json: bool,
     is_for_run: bool = False,
+    has_warning: bool = False,
 ) -> FileReport:
     """Print a summary of a file and return its report; raise BadInput if it is not valid.
 
-    With `is_for_run`, the file may be empty; a deployment rejects an empty file.
+    With `is_for_run`, the file may be empty; a deployment rejects an empty file. `has_warning` says
+    that a problem was already reported.
     """
     models = None
     if server is not None:
@@ -52,7 +54,8 @@ def dry_run(
     if as_json:
         print_json(_fields_of(report))
     else:
-        print_output("\n".join(_sentences(report, has_server=models is not None)))
+        has_server = models is not None
+        print_output("\n".join(_sentences(report, has_server=has_server, has_warning=has_warning)))
     return report
 
 
@@ -218,12 +221,12 @@ def _fields_of(report: FileReport) -> dict[str, Any]:
     }
 
 
-def _sentences(report: FileReport, *, has_server: bool) -> list[str]:
+def _sentences(report: FileReport, *, has_server: bool, has_warning: bool) -> list[str]:
     unit = report.form.unit
     tokens = f"about {amount(report.input_tokens, 'token')} in"
-    if report.writes:
+    if report.writes and report.output_tokens:
         tokens += f", at most {report.output_tokens:,} out"
-    is_faulty = report.failing.count or report.unknown.found or report.num_uncompiled
+    is_faulty = has_warning or report.failing.count or report.unknown.found or report.num_uncompiled
     unlimited = (
         f", {report.num_unlimited:,} requests without a limit" if report.num_unlimited else ""
     )

@@ -83,7 +83,14 @@ def command(arguments: argparse.Namespace) -> int:
     with StopSignals(), open_batch_input(file, table, arguments.output_tmp_dir) as (source, rows):
         if table is None and (status := _check_output(source, arguments)) is not None:
             return status
-        report = dry_run(None, source, fields, as_json=arguments.json, is_for_run=True)
+        report = dry_run(
+            None,
+            source,
+            fields,
+            as_json=arguments.json,
+            is_for_run=True,
+            has_warning=rows is not None and rows.has_constant_prompt,
+        )
         if rows is not None and not arguments.json:
             print_first_requests(rows)
         return int(report.failing.count > 0)

@@ -89,6 +89,11 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
                     f"the run of {rows} was stopped: finish the table with the same command and "
                     "--resume, then retry failed rows"
                 )
+            if _has(rest, "--force"):
+                raise Refused(
+                    "`tidemill retry` keeps finished rows, so it does not support --force: to "
+                    "start over, use `tidemill run` with --force"
+                )
             check_input_path(rows)
             if rows.endswith(".gz"):
                 raise Refused(f"{rows} is compressed: decompress it, or write its requests with -o")

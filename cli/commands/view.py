@@ -64,6 +64,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="read rows of Tidemill or OpenAI, or a table of results: a path, - or an http(s) URL",
     )
     add("-i", "--input-file", metavar="FILE", help="read the requests of ROWS from here")
+    add(
+        "--id",
+        metavar="COLUMN",
+        help="take a table's custom IDs from this column (default: the recipe's, custom_id or id)",
+    )
     add("--errors", action="store_true", help="show only failed rows")
     add(
         "--grep",
@@ -115,7 +120,7 @@ def _print_rows(arguments: argparse.Namespace) -> int:
 
     name, requests = arguments.rows, arguments.input_file
     tmp_dir, max_chars = arguments.output_tmp_dir, None if arguments.full else _MAX_CHARS
-    with StopSignals(), _open_viewed(name, requests, tmp_dir) as rows:
+    with StopSignals(), _open_viewed(name, requests, tmp_dir, arguments.id) as rows:
         found = matching_rows(rows, only_errors=arguments.errors, pattern=arguments.grep)
         shown = [*islice(found, arguments.num_rows or _PRINTED_ROWS)]
         is_more = next(found, None) is not None
@@ -133,7 +138,7 @@ def _print_rows(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _open_viewed(
-    name: str, requests: str | None, tmp_dir: Path | None
+    name: str, requests: str | None, tmp_dir: Path | None, id_column: str | None
 ) -> Iterator[Iterator[ViewedRow]]:
     """Open the rows of a JSONL file, or of a table, whose input columns are the requests."""
     from tidemill.offline.files.row_file import RowFile, plain_copy
@@ -142,7 +147,7 @@ def _open_viewed(
     from tidemill.offline.rows.view import viewed_lines
 
     with open_source(name, tmp_dir=tmp_dir) as source:
-        table = table_rows(source, name, requests)
+        table = table_rows(source, name, requests, id_column)
         if table is None:
             with plain_copy(source, tmp_dir) as plain:
                 yield viewed_lines(RowFile(*plain))
@@ -161,7 +166,9 @@ def _serve_page(arguments: argparse.Namespace) -> int:
         )
     with (
         StopSignals(),
-        open_pages(name, arguments.input_file, page_rows, arguments.output_tmp_dir) as pages,
+        open_pages(
+            name, arguments.input_file, page_rows, arguments.output_tmp_dir, arguments.id
+        ) as pages,
     ):
         try:
             server = PageServer(pages, arguments.port or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,13 +54,18 @@ def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
     return bool(arguments.recipe or arguments.prompt or (file and _recipe_next_to(file)))
 
 
+def find_recipe_file(arguments: argparse.Namespace, file: str) -> Path | None:
+    """Return the recipe file of a table, from a flag or next to the table; None without one."""
+    return Path(arguments.recipe) if arguments.recipe else _recipe_next_to(file)
+
+
 def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[str, Any]] | None:
     """Return the recipe for a file, and its keys; None without flags and recipe file.
 
     Raises Refused for an invalid recipe.
     """
     flags = _flags_of(arguments)
-    path = Path(arguments.recipe) if arguments.recipe else _recipe_next_to(file)
+    path = find_recipe_file(arguments, file)
     if path is None and not flags:
         return None
     if path is None and not any(name in flags for name in _TEMPLATES):
@@ -82,7 +88,7 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
             for name in _TEMPLATES:
                 keys.pop(name, None)
         keys |= flags
-        return parse_recipe(keys), keys
+        return replace(parse_recipe(keys), flags=frozenset(flags)), keys
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc

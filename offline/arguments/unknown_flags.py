@@ -36,7 +36,8 @@ def _sort_unknown(
     for flag, value in _pairs(unknown):
         if not _is_flag(flag):
             if command.prog not in _TAKE_FILES:
-                raise Refused(f"unexpected argument {flag!r}: see `{command.prog} --help`")
+                hint = template_hint([flag]) or f"see `{command.prog} --help`"
+                raise Refused(f"unexpected argument {flag!r}: {hint}")
             files.append(flag)
             continue
         if command.prog not in _TAKE_VLLM_FLAGS:
@@ -52,6 +53,16 @@ def _sort_unknown(
     if ignored:
         log(f"warning: vLLM flags without effect here: {', '.join(ignored)}")
     return files
+
+
+def template_hint(words: Sequence[str]) -> str:
+    """Return how to quote a template in the shell, if a word is a part of one; otherwise empty."""
+    if not any("{{" in word or "}}" in word for word in words):
+        return ""
+    return (
+        "put single quotes around a template and double quotes inside it, as in "
+        """--prompt '{{ row["Review text"] }}'"""
+    )
 
 
 def expand_positional_model(typed: Sequence[str]) -> Sequence[str]:

@@ -24,8 +24,9 @@ def warn_of_constant_prompt(
         return
     texts = json.dumps(dict(recipe.fields), ensure_ascii=False, default=str)
     found = next((name for name in _SINGLE_BRACES.findall(texts) if name in names), None)
+    column = next((name for name in names if name != recipe.id), names[0])
     named = ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
-    hint = f"insert a column with {_expression(found or names[0])}"
+    hint = f"insert a column with {_expression(column)}"
     if found is not None:
         hint = f"write {_expression(found)} instead of {{{found}}}"
     log(

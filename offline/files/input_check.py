@@ -180,7 +180,8 @@ def refuse_bad_lines(report: InputReport) -> None:
         return
     suspicion = report.requests.form.suspicion
     if report.num_bad == report.num_rows and suspicion is not None:
-        raise BadInput(f"{report.name} cannot be run. {suspicion}\n{_example()}")
+        example = "" if "--prompt" in suspicion else f"\n{_example()}"
+        raise BadInput(f"{report.name} cannot be run. {suspicion}{example}")
     named = sentences_by_line(report.bad, report.unit)
     if num_more := report.num_bad - len(report.bad):
         named.append(f"  and {amount(num_more, f'more {report.unit}')}")

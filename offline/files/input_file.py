@@ -59,6 +59,7 @@ class InputFile:
     unpacked: IO[bytes] | None = None
     table: TableInput | None = None
     part: ShardLines | None = None
+    has_constant_prompt: bool = False
 
     @classmethod
     def from_source(cls, source: Source, max_line_bytes: int) -> Self:

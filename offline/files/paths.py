@@ -105,11 +105,14 @@ def name_files(
             "no input: pass the file to run before any flags, as in `tidemill run requests.jsonl`"
         )
     if len(named) > 1:
+        from ..arguments.unknown_flags import template_hint
+
         shown = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
-        raise Refused(
-            f"a run takes one file, but {len(named)} were given ({shown}): run each of them, or "
-            "all of their lines together: cat FILES | tidemill run - -o rows.jsonl"
+        hint = template_hint(named) or (
+            "run each of them, or all of their lines together: "
+            "cat FILES | tidemill run - -o rows.jsonl"
         )
+        raise Refused(f"a run takes one file, but {len(named)} were given ({shown}): {hint}")
     name = named[0]
     if not name:
         raise Refused("the input's name is empty: give the path of a file")

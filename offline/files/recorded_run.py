@@ -20,6 +20,7 @@ ROWS_SUFFIX: Final = ".rows.jsonl"
 
 _SHARD: Final = re.compile(r"\.(\d+)-of-(\d+)$")
 _INPUT_ENDINGS: Final = (".jsonl", ".ndjson", ".json")
+_LIMITS: Final = ("--max-seconds", "--max-cost")
 _OUTPUT: Final = ".output."
 
 
@@ -54,11 +55,16 @@ class RecordedRun:
         return cls(output, card["input"], flags, number, is_table)
 
     def command(self, rest: Sequence[str], input_file: str | None) -> list[str]:
-        """Return the `run` command that retries its failed rows, with the flags in `rest`."""
+        """Return the `run` command that retries its failed rows, with the flags in `rest`.
+
+        Limits that may have stopped the run do not apply to the retry.
+        """
         shard = [] if self.shard is None else ["--shard", self.shard]
         named = [] if input_file is None else ["-i", input_file]
         again = ["--resume", "--retry-failed"]
         flags = without_replaced(self.flags, rest)
+        for limit in _LIMITS:
+            flags = without_flag(flags, limit)
         return ["run", *named, "-o", self.output, *again, *flags, *shard, *rest]
 
     def find_input(self) -> str:
@@ -66,6 +72,13 @@ class RecordedRun:
         if self.input is not None and (found := _existing(self.input, Path(self.output).parent)):
             return found
         return _input_next_to(self.output)
+
+
+def recorded_id(output: str) -> str | None:
+    """Return the column of custom IDs of a result table, from its run card; None if unknown."""
+    recipe = (_card_of(Path(output)) or {}).get("recipe")
+    found = recipe.get("id") if isinstance(recipe, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _card_of(output: Path) -> Mapping[str, Any] | None:

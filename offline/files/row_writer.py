@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -86,6 +86,8 @@ class OutputFiles:
 
     output: Output
     errors: Output | None = None
+    is_for_table: bool = field(default=False, kw_only=True)
+    """Whether a table of results is written from the rows at the end."""
 
     def start(self, cuts: Sequence[int]) -> None:
         """Truncate each file to its number of bytes in `cuts`."""
@@ -166,7 +168,12 @@ class OrderedRows:
         return place < self._place or any(place in rows for rows in self._finished)
 
     def resume_hint(self) -> str:
-        """Return the output's hint and the number of spooled rows."""
+        """Return the output's hint and the number of spooled rows; for a table, only the way."""
+        if self._files.is_for_table:
+            return (
+                "Finished rows are saved: to run the rest and write the table, run the same "
+                "command with --resume"
+            )
         return self._files.output.resume_hint() + self._spool.words()
 
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments.dataset_id import DatasetId, dataset_of
-from ..arguments.recipe_flags import path_next_to_table, recipe_of
+from ..arguments.recipe_flags import find_recipe_file, path_next_to_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
@@ -52,7 +52,8 @@ _HIDDEN = (".", "_")
 class TableOptions:
     """A table's recipe, its keys, and the path and format of its results.
 
-    `dataset` is the ID of a table from the Hugging Face hub.
+    `dataset` is the ID of a table from the Hugging Face hub, and `recipe_file` the file that
+    flags may override.
     """
 
     recipe: Recipe
@@ -60,6 +61,7 @@ class TableOptions:
     output: Path
     output_format: TableFormat
     dataset: DatasetId | None = None
+    recipe_file: Path | None = None
 
     def print_recipe(self) -> str:
         """Return the recipe as a document for a drop, with the format of the results."""
@@ -103,7 +105,8 @@ def table_options(
         raise Refused("a table requires an output file: pass -o")
     if output_file is None:
         output_file = str(path_next_to_table(file, f".output.{form}"))
-    return TableOptions(recipe, keys, Path(output_file), form, dataset)
+    recipe_file = find_recipe_file(arguments, file)
+    return TableOptions(recipe, keys, Path(output_file), form, dataset, recipe_file)
 
 
 def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -> None:

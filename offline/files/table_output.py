@@ -25,10 +25,10 @@ GROWING: Final = ".growing"
 _BUFFER_BYTES = 2**20
 
 
-def count_failed_rows(target: Path) -> int:
+def count_failed_rows(target: Path, *, or_truncated: bool = False) -> int:
     """Return the number of failed rows of a result table: those with an error but no usage.
 
-    It is 0 for any other file.
+    Truncated rows have both. It is 0 for any other file.
     """
     try:
         with target.open("rb") as file:
@@ -37,7 +37,10 @@ def count_failed_rows(target: Path) -> int:
             found = [name for name in names if name is not None]
             if len(found) < len(names):
                 return 0
-            return sum(_count_failed(*batch.columns) for batch in table.batches(found))
+            return sum(
+                _count_failed(*batch.columns, or_truncated=or_truncated)
+                for batch in table.batches(found)
+            )
     except (OSError, TableError, FormatError):
         return 0
 
@@ -47,8 +50,10 @@ def _result_name(names: Sequence[str], name: str) -> str | None:
     return next((each for each in (PREFIX + name, name) if each in names), None)
 
 
-def _count_failed(usage: pa.Array, error: pa.Array) -> int:
-    failed = compute.and_(compute.is_null(usage), compute.is_valid(error))
+def _count_failed(usage: pa.Array, error: pa.Array, *, or_truncated: bool) -> int:
+    failed = compute.is_valid(error)
+    if not or_truncated:
+        failed = compute.and_(compute.is_null(usage), failed)
     return int(compute.sum(failed).as_py() or 0)
 
 

@@ -64,8 +64,11 @@ def _render(
     try:
         template = checked_template(table.recipe, table.schema, output_format, table.batches)
     except RecipeError as exc:
+        if str(exc).startswith("--"):
+            raise BadInput(str(exc)) from exc
         raise BadInput(f"{table.name} cannot be run with its recipe: {exc}") from exc
     warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
+    is_constant = not template.has_prompt_column
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
     stack.callback(copy.close)
     folder = str(tmp_dir or tempfile.gettempdir())
@@ -91,7 +94,9 @@ def _render(
     files = tuple(file for source in table.sources for file in source.files)
     form = FileFormat(is_table=True)
     source = Source(copy, table.name, created, files, form)
-    return InputFile(source, form, max_line_bytes, unpacked=copy, table=table)
+    return InputFile(
+        source, form, max_line_bytes, unpacked=copy, table=table, has_constant_prompt=is_constant
+    )
 
 
 def _check_room(table: TableInput, bytes_per_row: float, folder: str) -> None:

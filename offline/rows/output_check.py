@@ -58,8 +58,9 @@ class OutputReport:
         counts += [("failed", self.failures.count)] if self.failures.count else []
         lines = [f"{name:<10}{count:,}" for name, count in counts]
         if self.truncated:
+            reached = "reached its" if self.truncated == 1 else "reached their"
             lines.append(
-                f"{'truncated':<10}{self.truncated:,} of the successful rows reached their token "
+                f"{'truncated':<10}{self.truncated:,} of the successful rows {reached} token "
                 "limit (finish reason `length`): raise max_tokens"
             )
         return [*lines, *self.failures.sentences("row")]

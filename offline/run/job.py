@@ -300,7 +300,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
         if requests.table is not None:
             from .table_run import finish_table
 
-            finish_table(run.options, requests.table, has_failed=tally.rows_failed > 0)
+            finish_table(run.options, requests.table, tally)
         changed = requests.source.changed()
         run.record.finish(tally.num_rows)
         is_marked = False
@@ -308,10 +308,9 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
             is_marked = mark_shard(run.options, files, requests.part, tally, run.record.rows)
     has_card = write_card(run, files, tally)
     is_local = isinstance(files.output, LocalFile)
-    has_truncated = tally.truncated > 0 and requests.table is None  # whose rows are removed
     run.record.settle(
         is_elsewhere=is_marked or has_card or not is_local,
-        may_be_retried=tally.rows_failed > 0 or has_truncated,
+        may_be_retried=tally.rows_failed > 0 or tally.truncated > 0,
     )
     return changed
 

@@ -47,7 +47,7 @@ def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack)
         stack.callback(errors.close)
     if not (options.resume or options.force):
         _refuse_rows(output, errors)
-    return OutputFiles(output, errors)
+    return OutputFiles(output, errors, is_for_table=options.table is not None)
 
 
 def make_writer(

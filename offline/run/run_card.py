@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.protocol.contract import EngineError, EngineInfo
 
@@ -20,6 +20,9 @@ from ..files.row_writer import OutputFiles
 from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
+
+if TYPE_CHECKING:
+    from tidemill.batch.table.recipe import Recipe
 
 _NOT_SETTINGS = frozenset(
     {
@@ -113,7 +116,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         "flags": [*options.typed_flags],
         "settings": _settings(options),
         "made_with": run.record.rows.as_list(),
-        "recipe": None if options.table is None else asdict(options.table.recipe),
+        "recipe": None if options.table is None else _recipe_fields(options.table.recipe),
     }
 
 
@@ -213,6 +216,10 @@ def _settings(options: RunOptions) -> dict[str, Any]:
         if option.name not in _NOT_SETTINGS and value != default:
             given[option.name] = _plain(value)
     return given
+
+
+def _recipe_fields(recipe: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in asdict(recipe).items() if name != "flags"}
 
 
 def _plain(value: Any) -> Any:

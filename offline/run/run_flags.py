@@ -92,7 +92,8 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "--output-file",
         metavar="FILE",
         help="write rows to a path (during the run), -, an http(s) URL (by PUT), or "
-        "s3://bucket/key (default: FILE.output.jsonl next to the input)",
+        "s3://bucket/key (default: FILE.output.jsonl next to the input; for a table, with "
+        "its suffix, such as FILE.output.csv)",
     )
     add("-e", "--error-file", metavar="FILE", help="write failed rows to this path")
     add(

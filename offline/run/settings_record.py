@@ -7,6 +7,7 @@ after the last one, so that runs with different settings cannot silently share a
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ..console.errors import BadInput, Refused
 from ..console.terminal import amount, log
 from ..files.output import LocalFile
 from ..files.paths import card_path
+from ..files.recorded_run import RecordedRun
 from ..files.retry import is_retry_started
 from ..files.row_settings import (
     Differences,
@@ -144,10 +146,25 @@ class SettingsRecord:
         found = {} if before is None else differences(before, self._settings)
         if not (names := [name for name in found if is_of_recipe(name)]):
             return exc
+        if (recipe_file := self._recipe_file_of_rows()) is not None:
+            again = shlex.join(["tidemill", "retry", str(_output_of(self.options))])
+            return BadInput(
+                f"the rows of {_output_of(self.options)} were made with a recipe file, whose "
+                f"prompt --prompt cannot replace: edit {recipe_file} and run `{again}`"
+            )
         return BadInput(
             f"the rows of {_output_of(self.options)} have another recipe ({', '.join(names)}), so "
             "they cannot be kept: pass that recipe, or start over with --force without --resume"
         )
+
+    def _recipe_file_of_rows(self) -> Path | None:
+        """Return the recipe file of the rows if this run replaces its prompt, otherwise None."""
+        table = self.options.table
+        if table is None or "prompt" not in (table.recipe.flags or ()):
+            return None
+        earlier = RecordedRun.find(str(table.output))
+        had_flag = any(word.partition("=")[0] == "--prompt" for word in earlier.flags)
+        return None if earlier.input is None or had_flag else table.recipe_file
 
     def _continue(self) -> None:
         if not self._num_kept:
@@ -186,20 +203,18 @@ def _continuing_retry(options: RunOptions, earlier: RowSettings | None) -> RunOp
 
 
 def check_complete(options: RunOptions, config: EngineConfig, template: str | None) -> None:
-    """Raise Refused for a complete table with other settings, or whose rows were removed."""
-    if options.retry_truncated:
-        raise Refused(
-            f"the rows of {_output_of(options)} were removed because none had failed, so "
-            "truncated ones cannot be rerun: start over with --force without --resume"
-        )
+    """Raise Refused for a complete table with other settings, or a missing file of its rows."""
     # Imported late: pyarrow is slow to load.
     from ..files.table_output import count_failed_rows
     from .table_run import rows_path
 
     table = _output_of(options)
-    if options.retry_failed and (num_failed := count_failed_rows(table)):
+    kind = "failed or truncated row" if options.retry_truncated else "failed row"
+    is_retry = options.retry_failed or options.retry_truncated
+    num_failed = count_failed_rows(table, or_truncated=options.retry_truncated) if is_retry else 0
+    if num_failed:
         raise Refused(
-            f"{amount(num_failed, 'row')} of {table} failed, but the file of its rows "
+            f"{table} has {amount(num_failed, kind)}, but the file of its rows "
             f"({rows_path(table)}) was removed, so they cannot be rerun: start over with "
             "--force without --resume"
         )

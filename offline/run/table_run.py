@@ -13,6 +13,7 @@ from ..files.recorded_run import ROWS_SUFFIX
 from ..files.table_input import TableInput
 from ..files.table_output import write_table
 from .run_options import RunOptions
+from .tally import Tally
 
 
 def with_rows_file(options: RunOptions) -> RunOptions | None:
@@ -30,8 +31,13 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
         )
     if not options.resume:
         if target.exists() and not options.force:
+            again = ""
+            if rows.exists():
+                truncated = "truncated ones, too: --retry-truncated"
+                again = f"rerun its failed rows with `{_retry(target)}` ({truncated}), "
             raise Refused(
-                f"{target} already exists: choose another file, or pass --force to overwrite it"
+                f"{target} already exists: {again}choose another file, or pass --force to "
+                "overwrite it"
             )
     elif target.exists() and not rows.exists():
         return None
@@ -40,8 +46,8 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
     return replace(options, output_file=str(rows))
 
 
-def finish_table(options: RunOptions, table: TableInput, *, has_failed: bool) -> None:
-    """Write the table, and remove the file of its rows unless some can be retried.
+def finish_table(options: RunOptions, table: TableInput, tally: Tally) -> None:
+    """Write the table, and remove the file of its rows unless some failed or were truncated.
 
     The rows of a shard stay: the table is written from all shards, once they are joined.
     """
@@ -55,12 +61,19 @@ def finish_table(options: RunOptions, table: TableInput, *, has_failed: bool) ->
         )
         return
     write_table(table, rows, options.table.output, options.table.output_format)
-    if has_failed:
-        again = shlex.join(["tidemill", "retry", str(options.table.output)])
+    again = _retry(options.table.output)
+    if tally.rows_failed:
         way = "--resume --retry-failed" if options.no_card else f"`{again}`"
         log(f"to rerun the failed rows: {way} (the finished ones are in {rows})")
-    else:
+    if tally.truncated:
+        way = "--resume" if options.no_card else again
+        log(f"to rerun the truncated rows: `{way} --retry-truncated --max-tokens N`")
+    if not (tally.rows_failed or tally.truncated):
         rows.unlink()
+
+
+def _retry(target: Path) -> str:
+    return shlex.join(["tidemill", "retry", str(target)])
 
 
 def rows_path(target: Path) -> Path:

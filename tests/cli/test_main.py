@@ -119,6 +119,12 @@ def test_several_files_are_refused_with_advice(
     )
 
 
+def test_a_template_without_quotes_is_not_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell splits it at spaces."""
+    assert main(["run", "a.csv", "--prompt", "{{ row[b", "c] }}"]) == 2
+    assert "(a.csv, c] }}): put single quotes around a template" in capsys.readouterr().err
+
+
 def test_files_alone_are_enough() -> None:
     """Everything else has a default, and the engine's own are left to the engine."""
     assert options() == RunOptions(input_file="in", output_file="out")

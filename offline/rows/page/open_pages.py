@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ...console.errors import Refused
 from ...extras import require_extras
 from ...files.line_file import LineFile
+from ...files.recorded_run import recorded_id
 from ...files.request_lines import first_value, is_table
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
@@ -24,7 +25,11 @@ _PREFIX: Final = "output_"  # `batch.table.result_columns.PREFIX`, which needs p
 
 @contextmanager
 def open_pages(
-    name: str, requests: str | None, page_rows: int, tmp_dir: Path | None
+    name: str,
+    requests: str | None,
+    page_rows: int,
+    tmp_dir: Path | None,
+    id_column: str | None = None,
 ) -> Iterator[RowPages]:
     """Open rows and requests; raises BadInput for a first line that is not a row.
 
@@ -32,7 +37,7 @@ def open_pages(
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_source(name, tmp_dir=tmp_dir))
-        table = table_rows(source, name, requests)
+        table = table_rows(source, name, requests, id_column)
         if table is not None:
             yield RowPages(table, None, page_rows)
             return
@@ -45,20 +50,28 @@ def open_pages(
         yield RowPages(RowLines(rows), request_file, page_rows)
 
 
-def table_rows(source: Source, name: str, requests: str | None) -> TableRows | None:
+def table_rows(
+    source: Source, name: str, requests: str | None, id_column: str | None = None
+) -> TableRows | None:
     """Return the rows of a table, or of a JSON table of results; None for any other file.
 
-    Raises Refused for a table together with a file of requests.
+    Raises Refused for a table together with a file of requests, or without the given ID column.
     """
     is_csv = name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
     if not (is_csv or is_table(source) or _has_json_results(source)):
+        if id_column is not None:
+            raise Refused(f"--id requires a table, but {name} is not one: remove it")
         return None
     if requests is not None:
         raise Refused("a table contains its requests as columns: remove -i")
     require_extras("a table", "tables")
     from .table_rows import TableRows
 
-    return TableRows(source)
+    table = TableRows(source, id_column or recorded_id(name))
+    if id_column not in {None, *table.kept_names}:
+        names = ", ".join(table.kept_names)
+        raise Refused(f"{name} has no column `{id_column}` for --id: it has {names}")
+    return table
 
 
 def _has_json_results(source: Source) -> bool:

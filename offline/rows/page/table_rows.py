@@ -33,9 +33,13 @@ _MAX_JSON_CHARS: Final = 2**21
 
 
 class TableRows:
-    """Rows of Parquet, Arrow, CSV or TSV; raises BadInput for any other file."""
+    """Rows of Parquet, Arrow, CSV or TSV; raises BadInput for any other file.
 
-    def __init__(self, source: Source) -> None:
+    `id_column` contains the custom IDs that are shown.
+    """
+
+    def __init__(self, source: Source, id_column: str | None = None) -> None:
+        self._ids = _IDS if id_column is None else (id_column, *_IDS)
         self._source = source
         self.name = source.name
         names: list[str] = self._open().schema.names
@@ -117,7 +121,9 @@ class TableRows:
         is_failed = error is not None and by_name.get("usage") is None
         shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
         text = _text(error) if is_failed else _lines(shown | {"error": error}, bare="text")
-        custom_id = next((_text(cells[name]) for name in _IDS if cells.get(name) is not None), None)
+        custom_id = next(
+            (_text(cells[name]) for name in self._ids if cells.get(name) is not None), None
+        )
         return ViewedRow(
             number,
             custom_id,

@@ -83,3 +83,5 @@ def test_invalid_toml_is_reported() -> None:
     """The message has the place."""
     with pytest.raises(RecipeError, match=r"it is not valid TOML: .*line 1"):
         load_recipe("prompt = \n")
+    with pytest.raises(RecipeError, match=r"line 2.*: inside a template, use single quotes"):
+        load_recipe('id = "a"\nmessages = [{content = "{{ row["a b"] }}"}]\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -132,6 +133,10 @@ def test_only_used_columns_are_read() -> None:
         ),
         ({"prompt": "{{ zzz }}"}, "not a column of the table: it has id, text, my tags, stars"),
         ({"prompt": "{{ row['my tag'] }}"}, "did you mean `my tags`"),
+        ({"prompt": "{{ my_tags }}"}, 'not a column of the table: write {{ row["my tags"] }}'),
+        ({"prompt": "{{ my tags }}"}, "got 'tags': write {{ row[\"my tags\"] }}"),
+        ({"prompt": "{{ my tags or 'x' }}"}, ': write {{ row["my tags"] }}'),
+        ({"prompt": "{{ row }"}, "not valid Jinja: line 1: unexpected '}'"),
         ({"prompt": "x", "id": "ident"}, "the recipe names `ident`"),
         ({"prompt": "x", "keep": ["nope"]}, "the recipe names `nope`"),
         ({"prompt": "{{ text"}, "the template of `messages[0].content` is not valid Jinja: line 1"),
@@ -143,6 +148,37 @@ def test_a_recipe_for_another_table_is_reported(given: dict[str, Any], words: st
     with pytest.raises(RecipeError) as caught:
         RequestTemplate(parse_recipe(given), COLUMNS)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"prompt"}, "--prompt is not valid Jinja: line 1: expected token"),
+        ({"prompt"}, ': write {{ row["my tags"] }}'),
+        ({"system"}, ": write {{ row['my tags'] }}"),
+        (set(), "the template of `messages[1].content` is not valid Jinja"),
+    ],
+)
+def test_advice_is_for_a_flag_or_a_file(flags: set[str], words: str) -> None:
+    """A template is in single quotes in a shell, and in double quotes in a file."""
+    keys = {"system": "x", "prompt": "{{ my tags }}"}
+    with pytest.raises(RecipeError) as caught:
+        RequestTemplate(replace(parse_recipe(keys), flags=frozenset(flags)), COLUMNS)
+    assert words in str(caught.value)
+    keys = {"prompt": '{{ row["my tags"] }}', "id": "id"}
+    made = RequestTemplate(replace(parse_recipe(keys), flags=frozenset(flags)), COLUMNS)
+    (line,) = made.lines({"id": ["1"], "my tags": [None]}, 1, 1)
+    quote = '"' if "prompt" in flags else "'"
+    empty = quote * 2
+    advice = f"{{{{ row[{quote}my tags{quote}] or {empty} }}}} in the template allows nulls"
+    assert advice in json.loads(line)["row_error"]["message"]
+
+
+def test_a_flag_with_an_unknown_column_is_named() -> None:
+    """The name is suggested as it is: it is not in a template."""
+    recipe = replace(parse_recipe({"prompt": "x", "id": "My Tags"}), flags=frozenset({"id"}))
+    with pytest.raises(RecipeError, match=r"^--id names `My Tags`, .*: did you mean `my tags`"):
+        RequestTemplate(recipe, COLUMNS)
 
 
 def of_row(template: str, **cells: Any) -> str:

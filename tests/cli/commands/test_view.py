@@ -148,3 +148,24 @@ def test_flags_of_the_page_alone(view: Type, capsys: pytest.CaptureFixture[str])
     for flags in (["--port", "8000"], ["--browser", "--full"]):
         assert main(["view", "rows.jsonl", *flags]) == 2
     assert "--browser" in capsys.readouterr().err
+
+
+def test_the_id_column_of_a_table_is_that_of_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag names another one."""
+    monkeypatch.chdir(tmp_path)
+    usage = "{}"
+    Path("t.output.csv").write_text(
+        f"Ticket,Other,text,finish_reason,usage,error\nT-1,O-1,Hi,stop,{usage},\n"
+    )
+    assert main(["view", "t.output.csv", "--id", "Other"]) == 0
+    assert capsys.readouterr().out.startswith("row 1  O-1")
+    card = {"output": "t.output.csv", "input": "t.csv", "recipe": {"id": "Ticket"}}
+    Path("t.output.card.json").write_text(json.dumps(card))
+    assert main(["view", "t.output.csv"]) == 0
+    assert capsys.readouterr().out.startswith("row 1  T-1")
+    assert main(["view", "t.output.csv", "--id", "None"]) == 2
+    assert "has no column `None` for --id: it has Ticket, Other" in capsys.readouterr().err
+    Path("t.jsonl").write_text(row("a", chat("x")))
+    assert main(["view", "t.jsonl", "--id", "a"]) == 2

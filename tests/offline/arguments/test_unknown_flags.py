@@ -63,6 +63,7 @@ def test_vllm_flags_that_would_change_rows_are_refused_with_an_alternative(
         ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
         ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
         (["status", "x", "y"], "unexpected argument 'y': see `tidemill status --help`"),
+        (["check", "x.csv", "b] }}"], "unexpected argument 'b] }}': put single quotes around"),
         (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
         (
             ["local", "up", "--worker", "2"],

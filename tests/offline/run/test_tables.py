@@ -207,7 +207,7 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
     out = tmp_path / "table.output.csv"
     Path(f"{out}.rows.jsonl").unlink()
     with pytest.raises(
-        Refused, match=r"1 row of .*table\.output\.csv failed, but the file of its rows"
+        Refused, match=r"table\.output\.csv has 1 failed row, but the file of its rows"
     ):
         run(*expand_rows(["retry", str(out)])[1:])
     assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
@@ -242,7 +242,9 @@ def test_a_run_that_is_killed_goes_on(
     process = spawn("-i", source, "-o", out, "--max-inflight", "4")
     wait_for_rows(tmp_path / "table.output.parquet.rows.jsonl", 8)
     process.send_signal(number)
-    process.wait(timeout=120)
+    _, stderr = process.communicate(timeout=120)
+    if number == signal.SIGTERM:
+        assert "Finished rows are saved: to run the rest and write the table" in stderr
     assert not out.exists()
     run.speed = 1_000
     assert run(source, "-o", out, "--resume") == 0
@@ -400,7 +402,7 @@ def test_tables_in_a_folder_have_the_same_columns(
     ("prompt", "words"),
     [
         ("x {stars} {other}", "write {{ stars }} instead of {stars} (columns: id, text, stars)"),
-        ('{"a": "b"}', "insert a column with {{ id }} (columns: id, text, stars)"),
+        ('{"a": "b"}', "insert a column with {{ text }} (columns: id, text, stars)"),
         ("x {{ stars }}", ""),
         ('{{ row["stars"] }}', ""),
     ],
@@ -416,6 +418,64 @@ def test_a_prompt_that_reads_no_column_is_a_warning(
     assert words in stderr
 
 
+def test_a_warning_of_a_check_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one, no problems were found."""
+    source = write_table(tmp_path / "table.csv")
+    for prompt, words in (("{text}", "no other problems found"), ("{{ text }}", "no problems")):
+        assert main(["check", str(source), "--prompt", prompt]) == 0
+        assert words in (shown := capsys.readouterr().out)
+        assert "at most" not in shown
+
+
+def test_truncated_rows_of_a_table_are_retried(run: Any, tmp_path: Path) -> None:
+    """The file of rows stays until every answer is complete."""
+    run.has_card = True
+    source = write_table(tmp_path / "table.csv")
+    recipe = write_recipe(tmp_path)
+    whole = recipe.read_text()
+    recipe.write_text(whole.replace("stop", "length"))
+    assert run(source, "--max-tokens", 5, "--max-seconds", 100) == 0
+    out = tmp_path / "table.output.csv"
+    rows_file = Path(f"{out}.rows.jsonl")
+    assert rows_file.exists()
+    with pytest.raises(Refused, match="already exists: rerun its failed rows with `tidemill retry"):
+        run(source)
+    with pytest.raises(Refused, match="does not support --force"):
+        expand_rows(["retry", str(out), "--force"])
+    flags = ["--retry-truncated", "--max-tokens", "9"]
+    again = expand_rows(["retry", str(out), *flags])
+    assert "--max-seconds" not in again
+    assert run(*again[1:]) == 0
+    assert run.engine.num_requests == 3
+    rows_file.unlink()
+    with pytest.raises(Refused, match="has 3 failed or truncated rows, but the file"):
+        run(*again[1:])
+
+
+def test_a_prompt_cannot_replace_that_of_a_recipe_file(run: Any, tmp_path: Path) -> None:
+    """The error names the file to edit."""
+    run.has_card = True
+    cells = pa.table({"id": ["a", "b"], "text": ["x", None]})
+    source = write_table(tmp_path / "table.csv", cells)
+    recipe = write_recipe(tmp_path)
+    assert run(source, "--on-invalid-line", "skip") == 0
+    out = tmp_path / "table.output.csv"
+    words = expand_rows(["retry", str(out), "--prompt", "Hi {{ text or '' }}"])
+    with pytest.raises(BadInput) as caught:
+        run(*words[1:])
+    assert f"edit {recipe} and run `tidemill retry {out}`" in str(caught.value)
+    recipe.write_text(
+        recipe.read_text()
+        .replace("{{ text }}", "{{ text or '' }}", 1)
+        .replace("'{{", '"{{', 1)
+        .replace("}}'", '}}"', 1)
+    )
+    assert run(*expand_rows(["retry", str(out)])[1:]) == 0
+    assert run.engine.num_requests == 1
+
+
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
     """The error explains how to add one, as for other files without requests."""
     for suffix in ("parquet", "csv", "arrow"):
@@ -424,6 +484,8 @@ def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
             run(source, "-o", tmp_path / "out")
         assert "recipe next to it (NAME.recipe.toml)" in str(refused.value)
         assert "bucket" not in str(refused.value)
+        assert "valid line" not in str(refused.value)
+        assert ("--prompt '{{ text }}'" in str(refused.value)) is (suffix == "csv")
         assert run(source, "-o", tmp_path / f"{suffix}.parquet", "--prompt", "{{ text }}") == 0
     write_recipe(tmp_path)
     assert run(source) == 0
