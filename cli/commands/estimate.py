@@ -130,7 +130,10 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
         lines = amount(found.num_unlimited, unit)
         yield "max_tokens", f"not set for {lines}, whose answers may fill the context"
     if found.prompt_tokens is None or found.quantiles is None:
-        yield "tokens", "not counted: the model does not generate text, or no request can run"
+        if found.num_reused == found.num_lines:
+            yield "tokens", f"none: every {unit} has a stored result"
+        else:
+            yield "tokens", "not counted: the model does not generate text, or no request can run"
     else:
         spread = found.quantiles
         yield "prompt tokens", f"{found.prompt_tokens:,}"

@@ -93,6 +93,8 @@ def test_reused_lines_need_no_work(
     assert [found[name] for name in same] == [alone[name] for name in same]
     assert estimated(capsys, both)["num_reused"] == 0
     assert estimated(capsys, write_input(*old), *kept)["prompt_tokens"] is None
+    assert main(["estimate", str(write_input(*old)), *kept]) == 0
+    assert "none: every line has a stored result" in capsys.readouterr().out
 
 
 def test_time_and_cost_come_from_what_tokens_have_cost(
