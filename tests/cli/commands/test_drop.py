@@ -204,7 +204,7 @@ def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
         (["--bucket", "b", "--metadata", "a b=x"], 2, "is not a valid metadata key"),
         (["--bucket", "b", *(f"--metadata=k{n}={'x' * 500}" for n in range(5))], 2, "2,048 bytes"),
         (["--bucket", "none-there"], 1, "NoSuchBucket"),
-        (["--deployment", "none"], 2, "pass --bucket with the bucket's name"),
+        (["--deployment", "none"], 2, "or --bucket with the bucket's name"),
     ],
 )
 def test_an_invalid_drop_is_reported_in_one_sentence(
