@@ -47,22 +47,27 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
-    """It runs in a checkout, next to the file with the stack's outputs; nothing is sent."""
-    for name in ("container", "docs"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "environment.json").symlink_to(EXAMPLES / "environment.json")
+def dry_run(command: str, folder: Path) -> str:
+    """Run a helm command in a folder as a client's dry run, and return its output."""
     done = subprocess.run(
         ["bash", "-c", f"{command} --dry-run=client"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PATH": f"{tool('helm')}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "NOTES:" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
+    """It runs in a checkout, next to the file with the stack's outputs; nothing is sent."""
+    for name in ("container", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "environment.json").symlink_to(EXAMPLES / "environment.json")
+    assert "NOTES:" in dry_run(command, tmp_path)
 
 
 def test_the_page_has_a_command_for_each_example() -> None:
@@ -94,15 +99,7 @@ def test_the_file_of_the_guide_is_installed_by_its_command(tmp_path: Path) -> No
         for line in block.text.splitlines()
         if f"--values {values.title}" in line
     ]
-    done = subprocess.run(
-        ["bash", "-c", f"{command} --dry-run=client"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tool('helm')}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    dry_run(command, tmp_path)
 
 
 def test_every_value_is_explained_and_every_explained_one_exists() -> None:
