@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal, Protocol
 
+from ..column_spelling import expression_of
 from .json_array import elements_as_lines
 from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, check_line_length
 
@@ -220,11 +221,11 @@ def _suspicion(text: bytes) -> str | None:
         return f"This looks like {kind}: write one JSON object per line."
     words = _TABLE.format(kind).replace("The file is", "This looks like")
     column = _column_of(text, "\t" if kinds[b"\t"] == kind else ",")
-    return words if column is None else f"{words} Example: --prompt '{{{{ {column} }}}}'"
+    return words if column is None else f"{words} Example: --prompt '{expression_of(column)}'"
 
 
 def _column_of(text: bytes, delimiter: str) -> str | None:
-    """Return the column with the longest cell in the first row, as written in a template."""
+    """Return the column with the longest cell in the first row."""
     lines = io.StringIO(text.decode("utf-8-sig", "replace"), newline="")
     try:
         names, cells = islice(csv.reader(lines, delimiter=delimiter), 2)
@@ -233,7 +234,7 @@ def _column_of(text: bytes, delimiter: str) -> str | None:
     name = max(zip(names, cells, strict=False), key=lambda pair: len(pair[1]))[0]
     if not name.isprintable() or '"' in name or not 0 < len(name) <= _MAX_NAME_CHARS:
         return None
-    return name if name.isidentifier() else f'row["{name}"]'
+    return name
 
 
 def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -160,15 +160,20 @@ def _toml(value: Any) -> str:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return `: did you mean …?` for a name that is not among the known ones.
+    """Return `: did you mean …?` for a name that is not among the known ones."""
+    found = nearest(name, known)
+    return "" if found is None else f": did you mean `{found}`?"
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like this one; None without one.
 
     Many or very long names are not compared, because that would take minutes.
     """
     if len(known) > _MAX_SUGGESTED or len(name) > _MAX_NAME_CHARS:
-        return ""
+        return None
     known = [each for each in known if len(each) <= _MAX_NAME_CHARS]
-    close = get_close_matches(name, known, n=1)
-    return f": did you mean `{close[0]}`?" if close else ""
+    return next(iter(get_close_matches(name, known, n=1)), None)
 
 
 def _check_dots(text: str) -> None:

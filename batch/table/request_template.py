@@ -14,6 +14,7 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import TemplateError
 from pydantic_core import PydanticSerializationError, to_json
 
+from ..column_spelling import ROW
 from ..file.lines import ROW_ERROR
 from ..file.rows import escape_separators
 from .errors import RAISED_BY_INPUT, CellError, RecipeError, in_words, reason_of
@@ -27,7 +28,6 @@ from .template_names import (
     syntax_hint,
 )
 from .template_values import (
-    ROW,
     CellFailed,
     Null,
     Path,

@@ -14,9 +14,9 @@ from typing import Any, Final
 from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.meta import TrackingCodeGenerator
 
+from ..column_spelling import ROW, expression_of, spelling_of
 from .errors import RecipeError
-from .recipe import suggestion
-from .template_values import ROW, spelling_of
+from .recipe import nearest, suggestion
 
 _CONSTANTS: Final = frozenset({"true", "false", "none", "True", "False", "None"})
 _RENAMED: Final = ("self", "super")
@@ -51,11 +51,10 @@ def check_constants(
 
 def column_hint(name: str, columns: Sequence[str]) -> str:
     """Return how to write the column with a name like this one; empty without one."""
-    hint = suggestion(name, columns)
-    found = hint.removeprefix(": did you mean `").removesuffix("`?")
-    if not hint or spelling_of(found) == found or ROW in columns:
-        return hint
-    return f": write {{{{ {spelling_of(found)} }}}}"
+    found = nearest(name, columns)
+    if found is None or spelling_of(found) == found or ROW in columns:
+        return suggestion(name, columns)
+    return f": write {expression_of(found)}"
 
 
 def syntax_hint(environment: Environment, source: str, columns: Sequence[str]) -> str:
@@ -69,7 +68,7 @@ def syntax_hint(environment: Environment, source: str, columns: Sequence[str]) -
     except TemplateSyntaxError:
         return ""
     is_named = "not" in columns and ("name", "not") in tokens
-    return f" (the column is {{{{ {spelling_of('not')} }}}})" if is_named else ""
+    return f" (the column is {expression_of('not')})" if is_named else ""
 
 
 def rename_own(
@@ -151,7 +150,7 @@ def _nodes_below(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _reserved(name: str, where: str, columns: Collection[str], reason: str) -> RecipeError:
-    advice = f'write {{{{ {ROW}["{name}"] }}}} for the column'
+    advice = f"write {expression_of(name)} for the column"
     if ROW in columns:
         advice = "rename the column"
     return RecipeError(f"{where} has `{name}`, which {reason} and also a column: {advice}")

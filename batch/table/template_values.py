@@ -20,17 +20,10 @@ from jinja2.exceptions import TemplateRuntimeError
 from tidemill.protocol.sandbox import Sandbox
 from tidemill.protocol.sandbox_code import CountingCode
 
+from ..column_spelling import ROW, quoted, spelling_of
 from .cells import NoText
 from .errors import CellError
 from .recipe import suggestion
-
-ROW: Final = "row"
-"""Variable with all cells of a row, for columns whose name is not a word."""
-
-RESERVED: Final = frozenset(
-    "true false none True False None not and or in is if else recursive".split()
-)
-"""Jinja keywords that a template cannot always use as a column's name."""
 
 _PRINTED: Final = (str, int, float, Decimal)
 _READ_METHODS: Final = frozenset({"get", "items", "keys", "values"})
@@ -72,7 +65,7 @@ class Path:
             return spelling_of(self.column)
         if isinstance(self._key, str) and self._key.isidentifier():
             return f"{self._parent}.{self._key}"
-        return f"{self._parent}[{_quoted(self._key)}]"
+        return f"{self._parent}[{quoted(self._key)}]"
 
     def error(self, what: str, way: str = "") -> CellError:
         """Return the error of a template that prints this value, with advice."""
@@ -300,24 +293,12 @@ def kind_of(value: Any) -> str:
     return "null" if is_null(value) else _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def spelling_of(column: str) -> str:
-    """Return a column's name as written in templates."""
-    is_name = column.isidentifier() and column not in RESERVED
-    return column if is_name else f"{ROW}[{_quoted(column)}]"
-
-
 def with_single_quotes(message: str) -> str:
     """Return a message whose advice on templates has single quotes, for a recipe file.
 
     Templates are in double quotes there. Names with a quote or a backslash stay as they are.
     """
     return _ADVICE.sub(lambda found: found[0].replace('"', "'"), message)
-
-
-def _quoted(key: str | int) -> str:
-    if isinstance(key, int):
-        return str(key)
-    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _printed(value: Any) -> Any:

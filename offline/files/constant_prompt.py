@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from tidemill.batch.column_spelling import expression_of
 from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.request_template import RequestTemplate
 
@@ -26,14 +27,10 @@ def warn_of_constant_prompt(
     found = next((name for name in _SINGLE_BRACES.findall(texts) if name in names), None)
     column = next((name for name in names if name != recipe.id), names[0])
     named = ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
-    hint = f"insert a column with {_expression(column)}"
+    hint = f"insert a column with {expression_of(column)}"
     if found is not None:
-        hint = f"write {_expression(found)} instead of {{{found}}}"
+        hint = f"write {expression_of(found)} instead of {{{found}}}"
     log(
         f"warning: the prompt uses no column of {table}, so all rows get the same request: {hint} "
         f"(columns: {named})"
     )
-
-
-def _expression(name: str) -> str:
-    return f"{{{{ {name} }}}}" if name.isidentifier() else f'{{{{ row["{name}"] }}}}'
