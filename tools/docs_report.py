@@ -14,20 +14,25 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import dedent
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 _LINK: Final = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 _HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
-_FENCE: Final = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(
+    r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL
+)
 _NAMED_PAGE: Final = re.compile(r'"([\w./*-]*\.md)"')
 
 
 class Block(NamedTuple):
-    """A fenced block of a page; `language` is empty for commands."""
+    """One block: its language, the name of the file that it shows, its text and first line."""
 
     language: str
+    title: str
     text: str
+    line: int
 
 
 def pages() -> list[Path]:
@@ -40,10 +45,13 @@ def pages() -> list[Path]:
     ]
 
 
-def blocks(page: Path) -> list[Block]:
-    """Return the fenced blocks of a page."""
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in their order."""
     text = page.read_text(encoding="utf-8")
-    return [Block(match[2], match[3]) for match in _FENCE.finditer(text)]
+    return [
+        Block(match[2], match[3] or "", dedent(match[4]), text.count("\n", 0, match.start()) + 1)
+        for match in _FENCE.finditer(text)
+    ]
 
 
 def num_words(page: Path) -> int:
@@ -89,7 +97,7 @@ def tested_pages() -> set[Path]:
     patterns = {
         name
         for text in texts
-        if "```" in text or re.search(r"import .*\bblocks\b", text)
+        if any(sign in text for sign in ("blocks_of", "commands_of", "```"))
         for name in _NAMED_PAGE.findall(text)
         if name != "*.md"
     }
@@ -107,7 +115,7 @@ def main() -> int:
     tested, total, unrun = tested_pages(), 0, 0
     print(f"{'words':>7} {'blocks':>7} {'not run':>8}  page")
     for page in filter(Path.exists, pages()):
-        words, commands = num_words(page), [it for it in blocks(page) if it.language != "text"]
+        words, commands = num_words(page), [it for it in blocks_of(page) if it.language != "text"]
         missing = 0 if page in tested else len(commands)
         total, unrun = total + words, unrun + missing
         print(f"{words:7,} {len(commands):7,} {missing:8,}  {page.relative_to(ROOT)}")

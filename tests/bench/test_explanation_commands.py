@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.main import parse
-from tools.docs_report import blocks
+from tools.docs_report import blocks_of
 
 ROOT = Path(__file__).parents[2]
 # tools/docs_report.py finds this pattern, too.
@@ -48,7 +48,7 @@ for command in json.load(sys.stdin):
 
 def shell_lines(page: Path) -> list[str]:
     """Return the lines of a page's blocks without a language."""
-    return [line for it in blocks(page) if not it.language for line in it.text.splitlines()]
+    return [line for it in blocks_of(page) if not it.language for line in it.text.splitlines()]
 
 
 def commands(start: str) -> list[list[str]]:

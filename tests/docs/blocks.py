@@ -1,36 +1,15 @@
-"""Code blocks of Markdown pages, and the commands in blocks of a shell."""
+"""Pages whose blocks tests run, and the commands in blocks of a shell."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
-from textwrap import dedent
-from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tools.docs_report import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guides/*.md"))]
-_BLOCK = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"[A-Z_]+=")
-
-
-class Block(NamedTuple):
-    """One block: its language, the name of the file that it shows, its text and first line."""
-
-    language: str
-    title: str
-    text: str
-    line: int
-
-
-def blocks_of(page: Path) -> list[Block]:
-    """Return the blocks of a page in their order."""
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(match[2], match[3] or "", dedent(match[4]), text.count("\n", 0, match.start()) + 1)
-        for match in _BLOCK.finditer(text)
-    ]
 
 
 def commands_of(text: str) -> Iterator[list[str]]:

@@ -22,12 +22,12 @@ from tidemill.cli.main import main, parse
 from tidemill.engine.model.config.hf_config import UnsupportedConfig, parse_hf_config
 from tidemill.engine.model.families import dense, registry
 from tidemill.engine.parsers import tagged_calls
-from tools.docs_report import ROOT, Block, blocks, pages
+from tools.docs_report import ROOT, Block, blocks_of, pages
 
 # tools/docs_report.py finds these patterns, too.
 PATTERNS = ("docs/reference/*.md", "docs/faq.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = {
-    name: blocks(page)
+    name: blocks_of(page)
     for page in pages()
     if page.exists()
     for name in [str(page.relative_to(ROOT))]

@@ -27,13 +27,14 @@ import yaml
 import tidemill
 from bench.server.served import serving
 from infra.config.read import DEFAULT_PATH, make_config
-from tests.docs.blocks import PAGES, ROOT, Block, blocks_of, commands_of
+from tests.docs.blocks import PAGES, commands_of
 from tidemill import demo
 from tidemill.cli.main import main, parse
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.protocol.contract import Reply, Served
 from tools.demo.train_reranker import assemble, base_path
+from tools.docs_report import ROOT, Block, blocks_of
 
 ADDRESS = "http://127.0.0.1:8000"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -25,14 +25,14 @@ from tidemill.cli.main import parse
 from tidemill.sdk.integrations.options import check_options, split_options
 from tidemill.sdk.integrations.ray.answer import answer
 from tidemill.sdk.integrations.ray.processor_config import vLLMEngineProcessorConfig
-from tools.docs_report import ROOT, Block, blocks
+from tools.docs_report import ROOT, Block, blocks_of
 
 # tools/docs_report.py finds this pattern, too.
 PATTERN = "docs/integrations/*.md"
 CASES = [
     pytest.param(block, id=f"{page.stem}-{place}")
     for page in sorted(ROOT.glob(PATTERN))
-    for place, block in enumerate(blocks(page))
+    for place, block in enumerate(blocks_of(page))
 ]
 STUBS = ("aws", "helm", "hf", "kubectl", "make", "pip", "python", "sbatch", "sky", "tidemill")
 # A stub records its words, and prints the ID of a job.

@@ -14,18 +14,14 @@ import pytest
 import yaml
 
 from tests.container.chart.rendering import CHART, EXAMPLES, ROOT, helm_template, tool
-from tests.docs.blocks import blocks_of
+from tools.docs_report import blocks_of
 
-PAGE = (ROOT / "docs/integrations/kubernetes.md").read_text(encoding="utf-8")
+PAGE_PATH = ROOT / "docs/integrations/kubernetes.md"
+PAGE = PAGE_PATH.read_text(encoding="utf-8")
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # The launcher's keys are not values of the chart: tests/test_docs.py checks them.
 OF_CHART = re.sub(r"^## Launcher\n.*?(?=^## )", "", PAGE, flags=re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^helm install .*$", PAGE, re.MULTILINE)
-
-
-def blocks(language: str) -> list[str]:
-    """Return the page's blocks of code in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def documented() -> Iterator[str]:
@@ -79,8 +75,8 @@ def test_the_page_has_a_command_for_each_example() -> None:
 
 def test_the_values_that_the_page_shows_are_taken() -> None:
     """Laid over the example with workers."""
-    [values] = [block for block in blocks("yaml") if "models:" in block]
-    status, words = helm_template("launcher", yaml.safe_load(values))
+    [values] = [block for block in blocks_of(PAGE_PATH) if "models:" in block.text]
+    status, words = helm_template("launcher", yaml.safe_load(values.text))
     assert status == 0, words
 
 
