@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import SHAPES
-from tests.engine.families import FAMILIES, ONLY_OURS
-from tests.engine.families import config_fields as told
+from tests.engine.families import FAMILIES, ONLY_OURS, config_fields
 from tests.engine.model.weights.quantised.checkpoints import quantise_mxfp4
 from tidemill.engine.config import EngineConfig
 
@@ -55,7 +54,7 @@ def make_model(title: str, folder: Path) -> None:
     name = title.removesuffix(MXFP4)
     differs = FAMILIES[name]
     larger = {key: value for key, value in LARGER.items() if key in differs}
-    fields = told(name, differs | SHAPE | larger)
+    fields = config_fields(name, differs | SHAPE | larger)
     torch.manual_seed(0)
     config = getattr(transformers, name)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

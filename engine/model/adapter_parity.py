@@ -142,9 +142,7 @@ class _AdapterParity:
         if not holds or num_layers is not None or self.loaded.dtype == torch.float32:
             return ParityResult(holds, float(apart.max()), num_layers)
         served = chunked_logits(self.loaded, tokens, adapter=index + 1)
-        holds = native.is_rounded(
-            served, expected, native.QUANTILE_WITHOUT_TIES if has_experts else 1.0
-        )
+        holds = native.is_rounded(served, expected, has_experts=has_experts)
         return ParityResult(holds, relative_distance(served, expected.logits), None)
 
 

@@ -337,10 +337,10 @@ def test_half_of_the_tokens_prove_experts_whose_inputs_are_rounded_to_eight_bits
     expected = native.EagerLogits(logits, rounded=logits + 0.02 * error)
     flipped = logits + 0.02 * other_error
     flipped[:, -13:] += 0.3 * flips[:, -13:]
-    assert native.is_rounded(flipped, expected, native.QUANTILE_OF_EIGHT_BITS)
-    assert not native.is_rounded(flipped, expected, native.QUANTILE_WITHOUT_TIES)
+    assert native.is_rounded(flipped, expected, has_experts=True, is_emulated=True)
+    assert not native.is_rounded(flipped, expected, has_experts=True)
     wrong = logits + 0.06 * other_error
-    assert not native.is_rounded(wrong, expected, native.QUANTILE_OF_EIGHT_BITS)
+    assert not native.is_rounded(wrong, expected, has_experts=True, is_emulated=True)
 
 
 def test_the_network_of_the_proof_is_gone_after_it(folder: Path) -> None:

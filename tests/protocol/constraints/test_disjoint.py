@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
 
-from tests.engine.structured_output.constrained import constraint_of as asked
+from tests.engine.structured_output.constrained import constraint_of
 from tidemill.engine.structured_output.grammar_backend import grammar_of
 from tidemill.protocol.constraints.disjoint import Disjointness, Overlap
 from tidemill.protocol.constraints.schema_facts import SchemaFacts
@@ -64,7 +64,7 @@ def served(schema: dict[str, Any], rules: SchemaRules | None = None) -> dict[str
 def lets_through(schema: dict[str, Any], value: object) -> bool:
     """Say whether the grammar of an enforced schema accepts a value."""
     text = json.dumps(value).encode()
-    matcher = LLMatcher(TOKENS, grammar_of(asked("json_schema", schema)), log_level=0)
+    matcher = LLMatcher(TOKENS, grammar_of(constraint_of("json_schema", schema)), log_level=0)
     assert not matcher.is_error(), (schema, matcher.get_error())
     return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.engine.structured_output.constrained import constraint_of as asked
+from tests.engine.structured_output.constrained import constraint_of
 from tidemill.engine.structured_output.grammar import grammar_of
 from tidemill.protocol.constraints.look_ahead import (
     LookAroundError,
@@ -60,7 +60,7 @@ EXAMPLES = {
 
 def lets_through(kind: Any, source: Any, text: str) -> bool:
     """Say whether a grammar accepts a text."""
-    matcher = LLMatcher(TOKENS, grammar_of(asked(kind, source)), log_level=0)
+    matcher = LLMatcher(TOKENS, grammar_of(constraint_of(kind, source)), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     ids = list(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

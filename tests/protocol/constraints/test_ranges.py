@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.engine.structured_output.constrained import constraint_of as asked
+from tests.engine.structured_output.constrained import constraint_of
 from tidemill.engine.structured_output.grammar_backend import grammar_of
 from tidemill.protocol.constraints.ranges import BOUNDS, LARGEST
 from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
@@ -23,7 +23,7 @@ POINTS = [0, 2**53, 2**53 + 1, 10**17, 10**18 - 1, 10**18, 2**60 + 1, 2**62, LAR
 def lets_through(schema: dict[str, Any], value: int) -> bool:
     """Say whether the grammar of an enforced schema accepts an integer."""
     text = str(value).encode()
-    matcher = LLMatcher(TOKENS, grammar_of(asked("json_schema", schema)), log_level=0)
+    matcher = LLMatcher(TOKENS, grammar_of(constraint_of("json_schema", schema)), log_level=0)
     if matcher.is_error():  # for small bounds the library itself reports an empty range
         assert "Unsatisfiable" in matcher.get_error()
         return False

@@ -18,8 +18,7 @@ from transformers.models.auto import modeling_auto
 
 from bench import transformers_fields as tables
 from tests.engine.families import FAMILIES as DECODER_CONFIGS
-from tests.engine.families import build
-from tests.engine.families import config_fields as told
+from tests.engine.families import build, config_fields
 from tests.engine.model.encoders.small_encoders import loaded, save
 from tests.engine.model.families.test_families import raw_config
 from tests.engine.model.published import BENCHMARK, OTHERS
@@ -143,7 +142,7 @@ def test_a_network_is_the_same_whatever_other_types_fields_say(name: str) -> Non
     kind, token_ids = plain.config.model_type, torch.arange(2, 40)[None]
     more = {field: 3 for field in fields_of_others() if not may_read(kind, field)}
     assert len(more) > 100
-    config = type(plain.config)(**(more | told(name, DECODER_CONFIGS[name])))
+    config = type(plain.config)(**(more | config_fields(name, DECODER_CONFIGS[name])))
     network = type(plain)._from_config(config, attn_implementation="eager").eval()
     network.load_state_dict(plain.state_dict())
     expected = plain(token_ids, use_cache=True).logits

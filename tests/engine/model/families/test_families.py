@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build
-from tests.engine.families import config_fields as told
+from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, config_fields
 from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
@@ -38,7 +37,7 @@ def raw_config(name: str) -> dict[str, Any]:
     """Return transformers' config.json of a family or variant."""
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
     raw: dict[str, Any] = json.loads(
-        getattr(transformers, kind)(**told(kind, differs)).to_json_string(use_diff=False)
+        getattr(transformers, kind)(**config_fields(kind, differs)).to_json_string(use_diff=False)
     )
     return raw
 
