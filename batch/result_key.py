@@ -34,6 +34,8 @@ _DETERMINED: Final = (
     routes.SCORE,
     routes.RERANK,
     routes.GENERATIVE_SCORING,
+    routes.DECISIONS,
+    routes.SYSTEM_ONE,
 )
 """Routes whose replies are deterministic."""
 

@@ -14,16 +14,20 @@ from pydantic import BaseModel
 from .audio import TranscriptionRequest, TranslationRequest
 from .chat import ChatCompletionRequest
 from .completions import CompletionRequest
+from .decisions.openai_body import DecisionRequest
+from .decisions.systemone_body import SystemOneRequest
 from .embeddings import EmbeddingRequest
 from .names import name_of_model
 from .routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
     GENERATIVE_SCORING,
     RERANK,
     SCORE,
+    SYSTEM_ONE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
     Route,
@@ -33,8 +37,10 @@ from .scoring import GenerativeScoringRequest, RerankRequest, ScoreRequest
 from .stream import refuse_stream
 from .unsupported import (
     CHAT,
+    DECISION,
     GENERATION,
     SCORES,
+    SYSTEM_ONE_BODY,
     TRANSCRIPTION,
     TRANSLATION,
     VECTORS,
@@ -44,7 +50,7 @@ from .unsupported import (
 from .validation import parse
 
 PROMPT_FIELDS = (
-    *("messages", "prompt", "input"),
+    *("messages", "prompt", "input", "state"),
     *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
 )
 """Body fields that contain the model's input, except audio."""
@@ -56,6 +62,8 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         CHAT_COMPLETIONS.name: ChatCompletionRequest,
         COMPLETIONS.name: CompletionRequest,
         GENERATIVE_SCORING.name: GenerativeScoringRequest,
+        DECISIONS.name: DecisionRequest,
+        SYSTEM_ONE.name: SystemOneRequest,
         EMBEDDINGS.name: EmbeddingRequest,
         RERANK.name: RerankRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
@@ -69,6 +77,8 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
         GenerativeScoringRequest: SCORES,
+        DecisionRequest: DECISION,
+        SystemOneRequest: SYSTEM_ONE_BODY,
         TranscriptionRequest: TRANSCRIPTION,
         TranslationRequest: TRANSLATION,
     }

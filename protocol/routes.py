@@ -53,6 +53,8 @@ GENERATIVE_SCORING = Route(
     _WRITES,
     exact=frozenset({"/v1/generative_scoring", "/generative_scoring"}),
 )
+DECISIONS = Route("/v1/decisions", _WRITES, exact=frozenset({"/v1/decisions", "/decisions"}))
+SYSTEM_ONE = Route("/v1/systemone", _WRITES, exact=frozenset({"/v1/systemone", "/systemone"}))
 SCORE = Route("/v1/score", _SCORES, suffix="/score")
 RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 TRANSCRIPTIONS = Route(
@@ -72,6 +74,8 @@ ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     GENERATIVE_SCORING,
+    DECISIONS,
+    SYSTEM_ONE,
     EMBEDDINGS,
     SCORE,
     RERANK,
@@ -83,6 +87,8 @@ ENDPOINTS = (
     CHAT_COMPLETIONS.name,
     COMPLETIONS.name,
     GENERATIVE_SCORING.name,
+    DECISIONS.name,
+    SYSTEM_ONE.name,
     EMBEDDINGS.name,
     SCORE.name,
     RERANK.name,

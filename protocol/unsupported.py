@@ -88,6 +88,18 @@ _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 
+# Decisions are read, not generated; a joint read needs a diffusion model.
+_READS: dict[str, tuple[object, ...]] = {
+    **_INPUT,
+    "temperature": (1, 0),
+    "max_tokens": (),
+    "joint": (False,),
+    "audio": ([],),
+    "videos": ([],),
+}
+DECISION: NeutralValues = MappingProxyType({**_READS, "images": ([],)})
+SYSTEM_ONE_BODY: NeutralValues = MappingProxyType(_READS)
+
 _LISTS = ("keywords", "languages", "include", "known_speaker_names", "known_speaker_references")
 
 # OpenAI's and vLLM's transcription parameters; lists are also listed by their form names.

@@ -18,9 +18,11 @@ from tidemill.protocol.prompts import num_sequences
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    DECISIONS,
     DETOKENIZE,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    SYSTEM_ONE,
     TOKENIZE,
 )
 from tidemill.protocol.stream import is_stream
@@ -33,7 +35,7 @@ from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_res
 _ReplyCoroutine = Coroutine[Any, Any, Reply | StreamedReply]
 _ReplyTask = asyncio.Task[Reply | StreamedReply]
 
-_GENERATION = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING)
+_GENERATION = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE)
 _OTHERS = (EMBEDDINGS, TOKENIZE, DETOKENIZE)
 # In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")

@@ -35,6 +35,8 @@ _MOST_AT_ONCE = 64
 _URLS = {
     "messages": urls.CHAT_COMPLETIONS,
     "prompt": urls.COMPLETIONS,
+    "state": urls.SYSTEM_ONE,
+    "questions": urls.DECISIONS,
     "input": urls.EMBEDDINGS,
     "label_token_ids": urls.GENERATIVE_SCORING,
     "query": urls.RERANK,

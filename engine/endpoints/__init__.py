@@ -11,6 +11,7 @@ from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
 from .completions import Completions
+from .decisions import DecisionReader, Decisions, SystemOne
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
@@ -50,7 +51,9 @@ def text_endpoints(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    return (chat, completions, GenerativeScoring(model))
+    reader = DecisionReader(model, parsers)
+    decisions = (Decisions(reader), SystemOne(reader))
+    return (chat, completions, GenerativeScoring(model), *decisions)
 
 
 def token_endpoints(

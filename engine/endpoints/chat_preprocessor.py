@@ -44,7 +44,7 @@ class ChatPreprocessor:
 
     def preprocess(self, request: ChatCompletionRequest, metadata: RequestMetadata) -> Conversation:
         """Return a request with its prompt; raise `RequestError` if it is not supported."""
-        prompt = self._prompt_text(request, metadata.created)
+        prompt = self.prompt_text(request, metadata.created)
         parsers = self._parsers_for(request)
         start = _reasoning_start(parsers, request, prompt)
         return Conversation(
@@ -56,7 +56,8 @@ class ChatPreprocessor:
             else None,
         )
 
-    def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
+    def prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
+        """Return a request's rendered prompt; raise `RequestError` if that is not possible."""
         if self._template is None:
             raise RequestError(
                 "This model has no chat template: pass `--chat-template`, or send text to"

@@ -38,6 +38,7 @@ from .endpoint import (
     Endpoint,
     EngineResult,
     FetchingEndpoint,
+    FollowingEndpoint,
     Prepared,
     RequestMetadata,
     ResponseStream,
@@ -165,10 +166,25 @@ class Dispatcher:
         async with AsyncExitStack() as stack:
             prepared = await self._prepare(endpoint, body, metadata, stack)
             results = await self._engine.generate(prepared.requests)
+            if isinstance(endpoint, FollowingEndpoint):
+                prepared, results = await self._followed_up(endpoint, prepared, results)
             size = prepared.num_values + sum(result.num_values for result in results)
             executor = self._finishing[metadata.priority]
             reply = await executor.run(size, endpoint.finish, prepared, results)
             return replace(reply, is_long=size > _SHORT_VALUES)
+
+    async def _followed_up(
+        self, endpoint: FollowingEndpoint, prepared: Prepared[Any, Any], results: Sequence[Any]
+    ) -> tuple[Prepared[Any, Any], Sequence[Any]]:
+        """Return the requests and results of a body, with those that follow."""
+        while (extended := endpoint.follow_up(prepared, results)) is not None:
+            prepared = extended
+            further = [
+                replace(request, priority=prepared.metadata.priority)
+                for request in prepared.requests[len(results) :]
+            ]
+            results = [*results, *await self._engine.generate(further)]
+        return prepared, results
 
     async def _chunks(
         self,

@@ -115,6 +115,19 @@ class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
         """Return the reply; `results` are in the order of `prepared.requests`."""
 
 
+@runtime_checkable
+class FollowingEndpoint(Protocol):
+    """An endpoint whose results may need further requests before they can be finished."""
+
+    def follow_up(
+        self, prepared: Prepared[Any, Any], results: Sequence[Any]
+    ) -> Prepared[Any, Any] | None:
+        """Return the body with further requests after those with results; None if it is complete.
+
+        It is called again with the results of all of them.
+        """
+
+
 class OutputDelta(Protocol):
     """New output of a sequence since the engine's last event."""
 

@@ -12,10 +12,12 @@ from tidemill.protocol.contract import EngineError
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    DECISIONS,
     EMBEDDINGS,
     GENERATIVE_SCORING,
     RERANK,
     SCORE,
+    SYSTEM_ONE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -47,5 +49,5 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:
-        routes = [CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING]
+        routes = [CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE]
     return tuple(route.name for route in routes)

@@ -1,0 +1,234 @@
+"""Decision prompts: one prompt for each read of a question, in one of two layouts.
+
+*Row first*: the input, then one question; the reads of a request share the input. *Questions
+first*: all questions, then the input, then a few tokens that name the question; the rows of a file
+share the questions, the reads of a request share the questions and the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.decisions.questions import Decision, Image, Kind, Part, Question, merged
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.messages import Message
+from tidemill.protocol.parts import ImagePart, ImageUrl, TextPart
+
+from ..parsers.harmony import HARMONY
+from ..parsers.registry import ParserSet
+from ..text.label_tokens import LabelTokens, LabelTree
+from ..text.text_model import TextModel
+from .chat_preprocessor import ChatPreprocessor
+from .endpoint import RequestMetadata
+
+_ASKS: dict[Kind, str] = {
+    "predicate": "Answer only with {labels}.",
+    "choice": "Answer only with the letter of the best option.",
+    "score": "Answer only with the number of the level.",
+}
+_CODES = "Answer only with the letters of the best option."
+# As many orders as a few options have.
+_NUM_ORDERS = (1, 1, 2, 6, 24, 120)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read: a question by its index, in one `order` of its options.
+
+    `labels` are those of `tree`; option `i` has the label with the index `places[i]`.
+    """
+
+    question: int
+    order: tuple[int, ...]
+    labels: tuple[str, ...]
+    places: tuple[int, ...]
+    tree: LabelTree
+
+    def label(self, option: int) -> str:
+        """Return the label of an option."""
+        return self.labels[self.places[option]]
+
+
+class DecisionPrompts:
+    """Writes the prompts of one model's decisions; a model without a template reads plain text."""
+
+    def __init__(self, model: TextModel, parsers: ParserSet) -> None:
+        self._chats = None if model.chat_template is None else ChatPreprocessor(model, parsers)
+        self._reasoning = parsers.reasoning
+        self._final = HARMONY.final if parsers.has_channels else ""
+        self._labels = LabelTokens(model)
+
+    def reads(self, decision: Decision, questions: Sequence[Question], seed: int) -> list[Read]:
+        """Return the reads of all questions, each in as many orders as the request asks for."""
+        reads = []
+        for number, question in enumerate(questions):
+            labels = self._labels_of(question)
+            tree = self._labels.tree(labels)
+            count = len(question.options)
+            for order in orders(count, decision.debias or 1, Random(f"{seed} {number}")):  # noqa: S311
+                places = _places(question.kind, order)
+                reads.append(Read(number, order, labels, places, tree))
+        return reads
+
+    def prompt(
+        self,
+        decision: Decision,
+        questions: Sequence[Question],
+        read: Read,
+        metadata: RequestMetadata,
+    ) -> str:
+        """Return the text of a read's prompt, up to the first token of the answer."""
+        if decision.question_layout == "questions_first":
+            parts = _questions_first(decision, questions, read)
+        else:
+            parts = _row_first(decision, questions[read.question], read)
+        content = merged(parts)
+        if self._chats is None:
+            return _plain(content)
+        request = ChatCompletionRequest.model_construct(
+            messages=[_message(content)],
+            chat_template_kwargs=decision.chat_template_kwargs,
+            reasoning_effort="none",
+        )
+        prompt = self._chats.prompt_text(request, metadata.created)
+        return prompt + self._answer_start(prompt)
+
+    def _answer_start(self, prompt: str) -> str:
+        """Return the marks that end the reasoning, which a prompt may have opened."""
+        if self._final:
+            return self._final
+        reasoning = self._reasoning
+        if reasoning is None or reasoning.start_after(prompt) != "open":
+            return ""
+        opened = "" if prompt.rstrip().endswith(reasoning.opens) else reasoning.opens[0]
+        return f"{opened}\n{reasoning.closes[0]}\n\n"
+
+    def _labels_of(self, question: Question) -> tuple[str, ...]:
+        count = len(question.options)
+        if question.kind == "predicate":
+            return ("Yes", "No")
+        letters, levels = self._labels.letters, self._labels.levels
+        return letters(count) if question.kind == "choice" else levels(count)
+
+
+def orders(count: int, wanted: int, random: Random) -> Iterator[tuple[int, ...]]:
+    """Yield distinct orders of `count` options: the given one alone, or `wanted` random ones.
+
+    They are rotations of a random order, so that each option has as many different places as
+    possible; once these are used up, rotations of another one. Fewer orders exist of few options.
+    """
+    if wanted == 1:
+        yield tuple(range(count))
+        return
+    seen: set[tuple[int, ...]] = set()
+    most = min(wanted, _NUM_ORDERS[count]) if count < len(_NUM_ORDERS) else wanted
+    while len(seen) < most:
+        base = list(range(count))
+        random.shuffle(base)
+        step = max(1, count // most)
+        for start in range(0, count, step):
+            order = (*base[start:], *base[:start])
+            if order not in seen and len(seen) < most:
+                seen.add(order)
+                yield order
+
+
+def _places(kind: Kind, order: Sequence[int]) -> tuple[int, ...]:
+    """Return the label of each option, by its index; only choices are labelled by their place."""
+    if kind != "choice":
+        return tuple(range(len(order)))
+    places = [0] * len(order)
+    for place, option in enumerate(order):
+        places[option] = place
+    return tuple(places)
+
+
+def _row_first(decision: Decision, question: Question, read: Read) -> Iterator[Part]:
+    if decision.instructions:
+        yield f"{decision.instructions}\n\n"
+    yield from decision.state_parts
+    yield "\n\nQuestion: "
+    yield from question.instructions
+    yield from _option_lines(question, read)
+    yield f"\n{_ask(question, read)}"
+
+
+def _questions_first(
+    decision: Decision, questions: Sequence[Question], read: Read
+) -> Iterator[Part]:
+    # With several orders, the labels come after the input: the questions are then the same.
+    has_orders = (decision.debias or 1) > 1
+    if decision.instructions:
+        yield f"{decision.instructions}\n\n"
+    for number, question in enumerate(questions):
+        yield "Question: " if len(questions) == 1 else f"Question {number + 1}: "
+        yield from question.instructions
+        yield from _option_lines(question, None if has_orders else read)
+        yield f"\n{_ask(question, read)}\n\n"
+    yield "Input:\n"
+    yield from decision.state_parts
+    yield "\n\n"
+    asked = questions[read.question]
+    if has_orders:
+        yield _short_options(asked, read)
+    yield "Answer:" if len(questions) == 1 else f"Answer to question {read.question + 1}:"
+
+
+def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
+    """Yield a line for each option, in the order of a read; without a read, without labels."""
+    order = range(len(question.options)) if read is None else read.order
+    for index in order:
+        option = question.options[index]
+        if question.kind == "predicate":
+            if option.description:
+                yield f"\n{option.text}: {option.description}"
+            continue
+        label = "-" if read is None else f"{read.label(index)}:"
+        described = f" ({option.description})" if option.description else ""
+        yield f"\n{label} {option.text}{described}"
+
+
+def _short_options(question: Question, read: Read) -> str:
+    if question.kind == "predicate":
+        return ""
+    labelled = [f"{read.label(index)}: {question.options[index].text}" for index in read.order]
+    return "\n".join(labelled) + "\n"
+
+
+def _ask(question: Question, read: Read) -> str:
+    if question.kind == "predicate":
+        return _ASKS["predicate"].format(
+            labels=" or ".join(read.label(index) for index in read.order)
+        )
+    is_coded = any(len(label) > 1 for label in read.labels)
+    return _CODES if is_coded else _ASKS[question.kind]
+
+
+def _plain(content: Sequence[Part]) -> str:
+    for part in content:
+        if isinstance(part, Image):
+            raise RequestError(
+                f"`{part.place}` is an image: this model does not support images.",
+                param=part.place,
+                code="images_not_supported",
+            )
+    text = "".join(part for part in content if isinstance(part, str))
+    return text if text.endswith(":") else f"{text}\n\nAnswer:"
+
+
+def _message(content: Sequence[Part]) -> Message:
+    if all(isinstance(part, str) for part in content):
+        return Message.model_construct(role="user", content="".join(map(str, content)))
+    parts: list[Any] = [
+        TextPart.model_construct(type="text", text=part)
+        if isinstance(part, str)
+        else ImagePart.model_construct(
+            type="image_url", image_url=ImageUrl.model_construct(url=part.url)
+        )
+        for part in content
+    ]
+    return Message.model_construct(role="user", content=parts)

@@ -1,0 +1,290 @@
+"""`/v1/decisions` and `/v1/systemone`: probabilities of the options of questions about an input.
+
+Every question is read once per order of its options: the prompt ends where the answer begins, and
+the next token's probabilities are those of the labels. The probability of a label is the sum over
+all token paths that spell it; a path of several tokens is followed if its beginning is likely
+enough to matter. No token of an answer is generated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from tidemill.protocol.bodies import response_id
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.decisions.openai_body import (
+    DecisionRequest,
+    decision_body,
+    decision_usage,
+)
+from tidemill.protocol.decisions.questions import Answer, Decision, Question
+from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
+from tidemill.protocol.errors import InternalError
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
+
+from ..parsers.registry import ParserSet
+from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from ..text.label_tokens import Path
+from ..text.text_model import TextModel
+from .decision_prompts import DecisionPrompts, Read
+from .endpoint import Prepared, RequestMetadata
+from .prompt_tokens import PromptTokenizer
+from .request_bounds import check_prompt_tokens
+
+# Beginnings of labels that are left out have this share of the labels' mass at most, together.
+_NEGLIGIBLE = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionReads:
+    """A decision with its questions and reads.
+
+    `paths` has for each request its read, and the tokens that follow the read's prompt; the first
+    requests are the reads themselves.
+    """
+
+    decision: Decision
+    questions: list[Question]
+    reads: list[Read]
+    paths: list[tuple[int, Path]]
+
+
+_Prepared = Prepared[SequenceRequest, DecisionReads]
+
+
+class DecisionReader:
+    """Prepares the reads of decisions, and combines their results; shared by both endpoints."""
+
+    def __init__(self, model: TextModel, parsers: ParserSet) -> None:
+        self._model = model
+        self._prompts = DecisionPrompts(model, parsers)
+        self._tokenizer = PromptTokenizer(model)
+
+    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
+        """Return a sequence of one new token for each read; `param` is the input's field."""
+        questions = decision.asked
+        reads = self._prompts.reads(decision, questions, _seed(decision))
+        has_template = self._model.chat_template is not None
+        requests, num_tokens = [], 0
+        for read in reads:
+            prompt = self._prompts.prompt(decision, questions, read, metadata)
+            ids = self._tokenizer.encode(prompt, param, add_special_tokens=not has_template)
+            self._tokenizer.check_length(len(ids), param, num_to_come=1)
+            num_tokens += len(ids)
+            check_prompt_tokens(num_tokens, "questions")
+            requests.append(self._request(ids, (), read, decision, metadata))
+        paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
+        return Prepared(requests, DecisionReads(decision, questions, reads, paths), metadata)
+
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+        """Add sequences after beginnings of labels that are likely enough to matter."""
+        context = prepared.context
+        known = _logprobs_by_read(prepared, results)
+        requests, paths = list(prepared.requests), list(context.paths)
+        for number, read in enumerate(context.reads):
+            prompt = requests[number].prompt_ids
+            for path in _likely_beginnings(read, known[number]):
+                if len(prompt) + len(path) < self._model.max_model_len:
+                    ids = [*prompt, *path]
+                    requests.append(
+                        self._request(ids, path, read, context.decision, prepared.metadata)
+                    )
+                    paths.append((number, path))
+        if len(paths) == len(context.paths):
+            return None
+        return replace(prepared, requests=requests, context=replace(context, paths=paths))
+
+    def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
+        """Return the answer of each question: the mean over the orders of its options."""
+        context, known = prepared.context, _logprobs_by_read(prepared, results)
+        of_question: list[list[Answer]] = [[] for _ in context.questions]
+        for number, read in enumerate(context.reads):
+            first = results[number].token_ids[0]
+            of_question[read.question].append(_answer(read, known[number], first))
+        return [_mean(answers) for answers in of_question]
+
+    def _request(
+        self,
+        ids: list[int],
+        path: Path,
+        read: Read,
+        decision: Decision,
+        metadata: RequestMetadata,
+    ) -> SequenceRequest:
+        return SequenceRequest(
+            prompt_ids=ids,
+            max_tokens=1,
+            sampling=Sampling(
+                temperature=0.0, logprobs=0, logprob_token_ids=read.tree.next_tokens[path]
+            ),
+            cache_salt=decision.cache_salt or "",
+            adapter=metadata.adapter,
+            request_id=metadata.request_id,
+        )
+
+
+class _DecisionEndpoint:
+    """Fields that both endpoints share."""
+
+    def __init__(self, reader: DecisionReader) -> None:
+        self._reader = reader
+
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+        """Add sequences after beginnings of labels that are likely enough to matter."""
+        return self._reader.follow_up(prepared, results)
+
+
+class Decisions(_DecisionEndpoint):
+    """OpenAI's Decisions API."""
+
+    route: Route = DECISIONS
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return a sequence for each read of each question."""
+        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        """Return the answers in the order of the questions."""
+        request, metadata = prepared.context.decision, prepared.metadata
+        assert isinstance(request, DecisionRequest)
+        usage = _usage(prepared, results)
+        cached = usage.cached_tokens if metadata.shows_cached_tokens else 0
+        body = decision_body(
+            request,
+            self._reader.answers(prepared, results),
+            model=metadata.model,
+            usage=decision_usage(usage.prompt_tokens, cached),
+        )
+        return Reply(200, body, usage)
+
+
+class SystemOne(_DecisionEndpoint):
+    """TypeSafe's System One."""
+
+    route: Route = SYSTEM_ONE
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return a sequence for each read of each question."""
+        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        """Return the answers by the names of their questions."""
+        request, metadata = prepared.context.decision, prepared.metadata
+        assert isinstance(request, SystemOneRequest)
+        usage = _usage(prepared, results)
+        body = systemone_body(
+            request,
+            self._reader.answers(prepared, results),
+            response_id("decision", metadata.request_id),
+            created=metadata.created,
+            model=metadata.model,
+            input_tokens=usage.prompt_tokens,
+        )
+        return Reply(200, body, usage)
+
+
+def _seed(decision: Decision) -> int:
+    """Return the seed of the orders of the options: the request's, or a digest of its input."""
+    if decision.seed is not None:
+        return decision.seed
+    state = repr(decision.state_parts).encode(errors="backslashreplace")
+    return int.from_bytes(blake2b(state, digest_size=8).digest(), "little")
+
+
+def _logprobs_by_read(
+    prepared: _Prepared, results: Sequence[SequenceResult]
+) -> list[dict[Path, float]]:
+    """Return for each read the log-probabilities of the paths that were computed."""
+    known: list[dict[Path, float]] = [{(): 0.0} for _ in prepared.context.reads]
+    for (number, path), result in zip(prepared.context.paths, results, strict=True):
+        assert result.logprobs is not None
+        [row] = result.logprobs.rows()
+        assert row is not None
+        before = known[number][path]
+        for token, logprob in row[3]:
+            known[number][*path, token] = before + logprob
+    return known
+
+
+def _likely_beginnings(read: Read, known: Mapping[Path, float]) -> list[Path]:
+    """Return the computed paths that are unfinished and must be followed, the likeliest first.
+
+    The rest together has a negligible share of the labels' mass.
+    """
+    tree = read.tree
+    mass = sum(math.exp(known[path]) for path in tree.label_of if path in known)
+    open_paths = [
+        path
+        for path in tree.next_tokens
+        if path in known and (*path, tree.next_tokens[path][0]) not in known
+    ]
+    open_paths.sort(key=known.__getitem__)
+    rest = 0.0
+    for place, path in enumerate(open_paths):
+        rest += math.exp(known[path])
+        if not rest <= _NEGLIGIBLE * mass:
+            return open_paths[place:][::-1]
+    return []
+
+
+def _answer(read: Read, known: Mapping[Path, float], first: int) -> Answer:
+    """Return the answer of one read; `first` is its most likely token."""
+    tree = read.tree
+    paths: list[list[float]] = [[] for _ in read.labels]
+    for path, label in tree.label_of.items():
+        if path in known:
+            paths[label].append(known[path])
+    logprobs = [_log_sum(of_label) for of_label in paths]
+    # A choice's labels belong to places, and its order says which option has which place.
+    own = [logprobs[place] for place in read.places]
+    total = _log_sum(own)
+    if math.isnan(total):
+        raise InternalError("The model returned NaN instead of probabilities.")
+    return Answer(
+        tuple(math.exp(one - total) if total > -math.inf else 1 / len(own) for one in own),
+        min(1.0, math.exp(total)),
+        (first,) in tree.label_of or (first,) in tree.next_tokens,
+    )
+
+
+def _log_sum(logs: Sequence[float]) -> float:
+    """Return the logarithm of the sum of exponentials; -inf for none."""
+    most = max(logs, default=-math.inf)
+    if most == -math.inf or math.isnan(most):
+        return most
+    return most + math.log(math.fsum(math.exp(one - most) for one in logs))
+
+
+def _mean(answers: Sequence[Answer]) -> Answer:
+    """Return the mean of a question's answers in several orders of its options."""
+    if len(answers) == 1:
+        return answers[0]
+    count = len(answers)
+    columns = zip(*(answer.probabilities for answer in answers), strict=True)
+    mean = Answer(
+        tuple(math.fsum(column) / count for column in columns),
+        math.fsum(answer.label_mass for answer in answers) / count,
+        sum(answer.argmax_is_label for answer in answers) * 2 > count,
+    )
+    agreeing = sum(answer.winner == mean.winner for answer in answers)
+    return replace(mean, agreement=agreeing / count)
+
+
+def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+    """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
+    prompts = sorted(request.prompt_ids for request in prepared.requests)
+    total, before = 0, list[int]()
+    for prompt in prompts:
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b),
+            min(len(before), len(prompt)),
+        )
+        total, before = total + len(prompt) - shared, prompt
+    cached = sum(result.num_cached_tokens for result in results)
+    summed = sum(map(len, prompts))
+    return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))

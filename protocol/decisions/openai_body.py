@@ -1,0 +1,266 @@
+"""`/v1/decisions`: the request body of OpenAI's Decisions API, and the response body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    Tag,
+    model_validator,
+)
+
+from ..chat import free_names
+from ..errors import RequestError
+from ..fields import Seed, Text, Whole
+from .input_items import Content, InputItem, content_parts, item_parts
+from .questions import (
+    MAX_OPTIONS,
+    MAX_ORDERS,
+    MAX_QUESTIONS,
+    NO,
+    YES,
+    Answer,
+    Image,
+    Layout,
+    Option,
+    Part,
+    Question,
+    merged,
+)
+
+_Filled = Annotated[Text, Field(min_length=1)]
+
+
+def _value_form(value: object) -> str:
+    return "<boolean>" if isinstance(value, bool) else "<text>"
+
+
+def _distinct(choices: list[Choice]) -> list[Choice]:
+    seen = set()
+    for choice in choices:
+        key = type(choice.value), choice.value
+        if key in seen:
+            raise ValueError(f"must be distinct; {choice.value!r} occurs twice")
+        seen.add(key)
+    return choices
+
+
+def _distinct_labels(levels: list[Level]) -> list[Level]:
+    labels = [level.label for level in levels]
+    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
+    if twice is not None:
+        raise ValueError(f"must be distinct; {twice!r} occurs twice")
+    return levels
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instructions: Content
+    name: Text | None = None
+
+
+class Predicate(_Asked):
+    """A question that is answered with yes or no."""
+
+    type: Literal["predicate"]
+
+
+class Choice(BaseModel):
+    """One choice; a string and a boolean of the same text are distinct."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    value: Annotated[
+        Annotated[_Filled, Tag("<text>")] | Annotated[StrictBool, Tag("<boolean>")],
+        Discriminator(_value_form),
+    ]
+    description: Text | None = None
+
+
+class ChoiceQuestion(_Asked):
+    """A question that is answered with one of its choices."""
+
+    type: Literal["choice"]
+    choices: Annotated[
+        list[Choice],
+        Field(fail_fast=True, max_length=MAX_OPTIONS),
+        AfterValidator(_distinct),
+    ]
+
+
+class Level(BaseModel):
+    """One level of a scale."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    label: _Filled
+    description: Text | None = None
+
+
+class ScoreQuestion(_Asked):
+    """A question that is answered with a level of a scale, the lowest first."""
+
+    type: Literal["score"]
+    levels: Annotated[
+        list[Level],
+        Field(fail_fast=True, max_length=MAX_OPTIONS),
+        AfterValidator(_distinct_labels),
+    ]
+
+
+AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+
+
+def _input_form(value: object) -> str:
+    return "<items>" if isinstance(value, list) else "<text>"
+
+
+class DecisionRequest(BaseModel):
+    """The body of a request to `/v1/decisions`.
+
+    The fields from `instructions` on are additions of Tidemill: context before the input, the
+    layout of the prompt, the number of orders of the options (`debias`) and its seed.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    input: Annotated[
+        Annotated[_Filled, Tag("<text>")]
+        | Annotated[list[InputItem], Field(fail_fast=True, min_length=1), Tag("<items>")],
+        Discriminator(_input_form),
+    ]
+    questions: Annotated[
+        list[AnyQuestion], Field(fail_fast=True, min_length=1, max_length=MAX_QUESTIONS)
+    ]
+
+    instructions: Text | None = None
+    question_layout: Layout | None = None
+    debias: Annotated[Whole, Field(ge=1, le=MAX_ORDERS)] | None = None
+    seed: Seed | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    cache_salt: _Filled | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for place, question in enumerate(self.questions):
+            options: Sequence[object] = (
+                question.choices
+                if isinstance(question, ChoiceQuestion)
+                else question.levels
+                if isinstance(question, ScoreQuestion)
+                else (YES, NO)
+            )
+            if len(options) < 2:
+                field = "choices" if isinstance(question, ChoiceQuestion) else "levels"
+                raise RequestError(
+                    f"`questions.{place}.{field}` must have at least 2 items.",
+                    param=f"questions.{place}.{field}",
+                )
+        if not self.asked or not self.state_parts:
+            raise RequestError("`input` must not be empty.", param="input")
+        return self
+
+    @property
+    def state_parts(self) -> list[Part]:
+        """Return the input that the questions are about: its text, or a transcript of its items."""
+        if isinstance(self.input, str):
+            return [self.input]
+        return merged(item_parts(self.input, "input"))
+
+    @property
+    def asked(self) -> list[Question]:
+        """Return the questions in their order."""
+        return [_question(place, question) for place, question in enumerate(self.questions)]
+
+
+def _question(place: int, question: AnyQuestion) -> Question:
+    path = f"questions.{place}.instructions"
+    instructions = tuple(merged(content_parts(question.instructions, path)))
+    if not any(isinstance(part, Image) or part.strip() for part in instructions):
+        raise RequestError(f"`{path}` must not be empty.", param=path)
+    match question:
+        case Predicate():
+            options: tuple[Option, ...] = (YES, NO)
+        case ChoiceQuestion():
+            has_boolean = any(isinstance(one.value, bool) for one in question.choices)
+            options = tuple(
+                Option(_shown(one, has_boolean=has_boolean), one.description)
+                for one in question.choices
+            )
+        case _:
+            options = tuple(Option(one.label, one.description) for one in question.levels)
+    return Question(question.type, instructions, options)
+
+
+def _shown(choice: Choice, *, has_boolean: bool) -> str:
+    """Return a choice as the model reads it; quotes distinguish a text from a boolean."""
+    if isinstance(choice.value, bool):
+        return "true" if choice.value else "false"
+    is_ambiguous = has_boolean and choice.value in {"true", "false"}
+    return f'"{choice.value}"' if is_ambiguous else choice.value
+
+
+def decision_body(
+    request: DecisionRequest, answers: Sequence[Answer], *, model: str, usage: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the response body, with answers in the order of the questions."""
+    return {
+        "model": model,
+        "answers": [
+            _answer_body(question, answer)
+            for question, answer in zip(request.questions, answers, strict=True)
+        ],
+        "usage": usage,
+        "diagnostics": [
+            {"name": question.name, **answer.diagnostics()}
+            for question, answer in zip(request.questions, answers, strict=True)
+        ],
+    }
+
+
+def decision_usage(input_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the usage of a decision, which generates no token."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": input_tokens,
+    }
+
+
+def _answer_body(question: AnyQuestion, answer: Answer) -> dict[str, Any]:
+    body: dict[str, Any] = {"type": question.type, "name": question.name}
+    if isinstance(question, Predicate):
+        return {**body, "probability": answer.probabilities[0]}
+    confidence = answer.probabilities[answer.winner]
+    if isinstance(question, ChoiceQuestion):
+        return {
+            **body,
+            "choice": question.choices[answer.winner].value,
+            "confidence": confidence,
+            "probabilities": [
+                {"value": choice.value, "probability": share}
+                for choice, share in zip(question.choices, answer.probabilities, strict=True)
+            ],
+        }
+    return {
+        **body,
+        "score": answer.mean_level,
+        "confidence": confidence,
+        "probabilities": [
+            {"value": index, "label": level.label, "probability": share}
+            for index, (level, share) in enumerate(
+                zip(question.levels, answer.probabilities, strict=True)
+            )
+        ],
+    }

@@ -1,0 +1,114 @@
+"""Questions and answers of a decision, independent of the wire format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+MAX_QUESTIONS = 400
+MAX_OPTIONS = 255
+MAX_ORDERS = 64
+
+Kind = Literal["predicate", "choice", "score"]
+Layout = Literal["row_first", "questions_first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of the input, with its place in the body."""
+
+    place: str
+    url: str
+
+
+Part = str | Image
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a question: its text as the model reads it, and a description."""
+
+    text: str
+    description: str | None = None
+
+
+YES, NO = Option("Yes"), Option("No")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question; the options of a predicate are yes and no, those of a score are its levels."""
+
+    kind: Kind
+    instructions: tuple[Part, ...]
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Probabilities of a question's options, in their order; they add up to 1.
+
+    `label_mass` is the probability of all labels over the whole vocabulary, `argmax_is_label` says
+    whether the most likely token begins a label. Both are means over the orders of the options.
+    With several orders, `agreement` is the share of orders whose winner is that of the mean.
+    """
+
+    probabilities: tuple[float, ...]
+    label_mass: float
+    argmax_is_label: bool
+    agreement: float | None = None
+
+    @property
+    def winner(self) -> int:
+        """Return the index of the most likely option; the first of equal ones."""
+        return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
+
+    @property
+    def mean_level(self) -> float:
+        """Return the expected index of the option: the score of a scale."""
+        return sum(index * share for index, share in enumerate(self.probabilities))
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return the answer's diagnostics as the body shows them."""
+        shown: dict[str, Any] = {
+            "label_mass": self.label_mass,
+            "argmax_is_label": self.argmax_is_label,
+        }
+        return shown if self.agreement is None else {**shown, "agreement": self.agreement}
+
+
+class Decision(Protocol):
+    """A decision request of either format."""
+
+    instructions: str | None
+    question_layout: Layout | None
+    debias: int | None
+    seed: int | None
+    chat_template_kwargs: dict[str, Any] | None
+    cache_salt: str | None
+
+    @property
+    def state_parts(self) -> list[Part]:
+        """Return the input that the questions are about."""
+
+    @property
+    def asked(self) -> list[Question]:
+        """Return the questions in their order."""
+
+
+def text_of_json(value: object) -> str:
+    """Return a JSON value as the model reads it: a string unchanged, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """Return parts with neighboring texts joined, and without empty texts."""
+    result: list[Part] = []
+    for part in parts:
+        if isinstance(part, str) and result and isinstance(result[-1], str):
+            result[-1] += part
+        elif part:
+            result.append(part)
+    return result

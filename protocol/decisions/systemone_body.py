@@ -1,0 +1,194 @@
+"""`/v1/systemone`: the request body of TypeSafe's System One, and the response body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from ..chat import free_names
+from ..errors import RequestError
+from ..fields import Seed, Text, Whole
+from ..parts import IMAGE
+from ..urls import checked_url
+from .questions import (
+    MAX_OPTIONS,
+    MAX_ORDERS,
+    MAX_QUESTIONS,
+    Answer,
+    Image,
+    Kind,
+    Layout,
+    Option,
+    Part,
+    Question,
+    merged,
+    text_of_json,
+)
+
+_Filled = Annotated[Text, Field(min_length=1)]
+_KINDS: dict[str, Kind] = {"choice": "choice", "noul": "predicate", "score": "score"}
+
+
+def _image_url(url: str) -> str:
+    return checked_url(url, IMAGE)
+
+
+class SystemOneQuestion(BaseModel):
+    """A question; the form of its `criteria` depends on its `type`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["choice", "noul", "score"]
+    instructions: Any = ""
+    criteria: Any = None
+
+
+class SystemOneRequest(BaseModel):
+    """The body of a request to `/v1/systemone`.
+
+    The last three fields are additions of Tidemill, as at `/v1/decisions`.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    state: Any
+    questions: Annotated[
+        dict[_Filled, SystemOneQuestion], Field(min_length=1, max_length=MAX_QUESTIONS)
+    ]
+    instructions: Text | None = None
+    images: list[Annotated[str, AfterValidator(_image_url)]] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    cache_salt: _Filled | None = None
+
+    question_layout: Layout | None = None
+    debias: Annotated[Whole, Field(ge=1, le=MAX_ORDERS)] | None = None
+    seed: Seed | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse criteria of a wrong form."""
+        if not self.asked or not self.state_parts:
+            raise RequestError("`state` must not be empty.", param="state")
+        return self
+
+    @property
+    def state_parts(self) -> list[Part]:
+        """Return the input that the questions are about: the images, then the state's text."""
+        images = [Image(f"images.{place}", url) for place, url in enumerate(self.images or ())]
+        return merged([*images, text_of_json(self.state)])
+
+    @property
+    def asked(self) -> list[Question]:
+        """Return the questions in their order; raise `RequestError` for invalid criteria."""
+        return [_question(name, question) for name, question in self.questions.items()]
+
+
+def _question(name: str, question: SystemOneQuestion) -> Question:
+    text = text_of_json(question.instructions)
+    if not text.strip():
+        path = f"questions.{name}.instructions"
+        raise RequestError(f"`{path}` is required.", param=path)
+    options = _OPTIONS[question.type](f"questions.{name}.criteria", question.criteria)
+    return Question(_KINDS[question.type], (text,), options)
+
+
+def _choices(path: str, criteria: object) -> tuple[Option, ...]:
+    if not isinstance(criteria, dict) or not _all_texts(criteria.values(), or_null=True):
+        raise _wrong(path, "an object of descriptions (or null) by option")
+    _check_number(path, len(criteria), "options")
+    if "" in criteria:
+        raise _wrong(path, "an object without an empty option")
+    return tuple(Option(text, description) for text, description in criteria.items())
+
+
+def _yes_and_no(path: str, criteria: object) -> tuple[Option, ...]:
+    given = {} if criteria is None else criteria
+    if (
+        not isinstance(given, dict)
+        or not given.keys() <= {"true", "false"}
+        or not _all_texts(given.values(), or_null=True)
+    ):
+        raise _wrong(path, "null, or an object with the descriptions `true` and `false`")
+    return Option("Yes", given.get("true")), Option("No", given.get("false"))
+
+
+def _levels(path: str, criteria: object) -> tuple[Option, ...]:
+    if not isinstance(criteria, list) or not _all_texts(criteria) or "" in criteria:
+        raise _wrong(path, "a list of levels, the lowest first")
+    if len(set(criteria)) < len(criteria):
+        raise _wrong(path, "a list of distinct levels")
+    _check_number(path, len(criteria), "levels")
+    return tuple(map(Option, criteria))
+
+
+_OPTIONS = {"choice": _choices, "noul": _yes_and_no, "score": _levels}
+
+
+def _all_texts(values: Any, *, or_null: bool = False) -> bool:
+    return all(isinstance(value, str) or (or_null and value is None) for value in values)
+
+
+def _check_number(path: str, count: int, what: str) -> None:
+    if not 2 <= count <= MAX_OPTIONS:
+        raise RequestError(
+            f"`{path}` must have 2 to {MAX_OPTIONS} {what}; got {count}.", param=path
+        )
+
+
+def _wrong(path: str, form: str) -> RequestError:
+    return RequestError(f"`{path}` must be {form}.", param=path)
+
+
+def systemone_body(
+    request: SystemOneRequest,
+    answers: Sequence[Answer],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    input_tokens: int,
+) -> dict[str, Any]:
+    """Return the response body, with answers by the names of their questions."""
+    by_name = dict(zip(request.questions, zip(request.asked, answers, strict=True), strict=True))
+    return {
+        "id": body_id,
+        "object": "structured_decision",
+        "created": created,
+        "model": model,
+        "answers": {
+            name: _answer_body(question, answer) for name, (question, answer) in by_name.items()
+        },
+        "usage": {"input_tokens": input_tokens, "output_tokens": 0},
+        "diagnostics": {name: answer.diagnostics() for name, (_, answer) in by_name.items()},
+    }
+
+
+def _answer_body(question: Question, answer: Answer) -> dict[str, Any]:
+    shares, winner = answer.probabilities, answer.winner
+    confidence = shares[winner] * answer.label_mass
+    if question.kind == "predicate":
+        yes, no = shares
+        return {
+            "type": "noul",
+            "noul": yes,
+            "probabilities": {"yes": yes, "no": no},
+            "confidence": confidence,
+        }
+    texts = [option.text for option in question.options]
+    if question.kind == "choice":
+        return {
+            "type": "choice",
+            "choice": texts[winner],
+            "probabilities": dict(zip(texts, shares, strict=True)),
+            "confidence": confidence,
+        }
+    return {
+        "type": "score",
+        "score": answer.mean_level,
+        "legend": {str(index): text for index, text in enumerate(texts)},
+        "probabilities": {str(index): share for index, share in enumerate(shares)},
+        "confidence": confidence,
+    }
