@@ -23,7 +23,7 @@ from tidemill.protocol.decisions.openai_body import (
 )
 from tidemill.protocol.decisions.questions import Answer, Decision, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
-from tidemill.protocol.errors import InternalError
+from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
@@ -38,6 +38,7 @@ from .request_bounds import check_prompt_tokens
 
 # Beginnings of labels that are left out have this share of the labels' mass at most, together.
 _NEGLIGIBLE = 1e-7
+_MAX_READS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,24 @@ class DecisionReader:
     def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
         """Return a sequence of one new token for each read; `param` is the input's field."""
         questions = decision.asked
+        num_reads = len(questions) * (decision.debias or 1)
+        if num_reads > _MAX_READS:
+            raise RequestError(
+                f"{len(questions)} questions times `debias` are {num_reads:,} reads; the maximum "
+                f"is {_MAX_READS:,}: split the request.",
+                param="debias",
+            )
         reads = self._prompts.reads(decision, questions, _seed(decision))
         has_template = self._model.chat_template is not None
-        requests, num_tokens = [], 0
-        for read in reads:
-            prompt = self._prompts.prompt(decision, questions, read, metadata)
-            ids = self._tokenizer.encode(prompt, param, add_special_tokens=not has_template)
+        texts = [self._prompts.prompt(decision, questions, read, metadata) for read in reads]
+        prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
+        for ids in prompts:
             self._tokenizer.check_length(len(ids), param, num_to_come=1)
-            num_tokens += len(ids)
-            check_prompt_tokens(num_tokens, "questions")
-            requests.append(self._request(ids, (), read, decision, metadata))
+        check_prompt_tokens(sum(map(len, prompts)), "questions")
+        requests = [
+            self._request(ids, (), read, decision, metadata)
+            for ids, read in zip(prompts, reads, strict=True)
+        ]
         paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
         return Prepared(requests, DecisionReads(decision, questions, reads, paths), metadata)
 

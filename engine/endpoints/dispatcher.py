@@ -177,14 +177,18 @@ class Dispatcher:
         self, endpoint: FollowingEndpoint, prepared: Prepared[Any, Any], results: Sequence[Any]
     ) -> tuple[Prepared[Any, Any], Sequence[Any]]:
         """Return the requests and results of a body, with those that follow."""
-        while (extended := endpoint.follow_up(prepared, results)) is not None:
+        executor = self._finishing[prepared.metadata.priority]
+        while True:
+            size = sum(result.num_values for result in results)
+            extended = await executor.run(size, endpoint.follow_up, prepared, results)
+            if extended is None:
+                return prepared, results
             prepared = extended
             further = [
                 replace(request, priority=prepared.metadata.priority)
                 for request in prepared.requests[len(results) :]
             ]
             results = [*results, *await self._engine.generate(further)]
-        return prepared, results
 
     async def _chunks(
         self,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from tidemill.protocol.errors import RequestError
 
 from ..text.text_model import TextModel
@@ -9,6 +12,8 @@ from ..text.truncation import TruncatingTokenizer, Truncation
 
 # Shorter texts are tokenized unchecked: it takes a few milliseconds at most.
 _LONG_TEXT_CHARS = 20_000
+# No tokenizer joins a blank line and the letter after it.
+_PARAGRAPH = re.compile(r"\n\n(?=[A-Za-z])")
 
 
 class PromptTokenizer:
@@ -32,6 +37,31 @@ class PromptTokenizer:
             if self._reader is not None:
                 self._check_least(self._reader.least_tokens_of_longer(text) or 0, param)
         return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_branches(
+        self, texts: Sequence[str], param: str, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Return the token ids of each text; a long beginning that all share is tokenized once.
+
+        It is split off only if that gives the first text the same tokens.
+        """
+        whole = self.encode(texts[0], param, add_special_tokens=add_special_tokens)
+        starts = [match.end() for match in _PARAGRAPH.finditer(_common(texts))]
+        if len(texts) > 1 and starts:
+            heads, tails = texts[0][: starts[-1]], [text[starts[-1] :] for text in texts]
+            head = self.encode(heads, param, add_special_tokens=add_special_tokens)
+            branches = [
+                [*head, *self.encode(tail, param, add_special_tokens=False)] for tail in tails
+            ]
+            if branches[0] == whole:
+                return branches
+        return [
+            whole,
+            *(
+                self.encode(text, param, add_special_tokens=add_special_tokens)
+                for text in texts[1:]
+            ),
+        ]
 
     def encode_truncated(
         self, text: str, cut: Truncation, *, add_special_tokens: bool
@@ -60,3 +90,10 @@ class PromptTokenizer:
 
     def _too_long(self, words: str, param: str) -> RequestError:
         return RequestError(f"{self.limit}{words}", param=param, code="context_length_exceeded")
+
+
+def _common(texts: Sequence[str]) -> str:
+    """Return the longest common beginning of texts."""
+    first, last = min(texts), max(texts)
+    differing = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(differing, min(len(first), len(last)))]
