@@ -24,6 +24,7 @@ LAYOUTS: Final[tuple[Layout, ...]] = ("row_first", "questions_first")
 RESULT_NAMES: Final = ("usage", "error")
 """Result columns of all recipes with questions."""
 
+_PROBABILITIES: Final = "_probabilities"
 _LABEL: Final = "label"
 _LABEL_INSTRUCTIONS: Final = "Which label fits the input?"
 _KEYS: Final = ("name", "type", "instructions", "choices", "levels")
@@ -70,8 +71,7 @@ class TableQuestion:
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the names of its columns, the answer first."""
-        score = (f"{self.name}_score",) if self.kind == "score" else ()
-        return (self.name, *score, f"{self.name}_confidence", f"{self.name}_probabilities")
+        return _columns_of(self.name, has_score=self.kind == "score")
 
     @property
     def body(self) -> dict[str, Any]:
@@ -109,6 +109,23 @@ def questions_of(keys: Mapping[str, Any]) -> tuple[TableQuestion, ...]:
     return questions
 
 
+def question_columns_at_end(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the columns of each question whose columns are at the end of a table's."""
+    questions: list[tuple[str, ...]] = []
+    end = len(names)
+    while end:
+        name = names[end - 1].removesuffix(_PROBABILITIES)
+        forms = (_columns_of(name, has_score=has_score) for has_score in (False, True))
+        found = next(
+            (form for form in forms if (*names[max(0, end - len(form)) : end],) == form), None
+        )
+        if found is None:
+            break
+        questions.insert(0, found)
+        end -= len(found)
+    return questions
+
+
 def checked_layout(keys: Mapping[str, Any]) -> Layout:
     """Return the layout of the prompts; raises RecipeError for an unknown one."""
     layout: Layout = keys.get("question_layout") or TABLE_LAYOUT
@@ -127,6 +144,11 @@ def checked_permutations(keys: Mapping[str, Any]) -> int:
             f"`permutations` is {number!r}: it must be a whole number from 1 to {MAX_ORDERS}"
         )
     return number
+
+
+def _columns_of(name: str, *, has_score: bool) -> tuple[str, ...]:
+    score = (f"{name}_score",) if has_score else ()
+    return (name, *score, f"{name}_confidence", f"{name}{_PROBABILITIES}")
 
 
 def _list_of(keys: Mapping[str, Any], name: str, example: str) -> Sequence[Any]:

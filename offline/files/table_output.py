@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import compute
@@ -57,10 +57,13 @@ def _count_failed(usage: pa.Array, error: pa.Array, *, or_truncated: bool) -> in
     return int(compute.sum(failed).as_py() or 0)
 
 
-def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> None:
+def write_table(
+    table: TableInput, rows: Path, target: Path, form: TableFormat
+) -> list[dict[str, Any]]:
     """Write the table of all rows in a file of rows; `target` is replaced when it is complete.
 
-    Raises OutputLost if the disk is full.
+    Returns the distribution of the answers to each question of the recipe. Raises OutputLost if
+    the disk is full.
     """
     with rows.open("rb", buffering=_BUFFER_BYTES) as file:
         columns = ResultColumns(table.recipe, table.kept, ResultFacts.of_rows(file, table.recipe))
@@ -79,3 +82,4 @@ def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) 
             raise OutputLost(f"{target} cannot be written ({exc.strerror})") from exc
         finally:
             growing.unlink(missing_ok=True)
+    return [counts.summary() for counts in columns.counts]
