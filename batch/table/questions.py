@@ -253,9 +253,12 @@ def _option(place: str, field: str, given: Any) -> TableOption:
     key = _OPTION_KEYS[field]
     entry = given if isinstance(given, Mapping) else {key: given}
     value, description = entry.get(key), entry.get("description")
-    is_value = isinstance(value, str) or (isinstance(value, bool) and field == "choices")
     is_described = description is None or isinstance(description, str)
-    if not is_value or not is_described or entry.keys() - {key, "description"}:
+    if (
+        not (isinstance(value, str) or (isinstance(value, bool) and field == "choices"))
+        or not is_described
+        or entry.keys() - {key, "description"}
+    ):
         raise RecipeError(
             f"{place} has {_shown(given)} in `{field}`: each must be a text"
             f"{' or a boolean' * (field == 'choices')}, or {{{key} = '…', description = '…'}}"

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Final, Literal, get_args
 
+from tidemill.protocol.decisions.questions import Layout
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
@@ -26,7 +27,6 @@ from tidemill.protocol.routes import (
 from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
-    Layout,
     TableQuestion,
     checked_layout,
     checked_permutations,
