@@ -269,8 +269,8 @@ def _check_questions(
         alone = next((name for name in ("question_layout", "permutations") if name in keys), None)
         if alone is not None or route is DECISIONS:
             raise RecipeError(
-                f"{DECISIONS.name if alone is None else f'`{alone}`'} needs questions: add `ask`, "
-                "such as ask = ['damaged: Is an item damaged?']"
+                f"{DECISIONS.name if alone is None else f'`{alone}`'} needs questions: add --ask "
+                "or `ask`, such as 'damaged: Is an item damaged?'"
             )
         return
     if route is not DECISIONS:
