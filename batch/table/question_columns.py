@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from .questions import TableQuestion
-
-Probabilities = tuple[float, ...]
-"""Probabilities of a question's options, in their order."""
-
-
-def probabilities_of(question: TableQuestion, answer: Mapping[str, Any]) -> Probabilities | None:
-    """Return the probabilities in an answer of a decision's body; None for a refusal."""
-    if answer.get("type") == "refusal":
-        return None
-    if question.kind == "predicate":
-        return answer["probability"], 1 - answer["probability"]
-    return tuple(each["probability"] for each in answer["probabilities"])
-
-
-def winner_of(probabilities: Probabilities) -> int:
-    """Return the index of the most likely option; the first of equal ones."""
-    return max(range(len(probabilities)), key=probabilities.__getitem__)
+from .questions import Probabilities, TableQuestion, winner_of
 
 
 def question_fields(question: TableQuestion) -> list[pa.Field]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .question_columns import Probabilities, winner_of
-from .questions import TableQuestion
+from .questions import Probabilities, TableQuestion, winner_of
 
 LOW_MASS: Final = 0.1
 """Share of the whole vocabulary below which the labels hardly describe an answer."""

@@ -43,6 +43,10 @@ _TEMPLATE: Final = re.compile(r"\{\{|\{%")
 _MAX_SHOWN_CHARS: Final = 60
 
 
+Probabilities = tuple[float, ...]
+"""Probabilities of a question's options, in their order."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableOption:
     """One choice or level; its text names its probability in the output."""
@@ -124,6 +128,20 @@ def question_columns_at_end(names: Sequence[str]) -> list[tuple[str, ...]]:
         questions.insert(0, found)
         end -= len(found)
     return questions
+
+
+def probabilities_of(question: TableQuestion, answer: Mapping[str, Any]) -> Probabilities | None:
+    """Return the probabilities in an answer of a decision's body; None for a refusal."""
+    if answer.get("type") == "refusal":
+        return None
+    if question.kind == "predicate":
+        return answer["probability"], 1 - answer["probability"]
+    return tuple(each["probability"] for each in answer["probabilities"])
+
+
+def winner_of(probabilities: Probabilities) -> int:
+    """Return the index of the most likely option; the first of equal ones."""
+    return max(range(len(probabilities)), key=probabilities.__getitem__)
 
 
 def checked_layout(keys: Mapping[str, Any]) -> Layout:

@@ -26,8 +26,9 @@ from tidemill.protocol.routes import (
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
 from .errors import RecipeError
-from .question_columns import probabilities_of, question_columns, question_fields
+from .question_columns import question_columns, question_fields
 from .question_counts import QuestionCounts
+from .questions import probabilities_of
 from .recipe import Recipe, VectorType
 
 PREFIX: Final = "output_"
