@@ -6,8 +6,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.batch.table.question_counts import wording_fault
-
 from ..console.errors import Refused
 from ..console.terminal import log
 from ..files.paths import check_paths
@@ -64,8 +62,6 @@ def finish_table(options: RunOptions, table: TableInput, tally: Tally) -> None:
         return
     target, form = options.table.output, options.table.output_format
     tally.questions = write_table(table, rows, target, form)
-    for fault in filter(None, map(wording_fault, tally.questions)):
-        log(f"warning: {fault}")
     again = _retry(options.table.output)
     if tally.rows_failed:
         way = "--resume --retry-failed" if options.no_card else f"`{again}`"
