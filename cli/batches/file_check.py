@@ -41,6 +41,10 @@ _MORE_NAMES = (
     "Use one of these, or add a name: with `aliases` in a deployment's configuration, or with "
     "`tidemill serve --served-model-name`."
 )
+_TEXT_FIELDS = (
+    *("content", "text"),
+    *("instructions", "choices", "levels", "value", "label", "description"),  # of questions
+)
 _SHOWN_BYTES = 2**20
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 
@@ -87,7 +91,7 @@ class FileReport:
         route = find_route(line.url)
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1
-        size = sum(_size_of(line.body.get(name)) for name in PROMPT_FIELDS)
+        size = sum(_size_of(line.body.get(name)) for name in (*PROMPT_FIELDS, "questions"))
         self.input_tokens += -(-size // BYTES_A_TOKEN)
         most = max_output_tokens(line.body) if route in _WRITING else 0
         self.num_unlimited += most is None
@@ -217,5 +221,5 @@ def _size_of(value: Any) -> int:
     if isinstance(value, list):
         return sum(_size_of(item) for item in value)
     if isinstance(value, dict):
-        return sum(_size_of(value[name]) for name in ("content", "text") if name in value)
+        return sum(_size_of(value[name]) for name in _TEXT_FIELDS if name in value)
     return BYTES_A_TOKEN if isinstance(value, int) else 0

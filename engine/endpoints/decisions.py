@@ -9,7 +9,7 @@ enough to matter. No token of an answer is generated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -284,16 +284,21 @@ def _mean(answers: Sequence[Answer]) -> Answer:
     return replace(mean, agreement=agreeing / count)
 
 
-def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
-    """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
-    prompts = sorted(request.prompt_ids for request in prepared.requests)
+def num_distinct_tokens(prompts: Iterable[Sequence[int]]) -> int:
+    """Return the tokens of prompts, with beginnings that several of them share counted once."""
     total, before = 0, list[int]()
-    for prompt in prompts:
+    for prompt in sorted(map(list, prompts)):
         shared = next(
             (i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b),
             min(len(before), len(prompt)),
         )
         total, before = total + len(prompt) - shared, prompt
+    return total
+
+
+def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+    """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
+    prompts = [request.prompt_ids for request in prepared.requests]
+    total, summed = num_distinct_tokens(prompts), sum(map(len, prompts))
     cached = sum(result.num_cached_tokens for result in results)
-    summed = sum(map(len, prompts))
     return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
+from tidemill.engine.endpoints.decisions import DecisionReads, num_distinct_tokens
 from tidemill.engine.endpoints.dispatcher import find_endpoint
 from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.engine.model.config.device import (
@@ -146,6 +147,12 @@ def count_prompt_tokens(
         except RequestError as exc:
             tokens.failing.add(exc.message, line.number)
             tokens.refused.add(place)
+            continue
+        if isinstance(
+            prepared.context, DecisionReads
+        ):  # reads share a beginning, and write nothing
+            reads = (request.prompt_ids for request in prepared.requests)
+            tokens.counts.append(num_distinct_tokens(reads))
             continue
         num_choices = body.get("n") or 1
         prompts = [len(request.prompt_ids) for request in prepared.requests[::num_choices]]

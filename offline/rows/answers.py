@@ -61,6 +61,9 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer((text,), num_tokens=tokens)
     if isinstance(items := body.get("output"), list):
         return Answer((_text_of_output(items),), (), (_reason(body.get("status")),), tokens)
+    if isinstance(answers := body.get("answers"), list):
+        named = [answer for answer in answers if isinstance(answer, dict)]
+        return Answer(tuple(map(_text_of_decision, named)), num_tokens=tokens)
     rest = {name: value for name, value in body.items() if name not in _NOT_COMPARED}
     return Answer((_json(rest),), num_tokens=tokens)
 
@@ -116,6 +119,16 @@ def _text_of(choice: Mapping[str, Any]) -> str:
     if isinstance(calls, list):
         texts += [_json(call.get("function")) for call in calls if isinstance(call, dict)]
     return "\n".join(filter(None, texts))
+
+
+def _text_of_decision(answer: Mapping[str, Any]) -> str:
+    """Return the name of a question and its most likely option, without probabilities."""
+    value = answer.get("choice")
+    if isinstance(share := answer.get("probability"), float):
+        value = share >= 1 / 2
+    elif "score" in answer and isinstance(levels := answer.get("probabilities"), list):
+        value = max(levels, key=lambda level: level["probability"])["label"]
+    return f"{answer.get('name')}: {_as_text(value)}"
 
 
 def _text_of_output(items: Sequence[Any]) -> str:

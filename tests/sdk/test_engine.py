@@ -177,6 +177,19 @@ def test_a_table_is_answered(engine: Engine) -> None:
         engine.answer_table(pa.table({"q": far}), prompt="{{ q }}")
 
 
+def test_questions_about_a_table_are_answered(engine: Engine) -> None:
+    """`ask` is a list of questions, or one of them."""
+    table = pa.table({"q": ["My lamp is broken.", "Where is my parcel?"]})
+    found = engine.answer_table(table, ask=["broken: Is it broken?", "team = a|b: Which team?"])
+    assert [found.schema.field(name).type for name in ("broken", "team")] == [
+        pa.bool_(),
+        pa.string(),
+    ]
+    assert {*found.column("team").to_pylist()} <= {"a", "b"}
+    found = engine.answer_table(table, ask="broken: Is it broken?", keep=[])
+    assert found.column_names[:2] == ["broken", "broken_confidence"]
+
+
 def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> None:
     """A Series needs the name of its column, and a path that of a table."""
     pd = pytest.importorskip("pandas")
