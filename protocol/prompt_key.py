@@ -18,6 +18,8 @@ PROMPTS = (*PROMPT_FIELDS, "file")
 def prompt_key(body: Mapping[str, Any]) -> bytes:
     """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
     names = [name for name in PROMPTS if name in body]
+    if body.get("question_layout") == "questions_first" and "questions" in body:
+        names.insert(0, "questions")
     # Fields that are rendered before the conversation come before it.
     return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..chat import free_names
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
 from ..parts import IMAGE
@@ -23,6 +23,9 @@ from .questions import (
     Option,
     Part,
     Question,
+    TemplateVariables,
+    check_size,
+    checked_text,
     merged,
     text_of_json,
 )
@@ -45,6 +48,12 @@ class SystemOneQuestion(BaseModel):
     criteria: Any = None
 
 
+def _named(questions: dict[str, SystemOneQuestion]) -> dict[str, SystemOneQuestion]:
+    if "" in questions:
+        raise ValueError("must not have an empty name")
+    return questions
+
+
 class SystemOneRequest(BaseModel):
     """The body of a request to `/v1/systemone`.
 
@@ -56,11 +65,13 @@ class SystemOneRequest(BaseModel):
     model: str | None = None
     state: Any
     questions: Annotated[
-        dict[_Filled, SystemOneQuestion], Field(min_length=1, max_length=MAX_QUESTIONS)
+        dict[Text, SystemOneQuestion],
+        Field(min_length=1, max_length=MAX_QUESTIONS),
+        AfterValidator(_named),
     ]
     instructions: Text | None = None
     images: list[Annotated[str, AfterValidator(_image_url)]] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     cache_salt: _Filled | None = None
 
     question_layout: Layout | None = None
@@ -69,36 +80,40 @@ class SystemOneRequest(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse criteria of a wrong form."""
-        if not self.asked or not self.state_parts:
+        """Refuse criteria of a wrong form, and an empty state."""
+        check_size(self)
+        if not self.state_parts:
             raise RequestError("`state` must not be empty.", param="state")
         return self
 
-    @property
+    @cached_property
     def state_parts(self) -> list[Part]:
         """Return the input that the questions are about: the images, then the state's text."""
         images = [Image(f"images.{place}", url) for place, url in enumerate(self.images or ())]
-        return merged([*images, text_of_json(self.state)])
+        return merged([*images, text_of_json(self.state, "state")])
 
-    @property
+    @cached_property
     def asked(self) -> list[Question]:
         """Return the questions in their order; raise `RequestError` for invalid criteria."""
         return [_question(name, question) for name, question in self.questions.items()]
 
 
 def _question(name: str, question: SystemOneQuestion) -> Question:
-    text = text_of_json(question.instructions)
+    path = f"questions.{name}.instructions"
+    text = "" if question.instructions is None else text_of_json(question.instructions, path)
     if not text.strip():
-        path = f"questions.{name}.instructions"
         raise RequestError(f"`{path}` is required.", param=path)
-    options = _OPTIONS[question.type](f"questions.{name}.criteria", question.criteria)
+    path = f"questions.{name}.criteria"
+    options = _OPTIONS[question.type](path, question.criteria)
+    for option in options:
+        checked_text(f"{option.text}{option.description}", path)
     return Question(_KINDS[question.type], (text,), options)
 
 
 def _choices(path: str, criteria: object) -> tuple[Option, ...]:
     if not isinstance(criteria, dict) or not _all_texts(criteria.values(), or_null=True):
         raise _wrong(path, "an object of descriptions (or null) by option")
-    _check_number(path, len(criteria), "options")
+    _check_number(path, len(criteria), "options", least=1)
     if "" in criteria:
         raise _wrong(path, "an object without an empty option")
     return tuple(Option(text, description) for text, description in criteria.items())
@@ -120,7 +135,7 @@ def _levels(path: str, criteria: object) -> tuple[Option, ...]:
         raise _wrong(path, "a list of levels, the lowest first")
     if len(set(criteria)) < len(criteria):
         raise _wrong(path, "a list of distinct levels")
-    _check_number(path, len(criteria), "levels")
+    _check_number(path, len(criteria), "levels", least=2)
     return tuple(map(Option, criteria))
 
 
@@ -131,10 +146,10 @@ def _all_texts(values: Any, *, or_null: bool = False) -> bool:
     return all(isinstance(value, str) or (or_null and value is None) for value in values)
 
 
-def _check_number(path: str, count: int, what: str) -> None:
-    if not 2 <= count <= MAX_OPTIONS:
+def _check_number(path: str, count: int, what: str, *, least: int) -> None:
+    if not least <= count <= MAX_OPTIONS:
         raise RequestError(
-            f"`{path}` must have 2 to {MAX_OPTIONS} {what}; got {count}.", param=path
+            f"`{path}` must have {least} to {MAX_OPTIONS} {what}; got {count}.", param=path
         )
 
 
