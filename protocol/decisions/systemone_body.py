@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
@@ -48,10 +56,23 @@ class SystemOneQuestion(BaseModel):
     criteria: Any = None
 
 
-def _named(questions: dict[str, SystemOneQuestion]) -> dict[str, SystemOneQuestion]:
-    if "" in questions:
+_Questions = dict[str, SystemOneQuestion]
+
+
+def _one_by_one(value: object, validate: ValidatorFunctionWrapHandler) -> _Questions:
+    """Validate questions up to the first with a fault."""
+    if not isinstance(value, dict):
+        return cast("_Questions", validate(value))
+    if not value:
+        raise ValueError("must not be empty")
+    if len(value) > MAX_QUESTIONS:
+        raise ValueError(f"must not have more than {MAX_QUESTIONS} items")
+    if "" in value:
         raise ValueError("must not have an empty name")
-    return questions
+    checked: _Questions = {}
+    for name, question in value.items():
+        checked |= validate({name: question})
+    return checked
 
 
 class SystemOneRequest(BaseModel):
@@ -64,13 +85,11 @@ class SystemOneRequest(BaseModel):
 
     model: str | None = None
     state: Any
-    questions: Annotated[
-        dict[Text, SystemOneQuestion],
-        Field(min_length=1, max_length=MAX_QUESTIONS),
-        AfterValidator(_named),
-    ]
+    questions: Annotated[dict[Text, SystemOneQuestion], WrapValidator(_one_by_one)]
     instructions: Text | None = None
-    images: list[Annotated[str, AfterValidator(_image_url)]] | None = None
+    images: (
+        Annotated[list[Annotated[str, AfterValidator(_image_url)]], Field(fail_fast=True)] | None
+    ) = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_salt: _Filled | None = None
 
