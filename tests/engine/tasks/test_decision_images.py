@@ -58,7 +58,7 @@ async def decide(served: Dispatcher, given: object, *questions: object, **fields
 
 
 async def test_an_image_is_placed_as_in_a_chat(served: Dispatcher) -> None:
-    """The prompt has the tokens of a chat with the same parts, and its answer depends on the image."""
+    """The prompt has the tokens of a chat with the same parts; the answer depends on the image."""
     image, other = (inline(encoded(picture(60, 60, seed))) for seed in (1, 2))
     probabilities = []
     for url in (image, other, image):
