@@ -8,7 +8,7 @@ share the questions, the reads of a request share the questions and the input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -96,7 +96,8 @@ class DecisionPrompts:
     def content(self, decision: Decision, questions: Sequence[Question], read: Read) -> list[Part]:
         """Return the parts of a read's prompt, without the marks of the chat template."""
         if decision.question_layout == "questions_first":
-            return merged(_questions_first(decision, questions, read))
+            given = self._given_reads(questions, read)
+            return merged(_questions_first(decision, questions, read, given))
         return merged(_row_first(decision, questions[read.question], read))
 
     def _answer_start(self, prompt: str) -> str:
@@ -108,6 +109,18 @@ class DecisionPrompts:
             return ""
         opened = "" if prompt.rstrip().endswith(reasoning.opens) else reasoning.opens[0]
         return f"{opened}\n{reasoning.closes[0]}\n\n"
+
+    def _given_reads(self, questions: Sequence[Question], read: Read) -> list[Read]:
+        """Return a read of each question in the given order of its options, without its tree.
+
+        It is how the questions are shown before the input, the same for all reads.
+        """
+        reads = []
+        for number, question in enumerate(questions):
+            order = tuple(range(len(question.options)))
+            places, labels = _places(question.kind, order), self._labels_of(question)
+            reads.append(replace(read, question=number, order=order, labels=labels, places=places))
+        return reads
 
     def _labels_of(self, question: Question) -> tuple[str, ...]:
         count = len(question.options)
@@ -160,7 +173,7 @@ def _row_first(decision: Decision, question: Question, read: Read) -> Iterator[P
 
 
 def _questions_first(
-    decision: Decision, questions: Sequence[Question], read: Read
+    decision: Decision, questions: Sequence[Question], read: Read, given: Sequence[Read]
 ) -> Iterator[Part]:
     # With several orders, the labels come after the input: the questions are then the same.
     has_orders = (decision.debias or 1) > 1
@@ -169,8 +182,10 @@ def _questions_first(
     for number, question in enumerate(questions):
         yield "Question: " if len(questions) == 1 else f"Question {number + 1}: "
         yield from question.instructions
-        yield from _option_lines(question, None if has_orders else read)
-        yield f"\n{_ask(question, read)}\n\n"
+        yield from _option_lines(question, None if has_orders else given[number])
+        if not (has_orders and question.kind == "predicate"):
+            yield f"\n{_ask(question, given[number])}"
+        yield "\n\n"
     yield "Input:\n"
     yield from decision.state_parts
     yield "\n\n"
@@ -196,7 +211,7 @@ def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
 
 def _short_options(question: Question, read: Read) -> str:
     if question.kind == "predicate":
-        return ""
+        return f"{_ask(question, read)}\n"
     labelled = [f"{read.label(index)}: {question.options[index].text}" for index in read.order]
     return "\n".join(labelled) + "\n"
 
