@@ -51,7 +51,10 @@ def bodies(num_rows: int, num_questions: int, layout: str) -> Iterator[dict[str,
                 yield {
                     "model": SERVED,
                     "messages": [{"role": "user", "content": content}],
-                    "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 5,
+                    "max_tokens": 1,
+                    "temperature": 0,
+                    "logprobs": True,
+                    "top_logprobs": 5,
                 }
             continue
         asked = {

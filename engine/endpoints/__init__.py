@@ -51,7 +51,7 @@ def text_endpoints(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    reader = DecisionReader(model, parsers)
+    reader = DecisionReader(model, parsers, image_support)
     decisions = (Decisions(reader), SystemOne(reader))
     return (chat, completions, GenerativeScoring(model), *decisions)
 

@@ -82,11 +82,7 @@ class DecisionPrompts:
         metadata: RequestMetadata,
     ) -> str:
         """Return the text of a read's prompt, up to the first token of the answer."""
-        if decision.question_layout == "questions_first":
-            parts = _questions_first(decision, questions, read, self._given_reads(questions, read))
-        else:
-            parts = _row_first(decision, questions[read.question], read)
-        content = merged(parts)
+        content = self.content(decision, questions, read)
         if self._chats is None:
             return _plain(content)
         request = ChatCompletionRequest.model_construct(
@@ -96,6 +92,13 @@ class DecisionPrompts:
         )
         prompt = self._chats.prompt_text(request, metadata.created)
         return prompt + self._answer_start(prompt)
+
+    def content(self, decision: Decision, questions: Sequence[Question], read: Read) -> list[Part]:
+        """Return the parts of a read's prompt, without the marks of the chat template."""
+        if decision.question_layout == "questions_first":
+            given = self._given_reads(questions, read)
+            return merged(_questions_first(decision, questions, read, given))
+        return merged(_row_first(decision, questions[read.question], read))
 
     def _answer_start(self, prompt: str) -> str:
         """Return the marks that end the reasoning, which a prompt may have opened."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
@@ -21,9 +23,10 @@ from tidemill.protocol.decisions.openai_body import (
     decision_body,
     decision_usage,
 )
-from tidemill.protocol.decisions.questions import Answer, Decision, Question
+from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
-from tidemill.protocol.errors import InternalError, RequestError
+from tidemill.protocol.errors import InternalError
+from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
@@ -31,14 +34,18 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
+from .backpressure import MAX_BYTES_AT_ONCE, body_size
 from .decision_prompts import DecisionPrompts, Read
 from .endpoint import Prepared, RequestMetadata
+from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
 from .prompt_tokens import PromptTokenizer
-from .request_bounds import check_prompt_tokens
+from .request_bounds import check_prompt_chars, check_prompt_tokens
+
+if TYPE_CHECKING:
+    from ..media.image_resize import ResizedImage
 
 # Beginnings of labels that are left out have this share of the labels' mass at most, together.
 _NEGLIGIBLE = 1e-7
-_MAX_READS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +68,75 @@ _Prepared = Prepared[SequenceRequest, DecisionReads]
 class DecisionReader:
     """Prepares the reads of decisions, and combines their results; shared by both endpoints."""
 
-    def __init__(self, model: TextModel, parsers: ParserSet) -> None:
+    def __init__(
+        self, model: TextModel, parsers: ParserSet, image_support: ImageSupport | None = None
+    ) -> None:
         self._model = model
         self._prompts = DecisionPrompts(model, parsers)
         self._tokenizer = PromptTokenizer(model)
+        self._images = ImageInputs(model.tokenizer, image_support)
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence of one new token for each read; `param` is the input's field."""
+    def fetched(
+        self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
+    ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images.
+
+        A very long body is not searched here: its parts are parsed in a thread.
+        """
+        is_short = body_size(body) <= MAX_BYTES_AT_ONCE
+        if is_short and not has_decision_images(body):
+            return None
+        return self._images.fetched(body, lambda body: _placed_urls(read_body(kind, body)))
+
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
+        """Return a sequence of one new token for each read; `param` is the input's field.
+
+        `body` contains the fetched images.
+        """
         questions = decision.asked
-        num_reads = len(questions) * (decision.debias or 1)
-        if num_reads > _MAX_READS:
-            raise RequestError(
-                f"{len(questions)} questions times `debias` are {num_reads:,} reads; the maximum "
-                f"is {_MAX_READS:,}: split the request.",
-                param="debias",
-            )
         reads = self._prompts.reads(decision, questions, _seed(decision))
+        images, num_bytes = self._images_of(decision, questions, reads, body)
         has_template = self._model.chat_template is not None
-        texts = [self._prompts.prompt(decision, questions, read, metadata) for read in reads]
+        texts, num_chars = list[str](), 0
+        for read, shown in zip(reads, images, strict=True):
+            text = self._prompts.prompt(decision, questions, read, metadata)
+            if not texts:  # all others have the same input
+                self._tokenizer.check_text(text, param)
+            num_chars += len(text)
+            check_prompt_chars(num_chars, "questions")
+            texts.append(self._images.expand_marks(text, shown, param))
         prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
-        for ids in prompts:
-            self._tokenizer.check_length(len(ids), param, num_to_come=1)
-        check_prompt_tokens(sum(map(len, prompts)), "questions")
-        requests = [
-            self._request(ids, (), read, decision, metadata)
-            for ids, read in zip(prompts, reads, strict=True)
-        ]
+        requests = []
+        for ids, read, shown in zip(prompts, reads, images, strict=True):
+            placed_ids, placed = self._images.place(ids, shown, param)
+            self._tokenizer.check_length(len(placed_ids), param, num_to_come=1)
+            request = self._request(placed_ids, (), read, decision, metadata)
+            requests.append(replace(request, images=placed) if placed else request)
+        check_prompt_tokens(sum(len(request.prompt_ids) for request in requests), "questions")
         paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
-        return Prepared(requests, DecisionReads(decision, questions, reads, paths), metadata)
+        context = DecisionReads(decision, questions, reads, paths)
+        return Prepared(requests, context, metadata, num_bytes)
+
+    def _images_of(
+        self,
+        decision: Decision,
+        questions: Sequence[Question],
+        reads: Sequence[Read],
+        body: Mapping[str, Any],
+    ) -> tuple[list[list[ResizedImage]], int]:
+        """Return the images of each read's prompt in their order, and their bytes."""
+        if not _placed_urls(decision):
+            return [[] for _ in reads], 0
+        decoded: dict[str, ResizedImage] = {}
+        images = [
+            self._images.decode(
+                _placed(self._prompts.content(decision, questions, read)), body, decoded
+            )
+            for read in reads
+        ]
+        return images, sum(image.pixels.nbytes for image in decoded.values())
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Add sequences after beginnings of labels that are likely enough to matter."""
@@ -100,9 +148,8 @@ class DecisionReader:
             for path in _likely_beginnings(read, known[number]):
                 if len(prompt) + len(path) < self._model.max_model_len:
                     ids = [*prompt, *path]
-                    requests.append(
-                        self._request(ids, path, read, context.decision, prepared.metadata)
-                    )
+                    longer = self._request(ids, path, read, context.decision, prepared.metadata)
+                    requests.append(replace(longer, images=requests[number].images))
                     paths.append((number, path))
         if len(paths) == len(context.paths):
             return None
@@ -140,8 +187,14 @@ class DecisionReader:
 class _DecisionEndpoint:
     """Fields that both endpoints share."""
 
+    kind: type[DecisionRequest | SystemOneRequest]
+
     def __init__(self, reader: DecisionReader) -> None:
         self._reader = reader
+
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        return self._reader.fetched(body, self.kind)
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Add sequences after beginnings of labels that are likely enough to matter."""
@@ -152,10 +205,11 @@ class Decisions(_DecisionEndpoint):
     """OpenAI's Decisions API."""
 
     route: Route = DECISIONS
+    kind = DecisionRequest
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each read of each question."""
-        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata)
+        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata, body)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answers in the order of the questions."""
@@ -176,10 +230,11 @@ class SystemOne(_DecisionEndpoint):
     """TypeSafe's System One."""
 
     route: Route = SYSTEM_ONE
+    kind = SystemOneRequest
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each read of each question."""
-        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata)
+        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata, body)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answers by the names of their questions."""
@@ -195,6 +250,16 @@ class SystemOne(_DecisionEndpoint):
             input_tokens=usage.prompt_tokens,
         )
         return Reply(200, body, usage)
+
+
+def _placed(content: Iterable[Part]) -> list[PlacedUrl]:
+    return [(part.place, part.url) for part in content if isinstance(part, Image)]
+
+
+def _placed_urls(decision: Decision) -> list[PlacedUrl]:
+    """Return all images of a decision."""
+    of_questions = chain.from_iterable(question.instructions for question in decision.asked)
+    return _placed([*decision.state_parts, *of_questions])
 
 
 def _seed(decision: Decision) -> int:
@@ -284,21 +349,22 @@ def _mean(answers: Sequence[Answer]) -> Answer:
     return replace(mean, agreement=agreeing / count)
 
 
-def num_distinct_tokens(prompts: Iterable[Sequence[int]]) -> int:
-    """Return the tokens of prompts, with beginnings that several of them share counted once."""
+def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+    """Return the usage; tokens that prompts share count once."""
+    prompts = [request.prompt_ids for request in prepared.requests]
+    total = num_distinct_tokens(prompts)
+    cached = sum(result.num_cached_tokens for result in results)
+    summed = sum(map(len, prompts))
+    return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))
+
+
+def num_distinct_tokens(prompts: Iterable[list[int]]) -> int:
+    """Return the number of tokens of prompts, with those that prompts share counted once."""
     total, before = 0, list[int]()
-    for prompt in sorted(map(list, prompts)):
+    for prompt in sorted(prompts):
         shared = next(
             (i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b),
             min(len(before), len(prompt)),
         )
         total, before = total + len(prompt) - shared, prompt
     return total
-
-
-def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
-    """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
-    prompts = [request.prompt_ids for request in prepared.requests]
-    total, summed = num_distinct_tokens(prompts), sum(map(len, prompts))
-    cached = sum(result.num_cached_tokens for result in results)
-    return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
-_PROMPT_FIELDS = ("prompt", "input", "text_1", "query", "queries")
+_PROMPT_FIELDS = ("prompt", "input", "state", "text_1", "query", "queries")
 
 
 def request_text(body: Mapping[str, Any]) -> str:

@@ -57,6 +57,28 @@ def test_an_answer_is_the_body_of_a_response(engine: Engine) -> None:
     assert body["object"] == "text_completion"
 
 
+def test_decisions_about_many_inputs_are_in_their_order(engine: Engine) -> None:
+    """An input is text or items; a failed one has its error in its place."""
+    choice = {
+        "type": "choice",
+        "instructions": "Which?",
+        "choices": [{"value": True}, {"value": 7}],
+    }
+    questions = ["Is a city named?", {**choice, "choices": [{"value": True}, {"value": "x"}]}]
+    items = [{"role": "user", "content": "Paris"}]
+    text, same, failed = engine.decide_many(["Paris", items, ""], questions, progress=False)
+    assert isinstance(text, list)
+    assert isinstance(same, list)
+    assert [answer["type"] for answer in text] == ["predicate", "choice"]
+    assert same[0]["probability"] == pytest.approx(text[0]["probability"], abs=1e-5)
+    assert isinstance(failed, RequestFailed)
+    assert failed.param == "input"
+    with pytest.raises(RequestFailed, match="must be a valid string"):
+        engine.decide("Paris", [choice])
+    [answer] = engine.decide("Paris", questions[1:], debias=2)
+    assert isinstance(answer["choice"], (bool, str))
+
+
 def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> None:
     """With status, code and parameter, as of the API."""
     with pytest.raises(RequestFailed, match="`messages` must be") as caught:
