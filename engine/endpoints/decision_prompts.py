@@ -20,16 +20,19 @@ from tidemill.protocol.parts import ImagePart, ImageUrl, TextPart
 
 from ..parsers.harmony import HARMONY
 from ..parsers.registry import ParserSet
-from ..text.label_tokens import LabelTokens, LabelTree
+from ..text.label_tokens import NO_LABELS, LabelTokens, LabelTree
 from ..text.text_model import TextModel
 from .chat_preprocessor import ChatPreprocessor
 from .endpoint import RequestMetadata
 
 _ASKS: dict[Kind, str] = {
-    "predicate": "Answer only with {labels}.",
+    "predicate": "Answer only with one letter: {labels}.",
     "choice": "Answer only with the letter of the best option.",
     "score": "Answer only with the number of the level.",
 }
+# Letters have one spelling only, which one read covers; `Yes` may begin with `Y` or `Ye`.
+YES_AND_NO = ("Y", "N")
+_MEANINGS = ("yes", "no")
 _CODES = "Answer only with the letters of the best option."
 # As many orders as a few options have.
 _NUM_ORDERS = (1, 1, 2, 6, 24, 120)
@@ -46,7 +49,7 @@ class Read:
     order: tuple[int, ...]
     labels: tuple[str, ...]
     places: tuple[int, ...]
-    tree: LabelTree
+    tree: LabelTree = NO_LABELS
 
     def label(self, option: int) -> str:
         """Return the label of an option."""
@@ -63,16 +66,22 @@ class DecisionPrompts:
         self._labels = LabelTokens(model)
 
     def reads(self, decision: Decision, questions: Sequence[Question], seed: int) -> list[Read]:
-        """Return the reads of all questions, each in as many orders as the request asks for."""
+        """Return the reads of all questions, each in as many orders as the request asks for.
+
+        They have no trees yet: see `with_tree`.
+        """
         reads = []
         for number, question in enumerate(questions):
             labels = self._labels_of(question)
-            tree = self._labels.tree(labels)
             count = len(question.options)
             for order in orders(count, decision.debias or 1, Random(f"{seed} {number}")):  # noqa: S311
                 places = _places(question.kind, order)
-                reads.append(Read(number, order, labels, places, tree))
+                reads.append(Read(number, order, labels, places))
         return reads
+
+    def with_tree(self, read: Read, prompt: str) -> Read:
+        """Return a read with the ways to spell its labels after the end of its prompt."""
+        return replace(read, tree=self._labels.tree(read.labels, after_space=prompt[-1:].isspace()))
 
     def prompt(
         self,
@@ -125,7 +134,7 @@ class DecisionPrompts:
     def _labels_of(self, question: Question) -> tuple[str, ...]:
         count = len(question.options)
         if question.kind == "predicate":
-            return ("Yes", "No")
+            return YES_AND_NO
         letters, levels = self._labels.letters, self._labels.levels
         return letters(count) if question.kind == "choice" else levels(count)
 
@@ -202,7 +211,8 @@ def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
         option = question.options[index]
         if question.kind == "predicate":
             if option.description:
-                yield f"\n{option.text}: {option.description}"
+                label = option.text if read is None else read.label(index)
+                yield f"\n{label}: {option.description}"
             continue
         label = "-" if read is None else f"{read.label(index)}:"
         described = f" ({option.description})" if option.description else ""
@@ -218,9 +228,8 @@ def _short_options(question: Question, read: Read) -> str:
 
 def _ask(question: Question, read: Read) -> str:
     if question.kind == "predicate":
-        return _ASKS["predicate"].format(
-            labels=" or ".join(read.label(index) for index in read.order)
-        )
+        meanings = [f"{read.label(index)} for {_MEANINGS[index]}" for index in read.order]
+        return _ASKS["predicate"].format(labels=" or ".join(meanings))
     is_coded = any(len(label) > 1 for label in read.labels)
     return _CODES if is_coded else _ASKS[question.kind]
 

@@ -108,6 +108,9 @@ class DecisionReader:
             check_prompt_chars(num_chars, "questions")
             texts.append(self._images.expand_marks(text, shown, param))
         prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
+        reads = [
+            self._prompts.with_tree(read, text) for read, text in zip(reads, texts, strict=True)
+        ]
         requests = []
         for ids, read, shown in zip(prompts, reads, images, strict=True):
             placed_ids, placed = self._images.place(ids, shown, param)

@@ -50,7 +50,7 @@ def test_a_prompt_ends_after_the_reasoning(template: str, reasoning: str, end: s
     parsers = select_parsers(template, reasoning=reasoning)
     [prompt] = prompts(template, parsers)
     assert prompt.startswith("[user]The box is torn.")
-    assert prompt.endswith(f"Yes or No.{end}")
+    assert prompt.endswith(f"Y for yes or N for no.{end}")
     off = {"chat_template_kwargs": {"thinking": False, "thinking_budget": 0}}
     assert prompts(template, parsers, **off) == [prompt]
 
@@ -59,7 +59,7 @@ def test_a_model_without_a_template_reads_plain_text() -> None:
     """Both layouts end with a word that the answer follows."""
     [prompt] = prompts(None, ParserSet())
     assert prompt.startswith("The box is torn.\n\nQuestion: Torn?")
-    assert prompt.endswith("Yes or No.\n\nAnswer:")
+    assert prompt.endswith("Y for yes or N for no.\n\nAnswer:")
     [prompt] = prompts(None, ParserSet(), question_layout="questions_first")
     assert prompt.startswith("Question: Torn?")
     assert prompt.endswith("The box is torn.\n\nAnswer:")
