@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
@@ -69,28 +70,29 @@ def count(_frame, event, _argument):
 sys.setprofile(count)
 __import__(sys.argv[2])
 sys.setprofile(None)
-print(calls)
+print(callable(sys.modules[sys.argv[2]].handler), calls)
 """
 
 
-# Of another processor the same code fills the bundle, with more to fetch.
+# The same code fills a bundle for another processor or Python, with more to fetch.
 @pytest.fixture(
     scope="session",
     params=[
-        pytest.param(name, marks=[] if name == host_processor() else pytest.mark.long)
-        for name in MACHINES
+        pytest.param((host_processor(), python_version()), id="native"),
+        *(pytest.param((name, LAMBDA_PYTHON), id=name, marks=pytest.mark.long) for name in MACHINES),
     ],
 )
-def machine(request: pytest.FixtureRequest) -> Processor:
-    """Return each kind of processor in turn."""
-    found: Processor = request.param
+def target(request: pytest.FixtureRequest) -> tuple[Processor, str]:
+    """Return the processor and the Python of each bundle in turn."""
+    found: tuple[Processor, str] = request.param
     return found
 
 
 @pytest.fixture(scope="session")
-def folder(machine: Processor) -> Path:
-    """Return the bundle for a kind of processor."""
-    return build(machine)
+def folder(target: tuple[Processor, str]) -> Path:
+    """Return the bundle for a kind of processor and a version of Python."""
+    machine, python = target
+    return build(machine, python=python)
 
 
 @pytest.fixture(scope="session")
@@ -228,13 +230,13 @@ def test_byte_code_names_no_folder_of_this_machine(native: Path) -> None:
     assert [path for path in compiled if here in path.read_bytes()] == []
 
 
-def test_libraries_are_for_the_processor(folder: Path, machine: Processor) -> None:
+def test_libraries_are_for_the_processor(folder: Path, target: tuple[Processor, str]) -> None:
     """Compiled code is for the processor of the functions."""
     libraries = list(folder.rglob("*.so"))
     assert libraries
     for library in libraries:
         (number,) = struct.unpack("<H", library.read_bytes()[18:20])
-        assert number == MACHINES[machine], library
+        assert number == MACHINES[target[0]], library
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -263,13 +265,16 @@ def test_wheels_run_on_the_glibc_of_the_runtime(native: Path, layer: Path) -> No
 # How it runs
 
 
+@cache
+def imported(native: Path, name: str) -> list[str]:
+    """Import a handler once; return whether it can be called, and the number of calls."""
+    return run(COUNTED, native, f"tidemill.handler.lambdas.{name}").split()
+
+
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_handler_imports_from_the_bundle_alone(native: Path, name: str) -> None:
     """A handler needs the standard library, the bundle and no variable to be imported."""
-    code = (
-        f"{LOADED}import tidemill.handler.lambdas.{name} as module; print(callable(module.handler))"
-    )
-    assert run(code, native).strip() == "True"
+    assert imported(native, name)[0] == "True"
 
 
 def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None:
@@ -287,7 +292,7 @@ def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_cold_import_does_little(native: Path, name: str) -> None:
     """It is measured in calls, whose number is the same on every machine."""
-    assert int(run(COUNTED, native, f"tidemill.handler.lambdas.{name}")) <= MAX_IMPORT_CALLS
+    assert int(imported(native, name)[1]) <= MAX_IMPORT_CALLS
 
 
 # How it is built
