@@ -19,9 +19,7 @@ def _one_session_of_botocore() -> None:
     """Let workers in this process read the services' descriptions once: each took 0.2 s of CPU."""
 
     @cache
-    def session_of(
-        profile: str | None, _environment: frozenset[tuple[str, str]]
-    ) -> AioSession:
+    def session_of(profile: str | None, _environment: frozenset[tuple[str, str]]) -> AioSession:
         return AioSession(profile=profile)
 
     def shared(profile: str | None = None) -> AioSession:

@@ -79,7 +79,10 @@ print(callable(sys.modules[sys.argv[2]].handler), calls)
     scope="session",
     params=[
         pytest.param((host_processor(), python_version()), id="native"),
-        *(pytest.param((name, LAMBDA_PYTHON), id=name, marks=pytest.mark.long) for name in MACHINES),
+        *(
+            pytest.param((name, LAMBDA_PYTHON), id=name, marks=pytest.mark.long)
+            for name in MACHINES
+        ),
     ],
 )
 def target(request: pytest.FixtureRequest) -> tuple[Processor, str]:

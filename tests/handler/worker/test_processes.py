@@ -261,6 +261,7 @@ def test_rows_do_not_depend_on_who_ran_them(rig: Rig) -> None:
     assert json.dumps(whole.sealed()) == json.dumps(broken.sealed())
 
 
+@pytest.mark.long  # tests/localstack/test_batches.py runs the example file with it
 def test_the_demo_model_runs_a_batch(rig: Rig) -> None:
     """The worker with the real engine: the answers of the model, and what it is, in the batch."""
     request = {
