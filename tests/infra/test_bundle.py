@@ -130,7 +130,7 @@ def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def uncompiled(few_packages: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """Also have nothing compiled, for tests of a bundle's place and name."""
+    """Compile nothing, for tests of the place and the name of a bundle."""
     monkeypatch.setattr(bundles, "_compile", lambda *_: None)
 
 
