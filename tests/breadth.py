@@ -109,6 +109,17 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/engine/test_vision_parity.py": {
         "test_greedy_tokens_match_generate": 2,
     },
+    "tests/handler/intake/test_work_units.py": {
+        "test_messages_in_any_order_and_twice_change_nothing": 3,
+        "test_runs_may_die_at_any_moment": 3,
+    },
+    "tests/handler/worker/test_faults.py": {
+        "test_a_service_that_fails_for_a_while_is_called_again": 3,
+    },
+    "tests/handler/worker/test_kept_results.py": {
+        "test_a_pack_that_is_not_as_it_was_costs_its_results": 3,
+        "test_a_store_that_cannot_be_used_costs_no_line": 2,
+    },
     "tests/infra/test_modes.py": {
         "test_templates_of_a_mode_pass_the_checks": 3,
     },
