@@ -34,7 +34,6 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
-from .backpressure import MAX_BYTES_AT_ONCE, body_size
 from .decision_prompts import DecisionPrompts, Read
 from .endpoint import Prepared, RequestMetadata
 from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
@@ -79,12 +78,8 @@ class DecisionReader:
     def fetched(
         self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of a body's images; None for a body without images.
-
-        A very long body is not searched here: its parts are parsed in a thread.
-        """
-        is_short = body_size(body) <= MAX_BYTES_AT_ONCE
-        if is_short and not has_decision_images(body):
+        """Return the fetch of a body's images; None for a body without images."""
+        if not has_decision_images(body):
             return None
         return self._images.fetched(body, lambda body: _placed_urls(read_body(kind, body)))
 
