@@ -1,9 +1,8 @@
 """Distribution over the finite values of a field, from the choices of an answer's tokens.
 
 Each token that could have been chosen leads to some of the values. The mass of one that leads to a
-single value is that value's; that of several is read further, token by token, on its own path. A
-token that leaves every value open, such as whitespace or a quote, decides nothing: it does not
-count on the path of the answer.
+single value is that value's; that of several is read further, token by token, on its own path. The
+whitespace before a value is given: tokens that only add some are neither choices nor alternatives.
 """
 
 from __future__ import annotations
@@ -117,10 +116,10 @@ def distribution_of(
             is_json=is_json,
         )
         own, choice = fork.values_after(token_id, left), tokens.choices[place]
-        if choice.logprob is not None and own != left:
+        if choice.logprob is not None and fork.begins_with(token_id):
             if not len(choice.ids):
                 return None
-            ways = [way for way in fork.ways(choice, left) if way.values != left]
+            ways = fork.ways(choice, left)
             total = sum(way.mass for way in ways)
             for way in ways:
                 mass = scale * way.mass / total
@@ -210,9 +209,13 @@ class _Fork:
         masses = np.exp(choice.logprobs.astype(np.float64)).tolist()
         ways = []
         for token_id, mass in zip(choice.ids.tolist(), masses, strict=True):
-            so_far = self._text_after(token_id)
-            ways.append(_Way(token_id, mass, self.values_after(token_id, left), so_far or b""))
-        return [way for way in ways if way.values]
+            if self.begins_with(token_id) and (values := self.values_after(token_id, left)):
+                ways.append(_Way(token_id, mass, values, self._text_after(token_id) or b""))
+        return ways
+
+    def begins_with(self, token_id: int) -> bool:
+        """Return whether the value has begun after a token, or has ended before it."""
+        return bool(self._so_far or self._text_after(token_id))
 
     def values_after(self, token_id: int, left: Values) -> Values:
         """Return the values of those left that a token may lead to."""

@@ -291,7 +291,8 @@ class GenerationCore:
             is_done &= _is_last(plan, taken) | is_lost
         self._end_stopped(slots, token_ids, taken, is_done)
         self._output_tokens += int(taken.sum())
-        flight.keep_scores(scored, token_ids, taken)
+        if scored:
+            flight.keep_scores(scored, token_ids, taken)
         emitted = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
         outputs = []
         for slot, token_id in zip(

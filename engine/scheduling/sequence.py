@@ -144,7 +144,7 @@ class SequenceResult:
     num_cached_tokens: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
-    token_choices: tuple[TokenChoice, ...] = ()
+    token_choices: tuple[TokenChoice, ...] = field(default=(), compare=False)
 
     @property
     def num_values(self) -> int:

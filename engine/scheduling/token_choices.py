@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 MAX_ALTERNATIVES = 4_096
 """Most allowed tokens of a choice whose probabilities are stored; a free text has more."""
 
-# Less likely alternatives are dropped: all of them together are below 1e-5.
-_LEAST_LOGPROB = -20.0
 _NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPROBS = np.zeros(0, np.float32)
 
@@ -40,10 +38,6 @@ def choice_among(token_id: int, ids: NDArray[Any], logits: NDArray[Any]) -> Toke
     wide = logits.astype(np.float64)
     highest = wide.max()
     logprobs = wide - highest - np.log(np.exp(wide - highest).sum())
-    is_chosen = ids == token_id
-    retained = is_chosen | (logprobs >= _LEAST_LOGPROB)
     return TokenChoice(
-        float(logprobs[is_chosen][0]),
-        ids[retained].astype(np.int32),
-        logprobs[retained].astype(np.float32),
+        float(logprobs[ids == token_id][0]), ids.astype(np.int32), logprobs.astype(np.float32)
     )
