@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from .schema_facts import Schema, SchemaFacts
@@ -21,6 +22,12 @@ class SchemaValues:
         """Return the schema of an object's property or an array's item; True if unknown."""
         fact = self._facts.infer(schema).get("array" if isinstance(key, int) else "object")
         return True if fact is None else fact.member(key)
+
+    def properties(self, schema: Schema) -> Mapping[str, Schema]:
+        """Return the schemas of the properties that an object's schema lists."""
+        fact = self._facts.infer(schema).get("object")
+        members = {} if fact is None else fact.members
+        return {name: member for name, member in members.items() if isinstance(name, str)}
 
     def is_text(self, schema: Schema) -> bool:
         """Say whether a schema allows only strings."""

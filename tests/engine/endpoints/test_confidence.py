@@ -189,6 +189,29 @@ async def test_a_regex_has_the_probability_of_its_text(scored: Scored) -> None:
     assert choice["confidence"][""]["confidence"] == pytest.approx(math.exp(logprob), abs=1e-4)
 
 
+async def test_each_choice_of_a_chat_has_its_confidence(scored: Scored) -> None:
+    """The tokens and the usage are those of a chat without it."""
+    body = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "guided_choice": ["Paris", "Par is", "Oslo"],
+        "n": 2,
+        "seed": 2,
+    }
+    plain, reply = [
+        await scored.dispatcher.respond(
+            "/v1/chat/completions", {**body, "confidence": is_on}, "req_1", 0
+        )
+        for is_on in (False, True)
+    ]
+    assert reply.usage == plain.usage
+    for choice, other in zip(reply.body["choices"], plain.body["choices"], strict=True):
+        field = choice.pop("confidence")[""]
+        assert choice == other
+        shares = {one["value"]: one["probability"] for one in field["probabilities"]}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+        assert shares[choice["message"]["content"]] == field["confidence"]
+
+
 async def test_an_answer_that_is_cut_off_has_no_confidence(scored: Scored) -> None:
     """Neither has one that a stop string ends."""
     body = {"structured_outputs": {"json": SCHEMA}, "temperature": 0}
