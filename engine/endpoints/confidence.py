@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -155,11 +154,12 @@ def _whole_text(tokens: AnswerTokens, text: str, constraint: OutputConstraint) -
 
 
 def _fields(tokens: AnswerTokens, text: str, constraint: OutputConstraint) -> dict[str, Any]:
-    values = _values_of(constraint.source)
+    root = json.loads(constraint.source)
+    values = SchemaValues(root)
     offsets = [*accumulate((len(char.encode()) for char in text), initial=tokens.start)]
     fields: dict[str, Any] = {}
     start = len(text) - len(text.lstrip(_SPACE))
-    for node in _nodes(text, start, "", json.loads(constraint.source), values):
+    for node in _nodes(text, start, "", root, values):
         fields[node.pointer] = _value(tokens, node, text, values, offsets)
     return fields
 
@@ -170,13 +170,13 @@ def _value(
     """Return the confidence of one value, with the distribution if its schema has few values."""
     first = text[node.start]
     begin, end = offsets[node.start], offsets[node.end]
+    quote = int(first == '"' and values.is_text(node.schema))  # it chooses nothing
+    begin += quote
     if first not in "{[" and (finite := values.finite(node.schema)) is not None:
-        texts = [value_text(value).encode() for value in finite]
+        texts = [value_text(value)[quote:].encode() for value in finite]
         found = distribution_of(tokens, texts, begin, end, is_json=True)
         if found is not None:
             return _finite(found, finite)
-    if first == '"' and values.is_text(node.schema):
-        begin += 1  # the quote chooses nothing
     # Another digit may follow a number, so the token after it is part of its choice.
     is_open = first not in '"{[tfn'
     return {"confidence": _product(tokens, begin, end, is_open=is_open)}
@@ -236,8 +236,3 @@ def _skip(text: str, position: int) -> int:
     while text[position] in _SPACE:
         position += 1
     return position
-
-
-@lru_cache(maxsize=64)
-def _values_of(source: str) -> SchemaValues:
-    return SchemaValues(json.loads(source))

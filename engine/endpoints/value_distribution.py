@@ -2,7 +2,7 @@
 
 Each token that could have been chosen leads to some of the values. The mass of one that leads to a
 single value is that value's; that of several is read further, token by token, on its own path. The
-whitespace before a value is given: tokens that only add some are neither choices nor alternatives.
+text before a value is given: tokens that add nothing else are neither choices nor alternatives.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def distribution_of(
     """
     found = Distribution([0.0] * len(texts))
     paths = _OtherPaths(tokens, texts, found.probabilities, is_json=is_json)
+    may_indent = is_json and tokens.data[begin - 1 : begin] != b'"'
     left, scale = frozenset(range(len(texts))), 1.0
     for place in tokens.span(begin, end, is_open=True):
         offset, token_id = tokens.offsets[place], tokens.token_ids[place]
@@ -114,8 +115,11 @@ def distribution_of(
             tokens.data[begin:offset],
             tokens.data[offset:begin],
             is_json=is_json,
+            may_indent=may_indent,
         )
         own, choice = fork.values_after(token_id, left), tokens.choices[place]
+        if not own:
+            return None
         if choice.logprob is not None and fork.begins_with(token_id):
             if not len(choice.ids):
                 return None
@@ -196,13 +200,18 @@ class _Fork:
         lead: bytes,
         *,
         is_json: bool,
+        may_indent: bool = False,
     ) -> None:
-        """Stand after `so_far` of a value, or before the text `lead` that precedes it."""
+        """Stand after `so_far` of a value, or before the text `lead` that precedes it.
+
+        If it `may_indent`, whitespace in front of the value is not part of it.
+        """
         self._tokenizer = tokenizer
         self._texts = texts
         self._so_far = so_far
         self._lead = lead.translate(None, _SPACE)  # whitespace may differ there
         self._is_json = is_json
+        self._may_indent = may_indent
 
     def ways(self, choice: TokenChoice, left: Values) -> list[_Way]:
         """Return the tokens of a choice that lead to any of the values left."""
@@ -229,14 +238,14 @@ class _Fork:
     def _text_after(self, token_id: int) -> bytes | None:
         """Return the value's text with a token; None before its beginning."""
         piece = _piece(self._tokenizer, token_id)
-        if self._so_far or not self._is_json:
+        if self._so_far:
             return self._so_far + piece
         for byte in self._lead:
             piece = piece.lstrip(_SPACE)
             if not piece.startswith(bytes([byte])):
                 return None
             piece = piece[1:]
-        return piece.lstrip(_SPACE)
+        return piece.lstrip(_SPACE) if self._may_indent else piece
 
     def _may_begin(self, text: bytes, value: bytes) -> bool:
         """Return whether an output that begins with a text may have this value."""

@@ -33,11 +33,12 @@ SCHEMA = {
     "properties": {
         "topic": {"enum": [*TOPICS, None, 1, 12]},
         "urgent": {"type": "boolean"},
+        "unit": {"enum": [" a", "a", "an"]},
         "kind": {"const": "order"},
         "city": {"type": "string", "maxLength": 3},
         "tags": {"type": "array", "items": {"enum": ["a", "an"]}, "minItems": 1, "maxItems": 2},
     },
-    "required": ["topic", "urgent", "kind", "city", "tags"],
+    "required": ["topic", "urgent", "unit", "kind", "city", "tags"],
 }
 
 
@@ -135,7 +136,7 @@ async def test_fields_of_json_have_the_probabilities_of_their_tokens(scored: Sco
     bodies = [{**body, "temperature": 1.0, "seed": seed} for seed in range(3)]
     for choice in await scored.ask(*bodies):
         confidence = choice["confidence"]
-        names = ["", "/topic", "/urgent", "/kind", "/city", "/tags", "/tags/0"]
+        names = ["", "/topic", "/urgent", "/unit", "/kind", "/city", "/tags", "/tags/0"]
         assert [name for name in confidence if name != "/tags/1"] == names
         assert confidence["/kind"] == {"confidence": None}
         values = [one["value"] for one in confidence["/topic"]["probabilities"]]
@@ -143,7 +144,7 @@ async def test_fields_of_json_have_the_probabilities_of_their_tokens(scored: Sco
         state, text, num_checked = state_of(body), b"", 0
         shares: list[tuple[int, float]] = []  # by the number of bytes before the token
         for place, token_id in enumerate(choice["token_ids"]):
-            if text.endswith((b'"topic":', b'"urgent":')):
+            if text.endswith((b'"topic":', b'"urgent":', b'"unit":')):
                 name = text.rpartition(b",")[2].strip(b'{":').decode()
                 check_finite(scored, state, choice["token_ids"][:place], confidence[f"/{name}"])
                 num_checked += 1
@@ -151,7 +152,7 @@ async def test_fields_of_json_have_the_probabilities_of_their_tokens(scored: Sco
             shares.append((len(text), share))
             state.push(token_id)
             text += MODEL.tokenizer.piece(token_id)
-        assert num_checked == 2
+        assert num_checked == 3
         whole = math.prod(share for _, share in shares)
         assert confidence[""]["confidence"] == pytest.approx(whole, rel=1e-3)
         start = text.index(b'"city":"') + len('"city":"')
