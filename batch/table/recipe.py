@@ -142,7 +142,10 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
     _check_questions(given, route, params, has_questions=bool(questions))
     if _flag(given, "confidence"):
         if route not in {CHAT_COMPLETIONS, COMPLETIONS}:
-            raise RecipeError(f"{route.name} does not support `confidence`")
+            raise RecipeError(
+                f"{route.name} does not support `confidence`, which is for constrained chats and "
+                "completions"
+            )
         params = {**params, "confidence": True}
     return Recipe(
         url,

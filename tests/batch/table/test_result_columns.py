@@ -97,7 +97,7 @@ def test_fields_of_a_schema_are_typed_columns() -> None:
 
 
 def test_confidence_has_typed_columns() -> None:
-    """Few values have probabilities, null where they are not distinguished; failed rows have none."""
+    """Few values have probabilities, null if they are not distinguished; failed rows have none."""
     fields = {
         "": {"confidence": 0.2},
         "/label": {
