@@ -40,7 +40,7 @@ _RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id",
 _QUESTIONS: Final = "--ask"
 _LAYOUT: Final = "--question-layout"
 _NOT_OF_ROWS: Final = frozenset(
-    (*("keep", "output", "vectors", "url", "params", "question_layout"), *QUESTIONS)
+    (*("keep", "output", "vectors", "url", "params", "confidence", "question_layout"), *QUESTIONS)
 )
 """Recipe keys that only change the table written from the rows, or that are named separately."""
 _DIGEST_BYTES: Final = 20

@@ -121,6 +121,18 @@ def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
     assert rows(tmp_path / "y.csv")[0]["id"] == "a"
 
 
+def test_confidence_is_a_flag_of_tables(run: Any, tmp_path: Path) -> None:
+    """It adds columns; a table of free answers is rejected before the model loads."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path, "params.guided_choice = ['hi', 'ho']")
+    assert run(source, "--confidence") == 0
+    names = pq.read_table(tmp_path / "table.output.parquet").column_names
+    assert names[-2:] == ["text_confidence", "text_probabilities"]
+    write_recipe(tmp_path)
+    with pytest.raises(BadInput, match="`confidence` requires a constrained output"):
+        run(source, "--confidence", "--force")
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [
