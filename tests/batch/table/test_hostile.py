@@ -36,7 +36,8 @@ MAX_KIB = 512 * 2**10
 def reports(request: pytest.FixtureRequest) -> Mapping[str, Mapping[str, Any]]:
     """Return how each selected case ended, by name; a case whose process died is missing."""
     tests = [item for item in request.session.items if item.path == request.path]
-    names = [item.callspec.params["name"] for item in tests if isinstance(item, pytest.Function)]
+    functions = [item for item in tests if isinstance(item, pytest.Function)]
+    names = [str(function.callspec.params["name"]) for function in functions]
     command = [sys.executable, "-m", hostile.__name__, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {report["name"]: report for report in map(json.loads, done.stdout.splitlines())}
