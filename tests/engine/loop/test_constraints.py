@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -351,7 +351,6 @@ MIXED = st.tuples(
     is_drafted=st.booleans(),
     num_pages=st.integers(8, 40),
 )
-@settings(max_examples=60, deadline=None)
 def test_rows_next_to_constraints_equal_their_results_alone(
     drawn: list[tuple[list[int], Places | None, int, Sampling]],
     failing: int,
