@@ -46,7 +46,7 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
         run(source, out, **flags)
 
 
-def test_a_run_asks_questions(tmp_path: Path) -> None:
+def test_a_run_decides_questions(tmp_path: Path) -> None:
     """Several flags of one name are a list."""
     source = tmp_path / "t.csv"
     source.write_text("q\nMy lamp is broken.\n")

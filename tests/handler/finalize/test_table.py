@@ -195,7 +195,7 @@ def test_questions_about_a_dropped_table_are_columns_of_it(
     """The batch's report has the distribution of the answers."""
     monkeypatch.setattr(f"{__name__}.row_of", decision_of)
     recipe = b"ask = ['good: Is it good?']\nkeep = ['text']\nprompt = 'text: {{ text }}'\n"
-    batch = drop(mini, parquet(REVIEWS), "input/asked.parquet", recipe)
+    batch = drop(mini, parquet(REVIEWS), "input/decided.parquet", recipe)
     assert batch.endpoint == "/v1/decisions"
     ended = finished(mini, published(mini, batch))
     assert (ended.status, ended.errors) == (Status.COMPLETED, ())
