@@ -31,7 +31,7 @@ _FLAGS: Final = {
         for name in (
             *("any_model", "proof_rows", "enable_prompt_tokens_details", "runner", "convert"),
             *("tool_call_parser", "reasoning_parser", "dtype", "max_model_len", "kv_cache_dtype"),
-            *("quantization", "seed", "dialect", "truncate_prompt_tokens"),
+            *("quantization", "seed", "dialect", "truncate_prompt_tokens", "batch_invariant"),
         )
     },
 }
