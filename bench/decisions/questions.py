@@ -57,12 +57,12 @@ def bodies(num_rows: int, num_questions: int, layout: str) -> Iterator[dict[str,
                     "top_logprobs": 5,
                 }
             continue
-        asked = {
+        questions_by_name = {
             f"q{number}": {"type": "noul", "instructions": question}
             for number, question in enumerate(questions[:num_questions])
         }
         ours = {} if layout == "peer" else {"question_layout": layout}
-        yield {"model": SERVED, "state": state, "questions": asked, **ours}
+        yield {"model": SERVED, "state": state, "questions": questions_by_name, **ours}
 
 
 def write_file(path: Path, num_rows: int, num_questions: int, layout: str) -> None:

@@ -50,7 +50,7 @@ def bodies(count: int, layout: str) -> list[dict[str, Any]]:
 
 
 async def read(served: Dispatcher, requests: Sequence[dict[str, Any]], at_once: int) -> list[Row]:
-    """Return the probabilities of all requests, with so many of them running at once."""
+    """Return the probabilities of all requests, with `at_once` of them in flight."""
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, body: dict[str, Any]) -> Row:

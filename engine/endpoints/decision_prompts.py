@@ -66,7 +66,7 @@ class DecisionPrompts:
         self._labels = LabelTokens(model)
 
     def reads(self, decision: Decision, questions: Sequence[Question], seed: int) -> list[Read]:
-        """Return the reads of all questions, each in as many orders as the request asks for.
+        """Return the reads of all questions, each in as many orders as the request has.
 
         They have no trees yet: see `with_tree`.
         """
@@ -198,9 +198,9 @@ def _questions_first(
     yield "Input:\n"
     yield from decision.state_parts
     yield "\n\n"
-    asked = questions[read.question]
+    current = questions[read.question]
     if has_orders:
-        yield _short_options(asked, read)
+        yield _short_options(current, read)
     yield "Answer:" if len(questions) == 1 else f"Answer to question {read.question + 1}:"
 
 

@@ -91,7 +91,7 @@ class DecisionReader:
 
         `body` contains the fetched images.
         """
-        questions = decision.asked
+        questions = decision.parsed_questions
         reads = self._prompts.reads(decision, questions, _seed(decision))
         images, num_bytes = self._images_of(decision, questions, reads, body)
         has_template = self._model.chat_template is not None
@@ -258,7 +258,9 @@ def _placed(content: Iterable[Part]) -> list[PlacedUrl]:
 
 def _placed_urls(decision: Decision) -> list[PlacedUrl]:
     """Return all images of a decision."""
-    of_questions = chain.from_iterable(question.instructions for question in decision.asked)
+    of_questions = chain.from_iterable(
+        question.instructions for question in decision.parsed_questions
+    )
     return _placed([*decision.state_parts, *of_questions])
 
 

@@ -262,7 +262,8 @@ def in_tiles(product: Linear) -> Linear:
 
     def tiled(x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, 0, 0, -len(x) % TILE_ROWS))
-        return torch.cat([product(tile) for tile in padded.split(TILE_ROWS)])[: len(x)]
+        tiles = torch.split(padded, TILE_ROWS)
+        return torch.cat([product(tile) for tile in tiles])[: len(x)]
 
     return tiled
 

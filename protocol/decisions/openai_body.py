@@ -199,7 +199,7 @@ class DecisionRequest(BaseModel):
         return merged(item_parts(self.input, "input"))
 
     @cached_property
-    def asked(self) -> list[Question]:
+    def parsed_questions(self) -> list[Question]:
         """Return the questions in their order."""
         return [_question(place, question) for place, question in enumerate(self.questions)]
 

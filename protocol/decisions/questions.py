@@ -107,7 +107,7 @@ class Decision(Protocol):
         """Return the input that the questions are about."""
 
     @property
-    def asked(self) -> list[Question]:
+    def parsed_questions(self) -> list[Question]:
         """Return the questions in their order."""
 
 
@@ -171,14 +171,14 @@ TemplateVariables = Annotated[
 
 def check_size(decision: Decision) -> None:
     """Raise `RequestError` for too many reads, or options in all reads."""
-    num_reads = len(decision.asked) * (decision.debias or 1)
+    num_reads = len(decision.parsed_questions) * (decision.debias or 1)
     if num_reads > MAX_READS:
         raise RequestError(
-            f"`debias` times {len(decision.asked)} questions are {num_reads:,} reads; the maximum "
-            f"is {MAX_READS:,}: split the request.",
+            f"`debias` times {len(decision.parsed_questions)} questions are {num_reads:,} reads; the "
+            f"maximum is {MAX_READS:,}: split the request.",
             param="debias",
         )
-    num_options = sum(len(question.options) for question in decision.asked)
+    num_options = sum(len(question.options) for question in decision.parsed_questions)
     total = num_options * (decision.debias or 1)
     if total > MAX_SHOWN_OPTIONS:
         raise RequestError(

@@ -112,7 +112,7 @@ class SystemOneRequest(BaseModel):
         return merged([*images, text_of_json(self.state, "state")])
 
     @cached_property
-    def asked(self) -> list[Question]:
+    def parsed_questions(self) -> list[Question]:
         """Return the questions in their order; raise `RequestError` for invalid criteria."""
         return [_question(name, question) for name, question in self.questions.items()]
 
@@ -186,7 +186,9 @@ def systemone_body(
     input_tokens: int,
 ) -> dict[str, Any]:
     """Return the response body, with answers by the names of their questions."""
-    by_name = dict(zip(request.questions, zip(request.asked, answers, strict=True), strict=True))
+    by_name = dict(
+        zip(request.questions, zip(request.parsed_questions, answers, strict=True), strict=True)
+    )
     return {
         "id": body_id,
         "object": "structured_decision",

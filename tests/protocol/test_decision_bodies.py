@@ -165,10 +165,10 @@ def test_an_invalid_body_is_named_in_one_sentence(
 
 def test_a_boolean_is_distinct_from_its_text() -> None:
     """The model reads the text in quotes; all limits are inclusive."""
-    [question] = decision(questions=[choice(*[True, "true", "other"])]).asked
+    [question] = decision(questions=[choice(*[True, "true", "other"])]).parsed_questions
     assert [option.text for option in question.options] == ["true", '"true"', "other"]
     values = [choice(*map(str, range(255)))] * 400
-    assert len(decision(questions=values).asked) == 400
+    assert len(decision(questions=values).parsed_questions) == 400
 
 
 @pytest.mark.parametrize("state", [None, False, 0, 1.5, [], {}, "x", {"a": [1]}, deep(100)])
@@ -189,7 +189,7 @@ def test_a_large_state_is_the_same_json() -> None:
 def test_a_choice_of_system_one_may_have_one_option() -> None:
     """Its confidence is the probability of its label, which is how vLLM answers."""
     request = system_one(question=NOUL | {"type": "choice", "criteria": {"heads": None}})
-    assert [option.text for option in request.asked[0].options] == ["heads"]
+    assert [option.text for option in request.parsed_questions[0].options] == ["heads"]
 
 
 def test_a_transcript_shows_roles_calls_and_outputs() -> None:

@@ -77,13 +77,13 @@ def options(count: int) -> list[str]:
 
 
 def question(kind: str, count: int) -> dict[str, Any]:
-    """Return a question of a kind, with so many options unless it is a predicate."""
-    asked: dict[str, Any] = {"type": kind, "instructions": f"Which of {count}?"}
+    """Return a question of a kind, with `count` options unless it is a predicate."""
+    body: dict[str, Any] = {"type": kind, "instructions": f"Which of {count}?"}
     if kind == "choice":
-        asked["choices"] = [{"value": text} for text in options(count)]
+        body["choices"] = [{"value": text} for text in options(count)]
     if kind == "score":
-        asked["levels"] = [{"label": text} for text in options(count)]
-    return asked
+        body["levels"] = [{"label": text} for text in options(count)]
+    return body
 
 
 COUNTS = st.one_of(st.integers(2, 12), st.integers(27, 40))

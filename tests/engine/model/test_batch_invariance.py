@@ -59,7 +59,7 @@ def answers(folder: Path, dtype: str, layout: str) -> list[list[str]]:
 
 
 async def read(served: Any, requests: Sequence[dict[str, Any]], at_once: int) -> list[str]:
-    """Return the answers to decisions, so many of which run at once."""
+    """Return the answers to decisions, with `at_once` of them in flight."""
     places = asyncio.Semaphore(at_once)
 
     async def one(body: dict[str, Any]) -> str:
