@@ -10,8 +10,9 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
+from .code_readout import CodeReader
 from .completions import Completions
-from .decisions import DecisionReader, Decisions, SystemOne
+from .decisions import Decisions, NextTokenReader, SystemOne
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
@@ -51,7 +52,7 @@ def text_endpoints(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    reader = DecisionReader(model, parsers)
+    reader = NextTokenReader(model, parsers)
     decisions = (Decisions(reader), SystemOne(reader))
     return (chat, completions, GenerativeScoring(model), *decisions)
 
@@ -66,7 +67,10 @@ def token_endpoints(
 def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
-    """Return the endpoints of an embedding model, or of a reranker."""
+    """Return the endpoints of an embedding model, a reranker or a decision model."""
+    if (head := model.description.decision_head) is not None:
+        reader = CodeReader(model, head)
+        return (Decisions(reader), SystemOne(reader))
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores
 

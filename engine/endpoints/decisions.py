@@ -32,6 +32,7 @@ from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
 from .decision_prompts import DecisionPrompts, Read
+from .decision_reader import DecisionReader, PreparedDecision
 from .endpoint import Prepared, RequestMetadata
 from .prompt_tokens import PromptTokenizer
 from .request_bounds import check_prompt_tokens
@@ -58,8 +59,8 @@ class DecisionReads:
 _Prepared = Prepared[SequenceRequest, DecisionReads]
 
 
-class DecisionReader:
-    """Prepares the reads of decisions, and combines their results; shared by both endpoints."""
+class NextTokenReader:
+    """A `DecisionReader` of a generation model, which reads the next token after each question."""
 
     def __init__(self, model: TextModel, parsers: ParserSet) -> None:
         self._model = model
@@ -69,14 +70,8 @@ class DecisionReader:
     def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
         """Return a sequence of one new token for each read; `param` is the input's field."""
         questions = decision.asked
-        num_reads = len(questions) * (decision.debias or 1)
-        if num_reads > _MAX_READS:
-            raise RequestError(
-                f"{len(questions)} questions times `debias` are {num_reads:,} reads; the maximum "
-                f"is {_MAX_READS:,}: split the request.",
-                param="debias",
-            )
-        reads = self._prompts.reads(decision, questions, _seed(decision))
+        check_reads(len(questions), decision)
+        reads = self._prompts.reads(decision, questions, decision_seed(decision))
         has_template = self._model.chat_template is not None
         texts = [self._prompts.prompt(decision, questions, read, metadata) for read in reads]
         prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
@@ -115,7 +110,11 @@ class DecisionReader:
         for number, read in enumerate(context.reads):
             first = results[number].token_ids[0]
             of_question[read.question].append(_answer(read, known[number], first))
-        return [_mean(answers) for answers in of_question]
+        return [mean_answer(answers) for answers in of_question]
+
+    def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+        """Return the usage; tokens that prompts share count once."""
+        return _usage(prepared, results)
 
     def _request(
         self,
@@ -143,8 +142,10 @@ class _DecisionEndpoint:
     def __init__(self, reader: DecisionReader) -> None:
         self._reader = reader
 
-    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
-        """Add sequences after beginnings of labels that are likely enough to matter."""
+    def follow_up(
+        self, prepared: PreparedDecision, results: Sequence[Any]
+    ) -> PreparedDecision | None:
+        """Add the requests that the reader needs after these results."""
         return self._reader.follow_up(prepared, results)
 
 
@@ -153,15 +154,15 @@ class Decisions(_DecisionEndpoint):
 
     route: Route = DECISIONS
 
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence for each read of each question."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
+        """Return the requests that the reader needs."""
         return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata)
 
-    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers in the order of the questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, DecisionRequest)
-        usage = _usage(prepared, results)
+        usage = self._reader.usage(prepared, results)
         cached = usage.cached_tokens if metadata.shows_cached_tokens else 0
         body = decision_body(
             request,
@@ -177,15 +178,15 @@ class SystemOne(_DecisionEndpoint):
 
     route: Route = SYSTEM_ONE
 
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence for each read of each question."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
+        """Return the requests that the reader needs."""
         return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata)
 
-    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers by the names of their questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, SystemOneRequest)
-        usage = _usage(prepared, results)
+        usage = self._reader.usage(prepared, results)
         body = systemone_body(
             request,
             self._reader.answers(prepared, results),
@@ -197,7 +198,18 @@ class SystemOne(_DecisionEndpoint):
         return Reply(200, body, usage)
 
 
-def _seed(decision: Decision) -> int:
+def check_reads(num_questions: int, decision: Decision) -> None:
+    """Reject a decision with too many reads: one for each question and order of its options."""
+    num_reads = num_questions * (decision.debias or 1)
+    if num_reads > _MAX_READS:
+        raise RequestError(
+            f"{num_questions} questions times `debias` are {num_reads:,} reads; the maximum is "
+            f"{_MAX_READS:,}: split the request.",
+            param="debias",
+        )
+
+
+def decision_seed(decision: Decision) -> int:
     """Return the seed of the orders of the options: the request's, or a digest of its input."""
     if decision.seed is not None:
         return decision.seed
@@ -269,7 +281,7 @@ def _log_sum(logs: Sequence[float]) -> float:
     return most + math.log(math.fsum(math.exp(one - most) for one in logs))
 
 
-def _mean(answers: Sequence[Answer]) -> Answer:
+def mean_answer(answers: Sequence[Answer]) -> Answer:
     """Return the mean of a question's answers in several orders of its options."""
     if len(answers) == 1:
         return answers[0]

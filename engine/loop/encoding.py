@@ -114,7 +114,7 @@ class EncodingCore:
         self._model = model
         self._max_sequences = max_sequences
         most = max(max_tokens, model.max_model_len)
-        self._attention = model.attention(num_pages(model, most, max_sequences))
+        self._attention = model.attention(num_pages(model, most, max_sequences), max_sequences)
         self._step_limit = StepTokenLimit(max_tokens)
         self._waiting: deque[RunningEncoding] = deque()
         self._urgent: deque[RunningEncoding] = deque()  # interactive ones that wait

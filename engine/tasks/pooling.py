@@ -1,4 +1,4 @@
-"""Pooling: models that compute a vector or a score for a text or a pair of texts."""
+"""Pooling: models that compute a vector, a score or the answers of a decision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .task import LoadedTask, checked_truncation, refuse_generation_settings, st
 
 
 class PoolingTask:
-    """The kind of embedding models and rerankers."""
+    """The kind of embedding models, rerankers and decision models."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
         """Match by the settings, or else by the model's files."""
@@ -91,6 +91,11 @@ def encoder_model(
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     if vocabulary.backend is None:
         raise ModelRefused(f"{name}: its tokenizer is not supported by the tokenizers library.")
+    if description.task == "decide" and template is None and not vocabulary.chat_template:
+        raise ModelRefused(
+            f"{name}: it has no chat template, which its decisions need: copy or fetch the model "
+            "again, or pass `--chat-template`."
+        )
     reads_pairs = description.task == "score" and (
         template is not None or description.has_pair_template
     )

@@ -25,8 +25,8 @@ from .pooler import HeadFunction, Pooler, parts_of
 from .pooling_config import Classifier
 from .sentence_transformers import LogitScore
 
-# Gemma's: a decoder that was further trained with bidirectional attention.
-BOTH_WAYS = "use_bidirectional_attention"
+# A decoder that was further trained with bidirectional attention: Gemma's field, and any family's.
+BOTH_WAYS, IS_CAUSAL = "use_bidirectional_attention", "is_causal"
 
 
 class CausalEncoder:
@@ -54,6 +54,9 @@ def decoder_of(hf_config: HFConfig) -> Architecture:
     """
     fields = {key: value for key, value in hf_config.fields.items() if key not in OF_ENDPOINTS}
     looks_both_ways = fields.pop(BOTH_WAYS, None) is True
+    if fields.get(IS_CAUSAL) is False:
+        del fields[IS_CAUSAL]
+        looks_both_ways = True
     architecture = architecture_of(replace(hf_config, fields=fields))
     if not looks_both_ways:
         return architecture
@@ -97,11 +100,14 @@ def load(
         num_types=0,
         max_model_len=architecture.original_positions or architecture.max_positions,
         hidden_size=architecture.hidden_size,
+        recurrent_shapes=architecture.recurrent_shapes,
     )
 
 
 def _looking_both_ways(block: Block) -> Block:
     """Return a block whose window covers half on either side, and the token itself."""
+    if not block.has_attention:
+        return block
     shape = block.attention
     window = shape.window and shape.window // 2 + 1
     return replace(block, attention=replace(shape, window=window, is_causal=False))

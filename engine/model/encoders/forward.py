@@ -43,7 +43,7 @@ def run(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
     """Return the model's output for some sequences, `[S, D]` fp32."""
-    packed = pack(sequences, model.pooler.wanted, model.backend.page_size, model.device)
+    packed = pack(sequences, model.pooler.wanted, model)
     attention.prepare(packed.step)
     hidden = model.network.encode(packed.step, packed.type_ids, attention)
     return model.pooler(hidden, packed.segments)
@@ -54,20 +54,24 @@ def hidden_states(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
     """Return the last hidden states of all tokens, `[T, H]`."""
-    packed = pack(sequences, "all", model.backend.page_size, model.device)
+    packed = pack(sequences, "all", model)
     attention.prepare(packed.step)
     return model.network.encode(packed.step, packed.type_ids, attention)
 
 
 def pack(
-    sequences: Sequence[TokenSequence], wanted: TokenSelection, page_size: int, device: torch.device
+    sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
 ) -> PackedBatch:
     """Concatenate sequences, each on separate pages; the `wanted` tokens become rows."""
+    page_size, device = model.backend.page_size, model.device
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])
     skipped = np.array([sequence.num_skipped for sequence in sequences])
     starts, page_starts = _starts(lengths), _starts(-(-lengths // page_size))
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     rows, row_starts = _rows(wanted, starts, skipped, positions)
+    states: dict[str, NDArray[np.int64]] = {}
+    if model.recurrent_shapes:
+        states = {"state_sources": np.full_like(lengths, -1), "state_rows": np.arange(len(lengths))}
     step = Step.pack(
         0,
         device,
@@ -79,6 +83,7 @@ def pack(
         page_starts=page_starts,
         pages=np.arange(page_starts[-1]),
         logit_rows=rows,
+        **states,
     )
     segments = Segments(*(torch.from_numpy(array).to(device) for array in (row_starts, skipped)))
     return PackedBatch(step, _type_ids(sequences, device), segments)

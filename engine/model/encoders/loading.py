@@ -24,12 +24,13 @@ from ..config.transformers_fields import notes_on_ignored
 from ..native import ParityResult
 from ..parity.parity_inputs import fits, num_layers_with_all_kinds
 from ..parity_cache import parity_fact, run_once
-from ..weights.checkpoint import WHOLE, Checkpoint, find_checkpoint
+from ..weights.checkpoint import WHOLE, Checkpoint, find_checkpoint, find_part
 from ..weights.sanity import check_not_constant
 from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
 from . import causal, native
 from .architecture import HeadLinear, HeadNorm, HeadPart
+from .decision_heads import READOUT
 from .families import FAMILIES, architecture_of
 from .loaded_encoder import LoadedEncoder
 from .parity import check_parity, compute_outputs, parity_sequences
@@ -60,6 +61,9 @@ def make_pooler(
             )
         parts.append(_part(settings.model, module, loaded.device))
         width = module.out_features if isinstance(module, Dense) else width
+    if (readout := pooling_config.decision_head) is not None:
+        part = HeadLinear("", readout.hidden_size, len(readout.codes), has_bias=False)
+        parts.append(_read_part(find_part(settings.model, READOUT), part, loaded.device))
     return Pooler(pooling_config.pooling.modes, tuple(parts))
 
 
@@ -76,10 +80,13 @@ def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
         model, f"{module.folder}/config.json"
     )
     assert path is not None, "a module's fields were read from this file"
-    checkpoint = find_checkpoint(str(path.parent))
+    return _read_part(find_checkpoint(str(path.parent)), head, device)
+
+
+def _read_part(checkpoint: Checkpoint, head: HeadPart, device: torch.device) -> HeadFunction:
     wanted = list(head_weights((head,)))
     stored = find_stored(checkpoint.files, wanted)
-    check_stored(checkpoint, type(module).__name__, wanted, stored)
+    check_stored(checkpoint, type(head).__name__, wanted, stored)
     weights = fill_weights(checkpoint.name, wanted, stored, torch.float32, device)
     return parts_of((head,), weights)[0]
 

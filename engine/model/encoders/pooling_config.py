@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ...config import EngineConfig
 from ...errors import first_line_of
 from ..families.overrides import overridden
+from .decision_heads import CodeReadout, as_attending, read_decision_head
 from .sentence_transformers import (
     MODULES,
     Dense,
@@ -41,7 +42,7 @@ __all__ = [
     "read_pooling_config",
 ]
 
-PoolingTask = Literal["embed", "score"]
+PoolingTask = Literal["embed", "score", "decide"]
 
 # Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
@@ -86,7 +87,7 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """Pooling, modules and head with which a model embeds texts or scores pairs.
+    """Pooling, modules and head with which a model embeds texts, scores pairs or decides.
 
     `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
     order. Scores are made by `head`, or by pooling and modules, the last of which gives one number.
@@ -96,7 +97,7 @@ class PoolingConfig:
     any, None for none. The segments of a pair are distinguished if `has_types`; the chat template
     renders a pair if `has_pair_template`, with `template_variables`. `is_assumed` is set if neither
     a file nor an option defines the pooling. `unserved_head` is the class of a head in the files
-    that no endpoint serves, empty without one.
+    that no endpoint serves, empty without one. `decision_head` answers the questions of a decision.
     """
 
     config: Mapping[str, Any]
@@ -116,6 +117,7 @@ class PoolingConfig:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_assumed: bool = False
     unserved_head: str = ""
+    decision_head: CodeReadout | None = None
 
     def context_length(self, settings: EngineConfig, positions: int) -> int:
         """Return the limit of a sequence in tokens: the requested one, else that of the files."""
@@ -153,8 +155,11 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         return None
     raw = overridden(config, settings)
     files = ModelFiles(settings.model)
-    stack = read_stack(files)
     options = SavedFields(files, "--pooler-config", settings.pooler_config)
+    if settings.convert == "auto" and (head := read_decision_head(raw, files)) is not None:
+        options.only()
+        return _of_decisions(raw, files, head)
+    stack = read_stack(files)
     if _task(raw, settings, files, stack) == "score":
         return _scores_with(_of_scores(raw, files, stack), options)
     unserved_head = _unserved_head(raw, settings, files) if stack is None else ""
@@ -255,6 +260,16 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
         activation=_activation(config, files),
         has_pair_template=stack is not None and stack.reads_messages,
         template_variables={} if stack is None else stack.template_variables,
+        **_of_texts(files),
+    )
+
+
+def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: CodeReadout) -> PoolingConfig:
+    return PoolingConfig(
+        config=as_attending(raw, head),
+        task="decide",
+        pooling=Pooling(("lasttoken",)),
+        decision_head=head,
         **_of_texts(files),
     )
 

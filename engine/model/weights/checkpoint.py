@@ -81,6 +81,16 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
     return Checkpoint(name, folder, tuple(files), num_bytes, quantization)
 
 
+def find_part(name: str, file: str) -> Checkpoint:
+    """Return the weights of a model's part that has its own file, with the checks of a model."""
+    path = find_file(name, file)
+    if path is None:
+        raise ModelRefused(f"{name} lacks {file}: copy or fetch the model again.")
+    check_inside(name, "model", path.parent, file)
+    _check_file(name, path, None)
+    return Checkpoint(name, path.parent, (path,), path.stat().st_size)
+
+
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
     """Refuse a network with more weights than the files have bytes."""
     if num_weights > checkpoint.num_bytes:
