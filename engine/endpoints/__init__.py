@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..model.encoders.decision_heads import CodeReadout, JointHead
 from ..parsers.registry import ParserSet
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -18,6 +19,7 @@ from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
+from .joint_schema import JointReader
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
@@ -68,8 +70,9 @@ def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
     """Return the endpoints of an embedding model, a reranker or a decision model."""
-    if (head := model.description.decision_head) is not None:
-        reader = CodeReader(model, head)
+    head = model.description.head
+    if isinstance(head, CodeReadout | JointHead):
+        reader = CodeReader(model, head) if isinstance(head, CodeReadout) else JointReader(model)
         return (Decisions(reader), SystemOne(reader))
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores

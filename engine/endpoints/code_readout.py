@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from .decisions import decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
+    answer_of,
     check_count,
     check_fixed,
     question_paths,
@@ -86,13 +86,8 @@ class CodeReader:
         """Return the answer of each question: the mean over the orders of its options."""
         of_question: list[list[Answer]] = [[] for _ in range(prepared.context.num_questions)]
         for (number, order), result in zip(prepared.context.reads, results, strict=True):
-            logits = result.values[: len(order)].tolist()
-            scaled = [logit / self._head.temperature for logit in logits]
-            weights = [math.exp(one - max(scaled)) for one in scaled]
-            shares = [0.0] * len(order)
-            for option, weight in zip(order, weights, strict=True):
-                shares[option] = weight / math.fsum(weights)
-            of_question[number].append(Answer(tuple(shares), 1.0, argmax_is_label=True))
+            scaled = (result.values[: len(order)] / self._head.temperature).tolist()
+            of_question[number].append(answer_of(scaled, order))
         return list(map(mean_answer, of_question))
 
     def usage(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Usage:

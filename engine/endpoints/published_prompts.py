@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from tidemill.protocol.decisions.openai_body import DecisionRequest
-from tidemill.protocol.decisions.questions import Decision, Image, Part
+from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
 
@@ -78,6 +79,17 @@ def shown_orders(
     random = Random(f"{seed} {number}")  # noqa: S311
     for order in orders(len(published), decision.debias or 1, random):
         yield tuple(published[place] for place in order)
+
+
+def answer_of(logits: Sequence[float], order: Sequence[int]) -> Answer:
+    """Return the softmax of logits, which belong to the options in `order`."""
+    most = max(logits)
+    weights = [math.exp(logit - most) for logit in logits]
+    total = math.fsum(weights)
+    shares = [0.0] * len(order)
+    for option, weight in zip(order, weights, strict=True):
+        shares[option] = weight / total
+    return Answer(tuple(shares), 1.0, argmax_is_label=True)
 
 
 def compact_json(value: object) -> str:

@@ -18,6 +18,7 @@ from ..kernels.backends import limit_torch_threads
 from ..loop.encoding import EncodingCore
 from ..model.config.device import step_limits
 from ..model.config.hf_config import read_hf_config
+from ..model.encoders.decision_heads import CodeReadout
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..model.encoders.loading import load_encoder
 from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
@@ -91,7 +92,8 @@ def encoder_model(
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     if vocabulary.backend is None:
         raise ModelRefused(f"{name}: its tokenizer is not supported by the tokenizers library.")
-    if description.task == "decide" and template is None and not vocabulary.chat_template:
+    needs_template = isinstance(description.head, CodeReadout)
+    if needs_template and template is None and not vocabulary.chat_template:
         raise ModelRefused(
             f"{name}: it has no chat template, which its decisions need: copy or fetch the model "
             "again, or pass `--chat-template`."

@@ -1,20 +1,21 @@
 """Heads of decision models: which head a model's files describe, and its sizes.
 
-Such a model is a decoder without its own head, next to which a file describes a head that answers
-questions: the answer codes of Decision 3.0.
+Such a model is a decoder, next to which a file describes a head that answers questions: the answer
+codes of Decision 3.0, or the joint schema head of Clef.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .sentence_transformers import ModelFiles, SavedFields
 
 CODES = "decision_config.json"
 READOUT = "readout.safetensors"
-_BACKBONE = "Qwen3_5Model"
+JOINT, JOINT_WEIGHTS = "joint_head_config.json", "joint_head.safetensors"
+_FILE_OF = {"Qwen3_5Model": CODES, "Qwen3_5ForConditionalGeneration": JOINT}
 _ATTENTION = {"causal": True, "noncausal_full_attention": False}
 
 
@@ -33,36 +34,79 @@ class CodeReadout:
     is_causal: bool
 
 
-def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> CodeReadout | None:
+@dataclass(frozen=True, slots=True)
+class JointHead:
+    """Clef: the sizes of a head that scores all options of all questions in one pass.
+
+    Its weights are in `joint_head.safetensors`.
+    """
+
+    hidden_size: int
+    width: int
+    routing_layers: int
+    layers: int
+    heads: int
+    feedforward: int
+
+
+DecisionHead = CodeReadout | JointHead
+
+
+def has_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> bool:
+    """Return whether a model's files describe a decision head; `raw` is config.json."""
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or len(architectures) != 1:
+        return False
+    file = _FILE_OF.get(str(architectures[0]))
+    return file is not None and files.has(file)
+
+
+def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHead | None:
     """Return the decision head that a model's files describe, None if there is none.
 
     `raw` is config.json. Raises `ModelRefused` for a head of an unknown form.
     """
-    if raw.get("architectures") != [_BACKBONE] or not files.has(CODES):
+    if not has_decision_head(raw, files):
         return None
-    fields = files.fields(CODES)
+    if raw["architectures"] == ["Qwen3_5Model"]:
+        return _code_readout(raw, files)
+    sizes = files.fields(JOINT)
+    names = [field.name for field in fields(JointHead)]
+    sizes.only(*names)
+    head = JointHead(**{name: sizes.count(name) for name in names})
+    if head.hidden_size != _hidden_size(raw, files):
+        raise sizes.wrong("hidden_size")
+    if head.width % head.heads:
+        raise sizes.wrong("heads")
+    return head
+
+
+def _code_readout(raw: Mapping[str, Any], files: ModelFiles) -> CodeReadout:
+    config = files.fields(CODES)
     for key, expected in (("format_version", 1), ("prompt", "d3"), ("pooling", "last")):
-        value = fields.fields.get(key, None if key == "format_version" else expected)
+        value = config.fields.get(key, None if key == "format_version" else expected)
         if value != expected or isinstance(value, bool):
-            raise fields.wrong(key)
-    mode = fields.text("attention_mode", "causal")
+            raise config.wrong(key)
+    mode = config.text("attention_mode", "causal")
     if mode not in _ATTENTION:
-        raise fields.wrong("attention_mode")
-    codes, tokens = fields.fields.get("codes"), fields.fields.get("token_ids")
+        raise config.wrong("attention_mode")
+    codes, tokens = config.fields.get("codes"), config.fields.get("token_ids")
     if not isinstance(codes, list) or not codes or not all(isinstance(one, str) for one in codes):
-        raise fields.wrong("codes")
+        raise config.wrong("codes")
     if not isinstance(tokens, list) or len(tokens) != len(codes):
-        raise fields.wrong("token_ids")
-    temperature = fields.fields.get("temperature", 1.0)
+        raise config.wrong("token_ids")
+    temperature = config.fields.get("temperature", 1.0)
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        raise fields.wrong("temperature")
+        raise config.wrong("temperature")
     if not 0 < temperature < float("inf"):
-        raise fields.wrong("temperature")
+        raise config.wrong("temperature")
     return CodeReadout(tuple(codes), _hidden_size(raw, files), temperature, _ATTENTION[mode])
 
 
-def as_attending(raw: Mapping[str, Any], head: CodeReadout) -> Mapping[str, Any]:
+def as_attending(raw: Mapping[str, Any], head: DecisionHead) -> Mapping[str, Any]:
     """Return config.json with the direction of attention that the head requires."""
+    if not isinstance(head, CodeReadout):
+        return raw
     text = raw.get("text_config")
     causal = {"is_causal": head.is_causal}
     if not isinstance(text, Mapping):
@@ -72,5 +116,5 @@ def as_attending(raw: Mapping[str, Any], head: CodeReadout) -> Mapping[str, Any]
 
 def _hidden_size(raw: Mapping[str, Any], files: ModelFiles) -> int:
     text = raw.get("text_config")
-    fields = text if isinstance(text, Mapping) else raw
-    return SavedFields(files, "config.json", fields).count("hidden_size")
+    own = text if isinstance(text, Mapping) else raw
+    return SavedFields(files, "config.json", own).count("hidden_size")

@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention import AttentionBackend
+from ...kernels.backends import torch_on_all_threads
 from ...kernels.pooling import Segments
 from ...kernels.step import Step
+from ...scheduling.encoding import SchemaSpans
 from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
 
 
 class TokenSequence(NamedTuple):
-    """A sequence's tokens, its segments if there are several, and what pooling leaves out."""
+    """A sequence's tokens, its segments, what pooling leaves out, and the questions in it."""
 
     token_ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
     num_skipped: int = 0
+    schema: SchemaSpans | None = None
 
 
 class PackedBatch(NamedTuple):
@@ -47,6 +50,25 @@ def run(
     attention.prepare(packed.step)
     hidden = model.network.encode(packed.step, packed.type_ids, attention)
     return model.pooler(hidden, packed.segments)
+
+
+@torch.inference_mode()
+def run_joint(
+    model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+) -> list[Tensor]:
+    """Return the logits of each sequence's options, fp32; without any its last hidden state."""
+    assert model.joint_head is not None
+    hidden = hidden_states(model, attention, sequences)
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    with torch_on_all_threads(model.device):
+        return [
+            own[-1].float()
+            if sequence.schema is None
+            else model.joint_head(
+                own, torch.from_numpy(sequence.token_ids).to(model.device), sequence.schema
+            )
+            for own, sequence in zip(torch.split(hidden, lengths), sequences, strict=True)
+        ]
 
 
 @torch.inference_mode()

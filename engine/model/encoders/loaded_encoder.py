@@ -19,6 +19,7 @@ from ...kernels.backends import choose_recurrence
 from ...kernels.hybrid import make_hybrid
 from ...kernels.recurrence import RecurrentBackend, RecurrentShape, RuleWeights
 from ...kernels.step import Step
+from .joint_schema import JointSchemaHead
 from .pooler import Pooler
 
 
@@ -48,7 +49,8 @@ class LoadedEncoder:
 
     `shapes[i]` is the attention of layer i, `recurrent_shapes[i]` the state of recurrent layer i.
     `hidden_size` is the width of a hidden state, `width` that of a sequence's output. The model
-    distinguishes segments if `num_types` is above 1. `notes` are for the user.
+    distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
+    the head reads them. A `joint_head` takes the place of the pooler. `notes` are for the user.
     """
 
     network: EncoderNetwork
@@ -63,6 +65,8 @@ class LoadedEncoder:
     hidden_size: int
     notes: tuple[str, ...] = ()
     recurrent_shapes: tuple[RecurrentShape, ...] = ()
+    lexicon: Tensor | None = None
+    joint_head: JointSchemaHead | None = None
 
     @property
     def width(self) -> int:

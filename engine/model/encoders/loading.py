@@ -30,8 +30,9 @@ from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
 from . import causal, native
 from .architecture import HeadLinear, HeadNorm, HeadPart
-from .decision_heads import READOUT
+from .decision_heads import READOUT, CodeReadout, JointHead
 from .families import FAMILIES, architecture_of
+from .joint_schema import load_joint_head
 from .loaded_encoder import LoadedEncoder
 from .parity import check_parity, compute_outputs, parity_sequences
 from .pooler import HeadFunction, Pooler, parts_of, unit
@@ -47,6 +48,10 @@ def make_pooler(
     settings: EngineConfig, pooling_config: PoolingConfig, loaded: LoadedEncoder
 ) -> Pooler:
     """Return the modules after the network: those described, or the head that it came with."""
+    if isinstance(head := pooling_config.head, CodeReadout):
+        linear = HeadLinear("", head.hidden_size, len(head.codes), has_bias=False)
+        part = _read_part(find_part(settings.model, READOUT), linear, loaded.device)
+        return Pooler(("lasttoken",), (part,))
     if pooling_config.pooling is None:
         return loaded.pooler
     parts: list[HeadFunction] = []
@@ -61,9 +66,6 @@ def make_pooler(
             )
         parts.append(_part(settings.model, module, loaded.device))
         width = module.out_features if isinstance(module, Dense) else width
-    if (readout := pooling_config.decision_head) is not None:
-        part = HeadLinear("", readout.hidden_size, len(readout.codes), has_bias=False)
-        parts.append(_read_part(find_part(settings.model, READOUT), part, loaded.device))
     return Pooler(pooling_config.pooling.modes, tuple(parts))
 
 
@@ -133,6 +135,10 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
         loaded = _load_native(settings, pooling_config, hf_config)
     except UnsupportedConfig as exc:
         loaded = _load_transformers(settings, pooling_config, hf_config, str(exc))
+    if isinstance(head := pooling_config.head, JointHead):
+        assert loaded.lexicon is not None
+        joint_head = load_joint_head(settings.model, head, loaded.lexicon, loaded.device)
+        return replace(loaded, joint_head=joint_head)
     return replace(loaded, pooler=make_pooler(settings, pooling_config, loaded))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...config import EngineConfig
 from ...errors import first_line_of
 from ..families.overrides import overridden
-from .decision_heads import CodeReadout, as_attending, read_decision_head
+from .decision_heads import DecisionHead, as_attending, has_decision_head, read_decision_head
 from .sentence_transformers import (
     MODULES,
     Dense,
@@ -90,14 +90,15 @@ class PoolingConfig:
     """Pooling, modules and head with which a model embeds texts, scores pairs or decides.
 
     `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
-    order. Scores are made by `head`, or by pooling and modules, the last of which gives one number.
+    order. Scores are made by `head`, or by pooling and modules, the last of which gives one number;
+    the answers of decisions are made by `head`.
     The endpoint then normalises vectors to length 1 if `normalize`, and passes a score through
     `activation`, a class of torch.nn. `max_seq_length` None means no limit. `prompts` are put
     before a text by their names. `matryoshka` are the widths that vectors may be cut to: empty for
     any, None for none. The segments of a pair are distinguished if `has_types`; the chat template
     renders a pair if `has_pair_template`, with `template_variables`. `is_assumed` is set if neither
     a file nor an option defines the pooling. `unserved_head` is the class of a head in the files
-    that no endpoint serves, empty without one. `decision_head` answers the questions of a decision.
+    that no endpoint serves, empty without one.
     """
 
     config: Mapping[str, Any]
@@ -105,7 +106,7 @@ class PoolingConfig:
     pooling: Pooling | None = None
     modules: tuple[Module, ...] = ()
     normalize: bool = False
-    head: Classifier | LogitScore | None = None
+    head: Classifier | LogitScore | DecisionHead | None = None
     activation: str = "Identity"
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -117,7 +118,6 @@ class PoolingConfig:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_assumed: bool = False
     unserved_head: str = ""
-    decision_head: CodeReadout | None = None
 
     def context_length(self, settings: EngineConfig, positions: int) -> int:
         """Return the limit of a sequence in tokens: the requested one, else that of the files."""
@@ -143,7 +143,8 @@ def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
         return True
-    return bool(raw) and ModelFiles(settings.model).has(MODULES)
+    files = ModelFiles(settings.model)
+    return bool(raw) and (has_decision_head(raw, files) or files.has(MODULES))
 
 
 def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> PoolingConfig | None:
@@ -156,7 +157,8 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
     raw = overridden(config, settings)
     files = ModelFiles(settings.model)
     options = SavedFields(files, "--pooler-config", settings.pooler_config)
-    if settings.convert == "auto" and (head := read_decision_head(raw, files)) is not None:
+    head = read_decision_head(raw, files) if settings.convert == "auto" else None
+    if head is not None:
         options.only()
         return _of_decisions(raw, files, head)
     stack = read_stack(files)
@@ -264,12 +266,11 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
     )
 
 
-def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: CodeReadout) -> PoolingConfig:
+def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: DecisionHead) -> PoolingConfig:
     return PoolingConfig(
         config=as_attending(raw, head),
         task="decide",
-        pooling=Pooling(("lasttoken",)),
-        decision_head=head,
+        head=head,
         **_of_texts(files),
     )
 

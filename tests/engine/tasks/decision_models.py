@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PreTrainedModel, Qwen3_5Config, Qwen3_5Model
+from torch.nn import functional
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5Model,
+)
 
 from tidemill.demo import MODEL_PATH
 
@@ -82,6 +89,150 @@ def save_d3(folder: Path, **changes: Any) -> tuple[Any, torch.Tensor]:
     }
     (folder / "decision_config.json").write_text(json.dumps(described))
     return module.language_model, readout
+
+
+def save_clef(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Save a Clef-Flash model; return its network and the weights of its joint head."""
+    torch.manual_seed(12)
+    config = Qwen3_5Config(**QWEN, attn_implementation="eager", tie_word_embeddings=False)
+    module = Qwen3_5ForConditionalGeneration(config)
+    save_module(module, folder)
+    sizes = {"hidden_size": 48, "width": 32, "routing_layers": 2, "layers": 2, "heads": 4}
+    sizes["feedforward"] = 40
+    (folder / "joint_head_config.json").write_text(json.dumps(sizes))
+    weights = {name: torch.randn(shape) * 0.3 for name, shape in _joint_shapes(48, 32, 40).items()}
+    weights |= {f"{name}_logit_scale": torch.tensor(2.5) for name in ("prior", "joint")}
+    save_file(weights, folder / "joint_head.safetensors")
+    return module, weights
+
+
+def _joint_shapes(hidden: int, width: int, inner: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "hidden_norm.weight": (hidden,),
+        "hidden_norm.bias": (hidden,),
+        "type_embedding.weight": (3, width),
+        "residual_scorer.0.weight": (width, 4 * width),
+        "residual_scorer.0.bias": (width,),
+        "residual_scorer.3.weight": (1, width),
+        "residual_scorer.3.bias": (1,),
+        "prior_logit_scale": (),
+        "joint_logit_scale": (),
+        "residual_gate": (),
+    }
+    projected = ("memory", "question", "option_question", "global")
+    for name in (*projected, "option_context", "option_lexical"):
+        shapes[f"{name}_projection.weight"] = (width, hidden)
+    norms = ["option_summary_norm", "field_norm", "option_norm"]
+    attentions, mlps = [], []
+    for layer in ("0", "1"):
+        evidence, own = f"evidence_layers.{layer}.", f"layers.{layer}."
+        norms += [f"{evidence}{name}" for name in ("query_norm", "memory_norm", "feedforward_norm")]
+        norms += [f"{own}norm{number}" for number in (1, 2, 3)]
+        attentions += [f"{evidence}attention", f"{own}self_attn", f"{own}multihead_attn"]
+        mlps += [(f"{evidence}feedforward.0", f"{evidence}feedforward.3")]
+        mlps += [(f"{own}linear1", f"{own}linear2")]
+    for name in norms:
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    for name in attentions:
+        shapes |= {
+            f"{name}.in_proj_weight": (3 * width, width),
+            f"{name}.in_proj_bias": (3 * width,),
+        }
+        shapes |= {f"{name}.out_proj.weight": (width, width), f"{name}.out_proj.bias": (width,)}
+    for up, down in mlps:
+        shapes |= {f"{up}.weight": (inner, width), f"{up}.bias": (inner,)}
+        shapes |= {f"{down}.weight": (width, inner), f"{down}.bias": (width,)}
+    return shapes
+
+
+class JointReference:
+    """The joint schema head of Clef, a question at a time, in plain torch."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self._weights = weights
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return a linear layer of `x`."""
+        return functional.linear(
+            x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        )
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return the LayerNorm of `x`."""
+        weight = self._weights[f"{name}.weight"]
+        return functional.layer_norm(x, weight.shape, weight, self._weights[f"{name}.bias"])
+
+    def attention(self, name: str, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Return attention of four heads, from `x` to the memory."""
+        weights, biases = (
+            self._weights[f"{name}.in_proj_{kind}"].chunk(3) for kind in ("weight", "bias")
+        )
+        query, key, value = (
+            functional.linear(own, weight, bias).unflatten(1, (4, -1)).transpose(0, 1)
+            for own, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
+        )
+        shares = (query @ key.transpose(1, 2) / query.shape[2] ** 0.5).softmax(-1)
+        return self.linear(f"{name}.out_proj", (shares @ value).transpose(0, 1).flatten(1))
+
+    def mlp(self, first: str, last: str, x: torch.Tensor) -> torch.Tensor:
+        """Return two linear layers with GELU between them."""
+        return self.linear(last, functional.gelu(self.linear(first, x)))
+
+    def probabilities(
+        self,
+        hidden: torch.Tensor,
+        embedded: torch.Tensor,
+        kinds: list[int],
+        questions: list[slice],
+        options: list[list[slice]],
+    ) -> list[list[float]]:
+        """Return each question's probabilities; `embedded [T, H]` are output embeddings."""
+        hidden = self.norm("hidden_norm", hidden)
+        memory, last = self.linear("memory_projection", hidden), hidden[-1]
+        texts = [hidden[place].mean(0) for place in questions]
+        lexical = [torch.stack([embedded[one].mean(0) for one in own]) for own in options]
+        mixed = torch.cat([
+            self.linear("option_context_projection", torch.stack([hidden[s].mean(0) for s in own]))
+            + self.linear("option_lexical_projection", words)
+            + self.linear("option_question_projection", text)
+            for own, words, text in zip(options, lexical, texts, strict=True)
+        ])  # fmt: skip
+        for layer in ("evidence_layers.0.", "evidence_layers.1."):
+            keys = self.norm(f"{layer}memory_norm", memory)
+            own_queries = self.norm(f"{layer}query_norm", mixed)
+            mixed = mixed + self.attention(f"{layer}attention", own_queries, keys)
+            inner = self.norm(f"{layer}feedforward_norm", mixed)
+            mixed = mixed + self.mlp(f"{layer}feedforward.0", f"{layer}feedforward.3", inner)
+        of_question = mixed.split([len(own) for own in options])
+        rows = []
+        for text, kind, own in zip(texts, kinds, of_question, strict=True):
+            base = self.linear("question_projection", text)
+            summary = (own @ base / len(base) ** 0.5).softmax(0) @ own
+            row = base + self.norm("option_summary_norm", summary)
+            row = row + self.linear("global_projection", last)
+            rows.append(row + self._weights["type_embedding.weight"][kind])
+        fields = torch.stack(rows)
+        for layer in ("layers.0.", "layers.1."):
+            normed = self.norm(f"{layer}norm1", fields)
+            fields = fields + self.attention(f"{layer}self_attn", normed, normed)
+            normed = self.norm(f"{layer}norm2", fields)
+            fields = fields + self.attention(f"{layer}multihead_attn", normed, memory)
+            normed = self.norm(f"{layer}norm3", fields)
+            fields = fields + self.mlp(f"{layer}linear1", f"{layer}linear2", normed)
+        fields = self.norm("field_norm", fields)
+        answers = []
+        for field, text, words, own in zip(fields, texts, lexical, of_question, strict=True):
+            prior = functional.normalize(words, dim=-1) @ functional.normalize(text + last, dim=0)
+            choices = self.norm("option_norm", own)
+            same = field.expand_as(choices)
+            features = torch.cat([same, choices, same * choices, (same - choices).abs()], -1)
+            joint = functional.cosine_similarity(same, choices, dim=-1)
+            joint = joint * self._weights["joint_logit_scale"].exp()
+            joint = joint + self.mlp("residual_scorer.0", "residual_scorer.3", features)[:, 0]
+            logits = prior * self._weights["prior_logit_scale"].exp()
+            logits = logits + self._weights["residual_gate"].sigmoid() * joint
+            answers.append(logits.softmax(0).tolist())
+        return answers
 
 
 def token_ids(folder: Path, text: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tasks.decision_models import save_d3, token_ids
+from tests.engine.tasks.decision_models import JointReference, save_clef, save_d3, token_ids
 from tests.engine.tasks.pooled import Serve, answer, refusal
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
@@ -87,6 +87,94 @@ async def test_a_decision_3_model_answers_like_its_backbone_and_readout(
     assert (report.gives, report.runs) == ("decisions", "native")
     reply = await refusal(served, "/v1/chat/completions", messages=[])
     assert "this model supports /v1/decisions, /v1/systemone" in reply.body["error"]["message"]
+
+
+# Pieces are separated by bars; those of questions begin with ?, those of options with !.
+CLEF_PROMPT = """<|im_start|>system
+Read the complete state and schema. Decide every field jointly. Each answer must be exactly one of \
+that field's allowed options.<|im_end|>
+<|im_start|>user
+STATE:
+|||{"customer":{"tier":"gold"},"ticket":"Charged twice"}|||
+
+SCHEMA FIELDS:
+|||
+FIELD 1
+ID: team
+TYPE: choice
+INSTRUCTION: |||?Which team?|||
+ALLOWED OPTIONS:
+|||OPTION 1: |||!{"description":"payments","option_id":"billing"}|||
+|||OPTION 2: |||!{"option_id":"security"}|||
+|||OPTION 3: |||!{"description":"deliveries","option_id":"shipping"}|||
+|||END FIELD
+|||
+FIELD 2
+ID: urgent
+TYPE: noul
+INSTRUCTION: |||?Is it urgent?|||
+ALLOWED OPTIONS:
+|||OPTION 1: |||!{"description":"money is moving","option_id":"true"}|||
+|||OPTION 2: |||!{"description":"The proposition is false or the answer is no.",\
+"option_id":"false"}|||
+|||END FIELD
+|||
+FIELD 3
+ID: tone
+TYPE: score
+INSTRUCTION: |||?How upset?|||
+ALLOWED OPTIONS:
+|||OPTION 1: |||!{"description":"calm","option_id":"0"}|||
+|||OPTION 2: |||!{"description":"annoyed","option_id":"1"}|||
+|||OPTION 3: |||!{"description":"furious","option_id":"2"}|||
+|||END FIELD
+|||
+<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+JOINT SCHEMA DECISIONS:"""
+
+
+async def test_a_clef_model_scores_all_options_in_one_sequence(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Each piece of the prompt has its own tokens, and choices are sorted by their names."""
+    network, weights = save_clef(tmp_path)
+    ids: list[int] = []
+    questions: list[slice] = []
+    options: list[list[slice]] = []
+    for piece in CLEF_PROMPT.split("|||"):
+        start = len(ids)
+        ids += token_ids(tmp_path, piece.lstrip("?!"))[0].tolist()
+        if piece.startswith("?"):
+            questions.append(slice(start, len(ids)))
+            options.append([])
+        elif piece.startswith("!"):
+            options[-1].append(slice(start, len(ids)))
+    with torch.inference_mode():
+        hidden = network.model.language_model(torch.tensor([ids])).last_hidden_state[0]
+        embedded = network.lm_head.weight[ids]
+        team, urgent, tone = JointReference(weights).probabilities(
+            hidden, embedded, [1, 0, 2], questions, options
+        )
+    served = serve(tmp_path)
+    body = await answer(served, "/v1/systemone", state=STATE, questions=QUESTIONS)
+    expected = dict(zip(("billing", "security", "shipping"), team, strict=True))
+    assert body["answers"]["team"]["probabilities"] == close(expected)
+    assert body["answers"]["urgent"]["probabilities"] == close({"yes": urgent[0], "no": urgent[1]})
+    assert list(body["answers"]["tone"]["probabilities"].values()) == close(tone)
+    assert max(team) - min(team) > 0.05
+    assert body["usage"] == {"input_tokens": len(ids), "output_tokens": 0}
+    assert served.info().notes == ()
+    assert served.info().endpoints == endpoints_of(EngineConfig(str(tmp_path)))
+    asked = [{"type": "predicate", "instructions": "Is it urgent?"}]
+    body = await answer(served, "/v1/decisions", input="Charged twice", questions=asked, debias=2)
+    assert 0 < body["answers"][0]["probability"] < 1
+    reply = await refusal(served, "/v1/systemone", state="word " * 2100, questions=QUESTIONS)
+    assert "pass --truncate-prompt-tokens -1" in reply.body["error"]["message"]
 
 
 async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
