@@ -13,6 +13,7 @@ from ..text.text_model import TextModel
 from .chat import ChatCompletions
 from .code_readout import CodeReader
 from .completions import Completions
+from .decision_reader import DecisionReader
 from .decisions import Decisions, NextTokenReader, SystemOne
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
@@ -20,6 +21,7 @@ from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .joint_schema import JointReader
+from .liquid_labels import LIQUID, LiquidReader
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
@@ -44,17 +46,21 @@ def text_endpoints(
     parsers: ParserSet = _NO_PARSERS,
     image_support: ImageSupport | None = None,
     verifies: bool = False,
+    architecture: str = "",
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a generation model, with the parsers of its output.
 
     `seed` is the default for requests without one. A vision model has `image_support`. With
-    `verifies`, constrained answers include a verdict.
+    `verifies`, constrained answers include a verdict. The `architecture` is the model's class.
     """
     chat = ChatCompletions(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    reader = NextTokenReader(model, parsers)
+    has_liquid_prompts = architecture == LIQUID and model.chat_template is not None
+    reader: DecisionReader = (LiquidReader if has_liquid_prompts else NextTokenReader)(
+        model, parsers
+    )
     decisions = (Decisions(reader), SystemOne(reader))
     return (chat, completions, GenerativeScoring(model), *decisions)
 

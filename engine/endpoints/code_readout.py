@@ -59,7 +59,7 @@ class CodeReader:
     def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each question, in each order of its options."""
         check_fixed(decision)
-        state = state_text(decision, text_of_json)
+        state = state_text(decision, _written)
         seed, num_tokens = decision_seed(decision), 0
         questions = decision.asked
         requests, reads = [], []
@@ -127,3 +127,7 @@ def _option_text(question: Question, index: int) -> str:
     if question.kind == "predicate":
         return option.description or _SIDES[option.text]
     return option.text if option.description is None else f"{option.text}: {option.description}"
+
+
+def _written(state: object) -> str:
+    return "(empty)" if state is None else text_of_json(state)

@@ -114,7 +114,7 @@ class NextTokenReader:
 
     def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
         """Return the usage; tokens that prompts share count once."""
-        return _usage(prepared, results)
+        return usage_of(prepared.requests, results)
 
     def _request(
         self,
@@ -296,9 +296,9 @@ def mean_answer(answers: Sequence[Answer]) -> Answer:
     return replace(mean, agreement=agreeing / count)
 
 
-def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+def usage_of(requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]) -> Usage:
     """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
-    prompts = sorted(request.prompt_ids for request in prepared.requests)
+    prompts = sorted(request.prompt_ids for request in requests)
     total, before = 0, list[int]()
     for prompt in prompts:
         shared = next(

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import (
     AutoTokenizer,
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
@@ -57,6 +59,29 @@ QWEN: dict[str, Any] = {
         "out_hidden_size": 48,
         "num_position_embeddings": 16,
     },
+}
+LFM2: dict[str, Any] = {
+    "text_config": {
+        "model_type": "lfm2",
+        "vocab_size": VOCAB + 8,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "block_auto_adjust_ff_dim": False,
+        "max_position_embeddings": 2048,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "vision_config": {
+        "model_type": "siglip2_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_patches": 16,
+    },
+    "projector_hidden_size": 32,
 }
 CODES = [chr(65 + n) for n in range(26)] + [f"{a}{b}" for a in "ABCDEFGHI" for b in "QRSTUVWXY"]
 
@@ -104,6 +129,18 @@ def save_clef(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     weights |= {f"{name}_logit_scale": torch.tensor(2.5) for name in ("prior", "joint")}
     save_file(weights, folder / "joint_head.safetensors")
     return module, weights
+
+
+def save_liquid(folder: Path) -> Any:
+    """Save a Liquid d1 model, whose tokenizer has the labels as tokens; return its network."""
+    torch.manual_seed(13)
+    module = Lfm2VlForConditionalGeneration(Lfm2VlConfig(**LFM2, attn_implementation="eager"))
+    save_module(module, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["yes", "Yes", "no", " A", " B"])
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return module
 
 
 def _joint_shapes(hidden: int, width: int, inner: int) -> dict[str, tuple[int, ...]]:

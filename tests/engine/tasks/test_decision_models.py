@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tasks.decision_models import JointReference, save_clef, save_d3, token_ids
+from tests.engine.tasks.decision_models import (
+    JointReference,
+    save_clef,
+    save_d3,
+    save_liquid,
+    token_ids,
+)
 from tests.engine.tasks.pooled import Serve, answer, refusal
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
@@ -175,6 +181,55 @@ async def test_a_clef_model_scores_all_options_in_one_sequence(
     assert 0 < body["answers"][0]["probability"] < 1
     reply = await refusal(served, "/v1/systemone", state="word " * 2100, questions=QUESTIONS)
     assert "pass --truncate-prompt-tokens -1" in reply.body["error"]["message"]
+
+
+LIQUID_ASKS = {
+    "Which team?\n\nOptions:\nA deliveries\nB payments\nC security\n\n"
+    "Reply with the option code only.": [["A", " A"], ["B", " B"], ["C"]],
+    "Is it urgent?\nYes: money is moving\nNo: None\n\nReply with yes or no only.": [
+        ["yes", "Yes", "YES"],
+        ["no", "No", "NO"],
+    ],
+    "How upset?\n\n0 calm\n1 annoyed\n2 furious\n\nReply with a single digit 0-2 only.": [
+        ["0"],
+        ["1"],
+        ["2"],
+    ],
+}
+
+
+async def test_a_liquid_model_reads_its_own_labels_after_its_own_prompt(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """A label counts with the best of its forms that are one token."""
+    network = save_liquid(tmp_path)
+    expected, masses, counts = [], [], []
+    for ask, labels in LIQUID_ASKS.items():
+        user = f"{json.dumps(STATE, indent=2)}\n\n\nQUESTION:\n{ask}"
+        prompt = (
+            f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+        with torch.inference_mode():
+            logprobs = network(token_ids(tmp_path, prompt)).logits[0, -1].log_softmax(-1)
+        encoded = [[token_ids(tmp_path, form)[0].tolist() for form in forms] for forms in labels]
+        ids = [[form[0] for form in forms if len(form) == 1] for forms in encoded]
+        counts.append([len(own) for own in ids])
+        best = torch.stack([logprobs[own].max() for own in ids])
+        expected.append(best.softmax(-1).tolist())
+        masses.append(sum(float(logprobs[own].exp().sum()) for own in ids))
+    assert counts[0] == [2, 2, 1]
+    served = serve(tmp_path)
+    body = await answer(served, "/v1/systemone", state=STATE, questions=QUESTIONS)
+    shown = [list(one["probabilities"].values()) for one in body["answers"].values()]
+    assert shown == [close(own) for own in expected]
+    assert [one["label_mass"] for one in body["diagnostics"].values()] == close(masses)
+    reply = await refusal(
+        served,
+        "/v1/systemone",
+        state="x",
+        questions={"q": {**QUESTIONS["team"], "criteria": dict.fromkeys(map(str, range(27)))}},
+    )
+    assert "`questions.q` has 27 options; this model supports at most 26" in str(reply.body)
 
 
 async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
