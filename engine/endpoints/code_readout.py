@@ -13,7 +13,7 @@ from tidemill.protocol.messages import Message
 from ..model.encoders.decision_heads import CodeReadout
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..text.truncation import Truncation
-from .decisions import decision_seed, mean_answer
+from .decisions import check_reads, decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
@@ -62,6 +62,7 @@ class CodeReader:
         state = state_text(decision, _written)
         seed, num_tokens = decision_seed(decision), 0
         questions = decision.asked
+        check_reads(len(questions), decision)
         requests, reads = [], []
         for number, (question, path) in enumerate(
             zip(questions, question_paths(decision), strict=True)

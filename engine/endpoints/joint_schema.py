@@ -11,7 +11,7 @@ from tidemill.protocol.errors import RequestError
 
 from ..scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
 from ..text.truncation import Truncation
-from .decisions import decision_seed, mean_answer
+from .decisions import check_reads, decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
@@ -73,6 +73,7 @@ class JointReader:
         check_fixed(decision)
         state = self._tokens(state_text(decision, compact_json))
         questions, ids = decision.asked, question_ids(decision)
+        check_reads(len(questions), decision)
         seed = decision_seed(decision)
         of_question = [
             list(shown_orders(decision, number, _published_order(question), seed))

@@ -18,7 +18,7 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.text_model import TextModel
 from .chat_preprocessor import ChatPreprocessor
-from .decisions import decision_seed, mean_answer, usage_of
+from .decisions import check_reads, decision_seed, mean_answer, usage_of
 from .endpoint import Prepared, RequestMetadata
 from .prompt_tokens import PromptTokenizer
 from .published_prompts import (
@@ -72,6 +72,7 @@ class LiquidReader:
         check_fixed(decision, has_instructions=True)
         state, seed = state_text(decision, _indented), decision_seed(decision)
         questions, num_tokens = decision.asked, 0
+        check_reads(len(questions), decision)
         requests, reads = [], []
         for number, (question, path) in enumerate(
             zip(questions, question_paths(decision), strict=True)
