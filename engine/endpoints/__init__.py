@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model.encoders.decision_heads import CodeReadout, JointHead
+from ..model.encoders.decision_heads import CodeReadout, JointHead, MarkerHead
 from ..parsers.registry import ParserSet
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -23,6 +23,7 @@ from .image_inputs import ImageSupport
 from .joint_schema import JointReader
 from .liquid_labels import LIQUID, LiquidReader
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .option_markers import MarkerReader
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
@@ -76,9 +77,7 @@ def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
     """Return the endpoints of an embedding model, a reranker or a decision model."""
-    head = model.description.head
-    if isinstance(head, CodeReadout | JointHead):
-        reader = CodeReader(model, head) if isinstance(head, CodeReadout) else JointReader(model)
+    if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores
@@ -90,3 +89,15 @@ def speech_endpoints(
     """Return the endpoints of a speech recognition model, one for each of its tasks."""
     urls = RecordingFetcher(MediaFetcher(fetch, model.max_file_bytes))
     return tuple(Transcriptions(model, task, urls.step_after) for task in model.hearing.tasks)
+
+
+def _head_reader(model: EncoderModel) -> DecisionReader | None:
+    """Return the reader of a model's decision head, None without one."""
+    match model.description.head:
+        case CodeReadout() as head:
+            return CodeReader(model, head)
+        case JointHead():
+            return JointReader(model)
+        case MarkerHead() as head:
+            return MarkerReader(model, head)
+    return None

@@ -75,7 +75,7 @@ def question_paths(decision: Decision) -> list[str]:
 def shown_orders(
     decision: Decision, number: int, published: Sequence[int], seed: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the orders of a question's options: the published one, or as many as `debias` asks."""
+    """Yield the orders of a question's options: the published one, or `debias` others."""
     random = Random(f"{seed} {number}")  # noqa: S311
     for order in orders(len(published), decision.debias or 1, random):
         yield tuple(published[place] for place in order)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..model.encoders.forward import TokenSequence, num_pages, run, run_joint
+from ..model.encoders.forward import TokenSequence, num_pages, run, run_decisions
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
@@ -221,8 +221,8 @@ class EncodingCore:
         return (_Step([groups[index] for index in step]) for step in steps)
 
     def _values_of(self, sequences: list[TokenSequence]) -> Sequence[NDArray[np.float32]]:
-        if self._model.joint_head is not None:
-            logits = run_joint(self._model, self._attention, sequences)
+        if self._model.decision_network is not None:
+            logits = run_decisions(self._model, self._attention, sequences)
             ends = np.cumsum([len(own) for own in logits[:-1]])
             return np.split(torch.cat(logits).cpu().numpy(), ends)
         return list(run(self._model, self._attention, sequences).cpu().numpy())

@@ -25,10 +25,9 @@ from tidemill.protocol.routes import (
 
 from ..config import EngineConfig
 from ..storage.gguf.unpacked import description_folder
-from ..storage.hub import local_source
+from ..storage.hub import config_of, local_source
 from .encoders.pooling_config import PoolingTask, read_pooling_config
 
-_CONFIG = "config.json"
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, SCORE, RERANK],
@@ -44,7 +43,7 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     try:
         folder = description_folder(source) if source.is_file() else source
-        description = json.loads((folder / _CONFIG).read_bytes())
+        description = json.loads(config_of(folder).read_bytes())
         if not isinstance(description, dict):
             return None
         pooled = read_pooling_config(description, replace(config, model=str(folder)))

@@ -12,9 +12,9 @@ Span = tuple[int, int]
 
 
 class SchemaSpans(NamedTuple):
-    """The questions of a decision within a sequence, for a head that answers all of them at once.
+    """The questions of a decision within a sequence, for a head over all of its tokens.
 
-    A question has a kind (0 predicate, 1 choice, 2 score), the span of its text, and a span for
+    A question has a kind, numbered as its head's embeddings, the span of its text, and a span for
     each of its options; a span is the index of its first token, and of the token after its last.
     """
 

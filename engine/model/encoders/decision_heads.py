@@ -1,21 +1,31 @@
 """Heads of decision models: which head a model's files describe, and its sizes.
 
-Such a model is a decoder, next to which a file describes a head that answers questions: the answer
-codes of Decision 3.0, or the joint schema head of Clef.
+Such a model is a decoder or an encoder, next to which a file describes a head that answers
+questions: the answer codes of Decision 3.0, the joint schema head of Clef, or the option markers of
+Laya and Julia.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tidemill.protocol.decisions.questions import MAX_OPTIONS
+
+from ...storage.hub import NESTED
 from .sentence_transformers import ModelFiles, SavedFields
 
 CODES = "decision_config.json"
 READOUT = "readout.safetensors"
 JOINT, JOINT_WEIGHTS = "joint_head_config.json", "joint_head.safetensors"
 _FILE_OF = {"Qwen3_5Model": CODES, "Qwen3_5ForConditionalGeneration": JOINT}
+LAYA, JULIA = NESTED
+_POLICY = "inference-policy.json"
+_MARKED = "modernbert"
+MARKER_KINDS = ("choice", "score", "noul")
+"""The kinds of questions of Laya and Julia, in the order of their embeddings."""
 _ATTENTION = {"causal": True, "noncausal_full_attention": False}
 
 
@@ -49,11 +59,30 @@ class JointHead:
     feedforward: int
 
 
-DecisionHead = CodeReadout | JointHead
+@dataclass(frozen=True, slots=True)
+class MarkerHead:
+    """Laya and Julia: a logit of each option from the state of the mask token before it.
+
+    A question has at most `max_tokens` with its input, and `max_question_tokens` alone.
+    `temperatures` divide the logits, by the kind of question or by kind and number of options.
+    Unless `names_options` the model sees only the descriptions of options.
+    """
+
+    num_layers: int
+    max_tokens: int
+    max_question_tokens: int
+    temperatures: Mapping[str, float]
+    max_options: int
+    names_options: bool
+
+
+DecisionHead = CodeReadout | JointHead | MarkerHead
 
 
 def has_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> bool:
     """Return whether a model's files describe a decision head; `raw` is config.json."""
+    if raw.get("model_type") == _MARKED and any(files.has(name) for name in NESTED):
+        return True
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         return False
@@ -68,6 +97,8 @@ def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHea
     """
     if not has_decision_head(raw, files):
         return None
+    if raw.get("model_type") == _MARKED:
+        return _laya(files) if files.has(LAYA) else _julia(raw, files)
     if raw["architectures"] == ["Qwen3_5Model"]:
         return _code_readout(raw, files)
     sizes = files.fields(JOINT)
@@ -79,6 +110,47 @@ def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHea
     if head.width % head.heads:
         raise sizes.wrong("heads")
     return head
+
+
+def _laya(files: ModelFiles) -> MarkerHead:
+    config = files.fields(LAYA)
+    if config.text("option_layout", "sequential") != "sequential":
+        raise config.wrong("option_layout")
+    listed = config.fields.get("temperature", [1.0] * len(MARKER_KINDS))
+    if not isinstance(listed, list) or len(listed) != len(MARKER_KINDS):
+        raise config.wrong("temperature")
+    temperatures = dict(zip(MARKER_KINDS, listed, strict=True))
+    temperatures |= config.object("temperature_by_options")
+    return MarkerHead(
+        num_layers=config.optional_count("head_layers") or 2,
+        max_tokens=config.optional_count("max_len") or 512,
+        max_question_tokens=config.optional_count("head_max_len") or 192,
+        temperatures={key: _usable(value) for key, value in temperatures.items()},
+        max_options=MAX_OPTIONS,
+        names_options=True,
+    )
+
+
+def _julia(raw: Mapping[str, Any], files: ModelFiles) -> MarkerHead:
+    config, policy = files.fields(JULIA), files.fields(_POLICY)
+    if config.count("format_version") != 1:
+        raise config.wrong("format_version")
+    positions = SavedFields(files, "encoder/config.json", raw).count("max_position_embeddings")
+    return MarkerHead(
+        num_layers=config.count("head_layers"),
+        max_tokens=min(positions, policy.optional_count("max_length") or positions),
+        max_question_tokens=policy.optional_count("head_length") or 512,
+        temperatures={},
+        max_options=20,
+        names_options=False,
+    )
+
+
+def _usable(temperature: object) -> float:
+    """Return a temperature within the limits of Laya's runtime; 1 if it is not a number."""
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        return 1.0
+    return min(5.0, max(0.5, temperature)) if math.isfinite(temperature) else 1.0
 
 
 def _code_readout(raw: Mapping[str, Any], files: ModelFiles) -> CodeReadout:

@@ -53,18 +53,18 @@ def run(
 
 
 @torch.inference_mode()
-def run_joint(
+def run_decisions(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> list[Tensor]:
     """Return the logits of each sequence's options, fp32; without any its last hidden state."""
-    assert model.joint_head is not None
+    assert model.decision_network is not None
     hidden = hidden_states(model, attention, sequences)
     lengths = [len(sequence.token_ids) for sequence in sequences]
     with torch_on_all_threads(model.device):
         return [
             own[-1].float()
             if sequence.schema is None
-            else model.joint_head(
+            else model.decision_network(
                 own, torch.from_numpy(sequence.token_ids).to(model.device), sequence.schema
             )
             for own, sequence in zip(torch.split(hidden, lengths), sequences, strict=True)

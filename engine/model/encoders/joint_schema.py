@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import ModelRefused
 from ...scheduling.encoding import SchemaSpans, Span
-from ..weights.checkpoint import find_part
-from ..weights.sanity import check_numbers
-from .decision_heads import JOINT_WEIGHTS, JointHead
+from .decision_heads import JointHead
 
 _NUM_KINDS = 3
 _MAX_LOG_SCALE = math.log(100.0)
@@ -133,26 +129,6 @@ class JointSchemaHead(nn.Module):
             fields = layer(fields, memory)
         normed: Tensor = self.field_norm(fields[0])
         return normed
-
-
-def load_joint_head(
-    name: str, head: JointHead, lexicon: Tensor, device: torch.device
-) -> JointSchemaHead:
-    """Return the head of a model; `ModelRefused` names problems with its weights."""
-    from safetensors.torch import load_file
-
-    [file] = find_part(name, JOINT_WEIGHTS).files
-    weights = load_file(file)
-    check_numbers(name, weights.items())
-    module = JointSchemaHead(head, lexicon).float()
-    try:
-        module.load_state_dict({key: weight.float() for key, weight in weights.items()})
-    except RuntimeError as exc:
-        reason = " ".join(str(exc).split())
-        raise ModelRefused(
-            f"{name}: {JOINT_WEIGHTS} does not match its sizes {asdict(head)}: {reason}"
-        ) from exc
-    return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
 def _means(hidden: Tensor, spans: Sequence[Span]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from ...kernels.backends import choose_recurrence
 from ...kernels.hybrid import make_hybrid
 from ...kernels.recurrence import RecurrentBackend, RecurrentShape, RuleWeights
 from ...kernels.step import Step
-from .joint_schema import JointSchemaHead
+from ...scheduling.encoding import SchemaSpans
 from .pooler import Pooler
 
 
@@ -50,7 +50,8 @@ class LoadedEncoder:
     `shapes[i]` is the attention of layer i, `recurrent_shapes[i]` the state of recurrent layer i.
     `hidden_size` is the width of a hidden state, `width` that of a sequence's output. The model
     distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
-    the head reads them. A `joint_head` takes the place of the pooler. `notes` are for the user.
+    its head reads them. A `decision_network` takes the place of the pooler. `notes` are for the
+    user.
     """
 
     network: EncoderNetwork
@@ -66,7 +67,7 @@ class LoadedEncoder:
     notes: tuple[str, ...] = ()
     recurrent_shapes: tuple[RecurrentShape, ...] = ()
     lexicon: Tensor | None = None
-    joint_head: JointSchemaHead | None = None
+    decision_network: Callable[[Tensor, Tensor, SchemaSpans], Tensor] | None = None
 
     @property
     def width(self) -> int:

@@ -30,9 +30,9 @@ from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
 from . import causal, native
 from .architecture import HeadLinear, HeadNorm, HeadPart
-from .decision_heads import READOUT, CodeReadout, JointHead
+from .decision_heads import READOUT, CodeReadout, JointHead, MarkerHead
+from .decision_networks import load_network
 from .families import FAMILIES, architecture_of
-from .joint_schema import load_joint_head
 from .loaded_encoder import LoadedEncoder
 from .parity import check_parity, compute_outputs, parity_sequences
 from .pooler import HeadFunction, Pooler, parts_of, unit
@@ -135,10 +135,8 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
         loaded = _load_native(settings, pooling_config, hf_config)
     except UnsupportedConfig as exc:
         loaded = _load_transformers(settings, pooling_config, hf_config, str(exc))
-    if isinstance(head := pooling_config.head, JointHead):
-        assert loaded.lexicon is not None
-        joint_head = load_joint_head(settings.model, head, loaded.lexicon, loaded.device)
-        return replace(loaded, joint_head=joint_head)
+    if isinstance(head := pooling_config.head, JointHead | MarkerHead):
+        return replace(loaded, decision_network=load_network(settings.model, head, loaded))
     return replace(loaded, pooler=make_pooler(settings, pooling_config, loaded))
 
 

@@ -13,7 +13,13 @@ from typing import Any, Literal
 from ...config import EngineConfig
 from ...errors import first_line_of
 from ..families.overrides import overridden
-from .decision_heads import DecisionHead, as_attending, has_decision_head, read_decision_head
+from .decision_heads import (
+    DecisionHead,
+    MarkerHead,
+    as_attending,
+    has_decision_head,
+    read_decision_head,
+)
 from .sentence_transformers import (
     MODULES,
     Dense,
@@ -267,12 +273,10 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
 
 
 def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: DecisionHead) -> PoolingConfig:
-    return PoolingConfig(
-        config=as_attending(raw, head),
-        task="decide",
-        head=head,
-        **_of_texts(files),
+    read = PoolingConfig(
+        config=as_attending(raw, head), task="decide", head=head, **_of_texts(files)
     )
+    return replace(read, max_seq_length=head.max_tokens) if isinstance(head, MarkerHead) else read
 
 
 def _vectors_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:

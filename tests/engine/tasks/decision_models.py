@@ -14,12 +14,15 @@ from transformers import (
     AutoTokenizer,
     Lfm2VlConfig,
     Lfm2VlForConditionalGeneration,
+    ModernBertConfig,
+    ModernBertModel,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
     Qwen3_5Model,
 )
 
+from tests.engine.model.encoders.small_encoders import FAMILIES, MINILM, SIZES, TOKENIZER
 from tidemill.demo import MODEL_PATH
 
 VOCAB = json.loads((MODEL_PATH / "config.json").read_bytes())["vocab_size"]
@@ -131,6 +134,54 @@ def save_clef(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     return module, weights
 
 
+def save_marked(folder: Path, kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Save a model of Laya's or Julia's form; return its encoder and the weights of its head."""
+    torch.manual_seed(14)
+    width = 128
+    config = ModernBertConfig(
+        **{**SIZES, **FAMILIES["ModernBert"], "hidden_size": width, "num_attention_heads": 2},
+        attn_implementation="eager",
+        pad_token_id=0,
+    )
+    module = ModernBertModel(config).eval()
+    for weight in module.parameters():
+        weight.data += torch.randn_like(weight) * 0.1
+    config.save_pretrained(folder / "encoder")
+    (folder / "tokenizer").mkdir()
+    for name in TOKENIZER:
+        shutil.copy(MINILM / name, folder / "tokenizer")
+    shapes: dict[str, tuple[int, ...]] = {
+        "type_emb.weight": (3, width),
+        "scorer.1.weight": (width, width),
+        "scorer.1.bias": (width,),
+        "scorer.3.weight": (1, width),
+        "scorer.3.bias": (1,),
+    }
+    attentions = [f"head.layers.{layer}.self_attn" for layer in range(2)]
+    norms = [f"head.layers.{layer}.norm{number}" for layer in range(2) for number in (1, 2)]
+    mlps = [(f"head.layers.{n}.linear1", f"head.layers.{n}.linear2") for n in range(2)]
+    shapes |= _layer_shapes(width, 4 * width, [*norms, "scorer.0"], attentions, mlps)
+    weights = {name: torch.randn(shape) * 0.1 for name, shape in shapes.items()}
+    weights["scorer.3.weight"] *= 20
+    others = {"temperature": torch.ones(3)}
+    for name, shape in (("act_head.0", (256, width + 4)), ("act_head.2", (2, 256))):
+        others |= {f"{name}.weight": torch.randn(shape), f"{name}.bias": torch.randn(shape[0])}
+    encoder = {f"encoder.{name}": weight for name, weight in module.state_dict().items()}
+    save_file({**encoder, **weights, **others}, folder / "model.safetensors")
+    if kind == "laya":
+        described: dict[str, Any] = {"head_layers": 2, "max_len": 128, "head_max_len": 96}
+        described |= {"temperature": [2.0, 1.5, 9.0], "temperature_by_options": {"score:3-5": 0.1}}
+        described |= {"encoder": "answerdotai/ModernBERT-large", "act_costs": {"ask": 0.1}}
+        (folder / "rl_agent_config.json").write_text(json.dumps(described))
+    else:
+        described = {"format_version": 1, "head_layers": 2, "n_act": 2, "dropout": 0.1}
+        (folder / "julia_config.json").write_text(json.dumps(described))
+        policy = {"max_length": 256, "head_length": 128}
+        (folder / "inference-policy.json").write_text(json.dumps(policy))
+        (folder / "config.json").write_text(json.dumps({"library_name": "julia"}))
+    return module, weights
+
+
 def save_liquid(folder: Path) -> Any:
     """Save a Liquid d1 model, whose tokenizer has the labels as tokens; return its network."""
     torch.manual_seed(13)
@@ -168,6 +219,13 @@ def _joint_shapes(hidden: int, width: int, inner: int) -> dict[str, tuple[int, .
         attentions += [f"{evidence}attention", f"{own}self_attn", f"{own}multihead_attn"]
         mlps += [(f"{evidence}feedforward.0", f"{evidence}feedforward.3")]
         mlps += [(f"{own}linear1", f"{own}linear2")]
+    return shapes | _layer_shapes(width, inner, norms, attentions, mlps)
+
+
+def _layer_shapes(
+    width: int, inner: int, norms: list[str], attentions: list[str], mlps: list[tuple[str, str]]
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in norms:
         shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
     for name in attentions:
@@ -182,8 +240,8 @@ def _joint_shapes(hidden: int, width: int, inner: int) -> dict[str, tuple[int, .
     return shapes
 
 
-class JointReference:
-    """The joint schema head of Clef, a question at a time, in plain torch."""
+class HeadReference:
+    """Layers of a decision head by the names of their weights, in plain torch."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -199,13 +257,15 @@ class JointReference:
         weight = self._weights[f"{name}.weight"]
         return functional.layer_norm(x, weight.shape, weight, self._weights[f"{name}.bias"])
 
-    def attention(self, name: str, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """Return attention of four heads, from `x` to the memory."""
+    def attention(
+        self, name: str, x: torch.Tensor, memory: torch.Tensor, heads: int = 4
+    ) -> torch.Tensor:
+        """Return attention from `x` to the memory."""
         weights, biases = (
             self._weights[f"{name}.in_proj_{kind}"].chunk(3) for kind in ("weight", "bias")
         )
         query, key, value = (
-            functional.linear(own, weight, bias).unflatten(1, (4, -1)).transpose(0, 1)
+            functional.linear(own, weight, bias).unflatten(1, (heads, -1)).transpose(0, 1)
             for own, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
         )
         shares = (query @ key.transpose(1, 2) / query.shape[2] ** 0.5).softmax(-1)
@@ -214,6 +274,10 @@ class JointReference:
     def mlp(self, first: str, last: str, x: torch.Tensor) -> torch.Tensor:
         """Return two linear layers with GELU between them."""
         return self.linear(last, functional.gelu(self.linear(first, x)))
+
+
+class JointReference(HeadReference):
+    """The joint schema head of Clef, a question at a time."""
 
     def probabilities(
         self,
@@ -270,6 +334,20 @@ class JointReference:
             logits = logits + self._weights["residual_gate"].sigmoid() * joint
             answers.append(logits.softmax(0).tolist())
         return answers
+
+
+class MarkerReference(HeadReference):
+    """The head of Laya and Julia over one sequence."""
+
+    def logits(self, hidden: torch.Tensor, kind: int, markers: list[int]) -> torch.Tensor:
+        """Return the logits of the options from the encoder's states `[T, H]`."""
+        x = hidden + self._weights["type_emb.weight"][kind]
+        for layer in ("head.layers.0.", "head.layers.1."):
+            normed = self.norm(f"{layer}norm1", x)
+            x = x + self.attention(f"{layer}self_attn", normed, normed, heads=2)
+            up = self.linear(f"{layer}linear1", self.norm(f"{layer}norm2", x)).relu()
+            x = x + self.linear(f"{layer}linear2", up)
+        return self.mlp("scorer.1", "scorer.3", self.norm("scorer.0", x[markers]))[:, 0]
 
 
 def token_ids(folder: Path, text: str) -> torch.Tensor:

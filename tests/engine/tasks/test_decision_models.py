@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from tests.engine.tasks.decision_models import (
     JointReference,
+    MarkerReference,
     save_clef,
     save_d3,
     save_liquid,
+    save_marked,
     token_ids,
 )
 from tests.engine.tasks.pooled import Serve, answer, refusal
@@ -83,8 +86,8 @@ async def test_a_decision_3_model_answers_like_its_backbone_and_readout(
     assert max(probabilities[0]) - min(probabilities[0]) > 0.05
     assert body["diagnostics"]["team"] == {"label_mass": 1.0, "argmax_is_label": True}
     assert body["usage"]["input_tokens"] > 300
-    asked = [{"type": "predicate", "instructions": "Is it urgent?"}]
-    body = await answer(served, "/v1/decisions", input="Charged twice", questions=asked)
+    questions = [{"type": "predicate", "instructions": "Is it urgent?"}]
+    body = await answer(served, "/v1/decisions", input="Charged twice", questions=questions)
     assert 0 < body["answers"][0]["probability"] < 1
     config = EngineConfig(str(tmp_path))
     assert served.info().endpoints == endpoints_of(config)
@@ -176,8 +179,10 @@ async def test_a_clef_model_scores_all_options_in_one_sequence(
     assert body["usage"] == {"input_tokens": len(ids), "output_tokens": 0}
     assert served.info().notes == ()
     assert served.info().endpoints == endpoints_of(EngineConfig(str(tmp_path)))
-    asked = [{"type": "predicate", "instructions": "Is it urgent?"}]
-    body = await answer(served, "/v1/decisions", input="Charged twice", questions=asked, debias=2)
+    questions = [{"type": "predicate", "instructions": "Is it urgent?"}]
+    body = await answer(
+        served, "/v1/decisions", input="Charged twice", questions=questions, debias=2
+    )
     assert 0 < body["answers"][0]["probability"] < 1
     reply = await refusal(served, "/v1/systemone", state="word " * 2100, questions=QUESTIONS)
     assert "pass --truncate-prompt-tokens -1" in reply.body["error"]["message"]
@@ -230,6 +235,64 @@ async def test_a_liquid_model_reads_its_own_labels_after_its_own_prompt(
         questions={"q": {**QUESTIONS["team"], "criteria": dict.fromkeys(map(str, range(27)))}},
     )
     assert "`questions.q` has 27 options; this model supports at most 26" in str(reply.body)
+
+
+MARKED = {
+    "laya": [
+        ("choice question: Which team?", 0, 2.0),
+        " shipping: deliveries| billing: payments| security",
+        ("noul question: Is it urgent?", 2, 5.0),  # the limit of Laya's runtime, not 9
+        " false: no, the statement does not hold| true: money is moving",
+        ("score question: How upset?", 1, 0.5),  # not 0.1
+        " level 0: calm| level 1: annoyed| level 2: furious",
+    ],
+    "julia": [
+        ("choice question: Which team?", 0, 1.0),
+        " deliveries| payments| security",
+        ("noul question: Is it urgent?", 2, 1.0),
+        " false| money is moving",
+        ("score question: How upset?", 1, 1.0),
+        " calm| annoyed| furious",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+async def test_models_with_option_markers_answer_like_their_encoder_and_head(
+    serve: Serve, tmp_path: Path, kind: str
+) -> None:
+    """Encoder and tokenizer are in separate folders; Julia sees only descriptions."""
+    encoder, weights = save_marked(tmp_path, kind)
+    tokens = partial(token_ids, tmp_path / "tokenizer")
+    begin, end, mask = (tokens(mark)[0].tolist() for mark in ("[CLS]", "[SEP]", "[MASK]"))
+    expected = []
+    for (head, number, temperature), options in zip(*[iter(MARKED[kind])] * 2, strict=True):
+        ids = [*begin, *tokens(head)[0].tolist(), *end]
+        markers = []
+        for option in options.split("|"):
+            markers.append(len(ids))
+            ids += [*mask, *tokens(option)[0].tolist()]
+        ids += [*end, *tokens(json.dumps(STATE))[0].tolist(), *end]
+        with torch.inference_mode():
+            hidden = encoder(torch.tensor([ids])).last_hidden_state[0]
+            logits = MarkerReference(weights).logits(hidden, number, markers)
+        expected.append((logits / temperature).softmax(0).tolist())
+    served = serve(tmp_path)
+    body = await answer(served, "/v1/systemone", state=STATE, questions=QUESTIONS)
+    team, urgent, tone = body["answers"].values()
+    assert list(team["probabilities"].values()) == close(expected[0])
+    assert urgent["probabilities"] == close({"yes": expected[1][1], "no": expected[1][0]})
+    assert list(tone["probabilities"].values()) == close(expected[2])
+    assert max(expected[0]) - min(expected[0]) > 0.05
+    assert served.info().notes == ()
+    config = EngineConfig(str(tmp_path))
+    assert served.info().endpoints == endpoints_of(config)
+    assert inspect_model(config).gives == "decisions"
+    reply = await refusal(served, "/v1/systemone", state="word " * 300, questions=QUESTIONS)
+    assert "pass --truncate-prompt-tokens -1" in reply.body["error"]["message"]
+    many = {"q": {**QUESTIONS["team"], "criteria": {str(n): "word " * 20 for n in range(6)}}}
+    reply = await refusal(served, "/v1/systemone", state="x", questions=many)
+    assert "Shorten them or split the question" in reply.body["error"]["message"]
 
 
 async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
