@@ -8,22 +8,27 @@ Laya and Julia.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from tidemill.protocol.decisions.questions import MAX_OPTIONS
 
-from ...storage.hub import NESTED
+from ...storage.hub import NESTED, unpacked_folder
 from .sentence_transformers import ModelFiles, SavedFields
 
 CODES = "decision_config.json"
 READOUT = "readout.safetensors"
 JOINT, JOINT_WEIGHTS = "joint_head_config.json", "joint_head.safetensors"
-_FILE_OF = {"Qwen3_5Model": CODES, "Qwen3_5ForConditionalGeneration": JOINT}
 LAYA, JULIA = NESTED
 _POLICY = "inference-policy.json"
-_MARKED = "modernbert"
+# The network that each head is for: a class, or the encoder's `model_type`.
+_NETWORKS = {
+    CODES: "Qwen3_5Model",
+    JOINT: "Qwen3_5ForConditionalGeneration",
+    LAYA: "modernbert",
+    JULIA: "modernbert",
+}
 MARKER_KINDS = ("choice", "score", "noul")
 """The kinds of questions of Laya and Julia, in the order of their embeddings."""
 _ATTENTION = {"causal": True, "noncausal_full_attention": False}
@@ -81,13 +86,7 @@ DecisionHead = CodeReadout | JointHead | MarkerHead
 
 def has_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> bool:
     """Return whether a model's files describe a decision head; `raw` is config.json."""
-    if raw.get("model_type") == _MARKED and any(files.has(name) for name in NESTED):
-        return True
-    architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1:
-        return False
-    file = _FILE_OF.get(str(architectures[0]))
-    return file is not None and files.has(file)
+    return _head_file(raw, files) is not None
 
 
 def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHead | None:
@@ -95,12 +94,44 @@ def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHea
 
     `raw` is config.json. Raises `ModelRefused` for a head of an unknown form.
     """
-    if not has_decision_head(raw, files):
+    file = _head_file(raw, files)
+    if file is None:
         return None
-    if raw.get("model_type") == _MARKED:
-        return _laya(files) if files.has(LAYA) else _julia(raw, files)
-    if raw["architectures"] == ["Qwen3_5Model"]:
-        return _code_readout(raw, files)
+    network = raw.get("model_type") if file in NESTED else _class_of(raw)
+    if network != _NETWORKS[file]:
+        raise files.refusal(
+            f"it has a decision head ({file}) on {network}; only {_NETWORKS[file]} is supported. "
+            "To leave the head out, pass `--runner generate` or `--convert embed`."
+        )
+    return _READERS[file](raw, files)
+
+
+def _head_file(raw: Mapping[str, Any], files: ModelFiles) -> str | None:
+    """Return the file that describes a model's decision head.
+
+    Files of a hub id are queried only where its config.json suggests a head.
+    """
+    config = files.find("config.json")
+    if config is not None and config.parent.name == "encoder":
+        return next((name for name in NESTED if files.has(name)), None)
+    is_local = unpacked_folder(files.model) is not None
+    named = (CODES, JOINT)
+    return next(
+        (
+            name
+            for name in named
+            if (is_local or _class_of(raw) == _NETWORKS[name]) and files.has(name)
+        ),
+        None,
+    )
+
+
+def _class_of(raw: Mapping[str, Any]) -> str:
+    architectures = raw.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+
+
+def _joint_head(raw: Mapping[str, Any], files: ModelFiles) -> JointHead:
     sizes = files.fields(JOINT)
     names = [field.name for field in fields(JointHead)]
     sizes.only(*names)
@@ -112,7 +143,8 @@ def read_decision_head(raw: Mapping[str, Any], files: ModelFiles) -> DecisionHea
     return head
 
 
-def _laya(files: ModelFiles) -> MarkerHead:
+def _laya(raw: Mapping[str, Any], files: ModelFiles) -> MarkerHead:
+    del raw
     config = files.fields(LAYA)
     if config.text("option_layout", "sequential") != "sequential":
         raise config.wrong("option_layout")
@@ -190,3 +222,11 @@ def _hidden_size(raw: Mapping[str, Any], files: ModelFiles) -> int:
     text = raw.get("text_config")
     own = text if isinstance(text, Mapping) else raw
     return SavedFields(files, "config.json", own).count("hidden_size")
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], ModelFiles], DecisionHead]] = {
+    CODES: _code_readout,
+    JOINT: _joint_head,
+    LAYA: _laya,
+    JULIA: _julia,
+}

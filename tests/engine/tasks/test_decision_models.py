@@ -21,6 +21,7 @@ from tests.engine.tasks.decision_models import (
 )
 from tests.engine.tasks.pooled import Serve, answer, refusal
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.endpoint_names import endpoints_of
@@ -321,8 +322,19 @@ async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
     assert both["diagnostics"]["urgent"]["agreement"] in {0.5, 1.0}
 
 
+async def test_a_model_of_another_kind_refuses_decisions(served: Dispatcher) -> None:
+    """The error says which models answer them."""
+    reply = await refusal(served, "/v1/decisions", input="x", questions=[])
+    assert reply.body["error"]["code"] == "endpoint_not_supported"
+    assert "It requires a text generation or decision model" in reply.body["error"]["message"]
+
+
 def test_an_unknown_form_of_a_decision_head_is_refused(serve: Serve, tmp_path: Path) -> None:
     """The error names the file and the field."""
     save_d3(tmp_path, format_version=2)
     with pytest.raises(ModelRefused, match=r"decision_config.json has unsupported format_version"):
+        serve(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["OtherModel"]}))
+    with pytest.raises(ModelRefused, match=r"head \(decision_config.json\) on OtherModel; only Qw"):
         serve(tmp_path)
